@@ -1,0 +1,265 @@
+"""Generation: token ids in, token ids and log-probs out.
+
+An engine has four methods, and agents know nothing else of it:
+
+    await engine.generate(prompt_ids, stop=(…), max_tokens=…, temperature=…, seed=…) -> Generation
+    engine.busy                  whether anything waits or runs
+    engine.step()                moves everything that waits or runs by one token (the rollout loop calls it)
+    engine.load_weights(named)   new policy weights; forgets what was computed with the old ones
+
+TransformersEngine runs any decoder-only Hugging Face model on CPU or GPU with continuous batching: whoever waits joins the
+batch at the next token, whoever stops leaves it, and the keys and values of what was read before (earlier turns of the
+trajectory, the common start of siblings) are reused. transformers' own `generate_batch` was tried first: it returns ids
+and log-probs and shares prefixes, but takes one seed for the whole batch and not one a request, and is slower on a CPU
+(tests/bench_engine.py prints both).
+
+A sample depends on (prompt, seed) alone: one uniform number a token, drawn from the request's own seed, picks the token by
+its cumulative probability, whatever else is in the batch.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+BLOCK = 8  # prefixes are found at multiples of this many tokens
+
+
+@dataclass
+class Generation:
+    token_ids: list[int]      # as sampled, with the token that completes the stop string or is the end of sequence
+    logprobs: list[float]     # log pi(token), nats, at the sampling temperature
+    stop_reason: str          # the stop string, "eos" or "length"
+
+
+@dataclass(eq=False)
+class _Request:
+    prompt_ids: list[int]
+    stop: tuple[str, ...]
+    max_tokens: int
+    temperature: float
+    uniforms: np.ndarray      # (max_tokens,) one number a token
+    future: asyncio.Future
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop_reason: str = ""     # empty while it runs
+    tail: str = ""            # the end of the text so far, for stop strings
+
+
+class _SlotCache:
+    """Keys and values as (layers, 2, slots, heads, tokens, head_dim); a forward pass sees `rows`, each row at its own `start`.
+
+    Duck-types the two calls that transformers' decoder layers make on a cache."""
+    is_compileable = False
+
+    def __init__(self, config, slots, dtype, device):
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.kv = torch.zeros(config.num_hidden_layers, 2, slots, heads, 128, dim, dtype=dtype, device=device)
+
+    def reserve(self, tokens):
+        missing = tokens - self.kv.shape[4]
+        if missing > 0:
+            self.kv = torch.nn.functional.pad(self.kv, (0, 0, 0, -(-missing // 128) * 128))
+
+    def view(self, rows, start, width):
+        """The next forward pass writes `width` tokens from start (n,) on, in the slots of the slice `rows`."""
+        self.rows, self.end = rows, int(start.max()) + width
+        self.slot = torch.arange(rows.start, rows.stop, device=start.device)[:, None]       # (n, 1)
+        self.position = start[:, None] + torch.arange(width, device=start.device)           # (n, width)
+
+    def update(self, keys, values, layer_idx, *args, **kwargs):
+        layer = self.kv[layer_idx]
+        layer[0][self.slot, :, self.position] = keys.transpose(1, 2)     # (n, width, heads, dim)
+        layer[1][self.slot, :, self.position] = values.transpose(1, 2)
+        return layer[0, self.rows, :, :self.end], layer[1, self.rows, :, :self.end]
+
+    def get_seq_length(self, layer_idx=0):
+        return 0
+
+
+class TransformersEngine:
+    """Continuous batching over a Hugging Face causal LM (`model` is shared with training: weights are never copied).
+
+    max_batch: sequences decoded together; prefix_cache_gb: memory for keys and values of finished turns."""
+
+    def __init__(self, model, tokenizer, max_batch=256, prefix_cache_gb=1.0):
+        self.model, self.tokenizer, self.max_batch = model, tokenizer, max_batch
+        self.device = model.device
+        eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+        eos = eos if eos is not None else tokenizer.eos_token_id
+        self.eos = set(eos if isinstance(eos, list) else [eos]) - {None}
+        self.prefix_cache_bytes = prefix_cache_gb * 2**30
+        self.waiting, self.active, self.cache = [], [], None
+        self.pieces = {}                     # token id -> its text, for stop strings
+        self.sampled_tokens = self.prefilled_tokens = self.reused_tokens = 0
+        self.load_weights()
+
+    def load_weights(self, named_tensors=None):
+        """Forgets all keys and values. named_tensors: (name, tensor) pairs to copy in; None where the model is the trainer's."""
+        if self.busy:
+            raise RuntimeError("load_weights while generations are running")
+        if named_tensors is not None:
+            own = dict(self.model.named_parameters())
+            with torch.no_grad():
+                for name, tensor in named_tensors:
+                    own[name].copy_(tensor)
+        self.prefixes, self.blocks, self.prefix_bytes, self.stored = OrderedDict(), {}, 0, 0
+
+    @property
+    def busy(self):
+        return bool(self.waiting or self.active)
+
+    async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
+        """Samples until a stop string, the end of sequence or max_tokens. temperature 0 is greedy."""
+        if not prompt_ids or max_tokens < 1:
+            raise ValueError(f"generate needs a prompt and max_tokens >= 1, got {len(prompt_ids)} ids and {max_tokens}")
+        future = asyncio.get_running_loop().create_future()
+        uniforms = np.random.Generator(np.random.Philox(seed)).random(max_tokens)
+        self.waiting.append(_Request(list(prompt_ids), tuple(stop), max_tokens, temperature, uniforms, future))
+        return await future
+
+    @torch.no_grad()
+    def step(self):
+        """Admits what waits, then samples one token for every running request."""
+        was_training = self.model.training
+        self.model.eval()
+        if self.cache is None:
+            base = self.model.get_decoder()
+            self.cache = _SlotCache(self.model.config, self.max_batch, base.get_input_embeddings().weight.dtype, self.device)
+        self.active = [r for r in self.active if not r.future.done()]  # a cancelled rollout leaves nothing behind
+        if self.waiting and len(self.active) < self.max_batch:
+            self._admit()
+        if self.active:
+            fed = [len(r.prompt_ids) + len(r.token_ids) - 1 for r in self.active]
+            ids = torch.tensor([[r.token_ids[-1]] for r in self.active], device=self.device)
+            self._sample(self.active, self._forward(slice(0, len(fed)), ids, torch.tensor(fed, device=self.device))[:, 0])
+            self._retire()
+        self.model.train(was_training)
+
+    def _forward(self, rows, ids, start):
+        """Hidden states (n, width, H) of ids (n, width) that continue the slots `rows`, which hold start (n,) tokens each."""
+        self.cache.reserve(int(start.max()) + ids.shape[1])
+        self.cache.view(rows, start, ids.shape[1])
+        mask = torch.arange(self.cache.end, device=self.device) <= self.cache.position[:, None, :, None]  # (n, 1, width, end)
+        return self.model.get_decoder()(input_ids=ids, attention_mask=mask, position_ids=self.cache.position,
+                                        past_key_values=self.cache, use_cache=True).last_hidden_state
+
+    def _admit(self):
+        """Prefills waiting requests into the rows after the running ones; equal prompts are computed once."""
+        self.waiting = [r for r in self.waiting if not r.future.done()]
+        new, self.waiting = self.waiting[:self.max_batch - len(self.active)], self.waiting[self.max_batch - len(self.active):]
+        unique = OrderedDict()
+        for r in new:
+            unique.setdefault(tuple(r.prompt_ids), []).append(r)
+        first, start, suffixes = len(self.active), [], []
+        for row, ids in enumerate(unique, first):
+            known, kv = self._longest_prefix(ids)
+            self.cache.reserve(len(ids))
+            if known:
+                self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
+            start.append(known)
+            suffixes.append(ids[known:])
+            self.prefilled_tokens += len(ids) - known
+            self.reused_tokens += known + len(ids) * (len(unique[ids]) - 1)
+        width = max(map(len, suffixes))
+        ids = torch.tensor([list(s) + [0] * (width - len(s)) for s in suffixes], device=self.device)
+        hidden = self._forward(slice(first, first + len(unique)), ids, torch.tensor(start, device=self.device))
+        last = hidden[torch.arange(len(unique)), torch.tensor([len(s) - 1 for s in suffixes])]  # (n, H)
+        order = [r for group in unique.values() for r in group[:1]] + [r for group in unique.values() for r in group[1:]]
+        copies = [i for i, group in enumerate(unique.values()) for _ in group[1:]]
+        if copies:
+            rows = torch.tensor(copies, device=self.device) + first
+            self.cache.kv[:, :, first + len(unique):first + len(order)] = self.cache.kv[:, :, rows]
+        self.active += order
+        self._sample(order, torch.cat([last, last[copies]]))
+        self._retire()
+
+    def _sample(self, requests, hidden):
+        """Appends one token to each request, from the last hidden states (n, H)."""
+        logits = self.model.get_output_embeddings()(hidden).float()                          # (n, V)
+        temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=self.device)
+        logprobs = torch.log_softmax(logits / temperature[:, None], -1)
+        cumulative = logprobs.double().exp().cumsum(-1)                                      # float64: V may be 150,000
+        uniforms = torch.tensor([r.uniforms[len(r.token_ids)] for r in requests], device=self.device, dtype=torch.double)
+        drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+        greedy = torch.tensor([r.temperature == 0 for r in requests], device=self.device)
+        token = torch.where(greedy, logits.argmax(-1), drawn)
+        chosen = logprobs.gather(1, token[:, None])[:, 0]
+        for r, t, lp in zip(requests, token.tolist(), chosen.tolist(), strict=True):
+            r.token_ids.append(t)
+            r.logprobs.append(lp)
+            r.stop_reason = self._stop_reason(r)
+        self.sampled_tokens += len(requests)
+
+    def _stop_reason(self, r):
+        token = r.token_ids[-1]
+        if token in self.eos:
+            return "eos"
+        if token not in self.pieces:
+            self.pieces[token] = self.tokenizer.decode([token])
+        r.tail = r.tail[-max(map(len, r.stop), default=0):] + self.pieces[token]
+        found = [s for s in r.stop if s in r.tail]  # a stop string may end in the middle of its token: the token is kept whole
+        return found[0] if found else "length" if len(r.token_ids) >= r.max_tokens else ""
+
+    def _retire(self):
+        """Hands finished requests back; the last row moves into each hole, so that running rows stay contiguous."""
+        row = 0
+        while row < len(self.active):
+            r = self.active[row]
+            if not r.stop_reason:
+                row += 1
+                continue
+            self._remember(r, row)
+            if not r.future.done():
+                r.future.set_result(Generation(r.token_ids, r.logprobs, r.stop_reason))
+            moved = self.active.pop()
+            if moved is not r:
+                self.active[row] = moved
+                held = len(moved.prompt_ids) + len(moved.token_ids)
+                self.cache.kv[:, :, row, :, :held] = self.cache.kv[:, :, len(self.active), :, :held]
+
+    def _keys(self, ids):
+        """Chained hashes of the whole blocks of ids: equal keys mean (nearly surely) equal ids from the start on."""
+        key, keys = 0, []
+        for i in range(0, len(ids) - BLOCK + 1, BLOCK):
+            key = hash((key, *ids[i:i + BLOCK]))
+            keys.append(key)
+        return keys
+
+    def _remember(self, r, row):
+        """Keeps the keys and values of a finished request; the oldest go when memory is full."""
+        ids = (*r.prompt_ids, *r.token_ids[:-1])
+        kv = self.cache.kv[:, :, row, :, :len(ids)].clone()
+        size, keys = kv.numel() * kv.element_size(), self._keys(ids)
+        name = self.stored = self.stored + 1
+        self.prefixes[name] = [ids, kv, len(keys)]
+        self.prefix_bytes += size
+        for key in keys:
+            old = self.blocks.get(key)
+            if old is not None:
+                self.prefixes[old][2] -= 1
+                if self.prefixes[old][2] == 0:  # all of it is part of newer entries
+                    self._forget(old)
+            self.blocks[key] = name
+        while self.prefix_bytes > self.prefix_cache_bytes:
+            self._forget(next(iter(self.prefixes)))
+
+    def _forget(self, name):
+        ids, kv, _ = self.prefixes.pop(name)
+        self.prefix_bytes -= kv.numel() * kv.element_size()
+        for key in self._keys(ids):
+            if self.blocks.get(key) == name:
+                del self.blocks[key]
+
+    def _longest_prefix(self, ids):
+        """(tokens known, their keys and values); at least the last token is left, since its hidden state is needed."""
+        for n, key in reversed(list(enumerate(self._keys(ids[:-1]), 1))):
+            if key in self.blocks:
+                known, kv, _ = self.prefixes[self.blocks[key]]
+                if known[:n * BLOCK] == ids[:n * BLOCK]:  # hashes may collide
+                    self.prefixes.move_to_end(self.blocks[key])
+                    return n * BLOCK, kv
+        return 0, None

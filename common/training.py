@@ -1,0 +1,283 @@
+"""The policy's weights: loading, token log-probs, the optimizer, checkpoints, and the tiny policy of the embedded world."""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.utils.checkpoint import checkpoint as recompute
+
+
+class ModelError(RuntimeError):
+    """A model or checkpoint that cannot be used; the message says what to do."""
+
+
+# ---------------------------------------------------------------- loading
+
+def _hub_error(name, error):
+    return ModelError(f"{name}: no model here and none could be fetched ({type(error).__name__}). Give a folder in Hugging Face form "
+                      "(config.json, *.safetensors, tokenizer files), or a hub id where the hub can be reached")
+
+
+def load_tokenizer(name):
+    """Tokenizer of a folder or hub id; padding falls back to the end-of-sequence token."""
+    from transformers import AutoTokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise _hub_error(name, error) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(name, lora=0, device=None, attn_implementation="sdpa"):
+    """Policy of a folder (a LoRA adapter folder included) or hub id, in fp32 master weights.
+
+    lora: rank of adapters on all linear layers (alpha = 2 rank, frozen base in bf16 on a GPU); 0 trains all weights."""
+    from transformers import AutoModelForCausalLM
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if lora and device != "cpu" else torch.float32
+    try:
+        if (Path(name) / "adapter_config.json").exists():
+            from peft import AutoPeftModelForCausalLM
+            model = AutoPeftModelForCausalLM.from_pretrained(name, dtype=dtype, is_trainable=True, attn_implementation=attn_implementation)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=attn_implementation)
+    except (OSError, ValueError, SafetensorError, KeyError) as error:
+        raise _hub_error(name, error) from error
+    if lora and not hasattr(model, "peft_config"):
+        from peft import LoraConfig, get_peft_model
+        model = get_peft_model(model, LoraConfig(r=lora, lora_alpha=2 * lora, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"))
+    scaled = [k for k in ("final_logit_softcapping", "logits_scaling", "logit_scale") if getattr(model.config, k, None)]
+    if scaled:
+        raise ModelError(f"{name}: its head scales or caps logits ({', '.join(scaled)}); token_logprobs knows plain linear heads only")
+    return model.to(device)
+
+
+def memory_estimate(model):
+    """GB of weights, gradients and Adam's two moments in their dtypes; activations and the prefix cache come on top."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return (weights + sum(12 * p.numel() for p in model.parameters() if p.requires_grad)) / 1e9
+
+
+# ---------------------------------------------------------------- log-probs
+
+def linear_logprobs(rows, weight, target, temperature=1.0, chunk=4096):
+    """log softmax(rows @ weight.T / temperature)[target] in fp32; rows (R, H), weight (V, H), target (R,) -> (R,).
+
+    Logits are formed in fp32, `chunk` rows at a time, and recomputed in backward: (R, V) is never held."""
+    def some(rows, target):
+        logits = rows.float() @ weight.float().T / temperature                                # (chunk, V)
+        return logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(1)
+    if len(rows) <= chunk and weight.shape[0] < 8192:
+        return some(rows, target)
+    parts = [recompute(some, r, t, use_reentrant=False) for r, t in zip(rows.split(chunk), target.split(chunk), strict=True)]
+    return torch.cat(parts)
+
+
+def token_logprobs(model, batch, temperature=1.0):
+    """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing. batch: rollout.Batch."""
+    autocast = torch.autocast("cuda", torch.bfloat16) if batch.packed_ids.is_cuda else nullcontext()
+    if batch.ancestors is None:
+        mask = (batch.segments >= 0).long()                                                   # (P, N), causal
+    else:
+        mask = batch.attention_mask()                                                         # (P, 1, N, N)
+    with autocast:
+        hidden = model.get_decoder()(input_ids=batch.packed_ids, attention_mask=mask, position_ids=batch.positions,
+                                     use_cache=False).last_hidden_state                       # (P, N, H)
+    rows = hidden.flatten(0, 1)[batch.predecessor]                                            # (R, H)
+    logprobs = linear_logprobs(rows, model.get_output_embeddings().weight, batch.target, temperature)
+    return torch.cat([logprobs, logprobs.new_zeros(1)])[batch.gather]                         # (B, T)
+
+
+@contextmanager
+def reference_weights(model, frozen=None):
+    """The model with the weights that training started from: adapters off, or the frozen copy."""
+    if frozen is None:
+        with model.disable_adapter():
+            yield model
+    else:
+        yield frozen
+
+
+# ---------------------------------------------------------------- optimizer
+
+def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999)):
+    """AdamW on the trainable weights; vectors (norms, biases) are not decayed."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    groups = [{"params": [p for _, p in named if p.ndim >= 2], "weight_decay": weight_decay},
+              {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=betas)
+
+
+def cosine_lr(step, total, peak, final=0.0, warmup=0):
+    """Linear warm-up, then half a cosine from peak to final."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return final + (peak - final) * (1 + math.cos(math.pi * min(1, (step - warmup) / max(1, total - warmup)))) / 2
+
+
+def optimizer_step(model, optimizer, max_norm=1.0):
+    """Clips, steps, clears; returns the gradient norm before clipping. A non-finite norm skips the step."""
+    norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], max_norm)
+    if torch.isfinite(norm):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(norm)
+
+
+# ---------------------------------------------------------------- checkpoints
+
+def save_checkpoint(folder, model, tokenizer, optimizer, state):
+    """Model in Hugging Face form, optimizer.safetensors and trainer.json (`state`, plain JSON), replaced as a whole.
+
+    The new checkpoint is complete on disk before the old one goes; a failed save leaves the old one as it was."""
+    folder = Path(folder)
+    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        names = [n for n, p in model.named_parameters() if p.requires_grad]
+        moments = {}
+        if optimizer is not None:
+            by_param = {id(p): n for n, p in model.named_parameters()}
+            for p, s in optimizer.state.items():
+                moments.update({f"{by_param[id(p)]}/{k}": v.contiguous() for k, v in s.items()})
+            save_file(moments, str(new / "optimizer.safetensors"))
+        (new / "trainer.json").write_text(json.dumps({**state, "trainable": len(names)}, indent=1))
+        for path in new.iterdir():
+            with open(path, "rb") as f:
+                os.fsync(f.fileno())
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise ModelError(f"cannot save {folder}: {error}. What was saved before is untouched; free some space and use --resume") from error
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def find_checkpoint(folder):
+    """The folder itself, or what a kill between the two renames left of it; None where nothing was saved."""
+    folder = Path(folder)
+    for path in (folder, folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")):
+        if (path / "trainer.json").exists():
+            return path
+    return None
+
+
+def load_training_state(folder, model, optimizer):
+    """Fills the optimizer from a checkpoint and returns its trainer.json."""
+    saved = load_file(str(Path(folder) / "optimizer.safetensors"))
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            name = next(n for n, q in model.named_parameters() if q is p)
+            state = {k.rsplit("/", 1)[1]: v for k, v in saved.items() if k.rsplit("/", 1)[0] == name}
+            if state and state["exp_avg"].shape != p.shape:
+                raise ModelError(f"{folder}: checkpoint of another model: {name} has shape {tuple(state['exp_avg'].shape)} there, {tuple(p.shape)} here")
+            if state:
+                optimizer.state[p] = {k: v.to(p.device) if k != "step" else v for k, v in state.items()}
+    return json.loads((Path(folder) / "trainer.json").read_text())
+
+
+# ---------------------------------------------------------------- the tiny policy
+
+def tiny_tokenizer(words, tags):
+    """Word-level tokenizer: one id a word, punctuation mark or tag. Its chat template renders the user's message alone, since
+    the tiny policy learns its format from demonstrations and reads no instructions."""
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    special = ["[PAD]", "[UNK]", "[EOS]", "[USER]", "[ASSISTANT]"]
+    vocabulary = {w: i for i, w in enumerate(dict.fromkeys([*special, *tags, *words]))}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated")])
+    core.add_special_tokens(special)
+    core.add_tokens([AddedToken(t, normalized=False) for t in tags])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]",
+                                        extra_special_tokens=["[USER]", "[ASSISTANT]"], clean_up_tokenization_spaces=False)
+    tokenizer.chat_template = "{% for m in messages if m['role'] == 'user' %}[USER] {{ m['content'] }} {% endfor %}[ASSISTANT]"
+    return tokenizer
+
+
+def tiny_model(tokenizer, width=128, seed=0):
+    """A two-layer Qwen3 of about half a million weights. It starts out with the circuit that copying needs (an induction head,
+    Olsson et al. 2022), which it would otherwise spend most of its warm-up discovering; training is free to change all of it.
+
+    Layer 1: heads 0 and 1 look one and two tokens back and note what they see (values A, outputs B_0 and B_1).
+    Layer 2: looks for the place where the noted token is the present one (queries A, keys B^T) and copies what stands there."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    dim, theta, pairs = width // 4, 500.0, 6
+    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, head_dim=dim, max_position_embeddings=2048, tie_word_embeddings=True, attention_bias=True,
+                         rope_parameters={"rope_type": "default", "rope_theta": theta}, initializer_range=.04,
+                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+        one, two = (layer.self_attn for layer in model.model.layers)
+        for norm in (one.q_norm, one.k_norm, two.q_norm, two.k_norm):
+            norm.weight.fill_(1.5)                                         # sharp from the start
+        angle = theta ** (-torch.arange(pairs) * 2 / dim)                  # radians a token, of the fast rotary pairs
+        one.k_proj.bias[:pairs] = 2
+        note = torch.linalg.qr(torch.randn(width, dim)).Q.T                # A, (dim, width), orthonormal rows
+        one.v_proj.weight[:dim] = note
+        for head, back in enumerate((1, 2)):
+            rows = slice(head * dim, (head + 1) * dim)
+            one.q_proj.bias[rows][:pairs] = 2 * torch.cos(back * angle)    # turned so that it meets the key `back` tokens ago
+            one.q_proj.bias[rows][dim // 2:dim // 2 + pairs] = -2 * torch.sin(back * angle)
+            write = torch.linalg.qr(torch.randn(width, dim)).Q             # B, (width, dim), orthonormal columns
+            one.o_proj.weight[:, rows] = .1 * write
+            two.k_proj.weight[rows] = write.T
+            copy = torch.linalg.qr(torch.randn(width, dim)).Q.T
+            two.v_proj.weight[rows] = copy
+            for query in (2 * head, 2 * head + 1):                         # two query heads share a key head
+                two.q_proj.weight[query * dim:(query + 1) * dim] = note
+                two.o_proj.weight[:, query * dim:(query + 1) * dim] = .1 * copy.T
+    return model
+
+
+def warm_up(model, batches, lr=2e-3, progress=lambda step, loss: None):
+    """Supervised training on the sampled tokens of demonstrations; `batches` yields rollout.Batch, its length is the schedule's."""
+    optimizer = make_optimizer(model, lr, betas=(.9, .98))
+    total = len(batches)
+    for step, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = cosine_lr(step, total, lr, lr / 20, warmup=20)
+        batch = batch.to(model.device)
+        loss = -token_logprobs(model, batch).sum() / batch.response_mask.sum()
+        loss.backward()
+        optimizer_step(model, optimizer)
+        progress(step, float(loss.detach()))
+
+
+def cached_policy(recipe, build, cache_dir=None):
+    """Folder of the policy that `build() -> (model, tokenizer)` makes, kept under a hash of `recipe` (JSON).
+
+    Two processes that ask at once build it once: the second waits on a lock."""
+    cache = Path(cache_dir or os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fivehop"
+    cache.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache / f"policy-{digest}"
+    with open(cache / f"policy-{digest}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "recipe.json").exists():
+            model, tokenizer = build()
+            new = Path(tempfile.mkdtemp(dir=cache))
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+            (new / "recipe.json").write_text(json.dumps(recipe, indent=1))
+            shutil.rmtree(folder, ignore_errors=True)
+            new.rename(folder)
+    return folder

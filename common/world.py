@@ -1,0 +1,385 @@
+"""The embedded world: a generated graph, its passages, multi-hop questions over them, and demonstrations.
+
+Nothing real is replaced and nothing is downloaded. Every split ("warmup", "train", "dev", "test") is a world of its own:
+all splits are written with the same words, but no two splits share an entity, so no fact learned in one answers a
+question in another and the policy has to search. Same arguments, same bytes.
+
+    python -m common.world --split test --out world/     # 2Wiki-style questions, Search-R1 corpus, triples
+
+Relations carry their Wikidata labels and questions come in the four types of 2WikiMultihopQA (Ho et al., 2020).
+"""
+
+import argparse
+import hashlib
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SPLITS = ("warmup", "train", "dev", "test")
+DOMAINS = ("film", "music", "literature", "business")
+
+FEMALE = "Ada Bea Cora Dina Edda Fay Gwen Hana Ida Jana Kira Lena Mira Nora Olga Pia Rosa Sara Tess Una Vera Willa Yara Zoe".split()
+MALE = "Abel Boris Carl Dirk Emil Fritz Gus Hugo Ivan Jonas Karl Leon Max Nils Otto Paul Rolf Sven Theo Udo Viktor Wim Yuri Zeno".split()
+FAMILY = ("Adler Brandt Cole Dorn Ebert Falk Gruber Holt Iversen Jansen Keller Lund Mercer Novak Olsen Pohl Quist Ritter Stone Thorn "
+          "Ulrich Vogel Weber Yates Zorn Archer Baxter Conrad Draper Ellis Fisher Garner Hobbs Irving Jarvis Kemp Lowell Marsh Nolan Osborn "
+          "Parker Quinn Rhodes Sutton Tanner Unwin Vance Walker").split()
+ADJECTIVE = ("Silent Golden Broken Hidden Crimson Distant Empty Frozen Gentle Hollow Iron Jade Last Midnight Northern Open Pale Quiet "
+             "Restless Secret Tall Velvet White Young").split()
+NOUN = ("Harbor River Mountain Garden Mirror Letter Winter Island Shadow Window Forest Bridge Castle Summer Voyage Lantern Orchard "
+        "Desert Tower Valley Storm Ocean Station Promise").split()
+ANIMALS = "Wolves Foxes Ravens Tigers Owls Bears Hawks Otters Lions Swans Horses Beetles".split()
+COMPASS = "Port Fort Lake Mount Saint New Old Upper Lower East West Great Little High Long Fair".split()
+PLACE = "Alder Linden Maple Willow Cedar Aspen Birch Hazel Rowan Elm Juniper Laurel Poplar Spruce Walnut Acacia".split()
+REALM = "Velia Torin Marda Kesh Ostra Luria Zembla Quara Nerin Balto Dravia Sylva Morven Tessia Ruvia Halden".split()
+REALM_KIND = "Kingdom Republic Union Duchy".split()
+TRADE = "Motors Foods Textiles Press Records Steel Airlines Glass Optics Shipping Paper Chemicals".split()
+SCHOOL = "University College Institute Academy Polytechnic School".split()
+
+# type -> (first words, second words, entities per world of size 1)
+NAMES = {
+    "person": (FEMALE + MALE, FAMILY, 460), "film": (ADJECTIVE, NOUN, 120), "song": (NOUN, ADJECTIVE, 90), "book": (NOUN, NOUN, 90),
+    "band": (ADJECTIVE, ANIMALS, 60), "city": (COMPASS, PLACE, 44), "country": (REALM, REALM_KIND, 11), "company": (FAMILY, TRADE, 80),
+    "university": (PLACE, SCHOOL, 15), "label": (ADJECTIVE, TRADE, 30)}
+
+# (head type, relation) -> (tail type, share of heads that have it, sentence: {h} head or pronoun, {p} possessive, {t} tail)
+FACTS = {
+    ("person", "date of birth"): ("year", 1., "{h} was born in {t}."),
+    ("person", "place of birth"): ("city", .7, "{p} birthplace is {t}."),
+    ("person", "country of citizenship"): ("country", .4, "{p} homeland is {t}."),
+    ("person", "mother"): ("person", .9, "{p} mother is {t}."),
+    ("person", "father"): ("person", .9, "{p} father is {t}."),
+    ("person", "spouse"): ("person", .45, "{p} spouse is {t}."),
+    ("person", "educated at"): ("university", .25, "{p} school was {t}."),
+    ("person", "employer"): ("company", .2, "{p} employer is {t}."),
+    ("film", "director"): ("person", 1., "{p} director was {t}."),
+    ("film", "composer"): ("person", .6, "{p} composer was {t}."),
+    ("film", "publication date"): ("year", .9, "{h} came out in {t}."),
+    ("film", "country of origin"): ("country", .7, "{p} origin is {t}."),
+    ("song", "performer"): ("band", 1., "{p} performer is {t}."),
+    ("song", "composer"): ("person", .7, "{p} composer was {t}."),
+    ("song", "publication date"): ("year", .9, "{h} came out in {t}."),
+    ("band", "founded by"): ("person", 1., "{p} founder was {t}."),
+    ("band", "record label"): ("label", .7, "{p} publisher is {t}."),
+    ("band", "country of origin"): ("country", .7, "{p} origin is {t}."),
+    ("label", "founded by"): ("person", 1., "{p} founder was {t}."),
+    ("label", "inception"): ("year", .9, "{h} was set up in {t}."),
+    ("book", "author"): ("person", 1., "{p} author is {t}."),
+    ("book", "publisher"): ("company", .7, "{p} publisher is {t}."),
+    ("book", "publication date"): ("year", .9, "{h} came out in {t}."),
+    ("company", "founded by"): ("person", 1., "{p} founder was {t}."),
+    ("company", "inception"): ("year", .9, "{h} was set up in {t}."),
+    ("company", "headquarters location"): ("city", .8, "{p} seat is {t}."),
+    ("university", "located in"): ("city", 1., "{p} seat is {t}."),
+    ("city", "country"): ("country", 1., "{p} country is {t}."),
+    ("country", "capital"): ("city", 1., "{p} capital is {t}."),
+}
+# how questions and demonstrations say a relation: one word each
+SPOKEN = {"date of birth": "birthdate", "place of birth": "birthplace", "country of citizenship": "homeland", "educated at": "school",
+          "publication date": "release", "country of origin": "origin", "founded by": "founder", "record label": "publisher",
+          "inception": "founding", "headquarters location": "seat", "located in": "seat"}
+DOMAIN_OF = {"film": "film", "song": "music", "band": "music", "label": "music", "book": "literature", "company": "business"}
+INFERENCE = {("mother", "mother"): "maternal grandmother", ("mother", "father"): "maternal grandfather",
+             ("father", "mother"): "paternal grandmother", ("father", "father"): "paternal grandfather",
+             ("spouse", "mother"): "mother-in-law", ("spouse", "father"): "father-in-law"}
+# first-hop relation of a bridge comparison, by head type
+BRIDGES = {"film": "director", "book": "author", "company": "founded by", "song": "composer"}
+OLDEST = {"person": "was born first", "film": "came out first", "song": "came out first", "book": "came out first",
+          "company": "was set up first", "label": "was set up first"}
+DATE = {"person": "date of birth", "film": "publication date", "song": "publication date", "book": "publication date",
+        "company": "inception", "label": "inception"}
+SAME_COUNTRY = {"person": "country of citizenship", "film": "country of origin", "band": "country of origin"}
+# sentences without a fact that name an entity which answers nothing
+DISTRACTORS = {"person": "{p} friends include {x}.", "film": "{h} is often compared with {x}.", "song": "{h} is often compared with {x}.",
+               "book": "{h} is often compared with {x}.", "band": "{h} is often compared with {x}.",
+               "company": "{h} competes with {x}.", "label": "{h} competes with {x}.", "city": "{h} is twinned with {x}."}
+FLAWS = {"wrong relation": .3, "too few hops": .3, "bad format": .2, "wrong entity": .1, "from nowhere": .1}  # kind: its share
+
+
+@dataclass
+class Step:
+    """One hop of a demonstration: ask for `relation` (as spoken) of `subject`, find `found` (None: the passage does not say)."""
+    subject: str
+    relation: str
+    found: str | None
+
+
+@dataclass
+class Demonstration:
+    steps: list[Step]
+    answer: str
+    flaw: str | None = None  # a key of FLAWS; "bad format" is for the script to render in its own tags
+
+
+@dataclass
+class World:
+    """triples (head, relation, tail); passages {id, title, sentences, facts}, facts[i] = the triple that sentence i
+    states or None; questions in the official 2WikiMultihopQA form plus answer_aliases, hops, domain and plan."""
+    split: str
+    kinds: dict[str, str]                      # entity -> type
+    triples: list[tuple[str, str, str]]
+    passages: list[dict] = field(default_factory=list)
+    questions: list[dict] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.facts = {(h, r): t for h, r, t in self.triples}
+
+    def corpus(self):
+        """Passages as retriever rows {"id", "title", "text"}; the title opens the text, as in Wikipedia."""
+        return [{"id": p["id"], "title": p["title"], "text": " ".join(p["sentences"])} for p in self.passages]
+
+    def demonstrate(self, question, seed, flaw_rate):
+        """The question's plan as plain steps; with probability `flaw_rate` one flaw of FLAWS is drawn in."""
+        rng = random.Random(f"{self.split}/{question['_id']}/{seed}")
+        plan = [Step(s, r, self.facts[s, r]) for s, r in question["plan"]]
+        if rng.random() >= flaw_rate:
+            return Demonstration(plan, question["answer"])
+        flaw = rng.choices(list(FLAWS), list(FLAWS.values()))[0]
+        if flaw == "bad format":
+            return Demonstration(plan, question["answer"], flaw)
+        if flaw == "from nowhere" or (flaw == "too few hops" and len(plan) == 1):
+            kind = self.kinds.get(question["answer"], "person")
+            same = [e for e, k in self.kinds.items() if k == kind and e != question["answer"]]
+            cut = plan[:rng.randrange(len(plan))]
+            return Demonstration(cut, rng.choice(same), "from nowhere")
+        if flaw == "too few hops":
+            cut = plan[:rng.randrange(1, len(plan))]
+            return Demonstration(cut, cut[-1].found, flaw)
+        i = rng.randrange(len(plan))
+        subject, relation = plan[i].subject, plan[i].relation
+        if flaw == "wrong relation":
+            relation = rng.choice([r for (k, r) in FACTS if k == self.kinds[subject] and r != relation] or [relation])
+        else:
+            like = [e for e in self.kinds if e != subject and self.kinds[e] == self.kinds[subject] and set(e.split()) & set(subject.split())]
+            subject = rng.choice(like or [e for e, k in self.kinds.items() if k == self.kinds[subject] and e != subject])
+        wrong = Step(subject, relation, self.facts.get((subject, relation)))
+        return self._carry_on(question, plan, i, wrong, flaw)
+
+    def _carry_on(self, question, plan, i, wrong, flaw):
+        """After a wrong step the demonstrator goes on from what it found, as far as the graph carries it."""
+        steps = plan[:i] + [wrong]
+        for later in plan[i + 1:]:
+            subject = steps[-1].found if later.subject == plan[len(steps) - 1].found else later.subject
+            if subject is None or (subject, later.relation) not in self.facts:
+                break
+            steps.append(Step(subject, later.relation, self.facts[subject, later.relation]))
+        if question["type"] in ("compositional", "inference"):
+            answer = steps[-1].found or wrong.subject
+        else:  # a comparison that went wrong ends on a guess
+            options = [s for s, _ in question["plan"] if s in question["question"]] if question["answer"] not in ("yes", "no") else ["yes", "no"]
+            answer = options[len(steps) % len(options)]
+        return Demonstration(steps, answer, flaw)
+
+    def write(self, folder):
+        """questions.json (official 2Wiki form), corpus.jsonl (Search-R1 form), triples.jsonl."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "questions.json").write_text(json.dumps(self.questions, indent=1), encoding="utf-8")
+        rows = [{"id": c["id"], "contents": f'"{c["title"]}"\n{c["text"]}'} for c in self.corpus()]
+        (folder / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+        (folder / "triples.jsonl").write_text("".join(json.dumps(t) + "\n" for t in self.triples), encoding="utf-8")
+
+
+def _entities(split, rng, size):
+    """Names by type. A name belongs to the split that its hash picks, so splits share words and no entity."""
+    kinds, years = {}, {}
+    for kind, (first, second, count) in NAMES.items():
+        own = [f"{a} {b}" for a in first for b in second
+               if a != b and SPLITS[hashlib.sha256(f"{kind}/{a} {b}".encode()).digest()[0] % len(SPLITS)] == split]
+        rng.shuffle(own)
+        count = max(4, round(count * size))
+        if count > len(own):
+            raise ValueError(f"world size {size} asks for {count} entities of type {kind}; the word lists give {len(own)} a split")
+        kinds.update((name, kind) for name in own[:count])
+    for name, kind in kinds.items():
+        if kind in DATE:
+            years[name] = rng.randrange(1900, 2000)
+    return kinds, years
+
+
+def _triples(kinds, years, rng):
+    """One tail for each (head, relation): every question has one answer."""
+    by_kind, triples, spouse = {}, [], {}
+    for name, kind in kinds.items():
+        by_kind.setdefault(kind, []).append(name)
+    women = [p for p in by_kind["person"] if p.split()[0] in FEMALE]
+    men = [p for p in by_kind["person"] if p.split()[0] in MALE]
+    for man, woman in zip(rng.sample(men, len(men)), rng.sample(women, len(women)), strict=False):
+        spouse[man], spouse[woman] = woman, man
+    for name, kind in kinds.items():
+        for (head, relation), (tail_kind, share, _) in FACTS.items():
+            if head != kind or rng.random() >= share:
+                continue
+            if tail_kind == "year":
+                triples.append((name, relation, str(years[name])))
+                continue
+            pool = by_kind[tail_kind]
+            if relation in ("mother", "father"):
+                pool = [p for p in (women if relation == "mother" else men) if 18 <= years[name] - years[p] <= 45]
+            elif relation == "spouse":
+                pool = [spouse[name]] if name in spouse else []
+            pool = [p for p in pool if p != name]
+            if pool:
+                triples.append((name, relation, rng.choice(pool)))
+    return triples
+
+
+def _passages(kinds, triples, rng):
+    """A passage per entity: an opening sentence, its facts in random order, one sentence that answers nothing."""
+    passages, facts = [], {}
+    for triple in triples:
+        facts.setdefault(triple[0], []).append(triple)
+    names = list(kinds)
+    for i, name in enumerate(names):
+        kind = kinds[name]
+        she = "She" if name.split()[0] in FEMALE else "He"
+        pronoun, possessive = (she, "Her" if she == "She" else "His") if kind == "person" else ("It", "Its")
+        own = rng.sample(facts.get(name, []), len(facts.get(name, [])))
+        sentences, stated = [f"{name} is a {kind}."], [None]
+        for triple in own:
+            sentences.append(FACTS[kind, triple[1]][2].format(h=pronoun, p=possessive, t=triple[2]))
+            stated.append(triple)
+        if kind in DISTRACTORS:
+            other = rng.choice([e for e in rng.sample(names, 60) if e != name and kinds[e] == kind] or [names[i - 1]])
+            at = rng.randrange(1, len(sentences) + 1)
+            sentences.insert(at, DISTRACTORS[kind].format(h=pronoun, p=possessive, x=other))
+            stated.insert(at, None)
+        passages.append({"id": str(i), "title": name, "sentences": sentences, "facts": stated})
+    return passages
+
+
+def _compose(world, rng, hops):
+    """(start, relations, entities on the way, answer) of a walk that visits no entity twice, or None."""
+    names = [e for e, k in world.kinds.items() if k in DOMAIN_OF or (k == "person" and hops < 3)]
+    start = at = rng.choice(names)
+    relations, seen = [], [start]
+    for hop in range(hops):
+        options = [r for (k, r), (tail, *_) in FACTS.items() if k == world.kinds.get(at) and (at, r) in world.facts
+                   and world.facts[at, r] not in seen and (hop == hops - 1 or tail != "year")]
+        if not options:
+            return None
+        relations.append(rng.choice(options))
+        at = world.facts[at, relations[-1]]
+        seen.append(at)
+    return start, relations, seen[:-1], at
+
+
+def _question(world, rng, kind, hops):
+    """One question row without id, or None where the draw leads nowhere. `plan` = [(subject, relation), …]."""
+    facts, kinds = world.facts, world.kinds
+    typed = lambda e: f"the {kinds[e]} {e}" if kinds[e] != "person" else e  # noqa: E731
+    if kind == "compositional":
+        walk = _compose(world, rng, hops)
+        if walk is None or (len(walk[1]) >= 2 and tuple(walk[1][-2:]) in INFERENCE and hops == 2):
+            return None
+        start, relations, subjects, answer = walk
+        phrase = "".join(f"the {SPOKEN.get(r, r)} of " for r in reversed(relations)) + typed(start)
+        text = ("Who is " if kinds.get(answer) == "person" else "What is ") + phrase + "?"
+        return text, answer, list(zip(subjects, relations, strict=True)), start
+    if kind == "inference":
+        start = rng.choice([e for e, k in kinds.items() if k == "person"])
+        (first, second), label = rng.choice(sorted(INFERENCE.items()))
+        middle = facts.get((start, first))
+        if middle is None or facts.get((middle, second)) in (None, start):
+            return None
+        return f"Who is the {label} of {start}?", facts[middle, second], [(start, first), (middle, second)], start
+    same = kind == "comparison" and rng.random() < .3
+    head_kind = rng.choice(sorted(BRIDGES if kind == "bridge_comparison" else SAME_COUNTRY if same else DATE))
+    heads = [e for e, k in kinds.items() if k == head_kind]
+    a, b = rng.sample(heads, 2)
+    if same:  # as many pairs that agree as pairs that do not
+        country = {e: facts[e, SAME_COUNTRY[head_kind]] for e in heads if (e, SAME_COUNTRY[head_kind]) in facts}
+        agree = rng.random() < .5
+        b = rng.choice([e for e in country if e != a and (country[e] == country.get(a)) == agree] or [b])
+    if kind == "bridge_comparison":
+        bridge = BRIDGES[head_kind]
+        left, right = facts.get((a, bridge)), facts.get((b, bridge))
+        relation = "date of birth"
+        if left is None or right is None or left == right:
+            return None
+        plan = [(a, bridge), (left, relation), (b, bridge), (right, relation)]
+        text = f"Which {head_kind} has the {SPOKEN.get(bridge, bridge)} who was born first, {a} or {b}?"
+    else:
+        relation = SAME_COUNTRY[head_kind] if same else DATE[head_kind]
+        left, right, plan = a, b, [(a, relation), (b, relation)]
+        text = f"Are {a} and {b} from the same country?" if same else f"Which {head_kind} {OLDEST[head_kind]}, {a} or {b}?"
+    x, y = facts.get((left, relation)), facts.get((right, relation))
+    if x is None or y is None or (not same and abs(int(x) - int(y)) < 5):
+        return None
+    answer = ("yes" if x == y else "no") if same else (a if int(x) < int(y) else b)
+    return text, answer, plan, a
+
+
+# type -> its share, by hop count; 2-hop and 4-hop questions mix three and two types
+MIX = {1: {"compositional": 1.}, 2: {"compositional": .5, "inference": .25, "comparison": .25}, 3: {"compositional": 1.},
+       4: {"compositional": .5, "bridge_comparison": .5}}
+
+
+def make_world(split="train", seed=0, size=1.0, questions=400, hop_mix=(.3, .4, .15, .15)):
+    """A world of about 1,000 * size entities with `questions` questions; hop_mix = shares of 1, 2, 3 and 4 hops."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
+    rng = random.Random(f"fivehop/{split}/{seed}/{size}")
+    kinds, years = _entities(split, rng, size)
+    world = World(split, kinds, _triples(kinds, years, rng))
+    world.passages = _passages(kinds, world.triples, rng)
+    at = {p["title"]: p for p in world.passages}
+    seen, tries = set(), 0
+    while len(world.questions) < questions:
+        tries += 1
+        if tries > 300 * questions + 1000:
+            raise ValueError(f"a world of size {size} does not hold {questions} different questions; enlarge --world-size")
+        hops = rng.choices((1, 2, 3, 4), hop_mix)[0]
+        kind = rng.choices(list(MIX[hops]), list(MIX[hops].values()))[0]
+        drawn = _question(world, rng, kind, hops)
+        if drawn is None or drawn[0] in seen:
+            continue
+        text, answer, plan, start = drawn
+        seen.add(text)
+        evidences = [[s, r, world.facts[s, r]] for s, r in plan]
+        gold = [[s, at[s]["facts"].index((s, r, world.facts[s, r]))] for s, r in plan]
+        noise = rng.sample([p["title"] for p in world.passages], 6)
+        titles = sorted(set([s for s, _ in plan] + noise), key=lambda t: int(at[t]["id"]))
+        aliases = [] if " " not in answer else [answer.split()[0][0] + ". " + answer.split()[1]] if kinds.get(answer) == "person" else []
+        world.questions.append({
+            "_id": f"{split}-{seed}-{len(world.questions)}", "type": kind, "question": text, "answer": answer, "answer_aliases": aliases,
+            "hops": hops, "domain": DOMAIN_OF.get(kinds[start], "people"), "supporting_facts": gold, "evidences": evidences,
+            "context": [[t, at[t]["sentences"]] for t in titles], "plan": [list(p) for p in plan]})
+    return world
+
+
+def name_words():
+    """Lists of words that play the same part in names, no word in two of them."""
+    seen, lists = set(), []
+    for words in dict.fromkeys(tuple(x) for first, second, _ in NAMES.values() for x in (first, second)):
+        lists.append([w for w in words if w not in seen])
+        seen.update(words)
+    return lists
+
+
+def vocabulary():
+    """Every word the world can write, in a fixed order (for the word-level tokenizer of the tiny policy)."""
+    texts = [w for first, second, _ in NAMES.values() for w in (*first, *second)] + [str(y) for y in range(1900, 2000)]
+    texts += [s.format(h="She He It", p="Her His Its", t="") for *_, s in FACTS.values()] + [f"{k} {r}" for k, r in FACTS]
+    texts += [s.format(h="", p="", x="") for s in DISTRACTORS.values()] + list(INFERENCE.values()) + list(OLDEST.values()) + list(SPOKEN.values())
+    texts += ["Who What Which is are Are and or the a of has from same country yes no who was born first , ? . - : ; \" '"]
+    words = [w for t in texts for w in t.replace(".", " . ").replace("-", " - ").split()]
+    return list(dict.fromkeys(words))
+
+
+def main():
+    """Writes a split as public-format files, so that it can be used with other code."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--split", choices=SPLITS, default="test")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", type=float, default=1.0)
+    parser.add_argument("--questions", type=int, default=400)
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    world = make_world(args.split, args.seed, args.size, args.questions)
+    world.write(args.out)
+    print(f"{len(world.kinds)} entities, {len(world.triples)} triples, {len(world.questions)} questions -> {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Reward, credit and losses of AT2PO against numbers worked by hand from the equations."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import at2po
+from at2po import Config, Node, Trajectory, Turn
+
+CFG = Config(rollout="tree")
+
+
+def turn(entropy, text="", observation=""):
+    return Turn([1, 2], [-entropy, -entropy], "", text, [], observation)
+
+
+def tree(spec, parent=None):
+    """spec: (entropy, reward) of a leaf or (entropy, [specs]) of an inner turn."""
+    node = Node(turn(spec[0]), parent)
+    if isinstance(spec[1], list):
+        node.children = [tree(s, node) for s in spec[1]]
+    else:
+        node.done = True
+        node.trajectory = Trajectory("q", [0], node.turns(), spec[1])
+    return node
+
+
+def root_of(*specs):
+    root = Node()
+    root.children = [tree(s, root) for s in specs]
+    return root
+
+
+# ---- credit
+
+def test_leaf_values_population_and_sample():
+    assert at2po.leaf_values([1, 0, 0, 0]) == pytest.approx([.75 / math.sqrt(.1875), *[-.25 / math.sqrt(.1875)] * 3], rel=1e-4)
+    assert at2po.leaf_values([1, 0, 0, 0], sample_std=True)[0] == pytest.approx(.75 / .5, rel=1e-4)
+
+
+@pytest.mark.parametrize("rule, expected", [
+    # leaves 1, 0 | 0, 0: z = sqrt(3), -1/sqrt(3) (three times); entropies 0, ln 3 below the first turn, 0, ln 2 below the root
+    ("child-weighted", ((.25 * math.sqrt(3) - .75 / math.sqrt(3)), -1 / math.sqrt(3))),
+    ("child-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
+    ("leaf-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3)))])
+def test_values(rule, expected):
+    root = root_of((0, [(0, 1.0), (math.log(3), 0.0)]), (math.log(2), [(0, 0.0), (0, 0.0)]))
+    assert at2po.assign_advantages(root, replace(CFG, value=rule))
+    a, b = root.children
+    assert (a.value, b.value) == pytest.approx(expected, rel=1e-4)
+    weights = (1 / 3, 2 / 3) if rule == "child-weighted" else (.5, .5)
+    assert root.value == pytest.approx(weights[0] * expected[0] + weights[1] * expected[1], rel=1e-4)
+    assert a.advantage == a.value and a.children[0].advantage == pytest.approx(math.sqrt(3), rel=1e-4)
+
+
+def test_child_mean_and_leaf_mean_differ_on_uneven_trees():
+    root = root_of((0, [(0, 1.0), (0, 1.0), (0, 0.0)]), (0, 0.0))  # mean 1/2, std 1/2: z = 1, 1, -1, -1
+    at2po.assign_advantages(root, replace(CFG, value="child-mean"))
+    assert root.value == pytest.approx((1 / 3 - 1) / 2, rel=1e-4)
+    at2po.assign_advantages(root, replace(CFG, value="leaf-mean"))
+    assert root.value == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind, expected", [("value", 1.0), ("td", 2 / 3), ("global", 4 / 3), ("combined", 2.0)])
+def test_advantages(kind, expected):
+    root = root_of((0, [(0, 1.0), (0, 1.0), (0, 0.0)]), (0, 0.0))
+    at2po.assign_advantages(root, replace(CFG, value="child-mean", advantage=kind))
+    assert root.children[0].children[0].advantage == pytest.approx(expected, rel=1e-4)  # V = 1, V(parent) = 1/3, V(root) = -1/3
+
+
+def test_equal_rewards_teach_nothing():
+    root = root_of((0, [(0, 1.0), (1, 1.0)]), (0, 1.0))
+    assert not at2po.assign_advantages(root, CFG)
+    assert all(n.advantage == 0 for n in root.nodes())
+
+
+def test_path_advantages_by_credit():
+    root = root_of((0, [(0, 1.0), (0, 0.0)]), (0, 0.0))
+    at2po.assign_advantages(root, CFG)
+    leaf = root.leaves()[0]
+    assert at2po.path_advantages(leaf, CFG) == [root.children[0].advantage, leaf.advantage]
+    assert at2po.path_advantages(leaf, replace(CFG, credit="outcome")) == [leaf.value] * 2
+    assert at2po.path_advantages(leaf, replace(CFG, flip_advantages=True)) == [-root.children[0].advantage, -leaf.advantage]
+
+
+# ---- expansion
+
+def test_expansion_takes_the_most_uncertain_turns_and_repeats_from_the_top():
+    root = root_of((.5, [(9.0, 0.0)]), (.8, [(9.0, 0.0)]), (.2, 0.0))
+    a, b, c = root.children
+    assert at2po.choose_nodes(root, replace(CFG, expand=3), random.Random(0)) == [b, a, b]  # answers (9.0 and .2) are not expanded
+    assert at2po.choose_nodes(root, replace(CFG, expand=1, expand_answers=True), random.Random(0)) == [a.children[0]]
+    b.resamples = 7
+    assert at2po.choose_nodes(root, replace(CFG, expand=1), random.Random(0)) == [a]       # .8 - .35 < .5
+    assert at2po.choose_nodes(root, replace(CFG, expand=2, penalty_count="siblings"), random.Random(0)) == [b, a]  # both have two siblings
+    assert at2po.choose_nodes(root_of((1, 0.0)), CFG, random.Random(0)) == []
+
+
+def test_random_expansion_is_seeded():
+    root = root_of(*[(0, [(0, 0.0)]) for _ in range(9)])
+    draw = lambda seed: at2po.choose_nodes(root, replace(CFG, expansion="random"), random.Random(seed))  # noqa: E731
+    assert draw(1) == draw(1) and draw(1) != draw(2)
+
+
+# ---- loss
+
+MASK = torch.tensor([[0, 1, 1, 0, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]]).bool()
+TURNS = torch.tensor([[-1, 0, 0, -1, 1, 1, 1], [-1, 0, -1, -1, -1, -1, -1]])
+
+
+def loss_inputs(seed=0):
+    g = torch.Generator().manual_seed(seed)
+    old = torch.where(MASK, -torch.rand(2, 7, generator=g, dtype=torch.double), 0.)
+    new = old + torch.where(MASK, .02 * torch.randn(2, 7, generator=g, dtype=torch.double), 0.)
+    advantages = torch.where(MASK, torch.randn(2, 7, generator=g, dtype=torch.double), 0.)
+    return new.requires_grad_(), old, advantages
+
+
+def looped_atpo(new, old, advantages, low, high):
+    """Eq 10-11 written as loops over sequences, turns and tokens."""
+    total = 0
+    for b in range(len(new)):
+        sequence = 0
+        for k in range(int(TURNS[b].max()) + 1):
+            at = [t for t in range(new.shape[1]) if TURNS[b, t] == k]
+            s = torch.exp(sum(new[b, t].detach() - old[b, t] for t in at) / len(at))
+            for t in at:
+                ratio = s * torch.exp(new[b, t] - new[b, t].detach())
+                sequence = sequence + torch.minimum(ratio * advantages[b, t], ratio.clamp(1 - low, 1 + high) * advantages[b, t])
+        total = total - sequence / MASK[b].sum()
+    return total / len(new)
+
+
+def test_atpo_loss_by_hand():
+    new = torch.tensor([[0., math.log(.5), math.log(.5), 0., math.log(.6)]], dtype=torch.double)
+    old = torch.tensor([[0., math.log(.4), math.log(.5), 0., math.log(.5)]], dtype=torch.double)
+    mask, turns = torch.tensor([[0, 1, 1, 0, 1]]).bool(), torch.tensor([[-1, 0, 0, -1, 1]])
+    loss, stats = at2po.atpo_loss(new, old, torch.tensor([[0., 2., 2., 0., -1.]]), mask, turns, .2, .1)
+    # turn 0: s = sqrt(1.25 * 1) = 1.118 > 1.1: 1.1 * 2 for both tokens; turn 1: s = 1.2, A < 0: min(-1.2, -1.1) = -1.2
+    assert loss.item() == pytest.approx(-(2.2 + 2.2 - 1.2) / 3)
+    assert stats["clip_fraction"] == 2 and stats["tokens"] == 3 and stats["ratio_max"] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_atpo_loss_and_gradient_equal_the_loops(seed):
+    new, old, advantages = loss_inputs(seed)
+    loss, _ = at2po.atpo_loss(new, old, advantages, MASK, TURNS, .005, .01)
+    expected = looped_atpo(new, old, advantages, .005, .01)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, new)[0], torch.autograd.grad(expected, new)[0])
+
+
+def test_one_turn_is_gspo():
+    new, old, advantages = loss_inputs()
+    loss, _ = at2po.atpo_loss(new, old, advantages, MASK, TURNS.clamp(max=0), .005, .01)
+    expected = 0
+    for b in range(2):  # Eq 8-9: one length-normalised ratio for the sequence
+        at = MASK[b].nonzero()[:, 0]
+        s = torch.exp((new[b, at].detach() - old[b, at]).mean()) * torch.exp(new[b, at] - new[b, at].detach())
+        expected = expected - torch.minimum(s * advantages[b, at], s.clamp(1 - .005, 1 + .01) * advantages[b, at]).mean() / 2
+    torch.testing.assert_close(loss, expected)
+    assert at2po.atpo_loss(new, old, advantages, MASK, TURNS, .005, .01)[0] != loss
+
+
+def test_grpo_loss_by_hand():
+    new = torch.tensor([[0., math.log(.6)]], dtype=torch.double, requires_grad=True)
+    old = torch.tensor([[0., math.log(.5)]], dtype=torch.double)
+    ref = torch.tensor([[0., math.log(.3)]], dtype=torch.double)
+    mask = torch.tensor([[False, True]])
+    loss, stats = at2po.grpo_loss(new, old, torch.ones(1, 2), mask, .2, .1, kl_coef=.5, ref_logprobs=ref)
+    k3 = .5 + math.log(2) - 1                               # exp(r) - r - 1 with r = log(.3 / .6)
+    assert loss.item() == pytest.approx(-1.1 + .5 * k3)
+    assert stats["clip_fraction"] == 1
+
+
+def test_masked_positions_and_padding_change_nothing():
+    new, old, advantages = loss_inputs()
+    noisy = lambda x: torch.where(MASK, x.detach(), torch.full_like(x, 7.5))  # noqa: E731
+    pad = lambda x, v: torch.cat([x, torch.full((2, 3), v, dtype=x.dtype)], 1)  # noqa: E731
+    for loss in (lambda *a: at2po.atpo_loss(*a[:4], a[4])[0], lambda *a: at2po.grpo_loss(*a[:4])[0]):
+        plain = loss(new, old, advantages, MASK, TURNS)
+        torch.testing.assert_close(loss(noisy(new), noisy(old), noisy(advantages), MASK, TURNS), plain)
+        torch.testing.assert_close(loss(pad(new, 3.), pad(old, -9.), pad(advantages, 1.), pad(MASK, False), pad(TURNS, -1)), plain)
+
+
+def test_parts_of_a_mini_batch_add_up():
+    new, old, advantages = loss_inputs()
+    whole = at2po.atpo_loss(new, old, advantages, MASK, TURNS)[0]
+    parts = sum(at2po.atpo_loss(new[b:b + 1], old[b:b + 1], advantages[b:b + 1], MASK[b:b + 1], TURNS[b:b + 1], num_sequences=2)[0] for b in range(2))
+    torch.testing.assert_close(parts, whole)
+
+
+def test_turn_entropy():
+    even = torch.tensor([[0., .1, .1, 0., .1, .1, 0.], [0., .3, 0, 0, 0, 0, 0]])
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0], [0, 1, 0, 0, 0, 0, 0]]).bool()
+    turns = torch.tensor([[-1, 0, 0, -1, 1, 1, -1], [-1, 0, -1, -1, -1, -1, -1]])
+    assert at2po.turn_entropy(even, mask, turns) == pytest.approx(.5)      # 1 for the even sequence, 0 for the one of a single turn
+    uneven = even.clone()
+    uneven[0, 4:6] = 0                                                     # shares 1 and 0: softmax = e/(1+e), 1/(1+e)
+    p = math.e / (1 + math.e)
+    assert at2po.turn_entropy(uneven, mask, turns) == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2, rel=1e-5)
+
+
+# ---- reward
+
+GOOD = "<think>now</think><search>a film</search>"
+ANSWER = "<think>found</think><answer>It is \\[ \\boxed{Ada Holt} \\]</answer>"
+
+
+@pytest.mark.parametrize("turns, answer, problem", [
+    ([turn(0, GOOD, "<result>x</result>"), turn(0, ANSWER)], "Ada Holt", ""),
+    ([turn(0, ANSWER)], "Ada Holt", ""),
+    ([turn(0, ANSWER.replace("<think>found</think>", ""))], "Ada Holt", "think tags"),
+    ([turn(0, ANSWER.replace("</think>", ""))], "Ada Holt", "think tags"),
+    ([turn(0, ANSWER.replace("\\boxed{Ada Holt}", "Ada Holt"))], None, "boxed"),
+    ([turn(0, ANSWER + ANSWER)], "Ada Holt", "answer block"),
+    ([turn(0, ANSWER + " and more")], "Ada Holt", "answer block"),
+    ([turn(0, GOOD), turn(0, ANSWER)], "Ada Holt", "without its result"),
+    ([turn(0, GOOD + "<search>b", "r"), turn(0, ANSWER)], "Ada Holt", "without its result"),
+    ([turn(0, "<think>x</think><result>forged</result>" + ANSWER.replace("<think>found</think>", ""))], "Ada Holt", "wrote a result"),
+    ([turn(0, GOOD, "r")], None, "answer block")])
+def test_format_rules(turns, answer, problem):
+    got, why = at2po.parse_response(turns)
+    assert got == answer and (problem in why if problem else why == "")
+
+
+def test_the_prompts_own_example_passes_the_parser():
+    example = at2po.SYSTEM_PROMPT.split("For example, ")[1].split(" In the last part")[0].removesuffix(".")
+    first, rest = example.split("<result>")
+    observation, second = rest.split("</result>")
+    answer, problem = at2po.parse_response([turn(0, first, f"<result>{observation}</result>"), turn(0, second)])
+    assert (answer, problem) == ("answer here", "") and "\x08" not in at2po.SYSTEM_PROMPT
+
+
+def test_reward_is_exact_match_behind_the_format():
+    question = at2po.data.Question("1", "?", ["Ada Holt", "A. Holt"])
+    reward = lambda text, **k: at2po.score(Trajectory("1", [0], [turn(0, text)]), question, replace(CFG, **k)).reward  # noqa: E731
+    assert reward(ANSWER) == 1 and reward(ANSWER.replace("Ada", "Bea")) == 0
+    assert reward(ANSWER.replace("<think>", "")) == 0 and reward(ANSWER.replace("<think>", ""), bad_format_reward=-1.0) == -1
+
+
+def test_boxed():
+    assert at2po.boxed("\\boxed{a} then \\boxed{b{c}d}") == "b{c}d" and at2po.boxed("\\boxed{open") is None and at2po.boxed("none") is None

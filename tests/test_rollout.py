@@ -1,0 +1,168 @@
+"""Literal trajectories and their exact masks; packing; the loop that drives agents."""
+
+import asyncio
+
+import pytest
+import torch
+
+from common import rollout, training
+from common.rollout import Trajectory, Turn, collate
+
+
+def turn(ids, observation=(), logprobs=None):
+    return Turn(list(ids), logprobs or [-.1 * i for i in range(1, len(ids) + 1)], "", "", list(observation))
+
+
+def three_turns():
+    return Trajectory("q", [5, 6], [turn([7, 8], [9]), turn([10]), turn([11, 12, 13])])  # the second has an empty observation
+
+
+def test_a_literal_trajectory():
+    b = collate([three_turns()])
+    assert b.input_ids.tolist() == [[5, 6, 7, 8, 9, 10, 11, 12, 13]]
+    assert b.response_mask.int().tolist() == [[0, 0, 1, 1, 0, 1, 1, 1, 1]]
+    assert b.turn_ids.tolist() == [[-1, -1, 0, 0, -1, 1, 2, 2, 2]]      # adjacent turns stay apart
+    assert b.rollout_logprobs[0].tolist() == pytest.approx([0, 0, -.1, -.2, 0, -.1, -.1, -.2, -.3])
+    assert b.target.tolist() == [7, 8, 10, 11, 12, 13] and b.predecessor.tolist() == [1, 2, 4, 5, 6, 7]
+
+
+def tree():
+    """Two leaves share a turn, a third shares the prompt, a fourth has another prompt."""
+    shared = turn([20, 21], [22])
+    other = Trajectory("p", [3, 4, 5], [turn([30, 31, 32])])
+    return [Trajectory("q", [1, 2], [shared, turn([23])]), other, Trajectory("q", [1, 2], [turn([26, 27])]),
+            Trajectory("q", [1, 2], [shared, turn([24], [25]), turn([28, 29])])]
+
+
+def test_shared_turns_are_packed_once_with_their_ancestors():
+    ordered = rollout.prefix_order(tree())
+    assert [t.turns[-1].ids for t in ordered] == [[23], [28, 29], [26, 27], [30, 31, 32]]
+    assert rollout.packed_lengths(ordered) == [6, 4, 2, 6] and rollout.packed_lengths(ordered, False) == [6, 9, 4, 6]
+    b = collate(ordered)
+    assert b.packed_ids.tolist() == [[1, 2, 20, 21, 22, 23, 24, 25, 28, 29, 26, 27, 3, 4, 5, 30, 31, 32]]
+    assert b.positions.tolist() == [[0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 2, 3, 0, 1, 2, 3, 4, 5]]
+    mask = b.attention_mask()[0, 0].int()
+    assert mask[5].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert mask[8].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]      # not the sibling at 5
+    assert mask[10].nonzero()[:, 0].tolist() == [0, 1, 10] and mask[15].nonzero()[:, 0].tolist() == [12, 13, 14, 15]
+    assert b.target.numel() == 11                                            # the shared tokens once
+
+
+def test_packs_are_closed_and_micro_batches_cover_everything():
+    assert collate(rollout.prefix_order(tree()), pack_tokens=11).packed_ids.shape == (2, 10)
+    for limit in (1, 10, 14, 100):
+        parts = rollout.micro_batches(tree(), limit)
+        assert sum(map(len, parts)) == 4
+        assert all(len(p) == 1 or sum(rollout.packed_lengths(p)) <= limit for p in parts)
+
+
+@pytest.fixture(scope="module")
+def model():
+    tokenizer = training.tiny_tokenizer([str(i) for i in range(60)], ["<a>"])
+    return training.tiny_model(tokenizer, width=32)
+
+
+def loss_and_gradient(model, trajectories, **how):
+    model.zero_grad()
+    total = 0.
+    parts = how.pop("parts", [trajectories])
+    for part in parts:
+        b = collate(part, **how)
+        weights = torch.where(b.response_mask, (b.input_ids * 37 % 11).float() - 4, 0.)  # an arbitrary upstream gradient
+        loss = (training.token_logprobs(model, b, .7) * weights).sum()
+        loss.backward()
+        total += float(loss.detach())
+    return total, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("how", [dict(pack_tokens=11), dict(pack_tokens=6), dict(pad_id=9), dict(parts="each"), dict(order="reversed"), dict(share_prefixes=False)])
+def test_sharing_packing_order_and_micro_batches_change_nothing(model, how):
+    trajectories = rollout.prefix_order(tree())
+    loss, gradient = loss_and_gradient(model, trajectories, share_prefixes=False)
+    if how.pop("order", None):
+        trajectories = trajectories[::-1]
+    if how.get("parts"):
+        how["parts"] = [[t] for t in trajectories]
+    other, other_gradient = loss_and_gradient(model, trajectories, **how)
+    assert other == pytest.approx(loss, rel=1e-5)
+    assert (other_gradient - gradient).norm() / gradient.norm() < 1e-5
+
+
+def test_token_logprobs_equal_a_plain_forward(model):
+    t = three_turns()
+    b = collate([t])
+    logits = model(b.input_ids).logits[0].double() / .7
+    expected = torch.tensor([float(logits[i - 1].detach().log_softmax(-1)[b.input_ids[0, i]]) if b.response_mask[0, i] else 0. for i in range(9)])
+    torch.testing.assert_close(training.token_logprobs(model, b, .7)[0], expected.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_chunked_logprobs_equal_whole_ones():
+    rows, weight, target = torch.randn(37, 8, requires_grad=True), torch.randn(101, 8, requires_grad=True), torch.randint(101, (37,))
+    whole = training.linear_logprobs(rows, weight, target, .9)
+    parts = training.linear_logprobs(rows, weight, target, .9, chunk=5)
+    torch.testing.assert_close(whole, parts)
+    up = torch.randn(37)
+    for a, b in zip(torch.autograd.grad((whole * up).sum(), (rows, weight)), torch.autograd.grad((parts * up).sum(), (rows, weight)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Echo:
+    """An engine that answers `n` ids per request, a step a batch."""
+    def __init__(self):
+        self.waiting, self.batches = [], []
+
+    async def generate(self, prompt_ids, **kwargs):
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append((prompt_ids, future))
+        return await future
+
+    busy = property(lambda self: bool(self.waiting))
+
+    def step(self):
+        batch, self.waiting = self.waiting, []
+        self.batches.append(len(batch))
+        for ids, future in batch:
+            future.set_result(sum(ids))
+
+
+class Words:
+    def __init__(self, remote=False):
+        self.calls, self.remote = [], remote
+
+    def search(self, queries, k):
+        self.calls.append((len(queries), k))
+        if "boom" in queries:
+            raise RuntimeError("the service is gone")
+        return [[q] * k for q in queries]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_agents_are_batched_and_do_not_wait_for_each_other(remote):
+    engine, words = Echo(), Words(remote)
+    search = rollout.BatchedSearch(words)
+
+    async def agent(i):
+        total = 0
+        for _ in range(1 + i % 2):
+            total += await engine.generate([i])
+        both = await asyncio.gather(search(str(total), 2), search("x", 2))
+        return both[0][0], i
+    assert rollout.run_agents([agent(i) for i in range(6)], engine, search) == [("0", 0), ("2", 1), ("2", 2), ("6", 3), ("4", 4), ("10", 5)]
+    assert engine.batches[0] == 6 and sum(engine.batches) == 9 and words.calls[0] == (6, 2)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_the_first_failure_reaches_the_caller(remote):
+    engine = Echo()
+    search = rollout.BatchedSearch(Words(remote))
+
+    async def agent(i):
+        await engine.generate([i])
+        return await search("boom" if i == 3 else "fine", 1)
+    with pytest.raises(RuntimeError, match="the service is gone"):
+        rollout.run_agents([agent(i) for i in range(6)], engine, search)
+
+
+def test_seeds_are_stable():
+    assert rollout.stable_seed(0, "q", "chain1", 2) == 4496476305615841176  # on every machine
+    assert len({rollout.stable_seed(0, "q", p, t) for p in ("a", "b") for t in range(5)}) == 10

@@ -1,0 +1,88 @@
+"""The embedded world: determinism, separation of splits, questions that their passages answer, demonstrations."""
+
+import json
+
+import pytest
+
+from common import data, world
+
+
+def test_same_arguments_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        world.make_world("dev", seed=3, questions=50).write(tmp_path / name)
+    for file in ("questions.json", "corpus.jsonl", "triples.jsonl"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert world.make_world("dev", seed=4, questions=50).questions != world.make_world("dev", seed=3, questions=50).questions
+
+
+def test_splits_share_words_and_no_entity():
+    worlds = {s: world.make_world(s, questions=20) for s in world.SPLITS}
+    for a in worlds:
+        assert len(worlds[a].kinds) >= 1000
+        for b in worlds:
+            if a != b:
+                assert not set(worlds[a].kinds) & set(worlds[b].kinds)
+                assert not set(worlds[a].triples) & set(worlds[b].triples)
+    words = [{w for name in w.kinds for w in name.split()} for w in worlds.values()]
+    assert len(set.intersection(*words)) > .8 * len(set.union(*words))
+
+
+@pytest.fixture(scope="module")
+def test_world():
+    return world.make_world("test", questions=400)
+
+
+def test_questions_follow_from_their_evidence(test_world):
+    at = {p["title"]: p for p in test_world.passages}
+    types, hops = set(), set()
+    for q in test_world.questions:
+        types.add(q["type"])
+        hops.add(q["hops"])
+        assert len(q["evidences"]) == q["hops"] == len(q["supporting_facts"])
+        for (title, i), triple in zip(q["supporting_facts"], q["evidences"], strict=True):
+            assert triple[0] == title and triple[2] in at[title]["sentences"][i]      # the gold sentence states the gold triple
+        if q["type"] in ("compositional", "inference"):
+            assert q["evidences"][-1][2] == q["answer"]
+            assert [e[2] for e in q["evidences"][:-1]] == [e[0] for e in q["evidences"][1:]]
+        elif q["type"] == "bridge_comparison":
+            assert q["answer"] == min(((int(q["evidences"][i + 1][2]), q["evidences"][i][0]) for i in (0, 2)))[1]
+        elif q["answer"] in ("yes", "no"):
+            assert (q["evidences"][0][2] == q["evidences"][1][2]) == (q["answer"] == "yes")
+    assert types == {"compositional", "inference", "comparison", "bridge_comparison"} and hops == {1, 2, 3, 4}
+
+
+def test_questions_load_as_2wiki(test_world):
+    loaded = data.load_questions(json.loads(json.dumps(test_world.questions)))
+    assert len(loaded) == 400 and loaded[0].evidences == test_world.questions[0]["evidences"]
+    assert all(q.answers and q.context and q.hops for q in loaded)
+
+
+def test_one_passage_an_entity_with_facts_beside_its_sentences(test_world):
+    assert [p["title"] for p in test_world.passages] == list(test_world.kinds)
+    stated = [t for p in test_world.passages for t in p["facts"] if t]
+    assert sorted(stated) == sorted(test_world.triples)
+    assert any(f is None for p in test_world.passages for f in p["facts"][1:])         # distractors
+    words = set(world.vocabulary())
+    for p in test_world.passages:
+        for w in " ".join(p["sentences"]).replace(".", " .").split():
+            assert w in words, w
+
+
+def test_demonstrations_answer_or_carry_their_flaw(test_world):
+    for q in test_world.questions[:100]:
+        clean = test_world.demonstrate(q, 0, flaw_rate=0)
+        assert clean.flaw is None and clean.answer == q["answer"] and [s.found for s in clean.steps] == [e[2] for e in q["evidences"]]
+    flawed = [test_world.demonstrate(q, s, flaw_rate=1) for q in test_world.questions for s in range(3)]
+    assert {d.flaw for d in flawed} == set(world.FLAWS)
+    wrong = sum(d.answer != q["answer"] for d, q in zip(flawed, [q for q in test_world.questions for _ in range(3)], strict=True))
+    assert wrong > .5 * len(flawed)
+    for d in flawed:
+        for s in d.steps:
+            assert s.found == test_world.facts.get((s.subject, s.relation))            # what a step finds is what the world says
+
+
+def test_too_much_is_asked_of_a_world():
+    with pytest.raises(ValueError, match="size 9"):
+        world.make_world("train", size=9)
+    with pytest.raises(ValueError, match="unknown split"):
+        world.make_world("trian")
