@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import transformers
 import tyro
 
 from common import data, metrics, report, retriever, rollout, training, world
@@ -122,8 +123,8 @@ class Config:
 
 
 # What differs in the embedded world: a half-million-weight policy on two cores. Ours, found on the dev split.
-WORLD = dict(data="world", steps=40, questions_per_step=16, mini_batch=4, lr=3e-4, clip_low=.03, clip_high=.04, max_response=700, top_k=1, eval_limit=400,
-             micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=1, retriever="bm25")
+WORLD = dict(data="world", steps=60, token_budget=550_000, questions_per_step=16, mini_batch=4, lr=3e-4, clip_low=.03, clip_high=.04, max_response=700, top_k=1, eval_limit=400,
+             micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=1, eval_every=10, retriever="bm25")
 BASELINES = {"grpo": dict(clip_low=.2, clip_high=.2, kl_coef=1e-3), "gspo": dict(clip_low=3e-4, clip_high=4e-4)}  # App. B.4
 PAPER_EVAL = "hotpotqa-dev,2wiki-dev,musique-dev,bamboogle,nq,triviaqa,popqa"                              # sec. 5.1
 
@@ -662,9 +663,7 @@ def parse_args(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     flags = {a.split("=", 1)[0]: a.split("=", 1)[1] if "=" in a else b for a, b in itertools.zip_longest(argv, argv[1:], fillvalue="")}
     in_world = flags.get("--data", "world") == "world" and "--model" not in flags
-    default = replace(Config(), **BASELINES.get(flags.get("--loss"), {}), **(WORLD if in_world else {}))
-    if in_world and flags.get("--loss") == "grpo":  # the clip of the paper's GRPO suits the world as it is
-        default = replace(default, clip_low=.2, clip_high=.2)
+    default = replace(Config(), **{**(WORLD if in_world else {}), **BASELINES.get(flags.get("--loss"), {})})
     cfg = tyro.cli(Config, default=default, description=__doc__, args=argv)
     return resolve(cfg)
 
@@ -797,6 +796,7 @@ def ask(cfg, policy, split):
 def main(argv=None):
     cfg = parse_args(argv)
     torch.manual_seed(cfg.seed)
+    transformers.utils.logging.disable_progress_bar()
     try:
         split, evals = load_splits(cfg)
         run = None if cfg.ask else report.RunFolder(cfg.out, "at2po", cfg.name, asdict(cfg), cfg.resume, FREE_ON_RESUME)

@@ -63,11 +63,11 @@ def parse_question(row, number=0):
         answers = _strings(truth["target"] if isinstance(truth, dict) else truth)
         text = row.get("question") or list(row["prompt"])[-1]["content"].rsplit("Question:", 1)[-1]
         return _checked(Question(str(row.get("id") or (row.get("extra_info") or {}).get("index", number)), text.strip(), answers))
-    text = row["question"] if "question" in row else row["Question"]
+    text = row["Question"] if "Question" in row else row["question"]
     if "golden_answers" in row:
         answers, meta = _strings(row["golden_answers"]), row.get("metadata") or {}
     else:
-        answers, meta = _strings(row["answer"] if "answer" in row else row["Answer"]), row
+        answers, meta = _strings(row["Answer"] if "Answer" in row else row["answer"]), row
         answers += [a for a in _strings(row.get("answer_aliases")) if a not in answers]
     question = Question(str(row.get("_id") or row.get("id") or row.get("idx", number)), text, answers, meta.get("type") or "", meta.get("hops") or 0)
     facts, context = meta.get("supporting_facts"), meta.get("context")

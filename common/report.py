@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 
 console = Console(highlight=False, soft_wrap=True)
+if not console.is_terminal:  # logs are not cut at 80 columns
+    console.width = 160
 
 
 class RunError(RuntimeError):
@@ -139,7 +141,7 @@ def draw_curves(rows, path, title):
             if not points:
                 continue
             x, y = zip(*points, strict=True)
-            label = key.split("/", 1)[1] if not key.startswith("eval/") else "test " + key.split("/", 1)[1]
+            label = {"reward/mean": "reward", "eval/em": "test em"}.get(key, key.split("/", 1)[1])
             if key.startswith("eval/"):
                 axis.plot(x, y, "o--", color=f"C{color}", label=label, markersize=7)
                 continue

@@ -41,7 +41,7 @@ def _passage(row, score):
 
 
 class BM25Retriever:
-    """Okapi BM25 (k1 1.5, b .75, Lucene's idf) over "title text"; words in lower case, no stemming."""
+    """Okapi BM25 (k1 1.5, b .75, Lucene's idf) over "title title text"; words in lower case, no stemming."""
 
     def __init__(self, corpus):
         import bm25s
@@ -49,7 +49,10 @@ class BM25Retriever:
             raise RetrieverError("the corpus is empty: there is nothing to search")
         self.corpus, self.bm25s = corpus, bm25s
         self.index = bm25s.BM25()
-        self.index.index(self._tokens([f"{row['title']} {row['title']} {row['text']}" for row in corpus]), show_progress=False)
+        tokens = self._tokens([f"{row['title']} {row['title']} {row['text']}" for row in corpus])  # a word of the title counts twice
+        if not any(tokens):
+            raise RetrieverError("the corpus has no words to index: are its texts empty?")
+        self.index.index(tokens, show_progress=False)
 
     def _tokens(self, texts):
         return self.bm25s.tokenize(texts, stopwords="en", return_ids=False, show_progress=False)

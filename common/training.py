@@ -148,14 +148,13 @@ def save_checkpoint(folder, model, tokenizer, optimizer, state):
         new.mkdir(parents=True)
         model.save_pretrained(new)
         tokenizer.save_pretrained(new)
-        names = [n for n, p in model.named_parameters() if p.requires_grad]
         moments = {}
         if optimizer is not None:
             by_param = {id(p): n for n, p in model.named_parameters()}
             for p, s in optimizer.state.items():
                 moments.update({f"{by_param[id(p)]}/{k}": v.contiguous() for k, v in s.items()})
             save_file(moments, str(new / "optimizer.safetensors"))
-        (new / "trainer.json").write_text(json.dumps({**state, "trainable": len(names)}, indent=1))
+        (new / "trainer.json").write_text(json.dumps({**state, "weights": sum(p.numel() for p in model.parameters())}, indent=1))
         for path in new.iterdir():
             with open(path, "rb") as f:
                 os.fsync(f.fileno())
@@ -180,16 +179,14 @@ def find_checkpoint(folder):
 
 def load_training_state(folder, model, optimizer):
     """Fills the optimizer from a checkpoint and returns its trainer.json."""
+    state, weights = json.loads((Path(folder) / "trainer.json").read_text()), sum(p.numel() for p in model.parameters())
+    if state["weights"] != weights:
+        raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} weights, the model beside it has {weights}")
     saved = load_file(str(Path(folder) / "optimizer.safetensors"))
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            name = next(n for n, q in model.named_parameters() if q is p)
-            state = {k.rsplit("/", 1)[1]: v for k, v in saved.items() if k.rsplit("/", 1)[0] == name}
-            if state and state["exp_avg"].shape != p.shape:
-                raise ModelError(f"{folder}: checkpoint of another model: {name} has shape {tuple(state['exp_avg'].shape)} there, {tuple(p.shape)} here")
-            if state:
-                optimizer.state[p] = {k: v.to(p.device) if k != "step" else v for k, v in state.items()}
-    return json.loads((Path(folder) / "trainer.json").read_text())
+    for name, p in model.named_parameters():
+        if f"{name}/exp_avg" in saved:
+            optimizer.state[p] = {k: saved[f"{name}/{k}"].to("cpu" if k == "step" else p.device) for k in ("step", "exp_avg", "exp_avg_sq")}
+    return state
 
 
 # ---------------------------------------------------------------- the tiny policy
@@ -218,7 +215,7 @@ def tiny_model(tokenizer, width=128, seed=0):
     Layer 1: heads 0 and 1 look one and two tokens back and note what they see (values A, outputs B_0 and B_1).
     Layer 2: looks for the place where the noted token is the present one (queries A, keys B^T) and copies what stands there."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
-    dim, theta, pairs = width // 4, 500.0, 6
+    dim, theta, pairs = width // 4, 500.0, min(6, width // 8)
     config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=2, num_attention_heads=4,
                          num_key_value_heads=2, head_dim=dim, max_position_embeddings=2048, tie_word_embeddings=True, attention_bias=True,
                          rope_parameters={"rope_type": "default", "rope_theta": theta}, initializer_range=.04,

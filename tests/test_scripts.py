@@ -19,7 +19,7 @@ from common.engine import Generation, TransformersEngine
 from tests.conftest import sample
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = "--warmup-steps 30 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 --rounds 1 --group-size 4 --eval-limit 12 --limit 40 --lr 1e-3".split()
+TINY = "--warmup-steps 150 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 --rounds 1 --group-size 4 --eval-limit 12 --limit 40 --lr 1e-3".split()
 KEYS = {"reward/mean", "reward/em", "reward/format", "rollout/tokens", "rollout/tokens_total", "rollout/response_tokens", "rollout/turns", "rollout/searches",
         "rollout/entropy", "rollout/flat_groups", "rollout/cut_off", "time/rollout", "time/train", "time/old_logprobs"}
 
@@ -62,7 +62,7 @@ def test_a_run_as_a_subprocess(tmp_path):
     assert [m["step"] for m in metrics] == [1, 2]
     for m in metrics:
         assert KEYS <= set(m) and all(math.isfinite(v) for v in m.values())
-        assert m["rollout/leaves"] == 3 * (3 + 2)
+        assert 3 * 3 <= m["rollout/leaves"] <= 3 * (3 + 2)  # a tree whose chains all answer at once has nothing to expand
     assert any("train/grad_norm" in m for m in metrics)
     assert (folder / "curves.png").stat().st_size > 10_000
     config = json.loads((folder / "config.json").read_text())
@@ -262,7 +262,7 @@ def test_the_response_limit_counts_observations(qwen):
 
 # ---- bad input
 
-def test_bad_files_and_flags(tmp_path, qwen, capsys):
+def test_bad_files_and_flags(tmp_path, qwen, capsys, monkeypatch):
     model, out = ["--model", str(qwen)], ["--out", str(tmp_path)]
     bm25 = ["--retriever", "bm25", "--corpus", "contexts"]
     broken = tmp_path / "broken.json"
@@ -272,6 +272,8 @@ def test_bad_files_and_flags(tmp_path, qwen, capsys):
     empty_answer.write_text('{"question": "q", "answer": ""}\n')
     refuse("record 1: field 'answer' is empty", *model, *out, *bm25, "--data", empty_answer)
     refuse("no such file", *model, *out, *bm25, "--data", tmp_path / "missing.json")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     refuse("the hub data set 'nobody/no-such-data' did not load", *model, *out, *bm25, "--data", "nobody/no-such-data")
     fine = tmp_path / "fine.jsonl"
     fine.write_text('{"question": "q", "answer": "a"}\n' * 4)
@@ -279,10 +281,12 @@ def test_bad_files_and_flags(tmp_path, qwen, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     refuse("the corpus is empty", *model, *out, "--data", fine, "--retriever", "bm25", "--corpus", empty)
+    empty.write_text('{"id": "1", "contents": "?\\n!"}\n')
+    refuse("no words to index", *model, *out, "--data", fine, "--retriever", "bm25", "--corpus", empty)
     refuse("needs --corpus", *model, *out, "--data", fine, "--retriever", "bm25")
     refuse("no search service at http://127.0.0.1:9", *model, *out, "--data", fine, "--retriever", "http://127.0.0.1:9")
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"id": "1", "contents": "t\\nx"}\n')
+    corpus.write_text('{"id": "1", "contents": "Harbor\\nA harbor."}\n')
     usable = [*out, "--data", fine, "--corpus", corpus]
     refuse("none could be fetched", "--model", "nobody/no-such-model", *usable)
     refuse("needs --model or --checkpoint", *usable)
