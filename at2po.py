@@ -49,7 +49,6 @@ from common import data, metrics, report, retriever, rollout, training, world
 from common.engine import TransformersEngine
 from common.rollout import Trajectory, Turn, stable_seed
 
-
 # ---------------------------------------------------------------- config
 
 @dataclass
@@ -123,15 +122,15 @@ class Config:
 
 
 # What differs in the embedded world: a half-million-weight policy on two cores. Ours, found on the dev split.
-WORLD = dict(data="world", steps=60, token_budget=550_000, questions_per_step=16, mini_batch=4, lr=3e-4, clip_low=.03, clip_high=.04, max_response=700, top_k=1, eval_limit=400,
-             micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=1, eval_every=10, retriever="bm25")
+WORLD = dict(data="world", retriever="bm25", top_k=1, max_response=700, eval_limit=400, steps=60, token_budget=550_000, questions_per_step=16,
+             mini_batch=4, lr=3e-4, clip_low=.03, clip_high=.04, micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=1, eval_every=10)
 BASELINES = {"grpo": dict(clip_low=.2, clip_high=.2, kl_coef=1e-3), "gspo": dict(clip_low=3e-4, clip_high=4e-4)}  # App. B.4
 PAPER_EVAL = "hotpotqa-dev,2wiki-dev,musique-dev,bamboogle,nq,triviaqa,popqa"                              # sec. 5.1
 
 
 # ---------------------------------------------------------------- prompts and tags
 
-THINK, SEARCH, RESULT, ANSWER = (("<%s>" % t, "</%s>" % t) for t in ("think", "search", "result", "answer"))
+THINK, SEARCH, RESULT, ANSWER = ((f"<{t}>", f"</{t}>") for t in ("think", "search", "result", "answer"))
 
 # Figure 7, as in the authors' data script
 SYSTEM_PROMPT = """You are a helpful assistant that can solve the given question step by step with the help of the wikipedia search tool. \
@@ -418,17 +417,26 @@ async def grow_tree(policy, question, prompt_ids, cfg, seed):
 
 def rollout_trees(policy, questions, cfg, step):
     """One tree a question, all grown at once; what they sample does not depend on who else is in the batch."""
-    prompts = [encode_prompt(policy.tokenizer, q, cfg) for q in questions]
+    prompts = [render_prompt(policy.tokenizer, q.question) for q in questions]
     return rollout.run_agents([grow_tree(policy, q, p, cfg, stable_seed(cfg.seed, step, q.id)) for q, p in zip(questions, prompts, strict=True)],
                               policy.engine, policy.search)
 
 
-def encode_prompt(tokenizer, question, cfg):
-    ids = render_prompt(tokenizer, question.question)
-    if len(ids) > cfg.max_prompt:
-        raise data.DataError(f"question {question.id}: its prompt has {len(ids)} tokens, the limit is --max-prompt {cfg.max_prompt}; "
-                             "raise it, or leave such questions out with --skip-bad")
-    return ids
+def within_limit(tokenizer, questions, cfg):
+    """The questions whose prompts fit; an overlong one is an error, or left out and counted with --skip-bad."""
+    fits = []
+    for q in questions:
+        n = len(render_prompt(tokenizer, q.question))
+        if n <= cfg.max_prompt:
+            fits.append(q)
+        elif not cfg.skip_bad:
+            raise data.DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt {cfg.max_prompt}; "
+                                 "raise it, or leave such questions out with --skip-bad")
+    if len(fits) < len(questions):
+        report.console.print(f"left out {len(questions) - len(fits)} questions with prompts over {cfg.max_prompt} tokens")
+    if not fits:
+        raise data.DataError(f"no question fits into --max-prompt {cfg.max_prompt} tokens")
+    return fits
 
 
 # ---------------------------------------------------------------- values and advantages (Eq 3, Table 2)
@@ -638,18 +646,12 @@ def evaluate(policy, split, cfg, progress=None):
     async def one(q, prompt):
         leaf = await play(policy, prompt, Node(), "eval", cfg, stable_seed(cfg.seed, "eval", q.id), cfg.eval_temperature)
         return score(Trajectory(q.id, prompt, leaf.turns()), q, cfg)
-    prompts = [encode_prompt(policy.tokenizer, q, cfg) for q in split.questions]
+    prompts = [render_prompt(policy.tokenizer, q.question) for q in split.questions]
     done = rollout.run_agents([one(q, p) for q, p in zip(split.questions, prompts, strict=True)], policy.engine, policy.search,
                               *([progress] if progress else []))
     rows = [{"id": q.id, "question": q.question, "type": q.type, "hops": q.hops, **t.info, "tokens": t.sampled_tokens,
              "response": "".join(turn.text + turn.observation for turn in t.turns)} for q, t in zip(split.questions, done, strict=True)]
-    summary = {"set": split.name, "n": len(rows), "seed": cfg.seed, "temperature": cfg.eval_temperature}
-    for key in ("em", "f1", "searches", "tokens"):
-        summary[key], summary[key + "_low"], summary[key + "_high"] = metrics.bootstrap_interval([r[key] for r in rows])
-    summary["format"] = sum(not r["problem"] for r in rows) / len(rows)
-    for by in ("type", "hops"):
-        groups = {v: [r["em"] for r in rows if r[by] == v] for v in sorted({r[by] for r in rows})}
-        summary[f"by_{by}"] = {str(v): {"n": len(x), "em": sum(x) / len(x)} for v, x in groups.items()}
+    summary = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature} | metrics.summarize(rows)
     return rows, summary
 
 
@@ -675,23 +677,6 @@ def resolve(cfg):
                    name=cfg.name or (f"eval-{stable_seed(cfg.checkpoint, cfg.data) % 10**6}" if cfg.eval_only else f"{cfg.loss}-seed{cfg.seed}"))
 
 
-def load_policy(cfg, source):
-    """(model, tokenizer) of a folder or id, with what it will need."""
-    tokenizer, model = training.load_tokenizer(source), training.load_model(source, cfg.lora)
-    if model.get_output_embeddings().weight.shape[0] < len(tokenizer):
-        raise training.ModelError(f"{source}: the tokenizer has {len(tokenizer)} ids, the model {model.get_output_embeddings().weight.shape[0]}: "
-                                  "a checkpoint of another model")
-    report.console.print(f"{source}: {sum(p.numel() for p in model.parameters()) / 1e6:,.2f} M weights on {model.device}, about "
-                         f"{training.memory_estimate(model):.2f} GB with gradients and optimizer")
-    return model, tokenizer
-
-
-def question_order(questions, cfg):
-    """The training questions for ever, shuffled anew each epoch."""
-    for epoch in itertools.count():
-        yield from random.Random(stable_seed(cfg.seed, "order", epoch)).sample(questions, len(questions))
-
-
 def sample_rows(roots, step, cfg):
     """The best and the worst trajectory of the step's first tree that has both, as plain JSON; ids are those trained on."""
     root = next((r for r in roots if len({n.trajectory.reward for n in r.leaves()}) > 1), roots[0])
@@ -703,12 +688,6 @@ def sample_rows(roots, step, cfg):
                   "observation": u.observation, "observation_ids": u.observation_ids} for u, a in zip(t.turns, path_advantages(leaf, cfg), strict=True)]
         rows.append({"step": step, "question_id": t.question_id, "reward": t.reward, **t.info, "prompt_ids": t.prompt_ids, "turns": turns})
     return rows
-
-
-def show_samples(rows, tokenizer):
-    for row in rows:
-        trajectory = Trajectory(row["question_id"], row["prompt_ids"], [Turn([], [], "", t["text"], [], t["observation"]) for t in row["turns"]], row["reward"], row)
-        report.show_trajectory(" ".join(tokenizer.decode(row["prompt_ids"]).split())[-160:], trajectory, [f"{t['advantage']:+.2f}" for t in row["turns"]])
 
 
 def evaluate_all(cfg, run, policy, splits, suffix=""):
@@ -734,7 +713,7 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay)
     state = training.load_training_state(start, model, optimizer) if start else {"step": 0, "tokens": 0}
     run.rewind(state["step"])
-    questions = itertools.islice(question_order(split.questions, cfg), state["step"] * cfg.questions_per_step, None)
+    questions = itertools.islice(data.shuffled_forever(split.questions, stable_seed(cfg.seed, "order")), state["step"] * cfg.questions_per_step, None)
     for step in range(state["step"] + 1, cfg.steps + 1):
         if cfg.token_budget and state["tokens"] >= cfg.token_budget:
             report.console.print(f"token budget of {cfg.token_budget} reached")
@@ -750,7 +729,8 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
         report.console.print(report.step_line(step, cfg.steps, row))
         samples = sample_rows(roots, step, cfg)
         if cfg.show_every and step % cfg.show_every == 0:
-            show_samples(samples, tokenizer)
+            for sample in samples:
+                report.show_trajectory(tokenizer.decode(sample["prompt_ids"]), sample)
         if cfg.eval_every and step % cfg.eval_every == 0 and step < cfg.steps:
             results = evaluate_all(cfg, run, policy, evals, f"_step{step}")
             row["eval/em"] = sum(r["summary"]["em"] for r in results.values()) / len(results)
@@ -763,26 +743,10 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
     return state
 
 
-def show_results(run, before, after):
-    """The table of the run: before and after on the same questions, paired."""
-    rows, cell = [], lambda s, k: f"{s[k]:.3f} [{s[k + '_low']:.3f}, {s[k + '_high']:.3f}]"  # noqa: E731
-    for name, b in before.items():
-        a = after[name]["summary"]
-        gain = metrics.paired_difference([r["em"] for r in b["predictions"]], [r["em"] for r in after[name]["predictions"]])
-        rows.append([name, a["n"], cell(b["summary"], "em"), cell(a, "em"), f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]", f"{a['f1']:.3f}",
-                     f"{b['summary']['searches']:.2f} → {a['searches']:.2f}", f"{b['summary']['tokens']:.0f} → {a['tokens']:.0f}"])
-        for by in ("hops", "type"):
-            report.console.print(f"{name} by {by}: " + ", ".join(
-                f"{v} {b['summary']['by_' + by][v]['em']:.2f} → {g['em']:.2f} (n {g['n']})" for v, g in a["by_" + by].items()))
-    report.table(f"{run.path}: EM before and after, 95 % intervals", ["set", "n", "EM before", "EM after", "difference (paired)", "F1", "searches", "tokens"], rows)
-    run.write("results.json", {"header": ["set", "n", "em_before", "em_after", "difference", "f1", "searches", "tokens"], "rows": rows})
-
-
 def ask(cfg, policy, split):
     """One trajectory, shown while it is played."""
-    question = data.Question("ask", cfg.ask, ["?"])
     policy.search.retriever = split.retriever
-    prompt = encode_prompt(policy.tokenizer, question, cfg)
+    prompt = render_prompt(policy.tokenizer, cfg.ask)
 
     def watch(turn):
         report.console.print(" ".join(turn.text.split()), markup=False)
@@ -801,12 +765,18 @@ def main(argv=None):
         split, evals = load_splits(cfg)
         run = None if cfg.ask else report.RunFolder(cfg.out, "at2po", cfg.name, asdict(cfg), cfg.resume, FREE_ON_RESUME)
         start = training.find_checkpoint(run.path / "checkpoint") if cfg.resume else None
+        if cfg.data != "world" and not (cfg.checkpoint or cfg.model):
+            raise training.ModelError(f"--data {cfg.data} needs --model or --checkpoint")
         source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
         source = (training.find_checkpoint(source) if Path(source).is_dir() else None) or source
-        model, tokenizer = load_policy(cfg, start or source)
+        model, tokenizer = training.load_policy(start or source, cfg.lora)
+        report.console.print(training.describe(start or source, model))
         policy = Policy(TransformersEngine(model, tokenizer, cfg.max_batch), tokenizer, rollout.BatchedSearch(evals[0].retriever))
         if cfg.ask:
             return ask(cfg, policy, evals[0])
+        for s in filter(None, (split, *evals)):
+            s.questions = within_limit(tokenizer, s.questions, cfg)
+        run.create()
         report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
         if cfg.eval_only:
             evaluate_all(cfg, run, policy, evals)
@@ -818,22 +788,14 @@ def main(argv=None):
             before = evaluate_all(cfg, run, policy, evals, "_before")
         train(cfg, run, model, tokenizer, reference, policy, split, evals, start)
         after = evaluate_all(cfg, run, policy, evals)
-        show_results(run, before, after)
-        report.draw_curves(with_evaluations(run, before, after), run.path / "curves.png", f"AT2PO · {cfg.name} · {cfg.loss}, {cfg.rollout}, {cfg.expansion}, {cfg.credit}")
+        report.show_results(run, before, after, metrics.paired_difference)
+        report.draw_curves(report.with_evaluations(run, before, after), run.path / "curves.png",
+                           f"AT2PO · {cfg.name} · {cfg.loss}, {cfg.rollout}, {cfg.expansion} expansion, credit by {cfg.credit}")
         report.console.print(f"run folder: {run.path}")
     except (data.DataError, retriever.RetrieverError, training.ModelError, report.RunError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; go on with the same command and --resume --name {cfg.name}")
-
-
-def with_evaluations(run, before, after):
-    """Metric rows with the mean test EM before step 1 and after the last step."""
-    rows = report.read_jsonl(run.path / "metrics.jsonl")
-    mean = lambda results: sum(r["summary"]["em"] for r in results.values()) / len(results)  # noqa: E731
-    rows = [{"step": 0, "eval/em": mean(before)}] + rows
-    rows[-1] = rows[-1] | {"eval/em": mean(after)}
-    return rows
 
 
 if __name__ == "__main__":

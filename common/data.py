@@ -13,7 +13,9 @@ A bad record raises DataError naming file, record and field; skip_bad=True count
 """
 
 import csv
+import itertools
 import json
+import random
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,6 +174,12 @@ def load_questions(source, limit=None, skip_bad=False):
             q.id = f"{q.id}#{i}"
         seen.add(q.id)
     return questions
+
+
+def shuffled_forever(items, seed):
+    """The items for ever, shuffled anew each epoch; the same for the same seed."""
+    for epoch in itertools.count():
+        yield from random.Random(f"{seed}/{epoch}").sample(items, len(items))
 
 
 def pool_contexts(questions):

@@ -78,3 +78,14 @@ def paired_difference(before, after, level=0.95, seed=0):
     if len(before) != len(after):
         raise ValueError(f"paired scores differ in length: {len(before)} and {len(after)}")
     return bootstrap_interval(np.asarray(after, float) - np.asarray(before, float), level, seed=seed)
+
+
+def summarize(rows, keys=("em", "f1", "searches", "tokens"), by=("type", "hops")):
+    """Means with intervals of prediction rows, share in the right format, and EM by type and hop count."""
+    summary = {"n": len(rows), "format": sum(not r["problem"] for r in rows) / len(rows)}
+    for key in keys:
+        summary[key], summary[key + "_low"], summary[key + "_high"] = bootstrap_interval([r[key] for r in rows])
+    for field in by:
+        groups = {v: [r["em"] for r in rows if r[field] == v] for v in sorted({r[field] for r in rows})}
+        summary[f"by_{field}"] = {str(v): {"n": len(x), "em": sum(x) / len(x)} for v, x in groups.items()}
+    return summary

@@ -40,10 +40,12 @@ def write_atomic(path, text):
 
 
 class RunFolder:
-    """Opens runs/<script>/<name>. A new run never overwrites one that exists; a resumed one goes on after `step`."""
+    """runs/<script>/<name>. A new run never overwrites one that exists; a resumed one must be configured as it was.
+
+    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded."""
 
     def __init__(self, root, script, name, config, resume=False, free_to_change=()):
-        self.path = Path(root) / script / name
+        self.path, self.config = Path(root) / script / name, config
         file = self.path / "config.json"
         if not resume and self.path.exists() and any(self.path.iterdir()):
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
@@ -54,11 +56,13 @@ class RunFolder:
             for key, value in config.items():
                 if key not in free_to_change and saved.get(key) != json.loads(json.dumps(value)):
                     raise RunError(f"--resume: this run was started with {key} = {saved.get(key)!r}, not {value!r}; leave --{key.replace('_', '-')} as it was")
+
+    def create(self):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot create {self.path}: {error.strerror}") from error
-        write_atomic(file, json.dumps(config, indent=1))
+        write_atomic(self.path / "config.json", json.dumps(self.config, indent=1))
 
     def rewind(self, step):
         """Drops the lines of steps after `step`, which a killed run may have written past its last checkpoint."""
@@ -101,13 +105,14 @@ def step_line(step, total, m):
     return " | ".join(parts + ([f"{m['mem/gpu_gb']:.1f} GB"] if "mem/gpu_gb" in m else []))
 
 
-def show_trajectory(title, trajectory, notes):
-    """Turn by turn on the terminal, observations dimmed, notes[k] (the advantage) in the margin."""
-    console.print(f"[bold]{escape(title)}[/bold]  reward {trajectory.reward:g}  {escape(str(trajectory.info.get('problem') or ''))}")
-    for turn, note in zip(trajectory.turns, notes, strict=True):
-        console.print(f"  [cyan]{escape(note):>8}[/cyan] {escape(' '.join(turn.text.split()))}")
-        if turn.observation:
-            console.print(f"           [dim]{escape(' '.join(turn.observation.split())[:400])}[/dim]")
+def show_trajectory(prompt, sample):
+    """One row of samples.jsonl, turn by turn: observations dimmed, each turn's advantage in the margin."""
+    why = f" ({sample['problem']})" if sample["problem"] else ""
+    console.print(f"[bold]{escape(' '.join(prompt.split())[-160:])}[/bold]  reward {sample['reward']:g}{escape(why)}")
+    for turn in sample["turns"]:
+        console.print(f"  [cyan]{turn['advantage']:+8.2f}[/cyan] {escape(' '.join(turn['text'].split()))}")
+        if turn["observation"]:
+            console.print(f"           [dim]{escape(' '.join(turn['observation'].split())[:400])}[/dim]")
 
 
 def table(title, header, rows):
@@ -119,6 +124,30 @@ def table(title, header, rows):
     for row in rows:
         t.add_row(*map(str, row))
     console.print(t)
+
+
+def show_results(run, before, after, paired_difference):
+    """results.json and the table of a run: {set: {"summary", "predictions"}} before and after, paired on the same questions."""
+    rows, cell = [], lambda s, k: f"{s[k]:.3f} [{s[k + '_low']:.3f}, {s[k + '_high']:.3f}]"  # noqa: E731
+    for name, b in before.items():
+        old, new = b["summary"], after[name]["summary"]
+        gain = paired_difference([r["em"] for r in b["predictions"]], [r["em"] for r in after[name]["predictions"]])
+        rows.append([name, new["n"], cell(old, "em"), cell(new, "em"), f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]", f"{new['f1']:.3f}",
+                     f"{old['searches']:.2f} → {new['searches']:.2f}", f"{old['tokens']:.0f} → {new['tokens']:.0f}"])
+        for by in ("hops", "type"):
+            console.print(f"{name} by {by}: " + ", ".join(
+                f"{v or '-'} {old['by_' + by][v]['em']:.2f} → {g['em']:.2f} (n {g['n']})" for v, g in new["by_" + by].items()), markup=False)
+    header = ["set", "n", "EM before", "EM after", "difference (paired)", "F1", "searches", "tokens"]
+    table(f"{run.path}: EM before and after, 95 % intervals", header, rows)
+    run.write("results.json", {"header": header, "rows": rows})
+
+
+def with_evaluations(run, before, after):
+    """Rows of metrics.jsonl with the mean EM before the first step and after the last one."""
+    rows = read_jsonl(run.path / "metrics.jsonl")
+    mean = lambda results: sum(r["summary"]["em"] for r in results.values()) / len(results)  # noqa: E731
+    rows = [{"step": 0, "eval/em": mean(before)}] + rows
+    return rows[:-1] + [rows[-1] | {"eval/em": mean(after)}]
 
 
 PANELS = (("answers", ("reward/mean", "reward/em", "reward/format", "eval/em")), ("entropy (nats a token)", ("rollout/entropy",)),

@@ -63,10 +63,20 @@ def load_model(name, lora=0, device=None, attn_implementation="sdpa"):
     return model.to(device)
 
 
-def memory_estimate(model):
-    """GB of weights, gradients and Adam's two moments in their dtypes; activations and the prefix cache come on top."""
+def load_policy(name, lora=0):
+    """(model, tokenizer) of a folder or hub id."""
+    tokenizer, model = load_tokenizer(name), load_model(name, lora)
+    if model.get_output_embeddings().weight.shape[0] < len(tokenizer):
+        raise ModelError(f"{name}: the tokenizer has {len(tokenizer)} ids, the model {model.get_output_embeddings().weight.shape[0]}: "
+                         "weights and tokenizer of different models")
+    return model, tokenizer
+
+
+def describe(name, model):
+    """One line: size, place, and GB of weights, gradients and Adam's two moments; activations and the prefix cache come on top."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return (weights + sum(12 * p.numel() for p in model.parameters() if p.requires_grad)) / 1e9
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, {(weights + 12 * trained) / 1e9:.2f} GB with gradients and optimizer"
 
 
 # ---------------------------------------------------------------- log-probs

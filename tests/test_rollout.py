@@ -75,7 +75,8 @@ def loss_and_gradient(model, trajectories, **how):
     return total, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("how", [dict(pack_tokens=11), dict(pack_tokens=6), dict(pad_id=9), dict(parts="each"), dict(order="reversed"), dict(share_prefixes=False)])
+@pytest.mark.parametrize("how", [dict(pack_tokens=11), dict(pack_tokens=6), dict(pad_id=9), dict(parts="each"), dict(order="reversed"),
+                                 dict(share_prefixes=False)])
 def test_sharing_packing_order_and_micro_batches_change_nothing(model, how):
     trajectories = rollout.prefix_order(tree())
     loss, gradient = loss_and_gradient(model, trajectories, share_prefixes=False)

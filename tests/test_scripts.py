@@ -19,7 +19,8 @@ from common.engine import Generation, TransformersEngine
 from tests.conftest import sample
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = "--warmup-steps 150 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 --rounds 1 --group-size 4 --eval-limit 12 --limit 40 --lr 1e-3".split()
+TINY = ("--warmup-steps 150 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 --rounds 1 --group-size 4 "
+        "--eval-limit 12 --limit 40 --lr 1e-3").split()
 KEYS = {"reward/mean", "reward/em", "reward/format", "rollout/tokens", "rollout/tokens_total", "rollout/response_tokens", "rollout/turns", "rollout/searches",
         "rollout/entropy", "rollout/flat_groups", "rollout/cut_off", "time/rollout", "time/train", "time/old_logprobs"}
 
@@ -160,7 +161,8 @@ def qwen(tmp_path_factory):
     return folder
 
 
-REAL = "--retriever bm25 --corpus contexts --questions-per-step 2 --mini-batch 1 --chains 2 --expand 1 --rounds 1 --max-response 40 --eval-limit 2 --lr 1e-4".split()
+REAL = ("--retriever bm25 --corpus contexts --questions-per-step 2 --mini-batch 1 --chains 2 --expand 1 --rounds 1 "
+        "--max-response 40 --eval-limit 2 --lr 1e-4").split()
 
 
 @pytest.mark.parametrize("name, flags", [("hotpotqa/dev_distractor.json", []), ("2wikimultihopqa/dev.json", ["--share-prefixes", "off"]),
@@ -274,6 +276,7 @@ def test_bad_files_and_flags(tmp_path, qwen, capsys, monkeypatch):
     refuse("no such file", *model, *out, *bm25, "--data", tmp_path / "missing.json")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no minute of retries
     refuse("the hub data set 'nobody/no-such-data' did not load", *model, *out, *bm25, "--data", "nobody/no-such-data")
     fine = tmp_path / "fine.jsonl"
     fine.write_text('{"question": "q", "answer": "a"}\n' * 4)

@@ -45,7 +45,7 @@ def test_questions_follow_from_their_evidence(test_world):
             assert q["evidences"][-1][2] == q["answer"]
             assert [e[2] for e in q["evidences"][:-1]] == [e[0] for e in q["evidences"][1:]]
         elif q["type"] == "bridge_comparison":
-            assert q["answer"] == min(((int(q["evidences"][i + 1][2]), q["evidences"][i][0]) for i in (0, 2)))[1]
+            assert q["answer"] == min((int(q["evidences"][i + 1][2]), q["evidences"][i][0]) for i in (0, 2))[1]
         elif q["answer"] in ("yes", "no"):
             assert (q["evidences"][0][2] == q["evidences"][1][2]) == (q["answer"] == "yes")
     assert types == {"compositional", "inference", "comparison", "bridge_comparison"} and hops == {1, 2, 3, 4}
