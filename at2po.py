@@ -30,6 +30,7 @@ Trees are independent: each expands as soon as its own leaves are in, so the sam
 Numbers reached: see the README's table. The paper's own (Qwen3-4B, 8 GPUs, 21M passages) were not measured.
 """
 
+import asyncio
 import itertools
 import json
 import math
@@ -363,11 +364,12 @@ async def play(policy, prompt_ids, node, path, cfg, seed, temperature, watch=Non
         turns = node.turns()
         context = prompt_ids + [i for t in turns for i in t.ids + t.observation_ids]
         room = cfg.max_response - (len(context) - len(prompt_ids))
+        node = Node(None, node, path)
+        node.parent.children.append(node)  # before anything is awaited: the order of siblings does not depend on who is done first
         g = await policy.engine.generate(context, stop=(SEARCH[1], ANSWER[1]), max_tokens=room, temperature=temperature,
                                          seed=stable_seed(seed, path, len(turns)))
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, policy.tokenizer.decode(g.token_ids, skip_special_tokens=True))
-        node = Node(turn, node, path)
-        node.parent.children.append(node)
+        node.turn = turn
         query = re.findall(re.escape(SEARCH[0]) + r"(.*?)" + re.escape(SEARCH[1]), turn.text, re.DOTALL)
         if g.stop_reason == SEARCH[1] and query and len(turns) <= cfg.max_searches:
             if len(turns) == cfg.max_searches:  # one search too many: the environment says so, once
@@ -400,7 +402,6 @@ def choose_nodes(root, cfg, rng):
 
 async def grow_tree(policy, question, prompt_ids, cfg, seed):
     """Algorithm 1, or a group of independent chains (a tree of one level) for the baselines. Returns the root."""
-    import asyncio
     root = Node()
     first = cfg.chains if cfg.rollout == "tree" else cfg.group_size
     await asyncio.gather(*(play(policy, prompt_ids, root, f"chain{m}", cfg, seed, cfg.temperature) for m in range(first)))

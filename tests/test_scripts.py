@@ -359,3 +359,17 @@ def test_the_papers_settings_are_the_defaults_with_a_model():
     grpo = at2po.parse_args(["--model", "Qwen/Qwen3-4B", "--loss", "grpo"])
     assert (grpo.rollout, grpo.group_size, grpo.clip_low, grpo.clip_high, grpo.kl_coef) == ("chains", 16, .2, .2, 1e-3)
     assert at2po.parse_args([]).data == "world" == at2po.parse_args(["--eval-only", "--checkpoint", "x"]).data
+
+
+def test_the_shape_of_a_tree_does_not_depend_on_the_batch(qwen):
+    """Random expansion picks by position: siblings must stand in the order they were started, not in which they ended."""
+    model, tokenizer = training.load_policy(str(qwen))
+    cfg = at2po.parse_args(["--model", "x", "--expansion", "random", "--chains", "4", "--expand", "3", "--rounds", "1", "--max-response", "30"])
+    questions = [data.Question(str(i), f"Who is {i}?", ["a"]) for i in range(3)]
+
+    def shape(max_batch, chosen):
+        policy = at2po.Policy(TransformersEngine(model, tokenizer, max_batch), tokenizer,
+                              rollout.BatchedSearch(retriever.BM25Retriever([{"id": "1", "title": "harbor", "text": "A harbor."}])))
+        return [[(n.path, n.turn.ids) for n in r.nodes()[1:]] for r in at2po.rollout_trees(policy, [questions[i] for i in chosen], cfg, 1)]
+    together = shape(64, [0, 1, 2])
+    assert together == shape(3, [0, 1, 2]) == [shape(64, [i])[0] for i in range(3)]
