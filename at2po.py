@@ -20,17 +20,22 @@ Where the paper and the authors' code differ, or are silent:
     a turn                        an action             a run of ones in      turn_ids, written by the rollout
                                                         the mask
     \\boxed in the prompt          \\boxed               a backspace           \\boxed
+    the search limit              6 calls               told, goes on         a seventh search gets the message as its result
+    all chains answer at once     silent                                      nothing to expand: the tree stays M chains
+    std of rewards                GRPO's                                      population in a tree, sample over chains
+    checkpoint reported           best of 240 steps                           the last
 Trees are independent: each expands as soon as its own leaves are in, so the sampler does not idle between rounds (sec. 7).
 
     python at2po.py                               the embedded world, two CPU cores, under ten minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16) on the same token budget
-    python at2po.py --model Qwen/Qwen3-4B         the paper's setting; needs GPUs and a search server (see README)
+    python at2po.py --model Qwen/Qwen3-4B         the paper's setting; one large GPU, a search server, not run (see README)
     python at2po.py --eval-only --checkpoint Qwen/Qwen3-4B --data musique-dev        ReAct: no training
     python at2po.py --ask "Who is the mother of the director of the film Silent Voyage?"
 Numbers reached: see the README's table. The paper's own (Qwen3-4B, 8 GPUs, 21M passages) were not measured.
 """
 
 import asyncio
+import inspect
 import itertools
 import json
 import math
@@ -78,13 +83,14 @@ class Config:
     branch_penalty: float = .05        # authors' code
     penalty_count: Literal["resamples", "siblings"] = "resamples"  # siblings = authors' code
     expand_answers: bool = False       # authors' code; the paper is silent
-    top_k: int = 3                     # passages a search, authors' code
+    top_k: int = 3                     # passages a search, Table 3
     max_searches: int = 6              # sec. 5.1
-    max_prompt: int = 2000             # tokens, authors' code
-    max_response: int = 6192           # tokens, observations included, authors' code
+    max_prompt: int = 2000             # tokens, Table 3
+    max_response: int = 6192           # tokens, observations included, Table 3
     temperature: float = 1.0           # authors' code; top-p 1, no top-k
     eval_temperature: float = 1.0      # authors' code
-    max_batch: int = 256               # ours: sequences decoded together
+    max_batch: int = 256               # ours: sequences decoded together, at most
+    cache_gb: float = 8.0              # ours: keys and values of running sequences; as much again for finished turns
 
     # reward, credit, loss
     bad_format_reward: float = 0.0     # Eq 16; authors' code: -1
@@ -103,14 +109,15 @@ class Config:
     questions_per_step: int = 64       # Table 3
     mini_batch: int = 8                # questions an update, Table 3
     lr: float = 1e-6                   # Table 3, constant
-    weight_decay: float = .01          # authors' code
+    weight_decay: float = .01          # authors' code; matrices only (ours)
     grad_clip: float = 1.0             # authors' code
     micro_tokens: int = 16384          # ours: packed tokens a forward pass; memory only, no effect on results
     pack_tokens: int = 16384           # ours: tokens a pack of shared prefixes
     share_prefixes: Literal["on", "off"] = "on"
     lora: int = 0                      # rank; 0 = full weights
+    gradient_checkpointing: bool = True  # ours: recompute activations; memory only
     eval_every: int = 0                # steps; 0 = before and after only
-    save_every: int = 10               # steps
+    save_every: int = 10               # steps; 0 = at the end only
     show_every: int = 10               # steps between printed trajectories
     seed: int = 0
 
@@ -124,7 +131,8 @@ class Config:
 
 # What differs in the embedded world: a half-million-weight policy on two cores. Ours, found on the dev split.
 WORLD = dict(data="world", retriever="bm25", top_k=1, max_response=700, eval_limit=400, steps=60, token_budget=550_000, questions_per_step=16,
-             mini_batch=4, lr=3e-4, clip_low=.03, clip_high=.04, micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=1, eval_every=10)
+             mini_batch=4, lr=3e-4, clip_low=.03, clip_high=.04, micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=1, eval_every=10,
+             gradient_checkpointing=False)
 BASELINES = {"grpo": dict(clip_low=.2, clip_high=.2, kl_coef=1e-3), "gspo": dict(clip_low=3e-4, clip_high=4e-4)}  # App. B.4
 PAPER_EVAL = "hotpotqa-dev,2wiki-dev,musique-dev,bamboogle,nq,triviaqa,popqa"                              # sec. 5.1
 
@@ -230,8 +238,9 @@ def render_demonstration(tokenizer, demo, search, top_k):
 
 def tiny_policy(cfg):
     """Folder of the warmed-up tiny policy: supervised on flawed demonstrations in worlds that training never sees."""
-    recipe = {"script": "at2po", "version": 1, "steps": cfg.warmup_steps, "flaw_rate": cfg.flaw_rate, "top_k": cfg.top_k, "size": cfg.world_size,
-              "torch": torch.__version__, "words": len(world.vocabulary())}
+    made_by = (world, training.tiny_tokenizer, training.tiny_model, training.warm_up, render_observation, render_demonstration, DemonstrationBatches)
+    recipe = {"script": "at2po", "steps": cfg.warmup_steps, "flaw_rate": cfg.flaw_rate, "top_k": cfg.top_k, "size": cfg.world_size,
+              "torch": torch.__version__, "code": stable_seed(*map(inspect.getsource, made_by))}
 
     def build():
         words = world.vocabulary() + "Page 1 2 3 now found nothing answer ;".split() + re.findall(r"\w+|[^\w\s]", LIMIT_MESSAGE)
@@ -320,7 +329,7 @@ def score(trajectory, question, cfg):
     em = metrics.exact_match(answer or "", question.answers)
     trajectory.reward = cfg.bad_format_reward if problem else em
     trajectory.info = {"answer": answer, "problem": problem, "em": 0.0 if problem else em, "f1": 0.0 if problem else metrics.f1(answer, question.answers),
-                       "searches": sum(bool(t.observation) for t in trajectory.turns), "gold": question.answers}
+                       "searches": sum(RESULT[0] in t.observation for t in trajectory.turns), "gold": question.answers}
     return trajectory
 
 
@@ -418,9 +427,12 @@ async def grow_tree(policy, question, prompt_ids, cfg, seed):
 
 def rollout_trees(policy, questions, cfg, step):
     """One tree a question, all grown at once; what they sample does not depend on who else is in the batch."""
-    prompts = [render_prompt(policy.tokenizer, q.question) for q in questions]
-    return rollout.run_agents([grow_tree(policy, q, p, cfg, stable_seed(cfg.seed, step, q.id)) for q, p in zip(questions, prompts, strict=True)],
-                              policy.engine, policy.search)
+    agents, seen = [], []
+    for q in questions:
+        again = ("again", seen.count(q.id)) if q.id in seen else ()  # a question drawn twice in a step gets two different trees
+        agents.append(grow_tree(policy, q, render_prompt(policy.tokenizer, q.question), cfg, stable_seed(cfg.seed, step, q.id, *again)))
+        seen.append(q.id)
+    return rollout.run_agents(agents, policy.engine, policy.search)
 
 
 def within_limit(tokenizer, questions, cfg):
@@ -605,12 +617,13 @@ def update(model, reference, optimizer, roots, cfg):
     for group, micro in zip(groups, prepared, strict=True):
         if not micro:
             continue
-        sequences = sum(len(r.leaves()) for r in group)  # of the whole mini-batch, those left out included: their terms are zero
+        # of the whole mini-batch, those left out included: their advantages are zero (their KL terms are left out with them, ours)
+        sequences = sum(len(r.leaves()) for r in group)
         for m in micro:
             logprobs = training.token_logprobs(model, m.batch, cfg.temperature)
             loss, stats = policy_loss(logprobs, m, cfg, sequences)
             loss.backward()
-            stats["loss"] = float(loss.detach()) * stats["tokens"]
+            stats["loss"] = float(loss.detach())
             sums = {k: max(sums.get(k, 0), v) if k == "ratio_max" else sums.get(k, 0) + v for k, v in stats.items()}
             if norms:  # before the first update the ratio is 1
                 spread.append(turn_entropy((logprobs.detach() - m.old_logprobs), m.batch.response_mask, m.batch.turn_ids))
@@ -618,10 +631,13 @@ def update(model, reference, optimizer, roots, cfg):
             report.console.print("[yellow]warning: the ratio of the first update is not 1: log-probs are not reproducible "
                                  "(dropout, or a dtype too coarse for the clip window)[/yellow]")
         norms.append(training.optimizer_step(model, optimizer, cfg.grad_clip))
-    tokens = max(1, sums.get("tokens", 0))
-    out |= {f"train/{k}": sums[k] / tokens for k in ("clip_fraction", "kl", "ratio", "loss") if k in sums}
     if norms:
-        out |= {"train/grad_norm": sum(norms) / len(norms), "train/ratio_max": sums["ratio_max"], "train/updates": len(norms)}
+        finite = [n for n in norms if math.isfinite(n)]
+        out |= {f"train/{k}": sums[k] / sums["tokens"] for k in ("clip_fraction", "kl", "ratio")}
+        out |= {"train/loss": sums["loss"] / len(norms), "train/ratio_max": sums["ratio_max"], "train/updates": len(finite)}
+        out |= {"train/grad_norm": sum(finite) / len(finite)} if finite else {}
+        if len(finite) < len(norms):
+            report.console.print(f"[yellow]warning: {len(norms) - len(finite)} updates skipped: gradients not finite (try a lower --lr)[/yellow]")
     if spread:
         out["train/turn_entropy"] = sum(spread) / len(spread)
     return out | {"time/train": time.time() - started}
@@ -658,7 +674,7 @@ def evaluate(policy, split, cfg, progress=None):
 
 # ---------------------------------------------------------------- main
 
-FREE_ON_RESUME = ("steps", "token_budget", "eval_every", "save_every", "show_every", "resume", "out", "max_batch")
+FREE_ON_RESUME = ("steps", "token_budget", "eval_every", "save_every", "show_every", "resume", "out")
 
 
 def parse_args(argv=None):
@@ -667,15 +683,19 @@ def parse_args(argv=None):
     flags = {a.split("=", 1)[0]: a.split("=", 1)[1] if "=" in a else b for a, b in itertools.zip_longest(argv, argv[1:], fillvalue="")}
     in_world = flags.get("--data", "world") == "world" and "--model" not in flags
     default = replace(Config(), **{**(WORLD if in_world else {}), **BASELINES.get(flags.get("--loss"), {})})
-    cfg = tyro.cli(Config, default=default, description=__doc__, args=argv)
-    return resolve(cfg)
+    if in_world and flags.get("--loss") == "gspo":
+        default = replace(default, clip_low=3e-3, clip_high=4e-3)  # ten times the paper's, as for ATPO
+    return resolve(tyro.cli(Config, default=default, description=__doc__, args=argv))
 
 
 def resolve(cfg):
     """Fills what depends on other fields, so that the saved configuration says what ran."""
-    return replace(cfg, rollout=("tree" if cfg.loss == "atpo" else "chains") if cfg.rollout == "auto" else cfg.rollout,
-                   retriever=cfg.retriever or ("bm25" if cfg.corpus else "http://127.0.0.1:8000"),
-                   name=cfg.name or (f"eval-{stable_seed(cfg.checkpoint, cfg.data) % 10**6}" if cfg.eval_only else f"{cfg.loss}-seed{cfg.seed}"))
+    if cfg.kl_coef and cfg.loss != "grpo":
+        sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
+    rollout_kind = ("tree" if cfg.loss == "atpo" else "chains") if cfg.rollout == "auto" else cfg.rollout
+    name = f"eval-{stable_seed(cfg.model, cfg.checkpoint, cfg.data, cfg.seed) % 10**6}" if cfg.eval_only else f"{cfg.loss}-seed{cfg.seed}"
+    search = "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
+    return replace(cfg, rollout=rollout_kind, retriever=cfg.retriever or search, name=cfg.name or name)
 
 
 def sample_rows(roots, step, cfg):
@@ -713,6 +733,7 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
     """The loop of the paper: grow trees, assign credit, update; once a step."""
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay)
     state = training.load_training_state(start, model, optimizer) if start else {"step": 0, "tokens": 0}
+    saved_step = state["step"] if start else -1
     run.rewind(state["step"])
     questions = itertools.islice(data.shuffled_forever(split.questions, stable_seed(cfg.seed, "order")), state["step"] * cfg.questions_per_step, None)
     for step in range(state["step"] + 1, cfg.steps + 1):
@@ -737,9 +758,10 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
             row["eval/em"] = sum(r["summary"]["em"] for r in results.values()) / len(results)
         run.append("samples.jsonl", samples)
         run.append("metrics.jsonl", [row])
-        if step % cfg.save_every == 0 or step == cfg.steps:
+        if cfg.save_every and step % cfg.save_every == 0:
             training.save_checkpoint(run.path / "checkpoint", model, tokenizer, optimizer, state)
-    if not start or state["step"] > json.loads((start / "trainer.json").read_text())["step"]:
+            saved_step = step
+    if state["step"] > saved_step:
         training.save_checkpoint(run.path / "checkpoint", model, tokenizer, optimizer, state)
     return state
 
@@ -770,9 +792,10 @@ def main(argv=None):
             raise training.ModelError(f"--data {cfg.data} needs --model or --checkpoint")
         source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
         source = (training.find_checkpoint(source) if Path(source).is_dir() else None) or source
-        model, tokenizer = training.load_policy(start or source, cfg.lora)
+        model, tokenizer = training.load_policy(start or source, cfg.lora, cfg.gradient_checkpointing)
         report.console.print(training.describe(start or source, model))
-        policy = Policy(TransformersEngine(model, tokenizer, cfg.max_batch), tokenizer, rollout.BatchedSearch(evals[0].retriever))
+        policy = Policy(TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb), tokenizer,
+                        rollout.BatchedSearch(evals[0].retriever))
         if cfg.ask:
             return ask(cfg, policy, evals[0])
         for s in filter(None, (split, *evals)):

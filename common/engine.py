@@ -11,13 +11,15 @@ TransformersEngine runs any decoder-only Hugging Face model on CPU or GPU with c
 batch at the next token, whoever stops leaves it, and the keys and values of what was read before (earlier turns of the
 trajectory, the common start of siblings) are reused. transformers' own `generate_batch` was tried first: it returns ids
 and log-probs and shares prefixes, but takes one seed for the whole batch and not one a request, and is slower on a CPU
-(tests/bench_engine.py prints both).
+(benchmarks/bench_engine.py prints all three).
 
-A sample depends on (prompt, seed) alone: one uniform number a token, drawn from the request's own seed, picks the token by
-its cumulative probability, whatever else is in the batch.
+A sample depends on (prompt, seed) alone, up to rounding: one uniform number a token, drawn from the request's own seed, picks the
+token by its cumulative probability, whatever else is in the batch. (A batch of another shape may round logits differently; a draw
+that falls on the edge of two tokens may then change.)
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -54,15 +56,18 @@ class _SlotCache:
     Duck-types the two calls that transformers' decoder layers make on a cache."""
     is_compileable = False
 
-    def __init__(self, config, slots, dtype, device):
+    def __init__(self, config, dtype, device):
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.kv = torch.zeros(config.num_hidden_layers, 2, slots, heads, 128, dim, dtype=dtype, device=device)
+        self.kv = torch.zeros(config.num_hidden_layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
+        self.bytes_per_token = config.num_hidden_layers * 2 * heads * dim * self.kv.element_size()
 
-    def reserve(self, tokens):
-        missing = tokens - self.kv.shape[4]
-        if missing > 0:
-            self.kv = torch.nn.functional.pad(self.kv, (0, 0, 0, -(-missing // 128) * 128))
+    def reserve(self, slots, tokens):
+        """Grows to at least `slots` x `tokens`: slots by half, tokens by 128."""
+        slots = max(slots, self.kv.shape[2] * 3 // 2) - self.kv.shape[2] if slots > self.kv.shape[2] else 0
+        tokens = max(0, -(-(tokens - self.kv.shape[4]) // 128) * 128)
+        if slots or tokens:
+            self.kv = torch.nn.functional.pad(self.kv, (0, 0, 0, tokens, 0, 0, 0, slots))
 
     def view(self, rows, start, width):
         """The next forward pass writes `width` tokens from start (n,) on, in the slots of the slice `rows`."""
@@ -83,15 +88,19 @@ class _SlotCache:
 class TransformersEngine:
     """Continuous batching over a Hugging Face causal LM (`model` is shared with training: weights are never copied).
 
-    max_batch: sequences decoded together; prefix_cache_gb: memory for keys and values of finished turns."""
+    max_batch: sequences decoded together, at most; fewer where their longest possible lengths would not fit into cache_gb.
+    prefix_cache_gb: memory for keys and values of finished turns. On a GPU the forward pass runs in bf16, as training's does."""
 
-    def __init__(self, model, tokenizer, max_batch=256, prefix_cache_gb=1.0):
+    def __init__(self, model, tokenizer, max_batch=256, cache_gb=4.0, prefix_cache_gb=1.0):
         self.model, self.tokenizer, self.max_batch = model, tokenizer, max_batch
         self.device = model.device
         eos = model.generation_config.eos_token_id if model.generation_config is not None else None
         eos = eos if eos is not None else tokenizer.eos_token_id
         self.eos = set(eos if isinstance(eos, list) else [eos]) - {None}
-        self.prefix_cache_bytes = prefix_cache_gb * 2**30
+        self.cache_bytes, self.prefix_cache_bytes = cache_gb * 2**30, prefix_cache_gb * 2**30
+        gpu = self.device.type == "cuda"
+        self.autocast = (lambda: torch.autocast("cuda", torch.bfloat16)) if gpu else contextlib.nullcontext
+        self.cache_dtype = torch.bfloat16 if gpu else model.get_input_embeddings().weight.dtype
         self.waiting, self.active, self.cache = [], [], None
         self.pieces = {}                     # token id -> its text, for stop strings
         self.sampled_tokens = self.prefilled_tokens = self.reused_tokens = 0
@@ -99,6 +108,7 @@ class TransformersEngine:
 
     def load_weights(self, named_tensors=None):
         """Forgets all keys and values. named_tensors: (name, tensor) pairs to copy in; None where the model is the trainer's."""
+        self._drop_cancelled()
         if self.busy:
             raise RuntimeError("load_weights while generations are running")
         if named_tensors is not None:
@@ -127,9 +137,8 @@ class TransformersEngine:
         was_training = self.model.training
         self.model.eval()
         if self.cache is None:
-            base = self.model.get_decoder()
-            self.cache = _SlotCache(self.model.config, self.max_batch, base.get_input_embeddings().weight.dtype, self.device)
-        self.active = [r for r in self.active if not r.future.done()]  # a cancelled rollout leaves nothing behind
+            self.cache = _SlotCache(self.model.config, self.cache_dtype, self.device)
+        self._drop_cancelled()
         if self.waiting and len(self.active) < self.max_batch:
             self._admit()
         if self.active:
@@ -139,25 +148,41 @@ class TransformersEngine:
             self._retire()
         self.model.train(was_training)
 
+    def _drop_cancelled(self):
+        """A cancelled rollout leaves nothing behind."""
+        self.waiting = [r for r in self.waiting if not r.future.done()]
+        for r in self.active:
+            if r.future.done():
+                r.stop_reason = "cancelled"
+        self._retire()
+
     def _forward(self, rows, ids, start):
         """Hidden states (n, width, H) of ids (n, width) that continue the slots `rows`, which hold start (n,) tokens each."""
-        self.cache.reserve(int(start.max()) + ids.shape[1])
+        self.cache.reserve(rows.stop, int(start.max()) + ids.shape[1])
         self.cache.view(rows, start, ids.shape[1])
         mask = torch.arange(self.cache.end, device=self.device) <= self.cache.position[:, None, :, None]  # (n, 1, width, end)
-        return self.model.get_decoder()(input_ids=ids, attention_mask=mask, position_ids=self.cache.position,
-                                        past_key_values=self.cache, use_cache=True).last_hidden_state
+        with self.autocast():
+            return self.model.get_decoder()(input_ids=ids, attention_mask=mask, position_ids=self.cache.position,
+                                            past_key_values=self.cache, use_cache=True).last_hidden_state
 
     def _admit(self):
         """Prefills waiting requests into the rows after the running ones; equal prompts are computed once."""
-        self.waiting = [r for r in self.waiting if not r.future.done()]
-        new, self.waiting = self.waiting[:self.max_batch - len(self.active)], self.waiting[self.max_batch - len(self.active):]
+        longest, room = max((len(r.prompt_ids) + r.max_tokens for r in self.active), default=0), 0
+        while room < min(len(self.waiting), self.max_batch - len(self.active)):
+            longest = max(longest, len(self.waiting[room].prompt_ids) + self.waiting[room].max_tokens)
+            if (len(self.active) + room + 1) * longest * self.cache.bytes_per_token > self.cache_bytes and len(self.active) + room:
+                break
+            room += 1
+        if not room:
+            return
+        new, self.waiting = self.waiting[:room], self.waiting[room:]
         unique = OrderedDict()
         for r in new:
             unique.setdefault(tuple(r.prompt_ids), []).append(r)
         first, start, suffixes = len(self.active), [], []
         for row, ids in enumerate(unique, first):
             known, kv = self._longest_prefix(ids)
-            self.cache.reserve(len(ids))
+            self.cache.reserve(len(self.active) + len(new), len(ids))
             if known:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
             start.append(known)
@@ -179,7 +204,8 @@ class TransformersEngine:
 
     def _sample(self, requests, hidden):
         """Appends one token to each request, from the last hidden states (n, H)."""
-        logits = self.model.get_output_embeddings()(hidden).float()                          # (n, V)
+        head = self.model.get_output_embeddings()
+        logits = torch.nn.functional.linear(hidden.float(), head.weight.float())             # (n, V), fp32 as in training
         temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=self.device)
         logprobs = torch.log_softmax(logits / temperature[:, None], -1)
         cumulative = logprobs.double().exp().cumsum(-1)                                      # float64: V may be 150,000
@@ -212,8 +238,8 @@ class TransformersEngine:
             if not r.stop_reason:
                 row += 1
                 continue
-            self._remember(r, row)
             if not r.future.done():
+                self._remember(r, row)
                 r.future.set_result(Generation(r.token_ids, r.logprobs, r.stop_reason))
             moved = self.active.pop()
             if moved is not r:

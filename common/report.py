@@ -100,7 +100,7 @@ def step_line(step, total, m):
     parts = [f"step {step}/{total}", f"reward {m['reward/mean']:.3f}", f"em {m['reward/em']:.3f}", f"format {m['reward/format']:.2f}",
              f"len {m['rollout/response_tokens']:.0f}", f"turns {m['rollout/turns']:.1f}", f"ent {m['rollout/entropy']:.3f}"]
     if "train/kl" in m:
-        parts += [f"kl {m['train/kl']:.4f}", f"clip {m['train/clip_fraction']:.2f}", f"gnorm {m['train/grad_norm']:.2f}"]
+        parts += [f"kl {m['train/kl']:.4f}", f"clip {m['train/clip_fraction']:.2f}", f"gnorm {m.get('train/grad_norm', float('nan')):.2f}"]
     parts.append(f"roll {m['time/rollout']:.1f}s train {m['time/train']:.1f}s")
     return " | ".join(parts + ([f"{m['mem/gpu_gb']:.1f} GB"] if "mem/gpu_gb" in m else []))
 

@@ -142,7 +142,7 @@ class HTTPRetriever:
         for attempt in range(self.retries + 1):
             try:
                 reply = self.client.post(self.url + "/retrieve", json={"queries": list(queries), "topk": k, "return_scores": True})
-                if reply.status_code < 500:
+                if reply.status_code < 500 and reply.status_code != 429:
                     reply.raise_for_status()
                     return self._parse(reply.json(), len(queries))
                 problem = f"HTTP {reply.status_code}"
@@ -168,7 +168,7 @@ class HTTPRetriever:
     def _one(hit):
         document = hit.get("document", hit)
         title, _, text = document["contents"].partition("\n")
-        return Passage(str(document["id"]), title.strip('"'), text or title, float(hit.get("score", 0.0)))
+        return Passage(str(document.get("id", "")), title.strip('"'), text or title, float(hit.get("score", 0.0)))
 
 
 def make_retriever(spec, corpus):

