@@ -103,9 +103,11 @@ def main():
           f"transformers {transformers.__version__}; {args.questions} questions x {args.group} chains\n")
     generate, batched = plain_generate(cfg, model, tokenizer)
     rows = [("TransformersEngine (ours)", *by_engine(cfg, model, tokenizer, split, args.group)),
-            ("model.generate, a call a turn", *turn_loop(cfg, model, tokenizer, split, args.group, generate))]
+            ("model.generate, a call a turn for all", *turn_loop(cfg, model, tokenizer, split, args.group, generate))]
+    one_by_one = [turn_loop(cfg, model, tokenizer, at2po.replace(split, questions=[q]), args.group, generate) for q in split.questions]
+    rows.append(("model.generate, a question's group at a time", sum(s for s, _ in one_by_one), sum(n for _, n in one_by_one)))
     if not args.skip_generate_batch:
-        rows.append(("generate_batch, a call a turn", *turn_loop(cfg, model, tokenizer, split, args.group, batched)))
+        rows.append(("generate_batch, a call a turn for all", *turn_loop(cfg, model, tokenizer, split, args.group, batched)))
     print("| generation | sampled tokens | seconds | tokens/s | ours / this |\n|---|---|---|---|---|")
     ours = rows[0][2] / rows[0][1]
     for name, seconds, tokens in rows:

@@ -134,8 +134,8 @@ class TransformersEngine:
     @torch.no_grad()
     def step(self):
         """Admits what waits, then samples one token for every running request."""
-        was_training = self.model.training
-        self.model.eval()
+        if self.model.training:
+            self.model.eval()
         if self.cache is None:
             self.cache = _SlotCache(self.model.config, self.cache_dtype, self.device)
         self._drop_cancelled()
@@ -146,7 +146,6 @@ class TransformersEngine:
             ids = torch.tensor([[r.token_ids[-1]] for r in self.active], device=self.device)
             self._sample(self.active, self._forward(slice(0, len(fed)), ids, torch.tensor(fed, device=self.device))[:, 0])
             self._retire()
-        self.model.train(was_training)
 
     def _drop_cancelled(self):
         """A cancelled rollout leaves nothing behind."""

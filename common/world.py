@@ -128,6 +128,14 @@ class World:
         """Passages as retriever rows {"id", "title", "text"}; the title opens the text, as in Wikipedia."""
         return [{"id": p["id"], "title": p["title"], "text": " ".join(p["sentences"])} for p in self.passages]
 
+    def graph(self):
+        """networkx.MultiDiGraph of the triples: nodes carry `kind`, edges `relation` (also their key)."""
+        import networkx
+        graph = networkx.MultiDiGraph()
+        graph.add_nodes_from((name, {"kind": kind}) for name, kind in self.kinds.items())
+        graph.add_edges_from((h, t, r, {"relation": r}) for h, r, t in self.triples)
+        return graph
+
     def demonstrate(self, question, seed, flaw_rate):
         """The question's plan as plain steps; with probability `flaw_rate` one flaw of FLAWS is drawn in."""
         rng = random.Random(f"{self.split}/{question['_id']}/{seed}")
