@@ -35,7 +35,6 @@ Numbers reached: see the README's table. The paper's own (Qwen3-4B, 8 GPUs, 21M 
 """
 
 import asyncio
-import inspect
 import itertools
 import json
 import math
@@ -51,7 +50,7 @@ import torch
 import transformers
 import tyro
 
-from common import data, metrics, report, retriever, rollout, training, world
+from common import data, metrics, report, retriever, rollout, task, training, world
 from common.engine import TransformersEngine
 from common.rollout import Trajectory, Turn, stable_seed
 
@@ -178,54 +177,16 @@ def render_observation(tokenizer, passages):
     return text, tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
 
-# ---------------------------------------------------------------- data
+# ---------------------------------------------------------------- the tiny policy of the embedded world
 
-@dataclass
-class Split:
-    name: str
-    questions: list
-    retriever: object
-
-
-def load_splits(cfg, need_train=True):
-    """(training split or None, evaluation splits)."""
-    if cfg.data == "world":
-        make = lambda split, n: world.make_world(split, seed=0, size=cfg.world_size, questions=n)  # noqa: E731
-        worlds = {s: make(s, n) for s, n in (("train", cfg.limit or 2000), ("test", cfg.eval_limit or 400))}
-        train, test = (Split(s, data.load_questions(w.questions), retriever.make_retriever(cfg.retriever, w.corpus())) for s, w in worlds.items())
-        return train, [test]
-    if cfg.eval_only or cfg.ask:
-        names = cfg.data.split(",")
-        sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
-        train = None
-    else:
-        train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad)
-        names = [n for n in (cfg.eval_data or (PAPER_EVAL if cfg.data == "hotpotqa" else "")).split(",") if n]
-        sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
-        if not names:  # a file of one's own: its last tenth is held out
-            held = min(max(1, len(train) // 10), cfg.eval_limit or len(train))
-            if len(train) < 2:
-                raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; give --eval-data")
-            train, sets = train[:-held], {cfg.data: train[-held:]}
-    corpus = None
-    if not cfg.retriever.startswith("http"):
-        if not cfg.corpus:
-            raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
-        everything = [q for s in (train, *sets.values()) if s for q in s]
-        corpus = data.pool_contexts(everything) if cfg.corpus == "contexts" else data.load_corpus(cfg.corpus)
-    search = retriever.make_retriever(cfg.retriever, corpus)
-    short = lambda n: Path(n).stem if Path(n).suffix else n.replace("/", "_")  # noqa: E731
-    return (Split("train", train, search) if train else None), [Split(short(n), q, search) for n, q in sets.items()]
-
-
-def render_demonstration(tokenizer, demo, search, top_k):
-    """A world demonstration in this paper's tags, as the turns of a trajectory; results are what the retriever really returns."""
+def render_demonstration(tokenizer, question, demo, index, top_k):
+    """A demonstration of the world in this paper's tags, as a trajectory; results are what the retriever really returns."""
     turns, found = [], ""
     say = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     for step in demo.steps:
         relation = world.SPOKEN.get(step.relation, step.relation)
         text = f"{THINK[0]} {found}now {relation} of {step.subject} {THINK[1]} {SEARCH[0]} {step.subject} {relation} {SEARCH[1]}"
-        observation, ids = render_observation(tokenizer, search(f"{step.subject} {relation}", top_k))
+        observation, ids = render_observation(tokenizer, index.search([f"{step.subject} {relation}"], top_k)[0])
         turns.append(Turn(say(text), [], SEARCH[1], text, ids, observation))
         found = f"found {relation} {step.found or 'nothing'} ; "
     final = f"{ANSWER[0]} {demo.answer} {ANSWER[1]}" if demo.flaw == "bad format" else f"{ANSWER[0]} \\boxed{{ {demo.answer} }} {ANSWER[1]}"
@@ -233,58 +194,14 @@ def render_demonstration(tokenizer, demo, search, top_k):
     turns.append(Turn(say(text), [], ANSWER[1], text))
     for turn in turns:
         turn.logprobs = [0.0] * len(turn.ids)
-    return turns
+    return Trajectory(question["_id"], render_prompt(tokenizer, question["question"]), turns)
 
 
 def tiny_policy(cfg):
-    """Folder of the warmed-up tiny policy: supervised on flawed demonstrations in worlds that training never sees."""
-    made_by = (world, training.tiny_tokenizer, training.tiny_model, training.warm_up, render_observation, render_demonstration, DemonstrationBatches)
-    recipe = {"script": "at2po", "steps": cfg.warmup_steps, "flaw_rate": cfg.flaw_rate, "top_k": cfg.top_k, "size": cfg.world_size,
-              "torch": torch.__version__, "code": stable_seed(*map(inspect.getsource, made_by))}
-
-    def build():
-        words = world.vocabulary() + "Page 1 2 3 now found nothing answer ;".split() + re.findall(r"\w+|[^\w\s]", LIMIT_MESSAGE)
-        tokenizer = training.tiny_tokenizer(words, [*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"])
-        model = training.tiny_model(tokenizer)
-        batches = DemonstrationBatches(cfg, tokenizer)
-        started = time.time()
-        report.console.print(f"warming up the tiny policy on {8 * cfg.warmup_steps} demonstrations (cached afterwards)")
-
-        def progress(step, loss):
-            if step % 100 == 99 or step + 1 == cfg.warmup_steps:
-                report.console.print(f"  warm-up {step + 1}/{cfg.warmup_steps} | loss {loss:.3f} | {time.time() - started:.0f}s")
-        training.warm_up(model, batches, progress=progress)
-        return model, tokenizer
-    return training.cached_policy(recipe, build)
-
-
-class DemonstrationBatches:
-    """Batches of 8 demonstrations from four warm-up worlds, the same in every run. The words of names change places in each
-    demonstration (given names among given names, and so on), so that the policy learns to read names, not to remember them. A shuffled
-    name may be spelled like one of another split; what is said of it has nothing to do with the facts there."""
-
-    def __init__(self, cfg, tokenizer):
-        self.cfg, self.tokenizer = cfg, tokenizer
-        self.worlds = [world.make_world("warmup", seed=s, size=cfg.world_size, questions=1500) for s in range(4)]
-        self.search = [retriever.BM25Retriever(w.corpus()) for w in self.worlds]
-        self.names = [tokenizer.convert_tokens_to_ids(words) for words in world.name_words()]
-
-    def __len__(self):
-        return self.cfg.warmup_steps
-
-    def __iter__(self):
-        rng = random.Random(0)
-        for step in range(len(self)):
-            w, search = rng.choice(list(zip(self.worlds, self.search, strict=True)))
-            flaw_rate = self.cfg.flaw_rate if step >= .8 * len(self) else .1  # first learn to read, then bad habits
-            yield rollout.collate([self.trajectory(w, search, q, step, rng, flaw_rate) for q in rng.sample(w.questions, 8)], pack_tokens=512)
-
-    def trajectory(self, w, search, question, step, rng, flaw_rate):
-        new = {a: b for ids in self.names for a, b in zip(ids, rng.sample(ids, len(ids)), strict=True)}
-        turns = render_demonstration(self.tokenizer, w.demonstrate(question, step, flaw_rate), lambda q, k: search.search([q], k)[0], self.cfg.top_k)
-        for turn in turns:
-            turn.ids, turn.observation_ids = [new.get(i, i) for i in turn.ids], [new.get(i, i) for i in turn.observation_ids]
-        return Trajectory(question["_id"], [new.get(i, i) for i in render_prompt(self.tokenizer, question["question"])], turns)
+    """Folder of the half-million-weight policy that the embedded world starts from; made once, then cached."""
+    words = "Page 1 2 3 now found nothing answer ;".split() + re.findall(r"\w+|[^\w\s]", LIMIT_MESSAGE)
+    return task.tiny_policy(cfg, "at2po", words, [*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"],
+                            lambda *demonstration: render_demonstration(*demonstration, cfg.top_k), (render_observation, render_demonstration))
 
 
 # ---------------------------------------------------------------- reward (Eq 14-16)
@@ -434,23 +351,6 @@ def rollout_trees(policy, questions, cfg, step):
         agents.append(grow_tree(policy, q, render_prompt(policy.tokenizer, q.question), cfg, stable_seed(cfg.seed, step, q.id, *again)))
         seen.append(q.id)
     return rollout.run_agents(agents, policy.engine, policy.search)
-
-
-def within_limit(tokenizer, questions, cfg):
-    """The questions whose prompts fit; an overlong one is an error, or left out and counted with --skip-bad."""
-    fits = []
-    for q in questions:
-        n = len(render_prompt(tokenizer, q.question))
-        if n <= cfg.max_prompt:
-            fits.append(q)
-        elif not cfg.skip_bad:
-            raise data.DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt {cfg.max_prompt}; "
-                                 "raise it, or leave such questions out with --skip-bad")
-    if len(fits) < len(questions):
-        report.console.print(f"left out {len(questions) - len(fits)} questions with prompts over {cfg.max_prompt} tokens")
-    if not fits:
-        raise data.DataError(f"no question fits into --max-prompt {cfg.max_prompt} tokens")
-    return fits
 
 
 # ---------------------------------------------------------------- values and advantages (Eq 3, Table 2)
@@ -712,24 +612,6 @@ def sample_rows(roots, step, cfg):
     return rows
 
 
-def evaluate_all(cfg, run, policy, splits, suffix=""):
-    """{set: rows}; every prediction goes to eval_<set><suffix>.json, read back on resume."""
-    results = {}
-    for split in splits:
-        file = run.path / f"eval_{split.name}{suffix}.json"
-        if not (cfg.resume and suffix and file.exists()):
-            policy.engine.load_weights()
-            policy.search.retriever = split.retriever
-            with report.console.status(f"evaluating {split.name}") as status:
-                rows, summary = evaluate(policy, split, cfg, lambda done, total: status.update(f"evaluating {split.name}: {done}/{total}"))  # noqa: B023
-            run.write(file.name, {"summary": summary, "predictions": rows})
-        results[split.name] = json.loads(file.read_text())
-        s = results[split.name]["summary"]
-        report.console.print(f"eval {split.name} (n {s['n']}): EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}] | F1 {s['f1']:.3f} | "
-                             f"searches {s['searches']:.2f} | tokens {s['tokens']:.0f} | format {s['format']:.2f}")
-    return results
-
-
 def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
     """The loop of the paper: grow trees, assign credit, update; once a step."""
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay)
@@ -755,7 +637,7 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
             for sample in samples:
                 report.show_trajectory(tokenizer.decode(sample["prompt_ids"]), sample)
         if cfg.eval_every and step % cfg.eval_every == 0 and step < cfg.steps:
-            results = evaluate_all(cfg, run, policy, evals, f"_step{step}")
+            results = task.evaluate_all(cfg, run, policy, evals, evaluate, f"_step{step}")
             row["eval/em"] = sum(r["summary"]["em"] for r in results.values()) / len(results)
         run.append("samples.jsonl", samples)
         run.append("metrics.jsonl", [row])
@@ -786,7 +668,7 @@ def main(argv=None):
     torch.manual_seed(cfg.seed)
     transformers.utils.logging.disable_progress_bar()
     try:
-        split, evals = load_splits(cfg)
+        split, evals = task.load_splits(cfg, PAPER_EVAL)
         run = None if cfg.ask else report.RunFolder(cfg.out, "at2po", cfg.name, asdict(cfg), cfg.resume, FREE_ON_RESUME)
         start = training.find_checkpoint(run.path / "checkpoint") if cfg.resume else None
         if cfg.data != "world" and not (cfg.checkpoint or cfg.model):
@@ -800,19 +682,19 @@ def main(argv=None):
         if cfg.ask:
             return ask(cfg, policy, evals[0])
         for s in filter(None, (split, *evals)):
-            s.questions = within_limit(tokenizer, s.questions, cfg)
+            s.questions = task.within_limit(s.questions, lambda q: len(render_prompt(tokenizer, q.question)), cfg.max_prompt, cfg.skip_bad)
         run.create()
         report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
         if cfg.eval_only:
-            evaluate_all(cfg, run, policy, evals)
+            task.evaluate_all(cfg, run, policy, evals, evaluate)
             return report.console.print(f"predictions in {run.path}")
         reference = training.load_model(source).requires_grad_(False) if cfg.kl_coef and not cfg.lora else None
         if start:  # the table compares with the weights that the run began with
             before = {s.name: json.loads((run.path / f"eval_{s.name}_before.json").read_text()) for s in evals}
         else:
-            before = evaluate_all(cfg, run, policy, evals, "_before")
+            before = task.evaluate_all(cfg, run, policy, evals, evaluate, "_before")
         train(cfg, run, model, tokenizer, reference, policy, split, evals, start)
-        after = evaluate_all(cfg, run, policy, evals)
+        after = task.evaluate_all(cfg, run, policy, evals, evaluate)
         report.show_results(run, before, after, metrics.paired_difference)
         report.draw_curves(report.with_evaluations(run, before, after), run.path / "curves.png",
                            f"AT2PO · {cfg.name} · {cfg.loss}, {cfg.rollout}, {cfg.expansion} expansion, credit by {cfg.credit}")

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import at2po
-from common import data, retriever, rollout, training, world
+from common import data, retriever, rollout, task, training, world
 from common.engine import TransformersEngine
 
 
@@ -21,7 +21,7 @@ def setup(questions):
     cfg = at2po.parse_args([])
     model, tokenizer = training.load_policy(at2po.tiny_policy(cfg))
     train = world.make_world("train", questions=2000)
-    split = at2po.Split("train", data.load_questions(train.questions)[:questions], retriever.BM25Retriever(train.corpus()))
+    split = task.Split("train", data.load_questions(train.questions)[:questions], retriever.BM25Retriever(train.corpus()))
     return cfg, model, tokenizer, split
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from transformers import AttentionInterface
 
 BLOCK = 8  # prefixes are found at multiples of this many tokens
 
@@ -85,6 +86,19 @@ class _SlotCache:
         return 0
 
 
+def grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Scaled dot-product attention that reads keys and values where they lie: the query heads that share a key head become rows of
+    one query, (n, key heads, group * width, dim). (transformers copies keys and values once for every query head.)"""
+    n, heads, width, dim = query.shape
+    group = heads // key.shape[1]
+    out = torch.nn.functional.scaled_dot_product_attention(query.reshape(n, key.shape[1], group * width, dim), key, value,
+                                                           attention_mask.repeat(1, 1, group, 1), scale=scaling)
+    return out.reshape(n, heads, width, dim).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("grouped", grouped_attention)
+
+
 class TransformersEngine:
     """Continuous batching over a Hugging Face causal LM (`model` is shared with training: weights are never copied).
 
@@ -133,18 +147,21 @@ class TransformersEngine:
 
     @torch.no_grad()
     def step(self):
-        """Admits what waits, then samples one token for every running request."""
+        """One token for every running request, and the first one for those that are admitted."""
         if self.model.training:
             self.model.eval()
         if self.cache is None:
             self.cache = _SlotCache(self.model.config, self.cache_dtype, self.device)
         self._drop_cancelled()
-        if self.waiting and len(self.active) < self.max_batch:
-            self._admit()
-        if self.active:
-            fed = [len(r.prompt_ids) + len(r.token_ids) - 1 for r in self.active]
-            ids = torch.tensor([[r.token_ids[-1]] for r in self.active], device=self.device)
-            self._sample(self.active, self._forward(slice(0, len(fed)), ids, torch.tensor(fed, device=self.device))[:, 0])
+        running, hidden = list(self.active), []
+        if running:
+            ids = torch.tensor([[r.token_ids[-1]] for r in running], device=self.device)
+            start = torch.tensor([len(r.prompt_ids) + len(r.token_ids) - 1 for r in running], device=self.device)
+            hidden.append(self._forward(slice(0, len(running)), ids, start)[:, 0])
+        if self.waiting and len(running) < self.max_batch:
+            hidden += self._admit()
+        if hidden:
+            self._sample(self.active, torch.cat(hidden))
             self._retire()
 
     def _drop_cancelled(self):
@@ -160,12 +177,19 @@ class TransformersEngine:
         self.cache.reserve(rows.stop, int(start.max()) + ids.shape[1])
         self.cache.view(rows, start, ids.shape[1])
         mask = torch.arange(self.cache.end, device=self.device) <= self.cache.position[:, None, :, None]  # (n, 1, width, end)
-        with self.autocast():
-            return self.model.get_decoder()(input_ids=ids, attention_mask=mask, position_ids=self.cache.position,
-                                            past_key_values=self.cache, use_cache=True).last_hidden_state
+        decoder = self.model.get_decoder()
+        training_attention, decoder.config._attn_implementation = decoder.config._attn_implementation, "grouped"
+        try:
+            with self.autocast():
+                return decoder(input_ids=ids, attention_mask=mask, position_ids=self.cache.position,
+                               past_key_values=self.cache, use_cache=True).last_hidden_state
+        finally:
+            decoder.config._attn_implementation = training_attention
 
     def _admit(self):
-        """Prefills waiting requests into the rows after the running ones; equal prompts are computed once."""
+        """Prefills waiting requests into the rows after the running ones; equal prompts are computed once.
+
+        Returns [] or [their last hidden states (n, H)]."""
         longest, room = max((len(r.prompt_ids) + r.max_tokens for r in self.active), default=0), 0
         while room < min(len(self.waiting), self.max_batch - len(self.active)):
             longest = max(longest, len(self.waiting[room].prompt_ids) + self.waiting[room].max_tokens)
@@ -173,7 +197,7 @@ class TransformersEngine:
                 break
             room += 1
         if not room:
-            return
+            return []
         new, self.waiting = self.waiting[:room], self.waiting[room:]
         unique = OrderedDict()
         for r in new:
@@ -198,8 +222,7 @@ class TransformersEngine:
             rows = torch.tensor(copies, device=self.device) + first
             self.cache.kv[:, :, first + len(unique):first + len(order)] = self.cache.kv[:, :, rows]
         self.active += order
-        self._sample(order, torch.cat([last, last[copies]]))
-        self._retire()
+        return [torch.cat([last, last[copies]])]
 
     def _sample(self, requests, hidden):
         """Appends one token to each request, from the last hidden states (n, H)."""

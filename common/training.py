@@ -262,10 +262,9 @@ def tiny_model(tokenizer, width=128, seed=0):
     return model
 
 
-def warm_up(model, batches, lr=2e-3, progress=lambda step, loss: None):
-    """Supervised training on the sampled tokens of demonstrations; `batches` yields rollout.Batch, its length is the schedule's."""
+def warm_up(model, batches, total, lr=2e-3, progress=lambda step, loss: None):
+    """Supervised training on the sampled tokens of demonstrations; `batches` yields `total` times a rollout.Batch."""
     optimizer = make_optimizer(model, lr, betas=(.9, .98))
-    total = len(batches)
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = cosine_lr(step, total, lr, lr / 20, warmup=20)

@@ -1,4 +1,4 @@
-"""The embedded world: a generated graph, its passages, multi-hop questions over them, and demonstrations.
+"""The embedded world: a generated graph, its passages, and multi-hop questions over them.
 
 Nothing real is replaced and nothing is downloaded. Every split ("warmup", "train", "dev", "test") is a world of its own:
 all splits are written with the same words, but no two splits share an entity, so no fact learned in one answers a
@@ -93,22 +93,6 @@ SAME_COUNTRY = {"person": "country of citizenship", "film": "country of origin",
 DISTRACTORS = {"person": "{p} friends include {x}.", "film": "{h} is often compared with {x}.", "song": "{h} is often compared with {x}.",
                "book": "{h} is often compared with {x}.", "band": "{h} is often compared with {x}.",
                "company": "{h} competes with {x}.", "label": "{h} competes with {x}.", "city": "{h} is twinned with {x}."}
-FLAWS = {"wrong relation": .3, "too few hops": .3, "bad format": .2, "wrong entity": .1, "from nowhere": .1}  # kind: its share
-
-
-@dataclass
-class Step:
-    """One hop of a demonstration: ask for `relation` (as spoken) of `subject`, find `found` (None: the passage does not say)."""
-    subject: str
-    relation: str
-    found: str | None
-
-
-@dataclass
-class Demonstration:
-    steps: list[Step]
-    answer: str
-    flaw: str | None = None  # a key of FLAWS; "bad format" is for the script to render in its own tags
 
 
 @dataclass
@@ -135,48 +119,6 @@ class World:
         graph.add_nodes_from((name, {"kind": kind}) for name, kind in self.kinds.items())
         graph.add_edges_from((h, t, r, {"relation": r}) for h, r, t in self.triples)
         return graph
-
-    def demonstrate(self, question, seed, flaw_rate):
-        """The question's plan as plain steps; with probability `flaw_rate` one flaw of FLAWS is drawn in."""
-        rng = random.Random(f"{self.split}/{question['_id']}/{seed}")
-        plan = [Step(s, r, self.facts[s, r]) for s, r in question["plan"]]
-        if rng.random() >= flaw_rate:
-            return Demonstration(plan, question["answer"])
-        flaw = rng.choices(list(FLAWS), list(FLAWS.values()))[0]
-        if flaw == "bad format":
-            return Demonstration(plan, question["answer"], flaw)
-        if flaw == "from nowhere" or (flaw == "too few hops" and len(plan) == 1):
-            kind = self.kinds.get(question["answer"], "person")
-            same = [e for e, k in self.kinds.items() if k == kind and e != question["answer"]]
-            cut = plan[:rng.randrange(len(plan))]
-            return Demonstration(cut, rng.choice(same), "from nowhere")
-        if flaw == "too few hops":
-            cut = plan[:rng.randrange(1, len(plan))]
-            return Demonstration(cut, cut[-1].found, flaw)
-        i = rng.randrange(len(plan))
-        subject, relation = plan[i].subject, plan[i].relation
-        if flaw == "wrong relation":
-            relation = rng.choice([r for (k, r) in FACTS if k == self.kinds[subject] and r != relation] or [relation])
-        else:
-            like = [e for e in self.kinds if e != subject and self.kinds[e] == self.kinds[subject] and set(e.split()) & set(subject.split())]
-            subject = rng.choice(like or [e for e, k in self.kinds.items() if k == self.kinds[subject] and e != subject])
-        wrong = Step(subject, relation, self.facts.get((subject, relation)))
-        return self._carry_on(question, plan, i, wrong, flaw)
-
-    def _carry_on(self, question, plan, i, wrong, flaw):
-        """After a wrong step the demonstrator goes on from what it found, as far as the graph carries it."""
-        steps = plan[:i] + [wrong]
-        for later in plan[i + 1:]:
-            subject = steps[-1].found if later.subject == plan[len(steps) - 1].found else later.subject
-            if subject is None or (subject, later.relation) not in self.facts:
-                break
-            steps.append(Step(subject, later.relation, self.facts[subject, later.relation]))
-        if question["type"] in ("compositional", "inference"):
-            answer = steps[-1].found or wrong.subject
-        else:  # a comparison that went wrong ends on a guess
-            options = [s for s, _ in question["plan"] if s in question["question"]] if question["answer"] not in ("yes", "no") else ["yes", "no"]
-            answer = options[len(steps) % len(options)]
-        return Demonstration(steps, answer, flaw)
 
     def write(self, folder):
         """questions.json (official 2Wiki form), corpus.jsonl (Search-R1 form), triples.jsonl."""
@@ -354,15 +296,6 @@ def make_world(split="train", seed=0, size=1.0, questions=400, hop_mix=(.3, .4, 
             "hops": hops, "domain": DOMAIN_OF.get(kinds[start], "people"), "supporting_facts": gold, "evidences": evidences,
             "context": [[t, at[t]["sentences"]] for t in titles], "plan": [list(p) for p in plan]})
     return world
-
-
-def name_words():
-    """Lists of words that play the same part in names, no word in two of them."""
-    seen, lists = set(), []
-    for words in dict.fromkeys(tuple(x) for first, second, _ in NAMES.values() for x in (first, second)):
-        lists.append([w for w in words if w not in seen])
-        seen.update(words)
-    return lists
 
 
 def vocabulary():

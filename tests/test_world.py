@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from common import data, world
+from common import data, demonstrations, world
 
 
 def test_same_arguments_same_bytes(tmp_path):
@@ -70,10 +70,10 @@ def test_one_passage_an_entity_with_facts_beside_its_sentences(test_world):
 
 def test_demonstrations_answer_or_carry_their_flaw(test_world):
     for q in test_world.questions[:100]:
-        clean = test_world.demonstrate(q, 0, flaw_rate=0)
+        clean = demonstrations.demonstrate(test_world, q, 0, flaw_rate=0)
         assert clean.flaw is None and clean.answer == q["answer"] and [s.found for s in clean.steps] == [e[2] for e in q["evidences"]]
-    flawed = [test_world.demonstrate(q, s, flaw_rate=1) for q in test_world.questions for s in range(3)]
-    assert {d.flaw for d in flawed} == set(world.FLAWS)
+    flawed = [demonstrations.demonstrate(test_world, q, s, flaw_rate=1) for q in test_world.questions for s in range(3)]
+    assert {d.flaw for d in flawed} == set(demonstrations.FLAWS)
     wrong = sum(d.answer != q["answer"] for d, q in zip(flawed, [q for q in test_world.questions for _ in range(3)], strict=True))
     assert wrong > .5 * len(flawed)
     for d in flawed:

@@ -1,0 +1,115 @@
+"""What a script starts from and ends with: questions with a search over them, the tiny policy, evaluation files.
+
+The one module of common/ that joins the others; a script's method is nowhere in it."""
+
+import inspect
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common import data, demonstrations, report, retriever, rollout, training, world
+
+
+@dataclass
+class Split:
+    name: str
+    questions: list
+    retriever: object
+
+
+def world_split(name, size=1.0, questions=400, spec="bm25"):
+    """A split of the embedded world. Test questions come from the world of seed 1, which was first looked at when all settings had been
+    chosen on dev; every other split is the world of seed 0."""
+    made = world.make_world(name, seed=int(name == "test"), size=size, questions=questions)
+    return Split(name, data.load_questions(made.questions), retriever.make_retriever(spec, made.corpus()))
+
+
+def load_splits(cfg, paper_eval):
+    """(training split or None, evaluation splits) of --data, --eval-data, --corpus and --retriever. paper_eval: the paper's sets."""
+    if cfg.data == "world":
+        evals = [world_split(n, cfg.world_size, cfg.eval_limit or 400, cfg.retriever) for n in (cfg.eval_data or "test").split(",")]
+        return world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever), evals
+    if cfg.eval_only or cfg.ask:
+        names, train = cfg.data.split(","), None
+    else:
+        train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad)
+        names = [n for n in (cfg.eval_data or (paper_eval if cfg.data == "hotpotqa" else "")).split(",") if n]
+    sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
+    if not names:  # a file of one's own: its last tenth is held out
+        held = min(max(1, len(train) // 10), cfg.eval_limit or len(train))
+        if len(train) < 2:
+            raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; give --eval-data")
+        train, sets = train[:-held], {cfg.data: train[-held:]}
+    corpus = None
+    if not cfg.retriever.startswith("http"):
+        if not cfg.corpus:
+            raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
+        everything = [q for s in (train, *sets.values()) if s for q in s]
+        corpus = data.pool_contexts(everything) if cfg.corpus == "contexts" else data.load_corpus(cfg.corpus)
+    search = retriever.make_retriever(cfg.retriever, corpus)
+    short = lambda n: Path(n).stem if Path(n).suffix else n.replace("/", "_")  # noqa: E731
+    return (Split("train", train, search) if train else None), [Split(short(n), q, search) for n, q in sets.items()]
+
+
+def within_limit(questions, prompt_length, limit, skip_bad):
+    """The questions whose prompts fit into `limit` tokens; an overlong one is an error, or left out and counted with skip_bad."""
+    fits = []
+    for q in questions:
+        n = prompt_length(q)
+        if n <= limit:
+            fits.append(q)
+        elif not skip_bad:
+            raise data.DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt {limit}; "
+                                 "raise it, or leave such questions out with --skip-bad")
+    if len(fits) < len(questions):
+        report.console.print(f"left out {len(questions) - len(fits)} questions with prompts over {limit} tokens")
+    if not fits:
+        raise data.DataError(f"no question fits into --max-prompt {limit} tokens")
+    return fits
+
+
+def tiny_policy(cfg, script, words, tags, render, made_by):
+    """Folder of the warmed-up tiny policy: supervised on flawed demonstrations in worlds that training never sees.
+
+    words, tags: what the script writes besides the world's words. render(tokenizer, question row, demonstration, retriever) ->
+    rollout.Trajectory. made_by: the functions it rests on; when their code changes, the policy is made anew."""
+    code = (world, demonstrations, training.tiny_tokenizer, training.tiny_model, training.warm_up, rollout.collate, *made_by)
+    recipe = {"script": script, "steps": cfg.warmup_steps, "flaw_rate": cfg.flaw_rate, "top_k": cfg.top_k, "size": cfg.world_size,
+              "torch": torch.__version__, "code": rollout.stable_seed(*map(inspect.getsource, code))}
+
+    def build():
+        tokenizer = training.tiny_tokenizer([*world.vocabulary(), *words], tags)
+        model = training.tiny_model(tokenizer)
+        groups = demonstrations.groups(tokenizer, lambda *a: render(tokenizer, *a), retriever.BM25Retriever, cfg.warmup_steps, cfg.flaw_rate, cfg.world_size)
+        started = time.time()
+        report.console.print(f"warming up the tiny policy on {8 * cfg.warmup_steps} demonstrations (cached afterwards)")
+
+        def progress(step, loss):
+            if step % 100 == 99 or step + 1 == cfg.warmup_steps:
+                report.console.print(f"  warm-up {step + 1}/{cfg.warmup_steps} | loss {loss:.3f} | {time.time() - started:.0f}s")
+        training.warm_up(model, (rollout.collate(g, pack_tokens=512) for g in groups), cfg.warmup_steps, progress=progress)
+        return model, tokenizer
+    return training.cached_policy(recipe, build)
+
+
+def evaluate_all(cfg, run, policy, splits, evaluate, suffix=""):
+    """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
+
+    evaluate(policy, split, cfg, progress) -> (rows, summary) is the script's; policy has an engine and a search."""
+    results = {}
+    for split in splits:
+        file = run.path / f"eval_{split.name}{suffix}.json"
+        if not (cfg.resume and suffix and file.exists()):
+            policy.engine.load_weights()
+            policy.search.retriever = split.retriever
+            with report.console.status(f"evaluating {split.name}") as status:
+                rows, summary = evaluate(policy, split, cfg, lambda done, total: status.update(f"evaluating {split.name}: {done}/{total}"))  # noqa: B023
+            run.write(file.name, {"summary": summary, "predictions": rows})
+        results[split.name] = json.loads(file.read_text())
+        s = results[split.name]["summary"]
+        report.console.print(f"eval {split.name} (n {s['n']}): EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}] | F1 {s['f1']:.3f} | "
+                             f"searches {s['searches']:.2f} | tokens {s['tokens']:.0f} | format {s['format']:.2f}")
+    return results
