@@ -1,11 +1,12 @@
-"""Engine and update on the embedded world: python -m benchmarks.bench_engine [--questions 8] [--group 16]
+"""Engine and update on the embedded world: python -m benchmarks.bench_engine [--questions 16] [--repeats 5]
 
-Generation: the same multi-turn rollouts (same policy, questions, seeds where the API has them) by our engine, by a plain loop that
-calls model.generate once a turn for the whole batch, and by transformers' generate_batch. Update: seconds of forward and
-backward of the same trees with and without shared prefixes. Prints one Markdown table; figures are of this machine and this run.
+Generation: the script's own agents (same policy, questions and searches) on our engine, on a plain loop that calls model.generate once
+a turn for everyone who waits, and on transformers' generate_batch; as independent chains and as AT2PO's trees. Update: seconds of
+forward and backward of the same trees with and without shared prefixes. Medians of alternating repeats; compare rows, not machines.
 """
 
 import argparse
+import asyncio
 import platform
 import time
 
@@ -14,7 +15,7 @@ import transformers
 
 import at2po
 from common import data, retriever, rollout, task, training, world
-from common.engine import TransformersEngine
+from common.engine import Generation, TransformersEngine
 
 
 def setup(questions):
@@ -25,37 +26,35 @@ def setup(questions):
     return cfg, model, tokenizer, split
 
 
-def by_engine(cfg, model, tokenizer, split, group):
-    """Seconds and sampled tokens of `group` chains a question."""
-    engine = TransformersEngine(model, tokenizer, cfg.max_batch)
-    policy = at2po.Policy(engine, tokenizer, rollout.BatchedSearch(split.retriever))
-    started = time.time()
-    at2po.rollout_trees(policy, split.questions, at2po.replace(cfg, rollout="chains", group_size=group), 0)
-    return time.time() - started, engine.sampled_tokens
+class TurnEngine:
+    """The textbook loop behind the engine's interface: whoever waits takes a turn in one call, all wait for the slowest, and every call
+    encodes its contexts from the start. generate(contexts) -> list of sampled ids."""
+
+    def __init__(self, tokenizer, generate):
+        self.tokenizer, self.generate_ids, self.waiting, self.sampled_tokens = tokenizer, generate, [], 0
+
+    @property
+    def busy(self):
+        return bool(self.waiting)
+
+    def load_weights(self):
+        pass
+
+    async def generate(self, prompt_ids, stop, max_tokens, **sampling):
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append((prompt_ids, stop, future))
+        return await future
+
+    def step(self):
+        waiting, self.waiting = self.waiting, []
+        for (_, stop, future), ids in zip(waiting, self.generate_ids([w[0] for w in waiting]), strict=True):
+            self.sampled_tokens += len(ids)
+            text = self.tokenizer.decode(ids)
+            future.set_result(Generation(ids, [-.1] * len(ids), next((s for s in stop if s in text), "eos")))
 
 
-def turn_loop(cfg, model, tokenizer, split, group, generate):
-    """The textbook loop: every trajectory takes a turn, all wait for the slowest, the whole context is encoded again.
-    generate(contexts) -> list of sampled ids. The limits are those of the engine's run."""
-    states = [{"prompt": at2po.render_prompt(tokenizer, q.question), "turns": []} for q in split.questions for _ in range(group)]
-    live, tokens, started = states, 0, time.time()
-    while live:
-        contexts = [s["prompt"] + [i for ids, obs in s["turns"] for i in ids + obs] for s in live]
-        sampled = generate(contexts)
-        after = []
-        for s, ids in zip(live, sampled, strict=True):
-            tokens += len(ids)
-            text = tokenizer.decode(ids)
-            if text.rstrip().endswith(at2po.SEARCH[1]) and at2po.SEARCH[0] in text and len(s["turns"]) < cfg.max_searches:
-                query = text.split(at2po.SEARCH[0])[-1].split(at2po.SEARCH[1])[0].strip()
-                s["turns"].append((ids, at2po.render_observation(tokenizer, split.retriever.search([query], cfg.top_k)[0])[1]))
-                if sum(len(a) + len(b) for a, b in s["turns"]) < cfg.max_response:
-                    after.append(s)
-        live = after
-    return time.time() - started, tokens
-
-
-def plain_generate(cfg, model, tokenizer):
+def plain_generate(tokenizer, model):
+    """generate(contexts) by model.generate on the left-padded batch, and by generate_batch."""
     stops = {tokenizer.convert_tokens_to_ids(t) for t in (at2po.SEARCH[1], at2po.ANSWER[1])} | {tokenizer.eos_token_id}
     config = transformers.GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=256, eos_token_id=sorted(stops),
                                            pad_token_id=tokenizer.pad_token_id)
@@ -64,6 +63,7 @@ def plain_generate(cfg, model, tokenizer):
         width = max(map(len, contexts))
         ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(c)) + c for c in contexts])
         mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts])
+        model.eval()
         with torch.no_grad():
             out = model.generate(ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
         return [next((o[:n + 1] for n, t in enumerate(o) if t in stops), o) for o in out]
@@ -73,6 +73,16 @@ def plain_generate(cfg, model, tokenizer):
         results = model.generate_batch(inputs=contexts, generation_config=config, progress_bar=False)
         return [list(r.generated_tokens) for r in results.values()]
     return generate, batched
+
+
+def rollouts(engine, tokenizer, split, cfg, at_a_time):
+    """(sampled tokens, seconds) of one training step's rollouts, `at_a_time` questions together."""
+    engine.load_weights()
+    policy = at2po.Policy(engine, tokenizer, rollout.BatchedSearch(split.retriever))
+    tokens, started = engine.sampled_tokens, time.time()
+    for i in range(0, len(split.questions), at_a_time):
+        at2po.rollout_trees(policy, split.questions[i:i + at_a_time], cfg, 0)
+    return engine.sampled_tokens - tokens, time.time() - started
 
 
 def updates(cfg, model, tokenizer, split):
@@ -93,25 +103,28 @@ def updates(cfg, model, tokenizer, split):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--questions", type=int, default=8)
-    parser.add_argument("--group", type=int, default=16)
+    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--skip-generate-batch", action="store_true")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     cfg, model, tokenizer, split = setup(args.questions)
     print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-          f"transformers {transformers.__version__}; {args.questions} questions x {args.group} chains\n")
-    generate, batched = plain_generate(cfg, model, tokenizer)
-    rows = [("TransformersEngine (ours)", *by_engine(cfg, model, tokenizer, split, args.group)),
-            ("model.generate, a call a turn for all", *turn_loop(cfg, model, tokenizer, split, args.group, generate))]
-    one_by_one = [turn_loop(cfg, model, tokenizer, at2po.replace(split, questions=[q]), args.group, generate) for q in split.questions]
-    rows.append(("model.generate, a question's group at a time", sum(s for s, _ in one_by_one), sum(n for _, n in one_by_one)))
-    if not args.skip_generate_batch:
-        rows.append(("generate_batch, a call a turn for all", *turn_loop(cfg, model, tokenizer, split, args.group, batched)))
-    print("| generation | sampled tokens | seconds | tokens/s | ours / this |\n|---|---|---|---|---|")
-    ours = rows[0][2] / rows[0][1]
-    for name, seconds, tokens in rows:
-        print(f"| {name} | {tokens} | {seconds:.1f} | {tokens / seconds:.0f} | {ours / (tokens / seconds):.2f} |")
+          f"transformers {transformers.__version__}; {args.questions} questions, {args.repeats} repeats\n")
+    generate, batched = plain_generate(tokenizer, model)
+    ours, plain = TransformersEngine(model, tokenizer, cfg.max_batch), TurnEngine(tokenizer, generate)
+    together = [("TransformersEngine (ours)", ours, args.questions), ("model.generate, a call a turn, all questions together", plain, args.questions),
+                ("model.generate, a call a turn, a question at a time", plain, 1)]
+    print("| generation | workload | sampled tokens | seconds | tokens/s | ours / this |\n|---|---|---|---|---|---|")
+    for workload in ("chains", "tree"):
+        c = at2po.replace(cfg, rollout=workload)
+        runs = [[rollouts(engine, tokenizer, split, c, n) for _, engine, n in together] for _ in range(args.repeats + 1)][1:]  # the first one warms up
+        rows = [(name, *sorted((r[i] for r in runs), key=lambda r: r[0] / r[1])[len(runs) // 2]) for i, (name, *_) in enumerate(together)]
+        if workload == "chains" and not args.skip_generate_batch:
+            rows.append(("generate_batch, a call a turn, all questions together (once)",
+                         *rollouts(TurnEngine(tokenizer, batched), tokenizer, split, c, args.questions)))
+        for name, tokens, seconds in rows:
+            print(f"| {name} | {workload} | {tokens} | {seconds:.2f} | {tokens / seconds:.0f} | {rows[0][1] / rows[0][2] / (tokens / seconds):.2f} |")
     results = updates(cfg, model, tokenizer, split)
     print("\n| update of the same trees | tokens through the model | seconds |\n|---|---|---|")
     for share, name in (("on", "shared prefixes"), ("off", "plain batch")):

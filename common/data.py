@@ -196,12 +196,15 @@ def pool_contexts(questions):
     return rows
 
 
+MEMORY_MAP_FROM = 200e6  # bytes of a corpus file
+
+
 def load_corpus(source):
     """Corpus rows {"id", "title", "text"} of a JSON or JSONL file, as a list (a memory-mapped table past 200 MB)."""
     path = Path(source)
     if not path.exists():
         raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; or 'contexts')")
-    if path.stat().st_size > 200e6 and path.suffix == ".jsonl":
+    if path.stat().st_size > MEMORY_MAP_FROM and path.suffix == ".jsonl":
         import datasets
         table = datasets.load_dataset("json", data_files=str(path), split="train")
         return table.map(lambda row, i: _passage(row, i), with_indices=True, remove_columns=table.column_names)

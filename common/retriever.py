@@ -4,12 +4,14 @@
 
     --retriever bm25                                in memory (bm25s)
     --retriever dense:intfloat/e5-base-v2           sentence-transformers + FAISS; any hub id or folder
+    --retriever dense:intfloat/e5-base-v2@HNSW32    any FAISS index factory string: SQfp16, IVF4096,SQ8, HNSW64 … (default Flat)
     --retriever http://127.0.0.1:8000               a server in Search-R1's form (ours, Search-R1's, verl's)
 
     python -m common.retriever serve --corpus wiki-18.jsonl --retriever bm25 --port 8000
 
-The HTTP form: POST /retrieve {"queries": […], "topk": k, "return_scores": true} ->
-{"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'.
+The HTTP form, ours and the client's: POST /retrieve {"queries": […], "topk": k, "return_scores": true} ->
+{"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'. The server also answers SkyRL's "query",
+ReSearch's /search and /batch_search, and R1-Searcher's /queries.
 """
 
 import argparse
@@ -80,12 +82,14 @@ PREFIXES = {"e5": ("query: ", "passage: "), "bge": ("Represent this sentence for
 
 
 class DenseRetriever:
-    """Cosine similarity of sentence-transformers vectors in a FAISS flat index.
+    """Cosine similarity of sentence-transformers vectors in a FAISS index (on the GPUs that FAISS sees, else on the CPU).
 
-    Pooling and normalisation come from the model's own modules.json; a bare encoder folder of the e5 family gets mean
-    pooling, one of the bge family its first token. The index is cached beside the corpus under a hash of both."""
+    index: a FAISS index factory string. Flat is exact (4 bytes a dimension); SQfp16 and SQ8 halve and quarter it; IVF<lists>,<codes>
+    reads 1/16 of its lists; HNSW<links> is a graph. Pooling and normalisation come from the model's own modules.json; a bare
+    encoder folder of the e5 family gets mean pooling, one of the bge family its first token. Corpora are encoded in pieces, and the
+    index is cached under a hash of both."""
 
-    def __init__(self, corpus, model, cache_dir=None, batch_size=64, max_tokens=256):
+    def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256, piece=100_000):
         import faiss
         from sentence_transformers import SentenceTransformer
         if not len(corpus):
@@ -97,32 +101,51 @@ class DenseRetriever:
             raise RetrieverError(f"--retriever dense:{model}: the encoder did not load ({type(error).__name__}); give a folder with a "
                                  "sentence-transformers model, or a hub id where the hub can be reached") from error
         family = next((f for f in PREFIXES if f in Path(model).name.lower()), None)
-        self.query_prefix, passage_prefix = PREFIXES.get(family, ("", ""))
+        self.query_prefix, self.passage_prefix = PREFIXES.get(family, ("", ""))
         if family == "bge" and not (Path(model) / "modules.json").exists() and Path(model).is_dir():
             self.encoder[1].pooling_mode_mean_tokens, self.encoder[1].pooling_mode_cls_token = False, True
         self.encoder.max_seq_length = min(max_tokens, self.encoder.max_seq_length or max_tokens)
         self.batch_size = batch_size
-        digest = hashlib.sha256(f"{model}/{max_tokens}/{len(corpus)}".encode())
+        digest = hashlib.sha256(f"{model}/{index}/{max_tokens}/{len(corpus)}".encode())
         for row in corpus:
             digest.update(f"{row['title']}\n{row['text']}".encode())
         path = Path(cache_dir or Path.home() / ".cache/fivehop") / f"dense-{digest.hexdigest()[:16]}.faiss"
-        if path.exists():
-            self.index = faiss.read_index(str(path))
-            return
-        vectors = self._encode([f"{passage_prefix}{row['title']}\n{row['text']}" for row in corpus], progress=True)
-        self.index = faiss.IndexFlatIP(vectors.shape[1])
-        self.index.add(vectors)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        faiss.write_index(self.index, str(path) + ".tmp")
-        Path(str(path) + ".tmp").replace(path)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            faiss.write_index(self._build(faiss, index, piece), str(path) + ".tmp")
+            Path(str(path) + ".tmp").replace(path)
+        self.index = faiss.read_index(str(path))
+        if index.startswith("IVF"):
+            self.index.nprobe = max(1, self.index.nlist // 16)
+        if getattr(faiss, "get_num_gpus", int)() and not index.startswith("HNSW"):
+            self.index = faiss.index_cpu_to_all_gpus(self.index)
+
+    def _build(self, faiss, spec, piece):
+        """Encodes and adds `piece` passages at a time; an index that needs training sees a spread sample of one piece first."""
+        dimension = self.encoder.encode(["x"]).shape[1]
+        try:
+            index = faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
+            if not index.is_trained:
+                index.train(self._encode_passages(range(0, len(self.corpus), -(-len(self.corpus) // piece))))
+        except RuntimeError as error:
+            raise RetrieverError(f"--retriever dense:MODEL@{spec}: FAISS refuses this index ({str(error).splitlines()[-1][:200]}); try Flat, SQfp16, "
+                                 "HNSW32, or IVF<lists>,SQ8 with fewer lists than passages") from error
+        for start in range(0, len(self.corpus), piece):
+            index.add(self._encode_passages(range(start, min(start + piece, len(self.corpus)))))
+        return index
+
+    def _encode_passages(self, numbers):
+        rows = [self.corpus[i] for i in numbers]
+        return self._encode([f"{self.passage_prefix}{row['title']}\n{row['text']}" for row in rows], progress=True)
 
     def _encode(self, texts, progress=False):
         return self.encoder.encode(texts, batch_size=self.batch_size, normalize_embeddings=True, convert_to_numpy=True,
                                    show_progress_bar=progress and len(texts) > 500).astype(np.float32)
 
     def search(self, queries, k):
+        """list of at most k passages a query, best first; an approximate index may find fewer."""
         scores, ids = self.index.search(self._encode([self.query_prefix + q for q in queries]), min(k, len(self.corpus)))
-        return [[_passage(self.corpus[int(i)], s) for s, i in zip(ss, ii, strict=True)] for ss, ii in zip(scores, ids, strict=True)]
+        return [[_passage(self.corpus[int(i)], s) for s, i in zip(ss, ii, strict=True) if i >= 0] for ss, ii in zip(scores, ids, strict=True)]
 
 
 class HTTPRetriever:
@@ -178,19 +201,42 @@ def make_retriever(spec, corpus):
     if spec == "bm25":
         return BM25Retriever(corpus)
     if spec.startswith("dense:"):
-        return DenseRetriever(corpus, spec.removeprefix("dense:"))
-    raise RetrieverError(f"--retriever {spec}: expected bm25, dense:MODEL or http://HOST:PORT")
+        model, _, index = spec.removeprefix("dense:").partition("@")
+        return DenseRetriever(corpus, model, index or "Flat")
+    raise RetrieverError(f"--retriever {spec}: expected bm25, dense:MODEL, dense:MODEL@INDEX or http://HOST:PORT")
 
 
 def make_app(retriever):
-    """FastAPI application: POST /retrieve, GET /health."""
-    from fastapi import FastAPI
-    from pydantic import BaseModel, Field
+    """FastAPI application: POST /retrieve and GET /health, and the forms that other agents' code speaks."""
+    from fastapi import FastAPI, HTTPException
+    from pydantic import BaseModel, Field, model_validator
+    count = lambda default: Field(default, ge=1, le=1000)  # noqa: E731
+    document = lambda p: {"id": p.id, "contents": f'"{p.title}"\n{p.text}'}  # noqa: E731
 
-    class Request(BaseModel):
-        queries: list[str] = Field(max_length=4096)
-        topk: int = Field(3, ge=1, le=1000)
+    class Retrieve(BaseModel):             # Search-R1, verl, ATPO: queries; SkyRL: query
+        queries: list[str] = Field([], max_length=4096)
+        query: str | None = None
+        topk: int = count(3)
+        topk_rerank: int | None = None
         return_scores: bool = False
+
+        @model_validator(mode="after")
+        def one_form(self):
+            if bool(self.queries) == (self.query is not None):
+                raise ValueError("give queries (a list) or query (a string)")
+            return self
+
+    class Search(BaseModel):               # ReSearch
+        query: str
+        top_n: int = count(3)
+        return_score: bool = False
+
+    class BatchSearch(Search):
+        query: list[str] = Field(max_length=4096)
+
+    class Queries(BaseModel):              # R1-Searcher
+        queries: list[str] = Field(max_length=4096)
+        k: int = count(3)
 
     app = FastAPI(title="fivehop retriever")
 
@@ -199,12 +245,26 @@ def make_app(retriever):
         return {"status": "ok"}
 
     @app.post("/retrieve")
-    def retrieve(request: Request):
-        rows = []
-        for hits in retriever.search(request.queries, request.topk):
-            documents = [{"id": p.id, "contents": f'"{p.title}"\n{p.text}'} for p in hits]
-            rows.append([{"document": d, "score": p.score} for d, p in zip(documents, hits, strict=True)] if request.return_scores else documents)
-        return {"result": rows}
+    def retrieve(request: Retrieve):
+        if request.topk_rerank is not None:
+            raise HTTPException(422, "this server does not rerank; leave topk_rerank out")
+        results = retriever.search([request.query] if request.query is not None else request.queries, request.topk)
+        return {"result": [[{"document": document(p), "score": p.score} if request.return_scores else document(p) for p in hits] for hits in results]}
+
+    @app.post("/search")
+    def search(request: Search):
+        hits = retriever.search([request.query], request.top_n)[0]
+        return [[document(p) for p in hits], [p.score for p in hits]] if request.return_score else [document(p) for p in hits]
+
+    @app.post("/batch_search")
+    def batch_search(request: BatchSearch):
+        results = retriever.search(request.query, request.top_n)
+        documents = [[document(p) for p in hits] for hits in results]
+        return [documents, [[p.score for p in hits] for hits in results]] if request.return_score else documents
+
+    @app.post("/queries")
+    def queries(request: Queries):
+        return {"queries": request.queries, "answers": [[document(p)["contents"] for p in hits] for hits in retriever.search(request.queries, request.k)]}
 
     return app
 

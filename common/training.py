@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch.utils.checkpoint import checkpoint as recompute
+
+from kernels.turn_logprob import turn_logprob
 
 
 class ModelError(RuntimeError):
@@ -63,6 +64,9 @@ def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_c
     scaled = [k for k in ("final_logit_softcapping", "logits_scaling", "logit_scale") if getattr(model.config, k, None)]
     if scaled:
         raise ModelError(f"{name}: its head scales or caps logits ({', '.join(scaled)}); token_logprobs knows plain linear heads only")
+    window = getattr(model.config, "sliding_window", None)
+    if any(kind != "full_attention" for kind in getattr(model.config, "layer_types", None) or [f"window of {window}"] * bool(window)):
+        raise ModelError(f"{name}: it has layers with a sliding window, or without full attention; engine and shared prefixes know full attention only")
     return model.to(device)
 
 
@@ -87,21 +91,10 @@ def describe(name, model):
 
 # ---------------------------------------------------------------- log-probs
 
-def linear_logprobs(rows, weight, target, temperature=1.0, chunk=4096):
-    """log softmax(rows @ weight.T / temperature)[target] in fp32; rows (R, H), weight (V, H), target (R,) -> (R,).
+def token_logprobs(model, batch, temperature=1.0, kernels="auto"):
+    """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing. batch: rollout.Batch.
 
-    Logits are formed in fp32, `chunk` rows at a time, and recomputed in backward: (R, V) is never held."""
-    def some(rows, target):
-        logits = rows.float() @ weight.float().T / temperature                                # (chunk, V)
-        return logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(1)
-    if len(rows) <= chunk and weight.shape[0] < 8192:
-        return some(rows, target)
-    parts = [recompute(some, r, t, use_reentrant=False) for r, t in zip(rows.split(chunk), target.split(chunk), strict=True)]
-    return torch.cat(parts)
-
-
-def token_logprobs(model, batch, temperature=1.0):
-    """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing. batch: rollout.Batch."""
+    kernels: "on" = the Triton path (CUDA), "off" = plain PyTorch, "auto" = on where there is CUDA."""
     model.train(torch.is_grad_enabled())  # transformers recomputes activations in train mode only; the models used have no dropout
     autocast = torch.autocast("cuda", torch.bfloat16) if batch.packed_ids.is_cuda else nullcontext()
     if batch.ancestors is None:
@@ -111,8 +104,9 @@ def token_logprobs(model, batch, temperature=1.0):
     with autocast:
         hidden = model.get_decoder()(input_ids=batch.packed_ids, attention_mask=mask, position_ids=batch.positions,
                                      use_cache=False).last_hidden_state                       # (P, N, H)
-    rows = hidden.flatten(0, 1)[batch.predecessor]                                            # (R, H)
-    logprobs = linear_logprobs(rows, model.get_output_embeddings().weight, batch.target, temperature)
+    backend = {"on": "triton", "off": "reference", "auto": "auto"}[kernels]
+    logprobs = turn_logprob(hidden, model.get_output_embeddings().weight, batch.target, rows=batch.predecessor, temperature=temperature,
+                            backend=backend).logprobs                                         # (R,)
     return torch.cat([logprobs, logprobs.new_zeros(1)])[batch.gather]                         # (B, T)
 
 

@@ -4,6 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are imported: they then run on the CPU
 
 DATA = Path(os.environ.get("FIVEHOP_DATA", Path(__file__).resolve().parents[2] / "shared/data"))
 

@@ -88,3 +88,13 @@ def test_bad_files(tmp_path):
 def test_repeated_ids_are_told_apart():
     rows = [{"id": "x", "question": json.dumps(i), "answer": "a"} for i in range(3)]
     assert [q.id for q in data.load_questions(rows)] == ["x", "x#1", "x#2"]
+
+
+def test_a_large_corpus_is_memory_mapped_and_reads_the_same(tmp_path, monkeypatch):
+    file = tmp_path / "corpus.jsonl"
+    file.write_text("".join(json.dumps({"id": str(i), "contents": f'"Title {i}"\nText of {i}.'}) + "\n" for i in range(50)))
+    small = data.load_corpus(file)
+    monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    large = data.load_corpus(file)
+    assert not isinstance(large, list) and [large[i] for i in range(50)] == small and len(large) == 50

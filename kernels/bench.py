@@ -1,0 +1,363 @@
+"""Every kernel against its peers, one table: python -m kernels.bench [--out results/kernels] [--model qwen3-4b] [--rows 8192] …
+
+On a CUDA device: forward and backward from hidden states to per-token log-probs with an arbitrary upstream gradient, for the heads of
+Qwen3-0.6B, 4B and 8B. Peers run where they are installed (pip install liger-kernel==0.8.5 trl==1.16.0 cut-cross-entropy==25.1.1);
+a peer that is missing or fails is listed with its reason. Each provider sees the full rows (unsampled ones get gradient 0) and the
+compacted ones, providers interleaved, outputs poisoned before the run. Time: CUDA events, median and 20/80 percentiles. Memory: peak above
+what the inputs hold. TFLOP/s counts useful work only, 6 N H V of the loss rows, recomputation not. Floor: that work at 800 TFLOP/s (H100).
+
+On a CPU (or with --loss): the vectorised turn-level loss against a loop over turns. Clip decisions flipped against fp64 on both.
+"""
+
+import argparse
+import csv
+import math
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+from kernels import turn_logprob as ours
+from kernels.turn_logprob import matmul_fp32, turn_logprob
+
+HEADS = {"qwen3-0.6b": (1024, 151936), "qwen3-4b": (2560, 151936), "qwen3-8b": (4096, 151936), "small": (64, 2048)}
+FLOOR_TFLOPS = 800.0
+
+
+# ---------------------------------------------------------------- inputs
+
+def make_rows(rows, hidden, vocabulary, device, dtype, seed=0):
+    """Hidden states, head, and targets sampled from the model; the head is scaled so that the mean log-prob is near -0.6, as of a trained
+    policy (peers that skip tiny gradients, and all effects of precision, depend on it)."""
+    g = torch.Generator(device=device).manual_seed(seed)
+    base = torch.randn(vocabulary, hidden, generator=g, device=device) / hidden ** .5
+    favourite = torch.randint(vocabulary, (rows,), generator=g, device=device)
+    W = base.to(dtype)
+    pull = torch.rand(rows, 1, generator=g, device=device) * 1.2 + .7
+    x = (torch.randn(rows, hidden, generator=g, device=device) + pull * math.log(vocabulary) * base[favourite]).to(dtype)
+    target = torch.empty(rows, dtype=torch.long, device=device)
+    for part in torch.arange(rows, device=device).split(1024):
+        target[part] = torch.multinomial(matmul_fp32(x[part], W.T).softmax(1), 1, generator=g)[:, 0]
+    return x, W, target
+
+
+def clip_flips(turns=300, V=2000, H=128, device="cpu", clip=(3e-3, 4e-3), seed=0):
+    """Share of turns whose clip decision differs from fp64's, for our fp32 logits and for logits rounded to bf16. Turns have log-normal
+    lengths around 50; the new hidden states differ from the old ones so that turn-mean ratios lie near the window."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.exp(torch.randn(turns, generator=g) * .6 + math.log(50)).long().clamp(2, 400)
+    turn_ptr = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).to(device)
+    x, W, target = make_rows(int(lengths.sum()), H, V, device, torch.bfloat16, seed)
+    drift = torch.randn(turns, H, generator=g).to(device).repeat_interleave(lengths.to(device), 0) * .01
+    new = (x.float() * (1 + .002 * torch.randn(len(x), 1, generator=g).to(device)) + drift).to(torch.bfloat16)
+
+    def rounded(hidden):
+        logits = matmul_fp32(hidden, W.T).bfloat16().float()
+        return logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(1)
+
+    def exact(hidden):
+        return torch.cat([(p.double() @ W.double().T).log_softmax(1).gather(1, t[:, None])[:, 0]
+                          for p, t in zip(hidden.split(2048), target.split(2048), strict=True)])
+    backend = "triton" if torch.device(device).type == "cuda" else "torch"
+
+    def decisions(logprobs):
+        delta = torch.segment_reduce((logprobs(new) - logprobs(x)).double(), "mean", offsets=turn_ptr, axis=0)
+        return (delta.exp() > 1 + clip[1]).int() - (delta.exp() < 1 - clip[0]).int()
+    truth = decisions(exact)
+    share = lambda f: float((decisions(f) != truth).double().mean())  # noqa: E731
+    return {"ours": share(lambda h: turn_logprob(h, W, target, backend=backend).logprobs), "bf16 logits": share(rounded),
+            "outside the window": float((truth != 0).double().mean())}
+
+
+# ---------------------------------------------------------------- providers: (x, W, target) -> log-probs, differentiable
+
+def naive(x, W, target):
+    """What most training code does: bf16 logits, then log-softmax in fp32."""
+    return (x @ W.T).float().log_softmax(-1).gather(1, target[:, None])[:, 0]
+
+
+class _Chunked(torch.autograd.Function):
+    """Chunks of rows, bf16 logits, recomputed in backward: the plain way to bound memory."""
+
+    @staticmethod
+    def forward(ctx, x, W, target, chunk):
+        ctx.save_for_backward(x, W, target)
+        ctx.chunk = chunk
+        return torch.cat([naive(p, W, t) for p, t in zip(x.split(chunk), target.split(chunk), strict=True)])
+
+    @staticmethod
+    def backward(ctx, g):
+        x, W, target = ctx.saved_tensors
+        dx, dW = torch.empty_like(x), torch.zeros(W.shape, dtype=torch.float32, device=W.device)
+        for rows in torch.arange(len(x), device=x.device).split(ctx.chunk):
+            p = (x[rows] @ W.T).float().softmax(-1)
+            p.scatter_add_(1, target[rows, None], -torch.ones_like(p[:, :1]))
+            d = (p * -g[rows, None]).to(x.dtype)
+            dx[rows] = d @ W
+            dW += (d.T @ x[rows]).float()
+        return dx, dW.to(W.dtype), None, None
+
+
+def providers():
+    """{name: function or the reason why it is missing}."""
+    table = {"ours, auto": lambda x, W, t: turn_logprob(x, W, t).logprobs,
+             "ours, save": lambda x, W, t: turn_logprob(x, W, t, mode="save").logprobs,
+             "ours, recompute": lambda x, W, t: turn_logprob(x, W, t, mode="recompute").logprobs,
+             "ours, recompute, compact": lambda x, W, t: turn_logprob(x, W, t, mode="recompute", compact=True).logprobs,
+             "naive bf16": naive, "naive bf16, torch.compile": torch.compile(naive, dynamic=False),
+             "chunked torch (1024)": lambda x, W, t: _Chunked.apply(x, W, t, 1024)}
+
+    def peer(name, load):
+        try:
+            table[name] = load()
+        except Exception as error:  # whatever its import raises is the reason that the table gives
+            table[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
+
+    def trl(chunk):
+        from trl.kernels.chunked_logprob import ChunkedLogProbFunction as F
+        return lambda x, W, t: F.apply(x, W, None, t, 1.0, chunk, None, 1.0, ())[0]
+
+    def liger_flce():
+        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as F
+        return lambda x, W, t: -F.apply(x, W, t, None, None, -100, 0.0, 0.0, "none")[0]
+
+    def liger_scaled():
+        import cutlass  # noqa: F401  (its H100 path needs it)
+        from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyFunction as F
+        return lambda x, W, t: -F.apply(x, W, t)
+
+    def liger_fallback():
+        from liger_kernel.ops.fused_linear_scaled_cross_entropy import _FusedLinearPPOFallbackFunction as F
+        return lambda x, W, t: -F.apply(x, W, t, 1.0, -100, False)
+
+    def liger_chunked(chunk):
+        from liger_kernel.chunked_loss.fused_linear_ppo import _ChunkedSelectiveLogProbFunction as F
+        return lambda x, W, t: F.apply(x, W, t, None, 1.0, chunk)
+
+    def cce():
+        from cut_cross_entropy import linear_cross_entropy
+        return lambda x, W, t: -linear_cross_entropy(x, W, t, reduction="none").float()
+    for chunk in (8192, 32768):
+        peer(f"TRL 1.16 chunked log-prob ({chunk})", lambda chunk=chunk: trl(chunk))
+    peer("Liger fused linear CE", liger_flce)
+    peer("Liger scaled CE (CuTe)", liger_scaled)
+    peer("Liger scaled CE, fallback", liger_fallback)
+    for chunk in (4096, 32768):
+        peer(f"Liger chunked log-prob ({chunk})", lambda chunk=chunk: liger_chunked(chunk))
+    peer("cut-cross-entropy", cce)
+    return table
+
+
+# ---------------------------------------------------------------- measuring on a GPU
+
+def run_once(provider, x, W, target, g):
+    """One forward and backward; returns (logp, dX, dW)."""
+    x, W = x.detach().requires_grad_(), W.detach().requires_grad_()
+    logp = provider(x, W, target)
+    return logp.detach(), *torch.autograd.grad((logp * g).sum(), (x, W))
+
+
+def count(provider, args):
+    """(kernel launches, host syncs) of one forward and backward."""
+    import warnings
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as trace:
+        run_once(provider, *args)
+        torch.cuda.synchronize()
+    launches = sum(e.count for e in trace.key_averages() if "aunchKernel" in e.key)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run_once(provider, *args)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return launches, sum("synchroniz" in str(w.message) for w in caught)
+
+
+def poison():
+    """Fills free memory with NaN, so that what a kernel fails to write is seen."""
+    try:
+        junk = torch.full((2 ** 30,), float("nan"), device="cuda")
+        del junk
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+
+
+def bench_gpu(head, rows, fraction, zero, repeats, warmup=5):
+    """Rows of the table for one shape: every provider, with full and with compacted rows."""
+    H, V = HEADS[head]
+    x, W, target = make_rows(rows, H, V, "cuda", torch.bfloat16)
+    g = torch.randn(rows, device="cuda") / rows
+    generator = torch.Generator().manual_seed(1)
+    sampled = torch.randperm(rows, generator=generator)[:int(rows * fraction)].sort().values.cuda()
+    mask = torch.zeros(rows, device="cuda").index_fill_(0, sampled, 1.0)
+    mask[sampled[:int(len(sampled) * zero)]] = 0.0                           # advantage zero, or clipped
+    g = g * mask
+    inputs = {"compacted": (x[sampled], W, target[sampled], g[sampled]), "full": (x, W, target, g)}
+    exact = torch.cat([torch.log_softmax(p.double() @ W.double().T, 1).gather(1, t[:, None])[:, 0]
+                       for p, t in zip(x[sampled].split(256), target[sampled].split(256), strict=True)])
+    work, found = 6e-12 * len(sampled) * H * V, []
+    for form, args in inputs.items():
+        live = {}
+        for name, provider in providers().items():
+            row = {"head": head, "rows": rows, "loss rows": fraction, "zero": zero, "fed": form, "provider": name}
+            found.append(row)
+            if isinstance(provider, str):
+                row["note"] = provider
+                continue
+            try:
+                torch._dynamo.reset()
+                run_once(provider, *args)
+                torch.cuda.synchronize()
+                poison()
+                torch.cuda.reset_peak_memory_stats()
+                held = torch.cuda.memory_allocated()
+                logp, dx, dW = run_once(provider, *args)
+                row["memory GB"] = (torch.cuda.max_memory_allocated() - held) / 1e9
+                error = (logp if form == "compacted" else logp[sampled]).double() - exact
+                row["logp error"] = float(error.abs().max())
+                row["finite"] = bool(torch.isfinite(dx).all() and torch.isfinite(dW).all())
+                again = run_once(provider, *args)
+                row["bit equal"] = all(torch.equal(a, b) for a, b in zip((logp, dx, dW), again, strict=True))
+                del logp, dx, dW, again
+                row["launches"], row["syncs"] = count(provider, args)
+                live[name] = (provider, row, [])
+            except Exception as error:  # an out-of-memory or a peer's own failure is a result
+                row["note"] = f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
+                torch.cuda.empty_cache()
+        for i in range(warmup + repeats):
+            for provider, _, times in live.values():
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record()
+                run_once(provider, *args)
+                end.record()
+                torch.cuda.synchronize()
+                if i >= warmup:
+                    times.append(start.elapsed_time(end))
+        for _, row, times in live.values():
+            times = sorted(times)
+            row |= {"ms": times[len(times) // 2], "ms 20%": times[len(times) // 5], "ms 80%": times[len(times) * 4 // 5]}
+            row |= {"TFLOP/s": work / row["ms"] * 1e3, "of floor": row["ms"] / (work / FLOOR_TFLOPS * 1e3)}
+    return found
+
+
+# ---------------------------------------------------------------- the loss on any device
+
+def loop_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low, clip_high):
+    """ATPO's loss the way a loop over sequences and turns computes it, with the host reads that such a loop makes."""
+    total = 0.0
+    for b in range(len(logprobs)):
+        rows = response_mask[b].nonzero()[:, 0]
+        terms = torch.zeros((), dtype=logprobs.dtype, device=logprobs.device)
+        for k in range(int(turn_ids[b].max()) + 1):
+            where = (turn_ids[b] == k).nonzero()[:, 0]
+            if where.numel() == 0:
+                continue
+            new, old = logprobs[b, where], old_logprobs[b, where]
+            s = (new - old).mean().detach()
+            ratio = (s + new - new.detach()).clamp(max=10).exp()
+            a = advantages[b, where]
+            terms = terms - torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a).sum()
+            float(s)  # logged a turn
+        total = total + terms / rows.numel()
+    return total / len(logprobs)
+
+
+def loss_batch(B, T, turns, device="cpu", dtype=torch.float64, seed=0):
+    """Log-probs, old log-probs, advantages (B, T), mask and turn ids of B sequences of `turns` turns with observations between."""
+    g = torch.Generator().manual_seed(seed)
+    turn_ids = torch.full((B, T), -1)
+    for b in range(B):
+        cuts = torch.sort(torch.randperm(T - 2, generator=g)[:2 * turns] + 1).values.tolist()
+        for k in range(turns):
+            turn_ids[b, cuts[2 * k]:cuts[2 * k + 1]] = k
+    mask = turn_ids >= 0
+    old = -torch.rand(B, T, generator=g, dtype=dtype) * mask
+    new = (old + 5e-2 * torch.randn(B, T, generator=g, dtype=dtype)) * mask
+    per_turn = torch.randn(B, turns, generator=g, dtype=dtype)
+    advantages = per_turn.gather(1, turn_ids.clamp(min=0)) * mask
+    return [t.to(device) for t in (new, old, advantages, mask, turn_ids)]
+
+
+def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=5):
+    """Seconds of loss and gradient by the loop and by at2po.atpo_loss on the same batch, and how far they differ (fp64)."""
+    import at2po
+    new, *rest = loss_batch(B, T, turns, device)
+    seconds, results = {"loop": [], "vectorised": []}, {}
+    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    for _ in range(repeats):
+        for name, loss in (("loop", loop_loss), ("vectorised", lambda *a: at2po.atpo_loss(*a)[0])):
+            leaf = new.clone().requires_grad_()
+            wait()
+            started = time.perf_counter()
+            value = loss(leaf, *rest, 3e-3, 4e-3)
+            gradient, = torch.autograd.grad(value, leaf)
+            wait()
+            seconds[name].append(time.perf_counter() - started)
+            results[name] = value.detach(), gradient
+    median = {k: sorted(v)[len(v) // 2] for k, v in seconds.items()}
+    (a, da), (b, db) = results["loop"], results["vectorised"]
+    return {"loop s": median["loop"], "vectorised s": median["vectorised"], "ratio": median["loop"] / median["vectorised"],
+            "loss difference": abs(float(a - b)), "gradient difference": float((da - db).norm() / da.norm())}
+
+
+# ---------------------------------------------------------------- tables
+
+COLUMNS = ("provider", "fed", "ms", "ms 20%", "ms 80%", "TFLOP/s", "of floor", "memory GB", "logp error", "bit equal", "launches", "syncs", "note")
+
+
+def markdown(rows, columns):
+    cell = lambda v: "" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v)  # noqa: E731
+    return "\n".join(["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns),
+                      *("| " + " | ".join(cell(r.get(c)) for c in columns) + " |" for r in rows)])
+
+
+def versions():
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    return f"{device}; torch {torch.__version__}; triton {ours.triton.__version__ if ours.triton else 'none'}; commit {commit or 'unknown'}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=list(HEADS), default=["qwen3-0.6b", "qwen3-4b", "qwen3-8b"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[8192])
+    parser.add_argument("--fraction", nargs="+", type=float, default=[1.0, .4], help="of rows that the policy sampled")
+    parser.add_argument("--zero", nargs="+", type=float, default=[0.0, .5], help="of those, with upstream gradient 0")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--loss", action="store_true", help="the loss against the loop, and clip decisions, only")
+    parser.add_argument("--out", type=Path, help="folder for kernels.md and kernels.csv")
+    args = parser.parse_args()
+    cuda, text, rows = torch.cuda.is_available(), [versions(), ""], []
+    say = lambda line: (print(line, flush=True), text.append(line))  # noqa: E731
+    print(text[0] + "\n", flush=True)
+    say("Turn-level loss and gradient in fp64, 64 sequences x 4,096 tokens x 6 turns:\n")
+    say(markdown([bench_loss(device="cuda" if cuda else "cpu")], ("loop s", "vectorised s", "ratio", "loss difference", "gradient difference")))
+    say("\nClip decisions that differ from fp64's, share of turns (window 3e-3 / 4e-3):\n")
+    flips = clip_flips(**(dict(device="cuda", V=151936, H=1024, turns=60) if cuda else {}))
+    say(markdown([flips], tuple(flips)))
+    if cuda and not args.loss:
+        for head in args.model:
+            for n in args.rows:
+                for fraction in args.fraction:
+                    for zero in args.zero:
+                        found = bench_gpu(head, n, fraction, zero, args.repeats)
+                        rows += found
+                        say(f"\n{head}, {n} rows, {fraction:.0%} of them sampled, {zero:.0%} of those with gradient 0:\n")
+                        say(markdown(found, COLUMNS))
+    elif not cuda:
+        say("\nNo CUDA device: the table of kernels and peers was not measured.")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "kernels.md").write_text("\n".join(text) + "\n")
+        if rows:
+            with open(args.out / "kernels.csv", "w", newline="") as f:
+                writer = csv.DictWriter(f, ["head", "rows", "loss rows", "zero", *COLUMNS, "finite"])
+                writer.writeheader()
+                writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""turn_logprob: hidden states and the head's weight to the log-prob of one token a row, summed over turns, without the logits in memory.
+
+The maths. x (N, H) hidden states, W (V, H) the head, y (N,) the sampled tokens, T the temperature:
+
+    z_tj = x_t . W_j / T                      logits, formed in fp32 whatever x and W are
+    lse_t = log sum_j exp z_tj
+    logp_t = z_ty - lse_t                     entropy_t = lse_t - sum_j p_tj z_tj,   p = exp(z - lse)
+
+For any upstream gradient g_t = dL/dlogp_t, with P'_tj = p_tj - [j = y_t] ("softmax minus one-hot"):
+
+    dX_t = -(g_t / T) (P' W)_t                dW = P'^T X',   X'_t = -(g_t / T) x_t
+
+P' does not know g. That matters here: the coefficient of a token in a turn-level objective depends on the whole turn, so it is unknown
+while its logits are at hand. `save` mode writes P' in the operands' dtype in forward and needs three matrix products in all; g enters on
+the (N, H) side of two of them. The subtraction is done in fp32, before rounding: where p_y is near 1, p_y - 1 of a rounded p_y has no
+correct digit.
+
+Why fp32 logits: ATPO clips turn-mean ratios at 3e-3 and 4e-3, GSPO at 3e-4 and 4e-4; logits rounded to bf16 are off by more, and decide
+wrongly what is clipped (tests/test_kernels.py counts it).
+
+                    matrix products   memory beyond x, W, dX, dW
+    save            3                 N V itemsize for P', one tile of fp32 logits
+    recompute       4                 one tile of fp32 logits and one of P'
+    without grad    1                 one tile of fp32 logits
+    mode="auto" is save where P' fits into `budget_gb`, recompute elsewhere. A tile of logits has TILE_BYTES.
+
+Large products are the vendor library's (torch.mm with fp32 output); what is ours are the passes over a tile, one read each, as Triton
+kernels: `_stats_kernel`, `_gradient_kernel`, and `_turn_sum_kernel`. No atomics, no host reads, the same bits in every run.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # no Triton on this platform: the PyTorch paths remain
+    triton = None
+
+TILE_BYTES = 512 * 2**20
+BLOCK = 8192                      # columns a program reads at once; 8 warps hold them in registers without spilling
+
+
+class TurnLogprob(NamedTuple):
+    logprobs: torch.Tensor               # (N,) fp32, nats
+    entropy: torch.Tensor | None         # (N,) fp32, nats; a metric, without gradient
+    turn_sums: torch.Tensor | None       # (K,) fp32 sums of logprobs over turns
+
+
+# ---------------------------------------------------------------- reference
+
+def turn_logprob_reference(hidden, weight, target_ids, temperature=1.0, chunk=4096):
+    """The same in plain PyTorch: (N,) log-probs. Logits are formed in fp32, `chunk` rows at a time, and recomputed in backward."""
+    def some(rows, target):
+        logits = rows.float() @ weight.float().T / temperature                                # (chunk, V)
+        return logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(1)
+    if len(hidden) <= chunk and weight.shape[0] < 8192:
+        return some(hidden, target_ids)
+    parts = [checkpoint(some, r, t, use_reentrant=False) for r, t in zip(hidden.split(chunk), target_ids.split(chunk), strict=True)]
+    return torch.cat(parts)
+
+
+# ---------------------------------------------------------------- kernels: one read of a tile of logits each
+
+if triton is not None:
+    @triton.jit
+    def _stats_kernel(logits, target, logprobs, lse, entropy, stride, inv_temperature, V: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr):
+        """One program a row: running maximum m, S = sum exp(z - m), U = sum exp(z - m) (z - m), and z_y."""
+        row = tl.program_id(0).to(tl.int64)
+        y = tl.load(target + row)
+        m, S, U, z_y = -1e30, 0.0, 0.0, -float("inf")
+        for start in range(0, V, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            z = tl.load(logits + row * stride + column, mask=column < V, other=-float("inf")).to(tl.float32) * inv_temperature
+            m_new = tl.maximum(m, tl.max(z, 0))
+            e = tl.exp(z - m_new)
+            shrink = tl.exp(m - m_new)
+            if ENTROPY:
+                U = (U + S * (m - m_new)) * shrink + tl.sum(tl.where(e > 0, e * (z - m_new), 0.0), 0)
+            S = S * shrink + tl.sum(e, 0)
+            m = m_new
+            z_y = tl.maximum(z_y, tl.max(tl.where(column == y, z, -float("inf")), 0))
+        log_sum = m + tl.log(S)
+        tl.store(lse + row, log_sum)
+        tl.store(logprobs + row, z_y - log_sum)
+        if ENTROPY:
+            tl.store(entropy + row, tl.log(S) - U / S)
+
+    @triton.jit
+    def _gradient_kernel(logits, target, lse, out, stride, out_stride, first, V, inv_temperature, BLOCK: tl.constexpr):
+        """One program a row and block of columns: P' = exp(z - lse) - [j = y], subtracted in fp32. `first`: vocabulary id of column 0."""
+        blocks = tl.cdiv(V, BLOCK)
+        row = (tl.program_id(0) // blocks).to(tl.int64)
+        column = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+        z = tl.load(logits + row * stride + column, mask=column < V, other=-float("inf")).to(tl.float32) * inv_temperature
+        p = tl.exp(z - tl.load(lse + row)) - tl.where(column + first == tl.load(target + row), 1.0, 0.0)
+        tl.store(out + row * out_stride + column, p.to(out.dtype.element_ty), mask=column < V)
+
+    @triton.jit
+    def _turn_sum_kernel(x, turn_ptr, out, BLOCK: tl.constexpr):
+        """One program a turn: the sum of x over rows turn_ptr[k] to turn_ptr[k + 1], in a fixed order."""
+        k = tl.program_id(0)
+        row, end = tl.load(turn_ptr + k), tl.load(turn_ptr + k + 1)
+        total = tl.zeros((BLOCK,), tl.float32)
+        while row < end:
+            at = row + tl.arange(0, BLOCK)
+            total += tl.load(x + at, mask=at < end, other=0.0)
+            row += BLOCK
+        tl.store(out + k, tl.sum(total, 0))
+
+
+def row_stats(logits, target, inv_temperature, entropy, backend):
+    """(logp, lse, entropy or None), each (n,) fp32, of a tile of raw logits (n, V) fp32."""
+    if backend == "torch":
+        z = logits * inv_temperature
+        lse = z.logsumexp(1)
+        p = (z - lse[:, None]).exp() if entropy else None
+        return z.gather(1, target[:, None])[:, 0] - lse, lse, lse - torch.where(p > 0, p * z, 0.0).sum(1) if entropy else None
+    logp, lse, ent = (torch.empty(len(logits), device=logits.device) for _ in range(3))
+    if len(logits):
+        _stats_kernel[(len(logits),)](logits, target, logp, lse, ent, logits.stride(0), inv_temperature, V=logits.shape[1],
+                                      ENTROPY=entropy, BLOCK=BLOCK, num_warps=8)
+    return logp, lse, ent if entropy else None
+
+
+def softmax_minus_one_hot(logits, target, lse, first, inv_temperature, out, backend):
+    """Writes P' of a tile of raw logits (n, V) fp32, whose first column is vocabulary id `first`, into out (n, V) of any float dtype."""
+    if backend == "torch":
+        column = torch.arange(first, first + logits.shape[1], device=logits.device)
+        return out.copy_((logits * inv_temperature - lse[:, None]).exp() - (column == target[:, None]).float())
+    if len(logits):
+        n, V = logits.shape
+        _gradient_kernel[(n * triton.cdiv(V, BLOCK),)](logits, target, lse, out, logits.stride(0), out.stride(0), first, V, inv_temperature,
+                                                       BLOCK=BLOCK, num_warps=8)
+    return out
+
+
+def matmul_fp32(a, b):
+    """a @ b with fp32 accumulation and output; half-precision operands stay what they are where the library can (CUDA)."""
+    if a.dtype == torch.float32:
+        return a @ b
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+
+
+# ---------------------------------------------------------------- forward and backward over tiles
+
+def tile_size(bytes_each):
+    """How many rows or columns of so many bytes make a tile; a multiple of 128, which suits matrix products."""
+    n = max(1, TILE_BYTES // bytes_each)
+    return n if n < 128 else n - n % 128
+
+
+def forward_tiles(x, W, target, inv_temperature, keep, entropy, backend):
+    """(logp (N,), lse (N,), entropy or None, P' of the first `keep` rows or None), a tile of whole rows at a time."""
+    N, V = len(x), len(W)
+    kept = x.new_empty(keep, V) if keep else None
+    tile, parts = tile_size(4 * V), []
+    for start in range(0, N, tile):
+        rows = slice(start, min(start + tile, N))
+        logits = matmul_fp32(x[rows], W.T)                                                    # (tile, V)
+        parts.append(row_stats(logits, target[rows], inv_temperature, entropy, backend))
+        n = min(rows.stop, keep) - start                                                      # rows of this tile that are kept
+        if n > 0:
+            softmax_minus_one_hot(logits[:n], target[rows][:n], parts[-1][1][:n], 0, inv_temperature, kept[start:start + n], backend)
+        del logits
+    logp, lse, ent = zip(*parts, strict=True) if parts else ((x.new_empty(0, dtype=torch.float32),),) * 3
+    return torch.cat(logp), torch.cat(lse), torch.cat(ent) if entropy else None, kept
+
+
+def backward_tiles(x, W, target, lse, kept, coefficient, inv_temperature, need_x, need_w, w_dtype, backend, scale=1.0):
+    """(dX (N, H) in x's dtype, dW (V, H) in w_dtype): coefficient_t (P' W)_t and P'^T (coefficient x), times scale in fp32 at the end.
+
+    Tiles of the vocabulary: every tile of dW is complete when it is written, and dX is the only sum over tiles."""
+    N, V = len(x), len(W)
+    dx = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need_x else None
+    dw = torch.empty(W.shape, dtype=w_dtype, device=x.device) if need_w else None
+    weighted = (coefficient[:, None] * x.float()).to(x.dtype) if need_w else None             # (N, H)
+    tile = tile_size(4 * max(1, x.shape[1] if kept is not None else N))                       # of dW, or of logits
+    for first in range(0, V, tile):
+        columns = slice(first, min(first + tile, V))
+        if kept is not None:
+            p = kept[:, columns]
+        else:
+            logits = matmul_fp32(x, W[columns].T)                                             # (N, tile)
+            p = softmax_minus_one_hot(logits, target, lse, first, inv_temperature, x.new_empty(logits.shape), backend)
+            del logits
+        if need_x:
+            dx += matmul_fp32(p, W[columns])
+        if need_w:
+            dw[columns] = matmul_fp32(p.T, weighted) * scale
+    return (dx * (coefficient * scale)[:, None]).to(x.dtype) if need_x else None, dw
+
+
+class _LinearLogprob(torch.autograd.Function):
+    """x (N, H), weight (V, H), target (N,) -> logp (N,), entropy (N,) or (0,). Gradients reach the first `active` rows."""
+
+    @staticmethod
+    def forward(ctx, x, weight, target, inv_temperature, entropy, active, keep, compact, backend):
+        W = weight.to(x.dtype)
+        logp, lse, ent, kept = forward_tiles(x, W, target, inv_temperature, active if keep else 0, entropy, backend)
+        ctx.save_for_backward(x, weight, target, lse, kept)
+        ctx.options = inv_temperature, active, compact, backend
+        ent = ent if entropy else logp.new_empty(0)
+        ctx.mark_non_differentiable(ent)
+        return logp, ent
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g, _):
+        x, weight, target, lse, kept = ctx.saved_tensors
+        inv_temperature, active, compact, backend = ctx.options
+        need_x, need_w = ctx.needs_input_grad[:2]
+        with torch.autocast(x.device.type, enabled=False):
+            rows = g[:active].nonzero()[:, 0] if compact else slice(0, active)
+            dx_rows, dw = backward_tiles(x[rows], weight.to(x.dtype), target[rows], lse[rows], None if kept is None else kept[rows],
+                                         -inv_temperature * g[rows], inv_temperature, need_x, need_w, weight.dtype, backend)
+            dx = dx_rows
+            if need_x and len(dx_rows) < len(x):
+                dx = torch.zeros_like(x)
+                dx[rows] = dx_rows
+        return dx, dw, None, None, None, None, None, None, None
+
+
+class _TurnSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, turn_ptr):
+        ctx.save_for_backward(turn_ptr)
+        ctx.rows = len(x)
+        out = torch.empty(len(turn_ptr) - 1, device=x.device)
+        if len(out):
+            _turn_sum_kernel[(len(out),)](x.contiguous(), turn_ptr, out, BLOCK=256, num_warps=4)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        turn_ptr, = ctx.saved_tensors
+        return torch.repeat_interleave(g, turn_ptr.diff(), output_size=ctx.rows), None
+
+
+def turn_sum(x, turn_ptr, backend="auto"):
+    """Sums of x (N,) over turns: row turn_ptr[k] up to turn_ptr[k + 1], turn_ptr (K + 1,) from 0 to N. Empty turns sum to 0."""
+    if _backend(x, backend) == "triton":
+        return _TurnSum.apply(x, turn_ptr)
+    return torch.segment_reduce(x, "sum", offsets=turn_ptr.long(), axis=0, unsafe=True, initial=0)
+
+
+def _backend(x, backend):
+    if backend not in ("auto", "triton", "torch", "reference"):
+        raise ValueError(f"backend {backend!r}: auto, triton, torch or reference")
+    if backend == "triton" and triton is None:
+        raise ValueError("backend 'triton': Triton is not installed")
+    if backend == "auto":
+        return "triton" if x.is_cuda and triton is not None else "reference"
+    return backend
+
+
+# ---------------------------------------------------------------- public
+
+def turn_logprob(hidden, weight, target_ids, *, rows=None, turn_ptr=None, temperature=1.0, entropy=False, active=None, mode="auto",
+                 compact=False, budget_gb=2.0, backend="auto"):
+    """TurnLogprob of the tokens that follow some hidden states.
+
+    hidden (..., H) and weight (V, H): bf16, fp16 or fp32; products take the dtype of hidden (a weight in another one is cast for the
+    product and gets its gradient in its own). target_ids (N,): ids in [0, V). rows (N,): which of the flattened hidden states, all by
+    default; an index may occur twice. turn_ptr (K + 1,): row offsets of turns, for turn_sums.
+    entropy: also the entropy of every row, as a metric. active: rows from here on get no gradient and cost none (put turns of
+    zero advantage last). compact: backward leaves out rows whose upstream gradient is 0, such as clipped turns, at the price of one host
+    read of their number. mode: save | recompute | auto (see above). backend: triton on CUDA, the reference elsewhere;
+    "torch" runs the tiles with plain PyTorch passes. A weight that needs no gradient (LoRA) skips dW; under no_grad nothing is kept.
+    """
+    if hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(f"hidden has width {hidden.shape[-1]}, weight {weight.shape[1]}")
+    if mode not in ("auto", "save", "recompute"):
+        raise ValueError(f"mode {mode!r}: auto, save or recompute")
+    x = hidden.reshape(-1, hidden.shape[-1])
+    x = x if rows is None else x[rows]
+    if len(x) != len(target_ids):
+        raise ValueError(f"{len(x)} rows of hidden states, {len(target_ids)} target ids")
+    backend, active = _backend(x, backend), len(x) if active is None else min(active, len(x))
+    with torch.autocast(x.device.type, enabled=False):
+        if backend == "reference":
+            logp, ent = turn_logprob_reference(x, weight, target_ids, temperature), None
+            logp = torch.cat([logp[:active], logp[active:].detach()]) if active < len(x) else logp
+            if entropy:
+                with torch.no_grad():
+                    ent = torch.cat([-(z.exp() * z.clamp(min=-1e4)).sum(1) for z in ((part.float() @ weight.float().T / temperature).log_softmax(1)
+                                                                                     for part in x.split(4096))])
+        else:
+            needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+            fits = active * len(weight) * x.element_size() <= budget_gb * 2**30
+            keep = needs_grad and (mode == "save" or mode == "auto" and fits)
+            x, target_ids = x.contiguous(), target_ids.contiguous()
+            logp, ent = _LinearLogprob.apply(x, weight, target_ids, 1.0 / temperature, entropy, active, keep, compact, backend)
+        sums = None if turn_ptr is None else turn_sum(logp, turn_ptr, "torch" if backend == "reference" else backend)
+    return TurnLogprob(logp, ent if entropy else None, sums)

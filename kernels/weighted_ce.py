@@ -1,0 +1,83 @@
+"""Weighted-mask cross entropy from hidden states: Omne-R1's Algorithm 1 (stage 2), where thoughts count for less than actions.
+
+    L = sum_t w_t (-logp_t) / sum_t w_t        over labels that are not ignored; w from `<think>` to `</think>`, 1 elsewhere
+
+The coefficients w are known before the first product, so forward computes the gradient as well, in the same pass over the logits
+(see turn_logprob.py for P' and the tiles): dX_t = w_t (P' W)_t / sum w and dW = P'^T (w x) / sum w. The weights enter on the (N, H) side
+and the sum divides once, in fp32, at the end: w / sum w of 1e-6 would vanish in fp16. Rows of weight 0 are left out before any product.
+"""
+
+import torch
+
+from kernels.turn_logprob import _backend, backward_tiles, forward_tiles, turn_logprob_reference
+
+
+def think_weights(labels, start_ids, end_ids, weight):
+    """Algorithm 1, lines 3-15: (B, T) fp32 weights, `weight` from each start tag to the first end tag behind it, tags included, 1 elsewhere.
+
+    labels (B, T): token ids, ignored ones negative. start_ids, end_ids: the ids of the tags, one or several each, as the tokenizer
+    splits them. A start without an end changes nothing. A start in an ignored part is not seen, as in the paper (it searches the labels)."""
+    start, end = torch.as_tensor(start_ids), torch.as_tensor(end_ids)
+    if not start.numel() or not end.numel():
+        raise ValueError("think_weights needs at least one id for each tag")
+    weights = torch.ones(labels.shape, dtype=torch.float32)
+    for b, row in enumerate(labels.cpu()):
+        ends = _occurrences(row, end)
+        for s in _occurrences(row, start):
+            later = [e for e in ends if e >= s]
+            if later:
+                weights[b, s:later[0] + len(end)] = weight
+    return weights.to(labels.device)
+
+
+def _occurrences(row, ids):
+    """Positions at which the ids stand in the row (T,)."""
+    if len(row) < len(ids):
+        return []
+    return (row.unfold(0, len(ids), 1) == ids).all(1).nonzero()[:, 0].tolist()
+
+
+class _WeightedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, target, w, inv_total, keep, backend):
+        need_x, need_w = ctx.needs_input_grad[:2]
+        W = weight.to(x.dtype)
+        logp, lse, _, kept = forward_tiles(x, W, target, 1.0, len(x) if keep and (need_x or need_w) else 0, False, backend)
+        loss = -(w * logp).sum() * inv_total
+        dx = dw = None
+        if need_x or need_w:
+            dx, dw = backward_tiles(x, W, target, lse, kept, w, 1.0, need_x, need_w, weight.dtype, backend, scale=inv_total)
+        ctx.save_for_backward(dx, dw)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return *(None if d is None else d * g.to(d.dtype) for d in ctx.saved_tensors), None, None, None, None, None
+
+
+def weighted_cross_entropy(hidden, weight, labels, weights, total=None, *, ignore_index=-100, budget_gb=2.0, backend="auto"):
+    """sum of w (-log p(label)) / total, a scalar in fp32 with gradients to hidden and weight.
+
+    hidden (..., H), each predicting the label at its place (shift before you call: hidden[:, :-1], labels[:, 1:], weights[:, 1:]);
+    weight (V, H); labels (...) with ignore_index where nothing is learned; weights (...) >= 0. total: the sum of weights over the *whole*
+    batch, all micro-batches and ranks, as a number or a tensor; None takes this call's own. A total of at most 1e-8 gives 0, with zero
+    gradients. Labels and weights that are still on the CPU are compacted there; on the device that takes one host read."""
+    if hidden.shape[:-1] != labels.shape or labels.shape != weights.shape:
+        raise ValueError(f"hidden {tuple(hidden.shape[:-1])}, labels {tuple(labels.shape)} and weights {tuple(weights.shape)} must agree")
+    x, labels, weights = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1), weights.reshape(-1).float()
+    weights = weights * (labels != ignore_index)
+    rows = weights.nonzero()[:, 0]
+    if not weights.is_cuda and len(rows) and float(weights[rows].min()) < 0:
+        raise ValueError("weights must not be negative")
+    total = weights.sum() if total is None else torch.as_tensor(total, dtype=torch.float32)
+    rows, target, w, total = (t.to(x.device, non_blocking=True) for t in (rows, labels[rows], weights[rows], total))
+    inv_total = torch.where(total > 1e-8, 1 / total.clamp(min=1e-8), 0.0)
+    backend = _backend(x, backend)
+    with torch.autocast(x.device.type, enabled=False):
+        if not len(rows):
+            return x[:0].float().sum() + weight[:0].float().sum()
+        if backend == "reference":
+            return -(w * turn_logprob_reference(x[rows], weight, target)).sum() * inv_total
+        keep = len(rows) * len(weight) * x.element_size() <= budget_gb * 2**30
+        return _WeightedCrossEntropy.apply(x[rows], weight, target, w, inv_total, keep, backend)

@@ -1,0 +1,382 @@
+"""Kernels against fp64: values, gradients, clip decisions, hostile inputs, planted errors; compiled for three architectures.
+
+Without a GPU the Triton kernels run in Triton's interpreter (conftest.py sets TRITON_INTERPRET), which is exact for the row passes;
+bf16 products then go through fp32, as on the CPU path."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import turn_logprob as ours
+from kernels import weighted_ce
+from kernels.turn_logprob import turn_logprob, turn_sum
+
+ROOT = Path(__file__).resolve().parents[1]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BACKENDS = ["torch", pytest.param("triton", marks=pytest.mark.skipif(ours.triton is None, reason="Triton is not installed"))]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of a few rows and blocks of a few columns, so that every loop runs several times."""
+    monkeypatch.setattr(ours, "TILE_BYTES", 20_000)
+    monkeypatch.setattr(ours, "BLOCK", 64)
+
+
+def problem(N=37, H=16, V=301, dtype=torch.float32, seed=0, sharp=3.0):
+    """Hidden states, head, sampled targets (most of them probable) and a non-uniform upstream gradient."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, H, generator=g).to(dtype)
+    W = (sharp * torch.randn(V, H, generator=g) / H ** .5).to(dtype)
+    target = torch.multinomial((x.float() @ W.float().T).softmax(1), 1, generator=g)[:, 0] if N else torch.zeros(0, dtype=torch.long)
+    up = torch.randn(N, generator=g) * torch.rand(N, generator=g)
+    return x.to(DEVICE), W.to(DEVICE), target.to(DEVICE), up.to(DEVICE)
+
+
+def exact(x, W, target, up, temperature=1.0):
+    """logp, entropy, dX, dW in fp64 by autograd."""
+    x, W = x.double().requires_grad_(), W.double().requires_grad_()
+    logprobs = (x @ W.T / temperature).log_softmax(1)
+    logp = logprobs.gather(1, target[:, None])[:, 0]
+    entropy = -(logprobs.exp() * logprobs).nan_to_num().sum(1)
+    return logp.detach(), entropy.detach(), *torch.autograd.grad((logp * up).sum(), (x, W))
+
+
+def measured(x, W, target, up, module=ours, **options):
+    x, W = x.detach().clone().requires_grad_(), W.detach().clone().requires_grad_()
+    out = module.turn_logprob(x, W, target, entropy=True, **options)
+    return out.logprobs.detach(), out.entropy, *torch.autograd.grad((out.logprobs * up).sum(), (x, W))
+
+
+def off(a, b):
+    """Relative error of a tensor, by norm."""
+    return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
+
+
+def check(x, W, target, up, temperature=1.0, **options):
+    """Asserts the limits of the issue: 1e-5 for fp32; for bf16 operands 1e-4, dX 3e-3, dW 4e-3."""
+    coarse = x.dtype != torch.float32
+    expected, found = exact(x, W, target, up, temperature), measured(x, W, target, up, temperature=temperature, **options)
+    assert found[2].dtype == x.dtype and found[3].dtype == W.dtype
+    limit = 1e-4 if coarse else 1e-5
+    cut = 2 if options.get("backend") == "triton" and DEVICE == "cpu" else 1  # the interpreter truncates to bf16 where a GPU rounds to nearest
+    assert (found[0] - expected[0]).abs().max() < limit and (found[1] - expected[1]).abs().max() < limit * 10
+    assert off(found[2], expected[2]) < (3e-3 * cut if coarse else 1e-5), off(found[2], expected[2])
+    assert off(found[3], expected[3]) < (4e-3 * cut if coarse else 1e-5), off(found[3], expected[3])
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", ["save", "recompute"])
+def test_values_and_gradients_equal_fp64(backend, dtype, mode):
+    check(*problem(dtype=dtype), backend=backend, mode=mode)
+    check(*problem(dtype=dtype, seed=1), backend=backend, mode=mode, temperature=.7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [dict(N=1), dict(V=63), dict(V=64), dict(V=65), dict(V=7), dict(N=2, H=3, V=1001), dict(N=130, V=129)])
+def test_ragged_shapes(backend, shape):
+    for mode in ("save", "recompute"):
+        check(*problem(**shape), backend=backend, mode=mode)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_no_rows(backend):
+    x, W, target, up = problem(N=0)
+    logp, _, dx, dw = measured(x, W, target, up, backend=backend)
+    assert logp.shape == (0,) and dx.shape == x.shape and not dw.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hostile_inputs(backend):
+    for mode in ("save", "recompute"):
+        for shift in (120.0, -120.0):  # all logits far from 0: only differences count
+            x, W, target, up = problem(H=17)
+            x[:, -1], W[:, -1] = 1.0, shift
+            expected, found = exact(x, W, target, up), measured(x, W, target, up, backend=backend, mode=mode)
+            assert (found[0] - expected[0]).abs().max() < 1e-4 and off(found[3], expected[3]) < 1e-4
+            assert off(found[2][:, :-1], expected[2][:, :-1]) < 1e-4  # (the last column is 120 times a sum that cancels)
+        x, W, target, up = problem(sharp=60.0)  # rows with all probability in one place
+        assert exact(x, W, target, up)[0].abs().min() < 1e-9
+        expected, found = exact(x, W, target, up), measured(x, W, target, up, backend=backend, mode=mode)
+        assert (found[0] - expected[0]).abs().max() < 1e-4 and torch.isfinite(found[2]).all() and torch.isfinite(found[3]).all()
+        x, W, target, up = problem()
+        target[:] = len(W) - 1
+        check(x, W, target, up, backend=backend, mode=mode)
+        x, W, target, up = problem()
+        check(x.repeat_interleave(2, 1)[:, ::2], W.T.contiguous().T, target, up, backend=backend, mode=mode)  # not contiguous
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_with_minus_infinity(backend):
+    logits = torch.randn(5, 150, device=DEVICE)
+    logits[:, 100:] = -torch.inf
+    logits[0, :99] = -torch.inf  # one finite logit
+    target = torch.tensor([99, 3, 4, 5, 99], device=DEVICE)
+    logp, lse, entropy = ours.row_stats(logits, target, 1.0, True, backend)
+    distribution = torch.distributions.Categorical(logits=logits[:, :100].double())
+    torch.testing.assert_close(logp.double(), distribution.log_prob(target), atol=1e-6, rtol=1e-6)
+    expected = -(distribution.probs * distribution.probs.clamp(min=1e-300).log()).sum(1)
+    torch.testing.assert_close(entropy.double(), expected, atol=1e-5, rtol=1e-5)
+    p = ours.softmax_minus_one_hot(logits, target, lse, 0, 1.0, torch.full_like(logits, torch.nan), backend)
+    assert torch.isfinite(p).all() and p.sum(1).abs().max() < 1e-5 and not p[:, 100:].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_probable_tokens_keep_their_gradient_in_bf16(backend):
+    """p_y between .99 and .999: p_y - 1 of a rounded p_y would have no correct digit."""
+    x, W, target, up = problem(N=200, V=500, sharp=6.0, dtype=torch.bfloat16)
+    target = (x.float() @ W.float().T).argmax(1)
+    logp = exact(x, W, target, up)[0]
+    rows = ((logp > -.01) & (logp < -.001)).nonzero()[:, 0]
+    assert len(rows) >= 3
+    for mode in ("save", "recompute"):
+        expected, found = exact(x, W, target, up)[2][rows], measured(x, W, target, up, backend=backend, mode=mode)[2][rows]
+        assert max(off(f, e) for f, e in zip(found, expected, strict=True)) < 1e-2
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_rows_temperature_active_and_compact(backend):
+    x, W, target, up = problem()
+    rows = torch.tensor([3, 3, 0, 36, 20, 5], device=DEVICE)  # one twice, as siblings have a predecessor in common
+    tokens, g = target[:6], up[:6].clone()
+    g[2] = 0
+    for options in (dict(), dict(compact=True), dict(mode="recompute", compact=True)):
+        a, b = x.clone().requires_grad_(), W.clone().requires_grad_()
+        logp = turn_logprob(a.view(1, *a.shape), b, tokens, rows=rows, backend=backend, **options).logprobs
+        da, db = torch.autograd.grad((logp * g).sum(), (a, b))
+        c, d = x.double().requires_grad_(), W.double().requires_grad_()
+        expected = (c[rows] @ d.T).log_softmax(1).gather(1, tokens[:, None])[:, 0]
+        dc, dd = torch.autograd.grad((expected * g).sum(), (c, d))
+        assert off(da, dc) < 1e-5 and off(db, dd) < 1e-5
+    for mode in ("save", "recompute"):  # rows from 30 on: values, no gradient
+        found = measured(x, W, target, up, backend=backend, mode=mode, active=30)
+        cut = exact(x, W, target, torch.where(torch.arange(37, device=DEVICE) < 30, up, 0.0))
+        assert off(found[0], cut[0]) < 1e-5 and off(found[2], cut[2]) < 1e-5 and off(found[3], cut[3]) < 1e-5 and not found[2][30:].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autograd_manners(backend):
+    x, W, target, up = problem(dtype=torch.bfloat16)
+    x.requires_grad_()
+    out = turn_logprob(x, W, target, backend=backend)  # LoRA: a frozen head
+    first, = torch.autograd.grad((out.logprobs * up).sum(), x, retain_graph=True)
+    again, = torch.autograd.grad((out.logprobs * up).sum(), x)
+    assert torch.equal(first, again)
+    with torch.no_grad():
+        assert torch.equal(turn_logprob(x, W, target, backend=backend).logprobs, out.logprobs) and out.logprobs.requires_grad
+    with torch.autocast(DEVICE, torch.bfloat16):  # a head with fp32 master weights under autocast
+        master = W.float().requires_grad_()
+        inside = turn_logprob(x, master, target, backend=backend).logprobs
+        assert torch.equal(inside, out.logprobs) and torch.autograd.grad(inside.sum(), master)[0].dtype == torch.float32
+    E = torch.randn(50, 8, device=DEVICE, requires_grad=True)  # tied embeddings: one tensor, two gradients
+    ids = torch.arange(20, device=DEVICE)
+    torch.testing.assert_close(torch.autograd.grad(turn_logprob(E[ids], E, ids + 5, backend=backend).logprobs.sum(), E)[0],
+                               torch.autograd.grad((E[ids] @ E.T).log_softmax(1).gather(1, ids[:, None] + 5).sum(), E)[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_runs_are_bit_equal(backend):
+    p = problem(dtype=torch.bfloat16)
+    assert all(torch.equal(a, b) for a, b in zip(measured(*p, backend=backend), measured(*p, backend=backend), strict=True))
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_turn_sums(backend):
+    x, W, target, up = problem(N=700, H=4, V=9)
+    turn_ptr = torch.tensor([0, 1, 1, 300, 556, 700], device=DEVICE)  # one token, none, many
+    x.requires_grad_()
+    out = turn_logprob(x, W, target, turn_ptr=turn_ptr, backend=backend)
+    expected = torch.stack([out.logprobs[a:b].double().sum() for a, b in zip(turn_ptr[:-1], turn_ptr[1:], strict=True)])
+    torch.testing.assert_close(out.turn_sums.double(), expected, atol=1e-4, rtol=1e-6)
+    g = torch.tensor([1., 2., 3., 4., 5.], device=DEVICE)
+    dx, = torch.autograd.grad((out.turn_sums * g).sum(), x)
+    up = g.repeat_interleave(turn_ptr.diff())
+    assert off(dx, exact(x, W, target, up)[2]) < 1e-5
+    assert turn_sum(torch.ones(0, device=DEVICE), torch.tensor([0, 0], device=DEVICE), "torch" if backend == "reference" else backend).tolist() == [0.0]
+
+
+def test_bad_arguments():
+    x, W, target, _ = problem()
+    for message, arguments, options in (("width 16, weight 15", (x, W[:, 1:], target), {}), ("37 rows of hidden states, 36", (x, W, target[1:]), {}),
+                                        ("mode 'fast'", (x, W, target), {"mode": "fast"}), ("backend 'cuda'", (x, W, target), {"backend": "cuda"})):
+        with pytest.raises(ValueError, match=message):
+            turn_logprob(*arguments, **options)
+
+
+# ---- clip decisions
+
+def test_no_clip_decision_flips_where_bf16_logits_flip_some():
+    """Turn-mean ratios near ATPO's window: decided as in fp64 by us, not by a head that rounds its logits to bf16."""
+    from kernels.bench import clip_flips
+    flips = clip_flips(turns=300, V=2000, H=128, device=DEVICE)
+    assert flips["ours"] == 0 and flips["bf16 logits"] > .01, flips
+
+
+# ---- planted errors
+
+MUTANTS = {
+    "temperature forgotten in backward": ("-inv_temperature * g[rows]", "-g[rows]"),
+    "temperature forgotten in forward": (".to(tl.float32) * inv_temperature\n            m_new", ".to(tl.float32)\n            m_new"),
+    "target of a tile at the wrong place": ("column + first == tl.load", "column == tl.load"),
+    "one-hot subtracted after rounding": ("p = tl.exp(z - tl.load(lse + row)) - tl.where(column + first == tl.load(target + row), 1.0, 0.0)",
+                                          "p = tl.exp(z - tl.load(lse + row)).to(tl.bfloat16).to(tl.float32) - "
+                                          "tl.where(column + first == tl.load(target + row), 1.0, 0.0)"),
+    "logits rounded to bf16": ("logits = matmul_fp32(x[rows], W.T) ", "logits = matmul_fp32(x[rows], W.T).bfloat16().float() "),
+    "sum not rescaled by a new maximum": ("S = S * shrink + tl.sum(e, 0)", "S = S + tl.sum(e, 0)"),
+    "ragged end counted": ("mask=column < V, other=-float(\"inf\")).to(tl.float32) * inv_temperature\n            m_new",
+                           "mask=column < V, other=0.0).to(tl.float32) * inv_temperature\n            m_new"),
+    "upstream gradient taken as uniform": ("-inv_temperature * g[rows]", "-inv_temperature * g[rows].mean().expand(len(g[rows]))"),
+    "last vocabulary tile lost": ("for first in range(0, V, tile):", "for first in range(0, max(1, V - tile), tile):"),
+    "dX of the last tile only": ("dx += matmul_fp32", "dx = matmul_fp32"),
+}
+
+
+@pytest.mark.skipif(ours.triton is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", [None, *MUTANTS])
+def test_planted_errors_are_found(tmp_path, name):
+    source = (ROOT / "kernels/turn_logprob.py").read_text()
+    right, wrong = MUTANTS.get(name, ("", ""))
+    assert right in source
+    (tmp_path / "mutant.py").write_text(source.replace(right, wrong) if name else source)
+    spec = importlib.util.spec_from_file_location("mutant", tmp_path / "mutant.py")
+    mutant = importlib.util.module_from_spec(spec)
+    sys.modules["mutant"] = mutant
+    spec.loader.exec_module(mutant)
+    mutant.TILE_BYTES, mutant.BLOCK = 20_000, 64
+
+    def checks():
+        for mode in ("save", "recompute"):
+            check(*problem(), backend="triton", mode=mode, module=mutant)
+            check(*problem(N=20, H=64, dtype=torch.bfloat16), backend="triton", mode=mode, module=mutant, temperature=.7)
+        x, W, _, up = problem(N=64, V=500, sharp=6.0, dtype=torch.bfloat16)
+        target = (x.float() @ W.float().T).argmax(1)
+        check(x, W, target, up, backend="triton", module=mutant)
+    if name is None:
+        checks()
+    else:
+        with pytest.raises(AssertionError):
+            checks()
+
+
+# ---- weighted cross entropy
+
+def algorithm_1(logits, labels, weights):
+    """Lines 16-30 of Omne-R1's Algorithm 1, as printed."""
+    logits, labels, weights = logits[:, :-1], labels[:, 1:], weights[:, 1:]
+    per_token = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100).view(labels.shape)
+    active = (labels != -100).to(logits.dtype)
+    effective = (weights * active).sum()
+    return (per_token * weights * active).sum() / effective if effective > 1e-8 else logits.sum() * 0
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("budget_gb", [2.0, 0.0])
+def test_weighted_cross_entropy_equals_algorithm_1(backend, budget_gb):
+    g = torch.Generator().manual_seed(0)
+    hidden, W = torch.randn(3, 20, 16, generator=g).to(DEVICE), torch.randn(301, 16, generator=g).to(DEVICE)
+    labels = torch.randint(301, (3, 20), generator=g)
+    weights = torch.tensor([1.0, .001, 0.0])[torch.randint(3, (3, 20), generator=g)]
+    labels[0, :7] = -100
+    for place in ("cpu", DEVICE):
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 4e-3)):
+            h, w = hidden.to(dtype).requires_grad_(), W.to(dtype).requires_grad_()
+            loss = weighted_ce.weighted_cross_entropy(h[:, :-1], w, labels[:, 1:].to(place), weights[:, 1:].to(place), backend=backend, budget_gb=budget_gb)
+            dh, dw = torch.autograd.grad(2 * loss, (h, w))
+            e, f = hidden.to(dtype).double().requires_grad_(), W.to(dtype).double().requires_grad_()
+            expected = algorithm_1(e @ f.T, labels.to(DEVICE), weights.double().to(DEVICE))
+            de, df = torch.autograd.grad(2 * expected, (e, f))
+            assert abs(float(loss) - float(expected)) < 1e-4 and off(dh, de) < 2 * tolerance and off(dw, df) < 2 * tolerance
+            assert dh.dtype == dtype and not dh[:, -1].any()
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_weights_are_divided_by_the_global_sum(backend):
+    """Two micro-batches with the sum of both give the whole batch's gradient; their own sums would not."""
+    g = torch.Generator().manual_seed(0)
+    hidden, W = torch.randn(2, 9, 8, generator=g).to(DEVICE), torch.randn(50, 8, generator=g).to(DEVICE).requires_grad_()
+    labels, weights = torch.randint(50, (2, 9), generator=g), torch.rand(2, 9, generator=g) * torch.tensor([[1.0], [.01]])
+    ce = lambda rows, **total: weighted_ce.weighted_cross_entropy(hidden[rows], W, labels[rows], weights[rows], backend=backend, **total)  # noqa: E731
+    whole, = torch.autograd.grad(ce(slice(0, 2)), W)
+    parts, = torch.autograd.grad(sum(ce(slice(i, i + 1), total=weights.sum()) for i in range(2)), W)
+    own, = torch.autograd.grad(sum(ce(slice(i, i + 1)) for i in range(2)) / 2, W)
+    assert off(parts, whole) < 1e-5 < .1 < off(own, whole)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_no_weight_at_all_is_zero_and_connected(backend):
+    hidden, W = torch.randn(4, 8, device=DEVICE, requires_grad=True), torch.randn(50, 8, device=DEVICE, requires_grad=True)
+    for labels, weights in ((torch.full((4,), -100), torch.ones(4)), (torch.ones(4, dtype=torch.long), torch.zeros(4)),
+                            (torch.ones(4, dtype=torch.long), torch.full((4,), 1e-9))):
+        loss = weighted_ce.weighted_cross_entropy(hidden, W, labels, weights, backend=backend)
+        loss.backward()
+        assert float(loss) == 0 and not hidden.grad.any() and not W.grad.any()
+    with pytest.raises(ValueError, match="must agree"):
+        weighted_ce.weighted_cross_entropy(hidden, W, torch.ones(3, dtype=torch.long), torch.ones(4))
+    with pytest.raises(ValueError, match="must not be negative"):
+        weighted_ce.weighted_cross_entropy(hidden, W, torch.ones(4, dtype=torch.long), -torch.ones(4))
+
+
+def test_think_weights_on_hand_made_spans():
+    S, E, w = 8, 9, .1
+    labels = torch.tensor([[1, S, 2, E, 3, S, 4, E], [E, 1, S, 2, 3, 4, 5, 6], [S, S, 1, E, 2, E, 3, -100]])
+    expected = torch.tensor([[1, w, w, w, 1, w, w, w], [1.] * 8, [w, w, w, w, 1, 1, 1, 1]])
+    torch.testing.assert_close(weighted_ce.think_weights(labels, [S], [E], w), expected)
+    torch.testing.assert_close(weighted_ce.think_weights(labels, S * torch.ones(1, dtype=torch.long), [E], w), expected)
+    two = torch.tensor([[7, 7, 8, 1, 2, 7, 9, 3], [7, 8, 1, 7, 7, 9, 7, 8]])  # <think> = 7 8, </think> = 7 9
+    torch.testing.assert_close(weighted_ce.think_weights(two, [7, 8], [7, 9], w), torch.tensor([[1, w, w, w, w, w, w, 1], [w, w, w, w, w, w, 1, 1]]))
+    assert weighted_ce.think_weights(torch.tensor([[7]]), [7, 8], [7, 9], w).tolist() == [[1.0]]
+    with pytest.raises(ValueError, match="at least one id"):
+        weighted_ce.think_weights(labels, [], [E], w)
+
+
+# ---- without a GPU: does it compile for one?
+
+COMPILE = """
+import json, re, subprocess, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from pathlib import Path
+from kernels import turn_logprob as k
+p = lambda t: f"*{t}"
+KERNELS = {
+    "stats": (k._stats_kernel, dict(logits="*fp32", target="*i64", logprobs="*fp32", lse="*fp32", entropy="*fp32", stride="i32", inv_temperature="fp32"),
+              dict(V=151936, ENTROPY=True, BLOCK=k.BLOCK), 8),
+    "stats, ragged": (k._stats_kernel, dict(logits="*fp32", target="*i64", logprobs="*fp32", lse="*fp32", entropy="*fp32", stride="i32",
+                      inv_temperature="fp32"), dict(V=50257, ENTROPY=False, BLOCK=k.BLOCK), 8),
+    **{f"gradient to {t}": (k._gradient_kernel, dict(logits="*fp32", target="*i64", lse="*fp32", out=f"*{t}", stride="i32", out_stride="i32", first="i32",
+                            V="i32", inv_temperature="fp32"), dict(BLOCK=k.BLOCK), 8) for t in ("bf16", "fp16", "fp32")},
+    "turn sum": (k._turn_sum_kernel, dict(x="*fp32", turn_ptr="*i64", out="*fp32"), dict(BLOCK=256), 4)}
+ptxas = next(Path(triton.__file__).parent.rglob("bin/ptxas*"))
+for name, (fn, signature, constants, warps) in KERNELS.items():
+    signature = {**signature, **{c: "constexpr" for c in constants}}
+    for arch in (80, 90, 100):
+        compiled = triton.compile(ASTSource(fn, signature, {(fn.arg_names.index(c),): v for c, v in constants.items()}), target=GPUTarget("cuda", arch, 32),
+                                  options={"num_warps": warps})
+        ptx = compiled.asm["ptx"]
+        Path("kernel.ptx").write_text(ptx)
+        suffix = re.search(r"\\.target (sm_\\w+)", ptx).group(1)
+        report = subprocess.run([str(ptxas), "-v", f"-arch={suffix}", "kernel.ptx", "-o", "kernel.cubin"], capture_output=True, text=True)
+        text = report.stdout + report.stderr
+        print(json.dumps({"kernel": name, "arch": suffix, "ok": report.returncode == 0, "f64": ".f64" in ptx,
+                          "spills": [int(n) for n in re.findall(r"(\\d+) bytes spill", text)],
+                          "registers": int(re.search(r"Used (\\d+) registers", text).group(1)) if "Used" in text else text}))
+"""
+
+
+@pytest.mark.skipif(ours.triton is None, reason="Triton is not installed")
+def test_every_kernel_compiles_without_spills_or_fp64(tmp_path):
+    import os
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 18 and {r["arch"][:5] for r in rows} == {"sm_80", "sm_90", "sm_10"}
+    for r in rows:
+        assert r["ok"] and not r["f64"] and r["spills"] and not any(r["spills"]), r
