@@ -50,7 +50,7 @@ import torch
 import transformers
 import tyro
 
-from common import data, metrics, report, retriever, rollout, task, training, world
+from common import data, guards, metrics, report, retriever, rollout, task, training, world
 from common.engine import TransformersEngine
 from common.rollout import Trajectory, Turn, stable_seed
 
@@ -119,6 +119,7 @@ class Config:
     eval_every: int = 0                # steps; 0 = before and after only
     save_every: int = 10               # steps; 0 = at the end only
     show_every: int = 10               # steps between printed trajectories
+    log: str = ""                      # trackers beside the files: tensorboard, wandb (offline), or both with a comma
     seed: int = 0
 
     # running
@@ -251,8 +252,19 @@ def score(trajectory, question, cfg):
     em = metrics.exact_match(answer or "", question.answers)
     trajectory.reward = cfg.bad_format_reward if problem else em
     trajectory.info = {"answer": answer, "problem": problem, "em": 0.0 if problem else em, "f1": 0.0 if problem else metrics.f1(answer, question.answers),
-                       "searches": sum(RESULT[0] in t.observation for t in trajectory.turns), "gold": question.answers}
+                       "searches": sum(RESULT[0] in t.observation for t in trajectory.turns)}
     return trajectory
+
+
+def why(trajectory, question):
+    """What led to the reward, in words: the format rule (Eq 15) and the strings compared (Eq 16)."""
+    i = trajectory.info
+    lines = [f"format (Eq 15): {i['problem'] or 'valid'}"]
+    if i["answer"]:
+        golds = " | ".join(metrics.normalize_answer(g) for g in question.answers)
+        equal = "equal" if metrics.exact_match(i["answer"], question.answers) else "not equal"
+        lines.append(f"exact match (Eq 16): {metrics.normalize_answer(i['answer'])!r} against {golds!r}: {equal}" + (", not counted" if i["problem"] else ""))
+    return lines
 
 
 # ---------------------------------------------------------------- rollout (Algorithm 1)
@@ -508,8 +520,9 @@ def policy_loss(logprobs, m, cfg, num_sequences):
     return atpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, turn_ids, cfg.clip_low, cfg.clip_high, num_sequences)
 
 
-def update(model, reference, optimizer, roots, cfg):
-    """One pass over the step's trees in mini-batches of questions. Returns the step's means."""
+def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
+    """One pass over the step's trees in mini-batches of questions. Returns the step's means. An update whose loss or gradient is not finite
+    is skipped, and its batch kept in `keep`_<update>.safetensors."""
     started = time.time()
     groups = [roots[i:i + cfg.mini_batch] for i in range(0, len(roots), cfg.mini_batch)]
     learn = [[r for r in g if assign_advantages(r, cfg)] for g in groups]  # trees without reward spread are left out
@@ -518,31 +531,34 @@ def update(model, reference, optimizer, roots, cfg):
     out = {"time/old_logprobs": time.time() - started, "rollout/flat_groups": 1 - sum(map(len, learn)) / len(roots)}
     if drift:
         out |= {"rollout/logprob_drift_mean": float(torch.cat(drift).mean()), "rollout/logprob_drift_max": float(torch.cat(drift).max())}
-    started, norms, spread, sums = time.time(), [], [], {}
+    started, norms, spread, sums, first_ratio = time.time(), [], [], {}, None
     for group, micro in zip(groups, prepared, strict=True):
         if not micro:
             continue
         # of the whole mini-batch, those left out included: their advantages are zero (their KL terms are left out with them, ours)
         sequences = sum(len(r.leaves()) for r in group)
+        part = {}
         for m in micro:
             logprobs = training.token_logprobs(model, m.batch, cfg.temperature, cfg.kernels)
             loss, stats = policy_loss(logprobs, m, cfg, sequences)
             loss.backward()
             stats["loss"] = float(loss.detach())
-            sums = {k: max(sums.get(k, 0), v) if k == "ratio_max" else sums.get(k, 0) + v for k, v in stats.items()}
+            part = {k: max(part.get(k, 0), v) if k == "ratio_max" else part.get(k, 0) + v for k, v in stats.items()}
             if norms:  # before the first update the ratio is 1
                 spread.append(turn_entropy((logprobs.detach() - m.old_logprobs), m.batch.response_mask, m.batch.turn_ids))
-        if not norms and abs(sums["ratio"] / sums["tokens"] - 1) > 1e-3:
-            report.console.print("[yellow]warning: the ratio of the first update is not 1: log-probs are not reproducible "
-                                 "(dropout, or a dtype too coarse for the clip window)[/yellow]")
-        norms.append(training.optimizer_step(model, optimizer, cfg.grad_clip))
+        first_ratio = part["ratio"] / part["tokens"] if first_ratio is None else first_ratio
+        norms.append(training.optimizer_step(model, optimizer, cfg.grad_clip, part["loss"]))
+        if math.isfinite(norms[-1]):
+            sums = {k: max(sums.get(k, 0), v) if k == "ratio_max" else sums.get(k, 0) + v for k, v in part.items()}
+        else:
+            for i, m in enumerate(micro):
+                training.save_batch(f"{keep}_{len(norms)}_{i}.safetensors", m.batch, advantages=m.advantages, old_logprobs=m.old_logprobs)
+    finite = [n for n in norms if math.isfinite(n)]
     if norms:
-        finite = [n for n in norms if math.isfinite(n)]
+        out |= {"train/first_ratio": first_ratio, "train/updates": len(finite), "train/not_finite": len(norms) - len(finite)}
+    if finite:
         out |= {f"train/{k}": sums[k] / sums["tokens"] for k in ("clip_fraction", "kl", "ratio")}
-        out |= {"train/loss": sums["loss"] / len(norms), "train/ratio_max": sums["ratio_max"], "train/updates": len(finite)}
-        out |= {"train/grad_norm": sum(finite) / len(finite)} if finite else {}
-        if len(finite) < len(norms):
-            report.console.print(f"[yellow]warning: {len(norms) - len(finite)} updates skipped: gradients not finite (try a lower --lr)[/yellow]")
+        out |= {"train/loss": sums["loss"] / len(finite), "train/ratio_max": sums["ratio_max"], "train/grad_norm": sum(finite) / len(finite)}
     if spread:
         out["train/turn_entropy"] = sum(spread) / len(spread)
     return out | {"time/train": time.time() - started}
@@ -571,15 +587,16 @@ def evaluate(policy, split, cfg, progress=None):
     prompts = [render_prompt(policy.tokenizer, q.question) for q in split.questions]
     done = rollout.run_agents([one(q, p) for q, p in zip(split.questions, prompts, strict=True)], policy.engine, policy.search,
                               *([progress] if progress else []))
-    rows = [{"id": q.id, "question": q.question, "type": q.type, "hops": q.hops, **t.info, "tokens": t.sampled_tokens,
-             "response": "".join(turn.text + turn.observation for turn in t.turns)} for q, t in zip(split.questions, done, strict=True)]
+    rows = [{"id": q.id, **t.info, "tokens": t.sampled_tokens} | report.group(
+        q, [report.turn_node(k, [k - 1] if k else [], turn, label=turn_label(turn)) for k, turn in enumerate(t.turns)],
+        [outcome(t, q, list(range(len(t.turns))))]) for q, t in zip(split.questions, done, strict=True)]
     summary = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature} | metrics.summarize(rows)
     return rows, summary
 
 
 # ---------------------------------------------------------------- main
 
-FREE_ON_RESUME = ("steps", "token_budget", "eval_every", "save_every", "show_every", "resume", "out")
+FREE_ON_RESUME = ("steps", "token_budget", "eval_every", "save_every", "show_every", "log", "resume", "out")
 
 
 def parse_args(argv=None):
@@ -605,17 +622,44 @@ def resolve(cfg):
     return replace(cfg, rollout=rollout_kind, retriever=cfg.retriever or search, name=cfg.name or name)
 
 
-def sample_rows(roots, step, cfg):
-    """The best and the worst trajectory of the step's first tree that has both, as plain JSON; ids are those trained on."""
-    root = next((r for r in roots if len({n.trajectory.reward for n in r.leaves()}) > 1), roots[0])
-    leaves = sorted(root.leaves(), key=lambda n: n.trajectory.reward)
-    rows = []
-    for leaf in dict.fromkeys((leaves[-1], leaves[0])):
-        t = leaf.trajectory
-        turns = [{"text": u.text, "ids": u.ids, "logprobs": u.logprobs, "stop_reason": u.stop_reason, "entropy": u.entropy, "advantage": a,
-                  "observation": u.observation, "observation_ids": u.observation_ids} for u, a in zip(t.turns, path_advantages(leaf, cfg), strict=True)]
-        rows.append({"step": step, "question_id": t.question_id, "reward": t.reward, **t.info, "prompt_ids": t.prompt_ids, "turns": turns})
-    return rows
+def turn_label(turn):
+    """What a turn did, for the page: its query or its answer."""
+    query = re.findall(re.escape(SEARCH[0]) + r"(.*?)" + re.escape(SEARCH[1]), turn.text, re.DOTALL)
+    return "search: " + query[-1].strip() if query else "answer" if ANSWER[0] in turn.text else turn.stop_reason
+
+
+def outcome(trajectory, question, path):
+    """A trajectory as the page wants it."""
+    i = trajectory.info
+    return {"path": path, "reward": trajectory.reward, "answer": i["answer"], "problem": i["problem"], "correct": i["em"] == 1,
+            "why": why(trajectory, question)}
+
+
+def tree_record(model, root, question, step, cfg, tokenizer):
+    """The step's tree as report.group: every node with value, advantage, and how far the step has moved it (ratio of turn probabilities, new to
+    sampled); ids are those trained on."""
+    number = {id(n): i for i, n in enumerate(root.nodes())}
+    leaves = root.leaves()
+    batch = rollout.collate([leaf.trajectory for leaf in leaves], cfg.share_prefixes == "on", cfg.pack_tokens).to(model.device)
+    with torch.no_grad():
+        moved = training.token_logprobs(model, batch, cfg.temperature, cfg.kernels) - batch.rollout_logprobs
+    sums, tokens = turn_sums(moved, batch.response_mask, batch.turn_ids)
+    ratios = (sums / tokens.clamp(min=1)).exp().tolist()                                      # (leaves, K)
+    nodes = [{"id": 0, "parents": [], "label": "question", "sampled": False, "value": root.value}]
+    for n in root.nodes()[1:]:
+        leaf = next(i for i, x in enumerate(leaves) if n.turn in x.trajectory.turns)
+        ratio, advantage = ratios[leaf][len(n.turns()) - 1], path_advantages(leaves[leaf], cfg)[len(n.turns()) - 1]
+        past = ratio > 1 + cfg.clip_high and advantage > 0 or ratio < 1 - cfg.clip_low and advantage < 0
+        nodes.append(report.turn_node(number[id(n)], [number[id(n.parent)]], n.turn, tokenizer, label=turn_label(n.turn), value=n.value, advantage=advantage,
+                                      ratio=ratio, branched=n.resamples, **{"clip window": "past" if past else "inside"}))
+    paths = []
+    for leaf in leaves:
+        node, path = leaf, []
+        while node is not None:
+            path.insert(0, number[id(node)])
+            node = node.parent
+        paths.append(outcome(leaf.trajectory, question, path))
+    return report.group(question, nodes, paths, step=step, prompt_ids=leaves[0].trajectory.prompt_ids)
 
 
 def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
@@ -624,6 +668,7 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
     state = training.load_training_state(start, model, optimizer) if start else {"step": 0, "tokens": 0}
     saved_step = state["step"] if start else -1
     run.rewind(state["step"])
+    earlier = report.read_jsonl(run.path / "metrics.jsonl")
     questions = itertools.islice(data.shuffled_forever(split.questions, stable_seed(cfg.seed, "order")), state["step"] * cfg.questions_per_step, None)
     for step in range(state["step"] + 1, cfg.steps + 1):
         if cfg.token_budget and state["tokens"] >= cfg.token_budget:
@@ -632,21 +677,30 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
         started = time.time()
         policy.engine.load_weights()
         policy.search.retriever = split.retriever
-        roots = rollout_trees(policy, list(itertools.islice(questions, cfg.questions_per_step)), cfg, step)
+        batch = list(itertools.islice(questions, cfg.questions_per_step))
+        roots = rollout_trees(policy, batch, cfg, step)
         row = {"step": step, "time/rollout": time.time() - started} | rollout_metrics(roots)
-        row |= update(model, reference, optimizer, roots, cfg)
+        row |= update(model, reference, optimizer, roots, cfg, run.path / f"nonfinite_step{step}")
         state = {"step": step, "tokens": state["tokens"] + row["rollout/tokens"]}
         row |= {"rollout/tokens_total": state["tokens"]} | ({"mem/gpu_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {})
         report.console.print(report.step_line(step, cfg.steps, row))
-        samples = sample_rows(roots, step, cfg)
+        fired = guards.check(row, earlier)
+        row |= guards.counts(fired)
+        for name, message in fired:
+            if sum(r.get(f"guard/{name}", 0) for r in earlier) % 10 == 0:  # the first time, then every tenth
+                report.console.print(f"[yellow]guard {name}: {message}[/yellow]")
+        shown = next((i for i, r in enumerate(roots) if len({n.trajectory.reward for n in r.leaves()}) > 1), 0)  # a tree with right and wrong leaves
+        sample = tree_record(model, roots[shown], batch[shown], step, cfg, tokenizer)
         if cfg.show_every and step % cfg.show_every == 0:
-            for sample in samples:
-                report.show_trajectory(tokenizer.decode(sample["prompt_ids"]), sample)
+            ranked = sorted(range(len(sample["trajectories"])), key=lambda i: sample["trajectories"][i]["reward"])
+            for i in dict.fromkeys((ranked[-1], ranked[0])):
+                report.explain(sample, i)
         if cfg.eval_every and step % cfg.eval_every == 0 and step < cfg.steps:
             results = task.evaluate_all(cfg, run, policy, evals, evaluate, f"_step{step}")
             row["eval/em"] = sum(r["summary"]["em"] for r in results.values()) / len(results)
-        run.append("samples.jsonl", samples)
-        run.append("metrics.jsonl", [row])
+        run.append("samples.jsonl", [sample])
+        run.log(row)
+        earlier.append(row)
         if cfg.save_every and step % cfg.save_every == 0:
             training.save_checkpoint(run.path / "checkpoint", model, tokenizer, optimizer, state)
             saved_step = step
@@ -690,10 +744,11 @@ def main(argv=None):
         for s in filter(None, (split, *evals)):
             s.questions = task.within_limit(s.questions, lambda q: len(render_prompt(tokenizer, q.question)), cfg.max_prompt, cfg.skip_bad)
         run.create()
+        run.trackers = report.open_trackers(cfg.log, run)
         report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
         if cfg.eval_only:
             task.evaluate_all(cfg, run, policy, evals, evaluate)
-            return report.console.print(f"predictions in {run.path}")
+            return report.console.print(f"predictions in {run.path}, page: {report.write_page(run.path)}")
         reference = training.load_model(source).requires_grad_(False) if cfg.kl_coef and not cfg.lora else None
         if start:  # the table compares with the weights that the run began with
             before = {s.name: json.loads((run.path / f"eval_{s.name}_before.json").read_text()) for s in evals}
@@ -702,8 +757,9 @@ def main(argv=None):
         train(cfg, run, model, tokenizer, reference, policy, split, evals, start)
         after = task.evaluate_all(cfg, run, policy, evals, evaluate)
         report.show_results(run, before, after, metrics.paired_difference)
-        report.draw_curves(report.with_evaluations(run, before, after), run.path / "curves.png",
+        report.draw_curves({cfg.name: report.with_evaluations(run, before, after)}, run.path / "curves.png",
                            f"AT2PO · {cfg.name} · {cfg.loss}, {cfg.rollout}, {cfg.expansion} expansion, credit by {cfg.credit}")
+        report.write_page(run.path)
         report.console.print(f"run folder: {run.path}")
     except (data.DataError, retriever.RetrieverError, training.ModelError, report.RunError) as error:
         sys.exit(f"error: {error}")

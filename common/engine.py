@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
+from kernels.turn_logprob import matmul_fp32
+
 BLOCK = 8  # prefixes are found at multiples of this many tokens
 
 
@@ -131,6 +133,7 @@ class TransformersEngine:
                 for name, tensor in named_tensors:
                     own[name].copy_(tensor)
         self.prefixes, self.blocks, self.prefix_bytes, self.stored = OrderedDict(), {}, 0, 0
+        self.head = None                     # of these weights, in the dtype of the products
 
     @property
     def busy(self):
@@ -226,8 +229,9 @@ class TransformersEngine:
 
     def _sample(self, requests, hidden):
         """Appends one token to each request, from the last hidden states (n, H)."""
-        head = self.model.get_output_embeddings()
-        logits = torch.nn.functional.linear(hidden.float(), head.weight.float())             # (n, V), fp32 as in training
+        if self.head is None:
+            self.head = self.model.get_output_embeddings().weight.to(self.cache_dtype)
+        logits = matmul_fp32(hidden.to(self.cache_dtype), self.head.T)                        # (n, V), fp32 as in training
         temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=self.device)
         logprobs = torch.log_softmax(logits / temperature[:, None], -1)
         cumulative = logprobs.double().exp().cumsum(-1)                                      # float64: V may be 150,000

@@ -1,13 +1,21 @@
 """What a run leaves behind: its folder, the line a step prints, curves, the table of results.
 
-    runs/<script>/<name>/  config.json  metrics.jsonl  samples.jsonl  eval_<set>.json  curves.png  checkpoint/
+    runs/<script>/<name>/  config.json  metrics.jsonl  samples.jsonl  eval_<set>.json  curves.png  trajectories.html  checkpoint/
+    python -m common.report RUN                    writes its page and curves anew
+    python -m common.report RUN RUN …              curves over one another, and a table with paired differences
+    python -m common.report RUN --explain ID       one question's trajectories on the terminal
 
 Everything is JSON or PNG and can be read without this code. metrics.jsonl has one object a step with keys under
 reward/ rollout/ train/ eval/ time/ mem/ (the README explains each).
 """
 
+import base64
+import hashlib
+import html
+import io
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -45,7 +53,7 @@ class RunFolder:
     The constructor checks and writes nothing; `create` writes config.json once everything else has loaded."""
 
     def __init__(self, root, script, name, config, resume=False, free_to_change=()):
-        self.path, self.config = Path(root) / script / name, config
+        self.path, self.config, self.trackers = Path(root) / script / name, config, []
         file = self.path / "config.json"
         if not resume and self.path.exists() and any(self.path.iterdir()):
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
@@ -83,6 +91,33 @@ class RunFolder:
     def write(self, name, value):
         write_atomic(self.path / name, json.dumps(value, indent=1, ensure_ascii=False))
 
+    def log(self, row):
+        """A line of metrics.jsonl, and the same to the trackers of --log."""
+        self.append("metrics.jsonl", [row])
+        for tracker in self.trackers:
+            tracker({k: v for k, v in row.items() if k != "step"}, row["step"])
+
+
+def open_trackers(names, run):
+    """[function of (numbers, step)] for --log tensorboard,wandb. Weights & Biases writes offline unless WANDB_MODE says otherwise: no account needed."""
+    trackers = []
+    for name in filter(None, names.split(",")):
+        try:
+            if name == "tensorboard":
+                from torch.utils.tensorboard import SummaryWriter
+                writer = SummaryWriter(run.path / "tensorboard")
+                trackers.append(lambda row, step, w=writer: ([w.add_scalar(k, v, step) for k, v in row.items()], w.flush()))
+            elif name == "wandb":
+                import wandb
+                session = wandb.init(project=run.path.parent.name, name=run.path.name, dir=str(run.path), config=run.config,
+                                     mode=os.environ.get("WANDB_MODE", "offline"))
+                trackers.append(lambda row, step, w=session: w.log(row, step=step))
+            else:
+                raise RunError(f"--log {name}: tensorboard, wandb, or both with a comma")
+        except ImportError as error:
+            raise RunError(f"--log {name}: not installed here; pip install {name}") from error
+    return trackers
+
 
 def read_jsonl(path):
     """Rows of a JSON-lines file; a last line cut off by a kill is left out. No file: no rows."""
@@ -105,14 +140,61 @@ def step_line(step, total, m):
     return " | ".join(parts + ([f"{m['mem/gpu_gb']:.1f} GB"] if "mem/gpu_gb" in m else []))
 
 
-def show_trajectory(prompt, sample):
-    """One row of samples.jsonl, turn by turn: observations dimmed, each turn's advantage in the margin."""
-    why = f" ({sample['problem']})" if sample["problem"] else ""
-    console.print(f"[bold]{escape(' '.join(prompt.split())[-160:])}[/bold]  reward {sample['reward']:g}{escape(why)}")
-    for turn in sample["turns"]:
-        console.print(f"  [cyan]{turn['advantage']:+8.2f}[/cyan] {escape(' '.join(turn['text'].split()))}")
-        if turn["observation"]:
-            console.print(f"           [dim]{escape(' '.join(turn['observation'].split())[:400])}[/dim]")
+# ---------------------------------------------------------------- trajectories: one form for every script
+#
+# A group is a question with the trajectories sampled for it, as plain JSON; the page, `explain` and the terminal know no paper:
+#   question_id question type hops gold evidence step    evidence: gold sentences, marked where they are observed
+#   nodes         [{id, parents [ids], text, observation, entropy, …}]     what else a script adds is shown as it is
+#   trajectories  [{path [node ids], reward, answer, problem, correct, why [lines]}]
+
+def pieces(tokenizer, ids, text):
+    """The text cut where its tokens begin; joined they are the text. Special tokens that decoding leaves out become empty."""
+    starts, at = [], 0
+    for token in ids:
+        piece = tokenizer.decode([token]).strip()
+        found = text.find(piece, at) if piece else -1
+        starts.append(found if 0 <= found <= at + 8 else at)
+        at = starts[-1] + (len(piece) if starts[-1] == found else 0)
+    return [text[0 if i == 0 else start:starts[i + 1] if i + 1 < len(starts) else None] for i, start in enumerate(starts)]
+
+
+def turn_node(number, parents, turn, tokenizer=None, **extra):
+    """A rollout.Turn as a node; with a tokenizer also the ids that were trained on, their log-probs and their pieces of text."""
+    node = {"id": number, "parents": parents, "text": turn.text, "observation": turn.observation, "stopped by": turn.stop_reason,
+            "tokens": len(turn.ids), "entropy": round(turn.entropy, 4), **extra}
+    if tokenizer is not None:
+        node |= {"ids": turn.ids, "observation_ids": turn.observation_ids, "logprobs": turn.logprobs, "pieces": pieces(tokenizer, turn.ids, turn.text)}
+    return node
+
+
+def group(question, nodes, trajectories, **extra):
+    """The record of a data.Question, its nodes and trajectories."""
+    return {"question_id": question.id, "question": question.question, "type": question.type, "hops": question.hops, "gold": question.answers,
+            "evidence": gold_sentences(question), "nodes": nodes, "trajectories": trajectories, **extra}
+
+
+def gold_sentences(question):
+    """The sentences that the question's supporting facts name, where the question carries its contexts."""
+    context = {title: sentences for title, sentences in question.context}
+    return [context[t][i].strip() for t, i in question.supporting_facts if t in context and isinstance(i, int) and 0 <= i < len(context[t])]
+
+
+def explain(record, index):
+    """One trajectory on the terminal: turns, what the script knows of each, and why the reward is what it is."""
+    t, by_id = record["trajectories"][index], {n["id"]: n for n in record["nodes"]}
+    console.print(f"[bold]{escape(record['question'])}[/bold]  gold: {escape(' | '.join(record['gold']))}")
+    for k in t["path"]:
+        node = by_id[k]
+        if not node.get("text"):
+            continue
+        hidden = ("id", "parents", "text", "observation", "ids", "observation_ids", "logprobs", "pieces", "label")
+        facts = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in node.items() if key not in hidden)
+        console.print(f"  [cyan]{escape(facts)}[/cyan]")
+        console.print(f"    {escape(' '.join(node['text'].split()))}")
+        if node.get("observation"):
+            console.print(f"    [dim]{escape(' '.join(node['observation'].split())[:400])}[/dim]")
+    for line in [f"reward {t['reward']:g}, answer: {t['answer']}", *t.get("why", ())]:
+        console.print(f"  {line}", markup=False)
 
 
 def table(title, header, rows):
@@ -156,43 +238,150 @@ PANELS = (("answers", ("reward/mean", "reward/em", "reward/format", "eval/em")),
           ("groups without spread", ("rollout/flat_groups",)), ("seconds a step", ("time/rollout", "time/old_logprobs", "time/train")))
 
 
-def draw_curves(rows, path, title):
-    """curves.png of metrics rows: thin = each step, thick = running mean; evaluations as dots."""
+def draw_curves(runs, path, title, ink=None):
+    """PNG of {label: metrics rows}: thin = each step, thick = running mean, dots = evaluations. One run: a colour a key; several: a colour
+    a run, a line style a key. path: a file name or a binary file. ink: colour of text on a transparent ground; None = black on white."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    if not rows:
+    colours = {} if ink is None else {f"{part}.{kind}": ink for part in ("xtick", "ytick", "axes", "text") for kind in ("color", "edgecolor", "labelcolor")
+                                      if f"{part}.{kind}" in plt.rcParams}
+    with plt.rc_context(colours | ({} if ink is None else {"axes.titlecolor": ink})):
+        figure, axes = plt.subplots(2, 4, figsize=(17, 7.2), layout="constrained")
+        for axis, (name, keys) in zip(axes.flat, PANELS, strict=True):
+            for i, (run, rows) in enumerate(runs.items()):
+                for k, key in enumerate(keys):
+                    points = [(r["step"], r[key]) for r in rows if r.get(key) is not None]
+                    if points:
+                        label = {"reward/mean": "reward", "eval/em": "test em"}.get(key, key.split("/", 1)[1])
+                        colour, style = (f"C{k}", "-") if len(runs) == 1 else (f"C{i}", ("-", "--", ":", "-.")[k])
+                        _curve(axis, points, key, label if len(runs) == 1 else f"{run}: {label}" if len(keys) > 1 else run, colour, style)
+            axis.set_title(name, fontsize=11, loc="left")
+            axis.grid(alpha=.25)
+            axis.spines[["top", "right"]].set_visible(False)
+            if name in ("answers", "groups without spread"):
+                axis.set_ylim(-.02, 1.02)
+            elif axis.lines:
+                axis.set_ylim(bottom=0)
+            if axis.lines and (len(keys) > 1 or len(runs) > 1):
+                axis.legend(frameon=False, fontsize=9 if len(runs) == 1 else 6)
+        for axis in axes[1]:
+            axis.set_xlabel("step")
+        figure.suptitle(title, x=.01, ha="left", fontsize=13)
+        target = path if hasattr(path, "write") else Path(path).with_suffix(".tmp.png")
+        figure.savefig(target, dpi=110, format="png", transparent=ink is not None)
+        plt.close(figure)
+    if target is not path:
+        os.replace(target, path)
+
+
+def _curve(axis, points, key, label, colour, style):
+    x, y = zip(*points, strict=True)
+    if key.startswith("eval/"):
+        axis.plot(x, y, "o--", color=colour, label=label, markersize=7)
         return
-    figure, axes = plt.subplots(2, 4, figsize=(17, 7.2), layout="constrained")
-    for axis, (name, keys) in zip(axes.flat, PANELS, strict=True):
-        for color, key in enumerate(keys):
-            points = [(r["step"], r[key]) for r in rows if r.get(key) is not None]
-            if not points:
+    axis.plot(x, y, color=colour, alpha=.3, linewidth=1)
+    mean, smooth = y[0], []
+    for value in y:
+        mean = .7 * mean + .3 * value
+        smooth.append(mean)
+    axis.plot(x, smooth, style, color=colour, linewidth=2, label=label)
+
+
+# ---------------------------------------------------------------- the page
+
+def write_page(folder, most_groups=60, most_predictions=400):
+    """trajectories.html of a run folder: one self-contained file. Sampled groups of training, evenly spaced, and final predictions."""
+    folder = Path(folder)
+    config, rows = json.loads((folder / "config.json").read_text()), read_jsonl(folder / "metrics.jsonl")
+    groups = [g for g in read_jsonl(folder / "samples.jsonl") if "nodes" in g]
+    keep = {round(i * (len(groups) - 1) / max(1, most_groups - 1)) for i in range(most_groups)}
+    groups = [g | {"where": "training"} for i, g in enumerate(groups) if i in keep][::-1]
+    summaries = []
+    for name, result in evaluations(folder).items():
+        s = result["summary"]
+        summaries.append(f"{name} EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}] n {s['n']}")
+        groups += [g | {"where": name} for g in result["predictions"][:most_predictions] if "nodes" in g]
+    private = ("ids", "observation_ids")
+    tidy = lambda v: [round(x, 3) for x in v] if isinstance(v, list) and v and isinstance(v[0], float) else v  # noqa: E731
+    groups = [{k: v for k, v in g.items() if k != "prompt_ids"} | {
+        "id": g["question_id"], "nodes": [{k: tidy(v) for k, v in n.items() if k not in private} for n in g["nodes"]]} for g in groups]
+    image = io.BytesIO()
+    if rows:
+        draw_curves({folder.name: rows}, image, "", ink="#858b96")
+    title = f"{folder.parent.name} / {folder.name}"
+    data = {"title": title, "summary": " · ".join(summaries + ([f"{len(rows)} steps"] if rows else [])), "config": config, "groups": groups,
+            "curves": "data:image/png;base64," + base64.b64encode(image.getvalue()).decode() if rows else ""}
+    script = (Path(__file__).parent / "trajectories.js").read_text(encoding="utf-8")
+    fill = {"TITLE": html.escape(title), "DATA": json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"), "SCRIPT": script,
+            "SCRIPT_HASH": "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}
+    template = (Path(__file__).parent / "trajectories.html").read_text(encoding="utf-8")
+    write_atomic(folder / "trajectories.html", re.sub("@(TITLE|DATA|SCRIPT|SCRIPT_HASH)@", lambda m: fill[m[1]], template))
+    return folder / "trajectories.html"
+
+
+def evaluations(folder):
+    """{set: {"summary", "predictions"}} of the final evaluations in a run folder (those before training and of steps left out)."""
+    found = {f.stem.removeprefix("eval_"): f for f in sorted(Path(folder).glob("eval_*.json")) if not re.search(r"_(before|step\d+)$", f.stem)}
+    return {name: json.loads(f.read_text(encoding="utf-8")) for name, f in found.items()}
+
+
+# ---------------------------------------------------------------- several runs
+
+def compare(folders, paired_difference, out="comparison.png"):
+    """Curves of several runs over one another, and a table of their final scores, differences paired by question with the first run."""
+    names = [f.name if len({g.name for g in folders}) == len(folders) else str(f) for f in folders]
+    curves = {n: read_jsonl(f / "metrics.jsonl") for n, f in zip(names, folders, strict=True)}
+    if any(curves.values()):
+        draw_curves(curves, out, " · ".join(names))
+        console.print(f"curves: {out}")
+    results, rows = [evaluations(f) for f in folders], []
+    for name in dict.fromkeys(n for r in results for n in r):
+        first = {p["id"]: p["em"] for p in results[0].get(name, {"predictions": []})["predictions"]}
+        for run, result in zip(names, results, strict=True):
+            if name not in result:
                 continue
-            x, y = zip(*points, strict=True)
-            label = {"reward/mean": "reward", "eval/em": "test em"}.get(key, key.split("/", 1)[1])
-            if key.startswith("eval/"):
-                axis.plot(x, y, "o--", color=f"C{color}", label=label, markersize=7)
-                continue
-            axis.plot(x, y, color=f"C{color}", alpha=.3, linewidth=1)
-            mean, smooth = y[0], []
-            for value in y:
-                mean = .7 * mean + .3 * value
-                smooth.append(mean)
-            axis.plot(x, smooth, color=f"C{color}", linewidth=2, label=label)
-        axis.set_title(name, fontsize=11, loc="left")
-        axis.grid(alpha=.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        if name in ("answers", "groups without spread"):
-            axis.set_ylim(-.02, 1.02)
-        elif axis.lines:
-            axis.set_ylim(bottom=0)
-        if len(keys) > 1:
-            axis.legend(frameon=False, fontsize=9)
-    for axis in axes[1]:
-        axis.set_xlabel("step")
-    figure.suptitle(title, x=.01, ha="left", fontsize=13)
-    temporary = Path(path).with_suffix(".tmp.png")
-    figure.savefig(temporary, dpi=110)
-    os.replace(temporary, path)
-    plt.close(figure)
+            s, difference = result[name]["summary"], ""
+            pairs = [(first[p["id"]], p["em"]) for p in result[name]["predictions"] if p["id"] in first]
+            if result is not results[0] and pairs:
+                gain = paired_difference(*map(list, zip(*pairs, strict=True)))
+                difference = f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}] (n {len(pairs)})"
+            rows.append([name, run, s["n"], f"{s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]", difference, f"{s['f1']:.3f}", f"{s['searches']:.2f}",
+                         f"{s['tokens']:.0f}", sum(r.get("rollout/tokens", 0) for r in curves[run]) or ""])
+    table("final evaluations", ["set", "run", "n", "EM", "EM minus the first run's (paired)", "F1", "searches", "tokens", "sampled in training"], rows)
+
+
+def main(argv=None):
+    """Command line: pages, comparisons, explanations."""
+    import argparse
+    import sys
+
+    from common.metrics import paired_difference
+    parser = argparse.ArgumentParser(prog="python -m common.report", description="Pages, comparisons and explanations of run folders.")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-seed0")
+    parser.add_argument("--explain", metavar="ID", help="explain the trajectories of this question; ID/N for one of them")
+    parser.add_argument("--out", default="comparison.png", help="where the curves of several runs go")
+    args = parser.parse_args(argv)
+    for run in args.runs:
+        if not (run / "config.json").exists():
+            sys.exit(f"error: {run} holds no run (no config.json)")
+    if args.explain:
+        wanted, _, index = args.explain.rpartition("/") if re.search(r"/\d+$", args.explain) else (args.explain, "", "")
+        everything = [g for run in args.runs for g in read_jsonl(run / "samples.jsonl") + [p for e in evaluations(run).values() for p in e["predictions"]]]
+        found = [g for g in everything if g.get("question_id") == wanted and "nodes" in g]
+        if not found or index and int(index) >= len(found[-1]["trajectories"]):
+            known = ", ".join(dict.fromkeys(g["question_id"] for g in everything if "nodes" in g))
+            sys.exit(f"error: no such trajectory {args.explain} in {args.runs[0]}; there are {known[:600] or 'none'}")
+        for i in [int(index)] if index else range(len(found[-1]["trajectories"])):
+            explain(found[-1], i)
+    elif len(args.runs) > 1:
+        compare(args.runs, paired_difference, args.out)
+    else:
+        console.print(f"page: {write_page(args.runs[0])}")
+        rows = read_jsonl(args.runs[0] / "metrics.jsonl")
+        if rows:
+            draw_curves({args.runs[0].name: rows}, args.runs[0] / "curves.png", args.runs[0].name)
+
+
+if __name__ == "__main__":
+    main()

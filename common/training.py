@@ -61,7 +61,10 @@ def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_c
         model = get_peft_model(model, LoraConfig(r=lora, lora_alpha=2 * lora, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"))
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    scaled = [k for k in ("final_logit_softcapping", "logits_scaling", "logit_scale") if getattr(model.config, k, None)]
+    head = model.get_output_embeddings()
+    if getattr(head, "bias", None) is not None or hasattr(head, "base_layer"):
+        raise ModelError(f"{name}: its head has a bias or an adapter; token_logprobs knows plain linear heads only")
+    scaled = [k for k in ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier") if getattr(model.config, k, None)]
     if scaled:
         raise ModelError(f"{name}: its head scales or caps logits ({', '.join(scaled)}); token_logprobs knows plain linear heads only")
     window = getattr(model.config, "sliding_window", None)
@@ -104,6 +107,8 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto"):
     with autocast:
         hidden = model.get_decoder()(input_ids=batch.packed_ids, attention_mask=mask, position_ids=batch.positions,
                                      use_cache=False).last_hidden_state                       # (P, N, H)
+    if batch.packed_ids.is_cuda:  # fp32 master weights leave the last norm in fp32; the head's product takes bf16 operands, fp32 logits
+        hidden = hidden.to(torch.bfloat16)
     backend = {"on": "triton", "off": "reference", "auto": "auto"}[kernels]
     logprobs = turn_logprob(hidden, model.get_output_embeddings().weight, batch.target, rows=batch.predecessor, temperature=temperature,
                             backend=backend).logprobs                                         # (R,)
@@ -137,13 +142,20 @@ def cosine_lr(step, total, peak, final=0.0, warmup=0):
     return final + (peak - final) * (1 + math.cos(math.pi * min(1, (step - warmup) / max(1, total - warmup)))) / 2
 
 
-def optimizer_step(model, optimizer, max_norm=1.0):
-    """Clips, steps, clears; returns the gradient norm before clipping. A non-finite norm skips the step."""
-    norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], max_norm)
-    if torch.isfinite(norm):
+def optimizer_step(model, optimizer, max_norm=1.0, loss=0.0):
+    """Clips, steps, clears; returns the gradient norm before clipping, or NaN where it or the loss is not finite: then nothing was updated."""
+    norm = float(torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], max_norm))
+    finite = math.isfinite(norm) and math.isfinite(loss)
+    if finite:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(norm)
+    return norm if finite else math.nan
+
+
+def save_batch(path, batch, **more):
+    """What an update saw, as (B, T) tensors in a safetensors file."""
+    tensors = {k: getattr(batch, k) for k in ("input_ids", "response_mask", "turn_ids", "rollout_logprobs")} | more
+    save_file({k: v.contiguous().cpu() for k, v in tensors.items()}, str(path))
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -35,7 +35,7 @@ def make_rows(rows, hidden, vocabulary, device, dtype, seed=0):
     base = torch.randn(vocabulary, hidden, generator=g, device=device) / hidden ** .5
     favourite = torch.randint(vocabulary, (rows,), generator=g, device=device)
     W = base.to(dtype)
-    pull = torch.rand(rows, 1, generator=g, device=device) * 1.2 + .7
+    pull = torch.rand(rows, 1, generator=g, device=device) + 1.2
     x = (torch.randn(rows, hidden, generator=g, device=device) + pull * math.log(vocabulary) * base[favourite]).to(dtype)
     target = torch.empty(rows, dtype=torch.long, device=device)
     for part in torch.arange(rows, device=device).split(1024):
@@ -50,7 +50,7 @@ def clip_flips(turns=300, V=2000, H=128, device="cpu", clip=(3e-3, 4e-3), seed=0
     lengths = torch.exp(torch.randn(turns, generator=g) * .6 + math.log(50)).long().clamp(2, 400)
     turn_ptr = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).to(device)
     x, W, target = make_rows(int(lengths.sum()), H, V, device, torch.bfloat16, seed)
-    drift = torch.randn(turns, H, generator=g).to(device).repeat_interleave(lengths.to(device), 0) * .01
+    drift = torch.randn(turns, H, generator=g).to(device).repeat_interleave(lengths.to(device), 0) * .05
     new = (x.float() * (1 + .002 * torch.randn(len(x), 1, generator=g).to(device)) + drift).to(torch.bfloat16)
 
     def rounded(hidden):
@@ -177,12 +177,10 @@ def count(provider, args):
 
 
 def poison():
-    """Fills free memory with NaN, so that what a kernel fails to write is seen."""
-    try:
-        junk = torch.full((2 ** 30,), float("nan"), device="cuda")
-        del junk
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
+    """Fills half of the free memory with bytes 255, NaN in every float dtype, so that what a kernel fails to write is seen."""
+    torch.cuda.empty_cache()  # else the allocator hands out blocks that still hold the last run's results
+    junk = torch.full((torch.cuda.mem_get_info()[0] // 2,), 255, dtype=torch.uint8, device="cuda")
+    del junk
 
 
 def bench_gpu(head, rows, fraction, zero, repeats, warmup=5):
@@ -228,7 +226,7 @@ def bench_gpu(head, rows, fraction, zero, repeats, warmup=5):
                 row["note"] = f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
                 torch.cuda.empty_cache()
         for i in range(warmup + repeats):
-            for provider, _, times in live.values():
+            for provider, _, times in live.values():  # interleaved
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 start.record()
                 run_once(provider, *args)
@@ -241,6 +239,58 @@ def bench_gpu(head, rows, fraction, zero, repeats, warmup=5):
             row |= {"ms": times[len(times) // 2], "ms 20%": times[len(times) // 5], "ms 80%": times[len(times) * 4 // 5]}
             row |= {"TFLOP/s": work / row["ms"] * 1e3, "of floor": row["ms"] / (work / FLOOR_TFLOPS * 1e3)}
     return found
+
+
+# ---------------------------------------------------------------- a whole update step
+
+LAYERS = {"qwen3-0.6b": dict(num_hidden_layers=28, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128),
+          "qwen3-4b": dict(num_hidden_layers=36, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128),
+          "qwen3-8b": dict(num_hidden_layers=36, intermediate_size=12288, num_attention_heads=32, num_key_value_heads=8, head_dim=128),
+          "small": dict(num_hidden_layers=2, intermediate_size=128, num_attention_heads=2, num_key_value_heads=1, head_dim=32)}
+
+
+def bench_update(head, device, groups=2, chains=8, turns=4, sampled=150, observed=220, repeats=5, dtype=torch.bfloat16):
+    """Seconds and peak GB of old log-probs, loss and backward of a policy of that size (random weights; bf16, or fp32 master weights under
+    autocast), with the kernels and without.
+
+    `groups` questions of `chains` chains, each of `turns` turns; 40 % of the tokens are sampled, as with three passages a search."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    import at2po
+    from common.rollout import Trajectory, Turn, collate
+    from common.training import token_logprobs
+    H, V = HEADS[head]
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(Qwen3Config(hidden_size=H, vocab_size=V, tie_word_embeddings=True, **LAYERS[head])).to(dtype)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    ids = lambda n: torch.randint(V, (n,)).tolist()  # noqa: E731
+    trajectories = []
+    for q in range(groups):
+        prompt = ids(300)
+        trajectories += [Trajectory(str(q), prompt, [Turn(ids(sampled), [0.0] * sampled, "", "", ids(observed), "") for _ in range(turns)])
+                         for _ in range(chains)]
+    batch = collate(trajectories, pack_tokens=8192).to(device)
+    advantages = torch.randn(batch.turn_ids.shape, device=device)
+    cuda, found = torch.device(device).type == "cuda", {}
+    for kernels in ("on", "off") if cuda else ("off",):
+        for i in range(repeats + 1):
+            if cuda:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            started = time.perf_counter()
+            with torch.no_grad():
+                old = token_logprobs(model, batch, 1.0, kernels)
+            at2po.atpo_loss(token_logprobs(model, batch, 1.0, kernels), old, advantages, batch.response_mask, batch.turn_ids)[0].backward()
+            if cuda:
+                torch.cuda.synchronize()
+            if i:
+                found.setdefault(kernels, []).append(time.perf_counter() - started)
+            model.zero_grad(set_to_none=True)
+        found[kernels] = {
+            "weights": str(dtype).removeprefix("torch."), "kernels": kernels, "tokens": int((batch.segments >= 0).sum()), "sampled": len(batch.target),
+                          "s": sorted(found[kernels])[repeats // 2], "memory GB": torch.cuda.max_memory_allocated() / 1e9 if cuda else None}
+    return [{"model": head} | row for row in found.values()]
 
 
 # ---------------------------------------------------------------- the loss on any device
@@ -315,7 +365,10 @@ def markdown(rows, columns):
 
 
 def versions():
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    try:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    except FileNotFoundError:
+        commit = ""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     return f"{device}; torch {torch.__version__}; triton {ours.triton.__version__ if ours.triton else 'none'}; commit {commit or 'unknown'}"
 
@@ -331,7 +384,20 @@ def main():
     parser.add_argument("--out", type=Path, help="folder for kernels.md and kernels.csv")
     args = parser.parse_args()
     cuda, text, rows = torch.cuda.is_available(), [versions(), ""], []
-    say = lambda line: (print(line, flush=True), text.append(line))  # noqa: E731
+
+    def say(line):
+        """Prints, and writes what there is so far: a device that dies takes nothing along."""
+        print(line, flush=True)
+        text.append(line)
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / "kernels.md").write_text("\n".join(text) + "\n")
+            if rows:
+                with open(args.out / "kernels.csv", "w", newline="") as f:
+                    writer = csv.DictWriter(f, ["head", "rows", "loss rows", "zero", *COLUMNS, "finite"])
+                    writer.writeheader()
+                    writer.writerows(rows)
+
     print(text[0] + "\n", flush=True)
     say("Turn-level loss and gradient in fp64, 64 sequences x 4,096 tokens x 6 turns:\n")
     say(markdown([bench_loss(device="cuda" if cuda else "cpu")], ("loop s", "vectorised s", "ratio", "loss difference", "gradient difference")))
@@ -347,16 +413,18 @@ def main():
                         rows += found
                         say(f"\n{head}, {n} rows, {fraction:.0%} of them sampled, {zero:.0%} of those with gradient 0:\n")
                         say(markdown(found, COLUMNS))
+        say("\nA whole update step (old log-probs, loss, backward; random weights):\n")
+        steps = []
+        for head in args.model:
+            try:
+                steps += bench_update(head, "cuda")
+                steps += bench_update(head, "cuda", dtype=torch.float32) if head == args.model[0] else []
+                torch.cuda.empty_cache()
+            except RuntimeError as error:
+                steps.append({"model": head, "kernels": f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"})
+        say(markdown(steps, ("model", "weights", "kernels", "tokens", "sampled", "s", "memory GB")))
     elif not cuda:
         say("\nNo CUDA device: the table of kernels and peers was not measured.")
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "kernels.md").write_text("\n".join(text) + "\n")
-        if rows:
-            with open(args.out / "kernels.csv", "w", newline="") as f:
-                writer = csv.DictWriter(f, ["head", "rows", "loss rows", "zero", *COLUMNS, "finite"])
-                writer.writeheader()
-                writer.writerows(rows)
 
 
 if __name__ == "__main__":

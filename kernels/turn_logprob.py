@@ -28,6 +28,7 @@ Large products are the vendor library's (torch.mm with fp32 output); what is our
 kernels: `_stats_kernel`, `_gradient_kernel`, and `_turn_sum_kernel`. No atomics, no host reads, the same bits in every run.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -111,6 +112,11 @@ if triton is not None:
         tl.store(out + k, tl.sum(total, 0))
 
 
+def on_device(x):
+    """Triton launches on the current device: make it the tensor's."""
+    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()
+
+
 def row_stats(logits, target, inv_temperature, entropy, backend):
     """(logp, lse, entropy or None), each (n,) fp32, of a tile of raw logits (n, V) fp32."""
     if backend == "torch":
@@ -118,10 +124,11 @@ def row_stats(logits, target, inv_temperature, entropy, backend):
         lse = z.logsumexp(1)
         p = (z - lse[:, None]).exp() if entropy else None
         return z.gather(1, target[:, None])[:, 0] - lse, lse, lse - torch.where(p > 0, p * z, 0.0).sum(1) if entropy else None
-    logp, lse, ent = (torch.empty(len(logits), device=logits.device) for _ in range(3))
+    logp, lse, ent = (torch.empty(len(logits), dtype=torch.float32, device=logits.device) for _ in range(3))
     if len(logits):
-        _stats_kernel[(len(logits),)](logits, target, logp, lse, ent, logits.stride(0), inv_temperature, V=logits.shape[1],
-                                      ENTROPY=entropy, BLOCK=BLOCK, num_warps=8)
+        with on_device(logits):
+            _stats_kernel[(len(logits),)](logits, target, logp, lse, ent, logits.stride(0), inv_temperature, V=logits.shape[1],
+                                          ENTROPY=entropy, BLOCK=BLOCK, num_warps=8)
     return logp, lse, ent if entropy else None
 
 
@@ -132,8 +139,9 @@ def softmax_minus_one_hot(logits, target, lse, first, inv_temperature, out, back
         return out.copy_((logits * inv_temperature - lse[:, None]).exp() - (column == target[:, None]).float())
     if len(logits):
         n, V = logits.shape
-        _gradient_kernel[(n * triton.cdiv(V, BLOCK),)](logits, target, lse, out, logits.stride(0), out.stride(0), first, V, inv_temperature,
-                                                       BLOCK=BLOCK, num_warps=8)
+        with on_device(logits):
+            _gradient_kernel[(n * triton.cdiv(V, BLOCK),)](logits, target, lse, out, logits.stride(0), out.stride(0), first, V, inv_temperature,
+                                                           BLOCK=BLOCK, num_warps=8)
     return out
 
 
@@ -169,28 +177,32 @@ def forward_tiles(x, W, target, inv_temperature, keep, entropy, backend):
     return torch.cat(logp), torch.cat(lse), torch.cat(ent) if entropy else None, kept
 
 
-def backward_tiles(x, W, target, lse, kept, coefficient, inv_temperature, need_x, need_w, w_dtype, backend, scale=1.0):
-    """(dX (N, H) in x's dtype, dW (V, H) in w_dtype): coefficient_t (P' W)_t and P'^T (coefficient x), times scale in fp32 at the end.
+def backward_tiles(x, W, target, lse, kept, rows, coefficient, inv_temperature, need_x, need_w, w_dtype, backend):
+    """(dX (n, H) fp32, dW (V, H) in w_dtype): coefficient_t (P' W)_t and P'^T (coefficient x) of the given rows (an index or a slice of all N).
 
-    Tiles of the vocabulary: every tile of dW is complete when it is written, and dX is the only sum over tiles."""
-    N, V = len(x), len(W)
+    Tiles of the vocabulary: every tile of dW is complete when it is written, and dX is the only sum over tiles. The largest coefficient
+    is taken out and put back in fp32, so that small ones (1 / tokens of a batch) do not vanish when coefficient x is rounded to fp16."""
+    x, target, lse, V = x[rows], target[rows], lse[rows], len(W)
+    scale = coefficient.abs().amax().clamp(min=1e-30) if len(x) else coefficient.new_ones(())
+    coefficient = (coefficient / scale)[:, None]                                              # (n, 1), at most 1
     dx = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need_x else None
     dw = torch.empty(W.shape, dtype=w_dtype, device=x.device) if need_w else None
-    weighted = (coefficient[:, None] * x.float()).to(x.dtype) if need_w else None             # (N, H)
-    tile = tile_size(4 * max(1, x.shape[1] if kept is not None else N))                       # of dW, or of logits
+    weighted = (coefficient * x.float()).to(x.dtype) if need_w else None                     # (n, H)
+    tile = tile_size(4 * max(1, x.shape[1], 0 if kept is not None else len(x)))               # of dW, and of logits
     for first in range(0, V, tile):
         columns = slice(first, min(first + tile, V))
         if kept is not None:
-            p = kept[:, columns]
+            p = kept[rows, columns]
         else:
-            logits = matmul_fp32(x, W[columns].T)                                             # (N, tile)
+            logits = matmul_fp32(x, W[columns].T)                                             # (n, tile)
             p = softmax_minus_one_hot(logits, target, lse, first, inv_temperature, x.new_empty(logits.shape), backend)
             del logits
         if need_x:
             dx += matmul_fp32(p, W[columns])
         if need_w:
-            dw[columns] = matmul_fp32(p.T, weighted) * scale
-    return (dx * (coefficient * scale)[:, None]).to(x.dtype) if need_x else None, dw
+            dw[columns] = matmul_fp32(p.T, weighted).mul_(scale)
+        del p
+    return dx.mul_(coefficient * scale) if need_x else None, dw
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -214,12 +226,12 @@ class _LinearLogprob(torch.autograd.Function):
         need_x, need_w = ctx.needs_input_grad[:2]
         with torch.autocast(x.device.type, enabled=False):
             rows = g[:active].nonzero()[:, 0] if compact else slice(0, active)
-            dx_rows, dw = backward_tiles(x[rows], weight.to(x.dtype), target[rows], lse[rows], None if kept is None else kept[rows],
-                                         -inv_temperature * g[rows], inv_temperature, need_x, need_w, weight.dtype, backend)
-            dx = dx_rows
-            if need_x and len(dx_rows) < len(x):
+            dx_rows, dw = backward_tiles(x, weight.to(x.dtype), target, lse, kept, rows, -inv_temperature * g[rows], inv_temperature,
+                                         need_x, need_w, weight.dtype, backend)
+            dx = None
+            if need_x:
                 dx = torch.zeros_like(x)
-                dx[rows] = dx_rows
+                dx[rows] = dx_rows.to(x.dtype)
         return dx, dw, None, None, None, None, None, None, None
 
 
@@ -228,9 +240,10 @@ class _TurnSum(torch.autograd.Function):
     def forward(ctx, x, turn_ptr):
         ctx.save_for_backward(turn_ptr)
         ctx.rows = len(x)
-        out = torch.empty(len(turn_ptr) - 1, device=x.device)
+        out = torch.empty(len(turn_ptr) - 1, dtype=torch.float32, device=x.device)
         if len(out):
-            _turn_sum_kernel[(len(out),)](x.contiguous(), turn_ptr, out, BLOCK=256, num_warps=4)
+            with on_device(x):
+                _turn_sum_kernel[(len(out),)](x.contiguous(), turn_ptr.contiguous(), out, BLOCK=256, num_warps=4)
         return out
 
     @staticmethod

@@ -39,21 +39,22 @@ def _occurrences(row, ids):
 
 class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, target, w, inv_total, keep, backend):
-        need_x, need_w = ctx.needs_input_grad[:2]
+    def forward(ctx, x, weight, target, w, inv_total, grad, keep, backend):
+        need_x, need_w = (needed and grad for needed in ctx.needs_input_grad[:2])  # (needs_input_grad does not know no_grad)
         W = weight.to(x.dtype)
         logp, lse, _, kept = forward_tiles(x, W, target, 1.0, len(x) if keep and (need_x or need_w) else 0, False, backend)
-        loss = -(w * logp).sum() * inv_total
         dx = dw = None
         if need_x or need_w:
-            dx, dw = backward_tiles(x, W, target, lse, kept, w, 1.0, need_x, need_w, weight.dtype, backend, scale=inv_total)
-        ctx.save_for_backward(dx, dw)
-        return loss
+            dx, dw = backward_tiles(x, W, target, lse, kept, slice(None), w, 1.0, need_x, need_w, torch.float32, backend)
+        ctx.save_for_backward(dx, dw, inv_total)
+        ctx.dtypes = x.dtype, weight.dtype
+        return -(w * logp).sum() * inv_total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g):
-        return *(None if d is None else d * g.to(d.dtype) for d in ctx.saved_tensors), None, None, None, None, None
+        *gradients, inv_total = ctx.saved_tensors  # in fp32: rounded once, after the upstream gradient (a loss scale) is known
+        return *(None if d is None else (d * (g * inv_total)).to(dtype) for d, dtype in zip(gradients, ctx.dtypes, strict=True)), *[None] * 6
 
 
 def weighted_cross_entropy(hidden, weight, labels, weights, total=None, *, ignore_index=-100, budget_gb=2.0, backend="auto"):
@@ -80,4 +81,6 @@ def weighted_cross_entropy(hidden, weight, labels, weights, total=None, *, ignor
         if backend == "reference":
             return -(w * turn_logprob_reference(x[rows], weight, target)).sum() * inv_total
         keep = len(rows) * len(weight) * x.element_size() <= budget_gb * 2**30
-        return _WeightedCrossEntropy.apply(x[rows], weight, target, w, inv_total, keep, backend)
+        x = x[rows]
+        grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        return _WeightedCrossEntropy.apply(x, weight, target, w, inv_total, grad, keep, backend)

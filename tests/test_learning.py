@@ -7,7 +7,7 @@ import pytest
 import at2po
 from common import metrics, report
 
-SHORT = "--steps 8 --eval-limit 300 --eval-every 0 --show-every 0".split()
+SHORT = "--steps 8 --lr 3e-4 --eval-limit 300 --eval-every 0 --show-every 0".split()
 
 
 def em(folder, name):
@@ -29,3 +29,4 @@ def test_atpo_learns_and_flipped_advantages_do_not(tmp_path):
     assert set(hops) == {"1", "2", "3", "4"} and all(h["em"] < .8 for h in hops.values())
     for row in report.read_jsonl(learns / "metrics.jsonl"):
         assert row["rollout/logprob_drift_max"] < 1e-3                # the sampler's log-probs are the trainer's
+        assert not any(v for k, v in row.items() if k.startswith("guard/")), row  # a healthy run is silent

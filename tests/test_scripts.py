@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import at2po
@@ -77,7 +78,11 @@ def test_a_run_as_a_subprocess(tmp_path):
     before, after = load_file(str(start)), load_file(str(folder / "checkpoint/model.safetensors"))
     assert before.keys() == after.keys() and any((before[k] != after[k]).any() for k in before)
     for s in report.read_jsonl(folder / "samples.jsonl"):
-        assert s["turns"][-1]["stop_reason"] and all(len(t["ids"]) == len(t["logprobs"]) for t in s["turns"])
+        sampled = [n for n in s["nodes"] if n.get("sampled", True)]
+        assert all(n["stopped by"] and len(n["ids"]) == len(n["logprobs"]) == len(n["pieces"]) and "".join(n["pieces"]) == n["text"] for n in sampled)
+        assert 3 <= len(s["trajectories"]) <= 5 and all(t["path"][0] == 0 and t["why"] for t in s["trajectories"])
+        assert {n for t in s["trajectories"] for n in t["path"]} == {n["id"] for n in s["nodes"]}
+    assert (folder / "trajectories.html").stat().st_size > 50_000
 
 
 @pytest.mark.parametrize("loss", ["grpo", "gspo"])
@@ -125,7 +130,7 @@ def test_results_do_not_depend_on_batching(tmp_path):
     settings = {"plain": ["--share-prefixes", "off"], "small": ["--micro-tokens", "300", "--pack-tokens", "150"], "narrow": ["--max-batch", "5"], "whole": []}
     for name, flags in settings.items():
         run(tmp_path, "--steps", 1, "--name", name, *flags)
-    samples = {n: [{k: t[k] for k in ("ids", "observation_ids")} for r in rows(tmp_path / f"at2po/{n}/samples.jsonl") for t in r["turns"]] for n in settings}
+    samples = {n: [(t["ids"], t["observation_ids"]) for r in rows(tmp_path / f"at2po/{n}/samples.jsonl") for t in r["nodes"][1:]] for n in settings}
     weights = {n: load_file(str(tmp_path / f"at2po/{n}/checkpoint/optimizer.safetensors")) for n in settings}
     for n in settings:
         assert samples[n] == samples["whole"]
@@ -134,12 +139,53 @@ def test_results_do_not_depend_on_batching(tmp_path):
                 assert (weights[n][k] - v).norm() <= 1e-4 * v.norm() + 1e-7, (n, k)
 
 
+def guard_rows(tmp_path):
+    return [{k.removeprefix("guard/"): v for k, v in r.items() if k.startswith("guard/")} for r in report.read_jsonl(tmp_path / "at2po/a/metrics.jsonl")]
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_kept(tmp_path, monkeypatch, capsys):
+    real, calls = at2po.policy_loss, []
+
+    def sometimes_nan(*args):
+        loss, stats = real(*args)
+        calls.append(1)
+        return (loss * float("nan"), stats) if len(calls) == 1 else (loss, stats)
+    monkeypatch.setattr(at2po, "policy_loss", sometimes_nan)
+    run(tmp_path, "--steps", 1, "--name", "a")
+    row = report.read_jsonl(tmp_path / "at2po/a/metrics.jsonl")[0]
+    assert row["train/not_finite"] == 1 and row["guard/not_finite"] == 1 and math.isfinite(row["train/loss"]) and row["train/updates"] >= 1
+    assert "guard not_finite" in capsys.readouterr().out
+    kept = load_file(str(next((tmp_path / "at2po/a").glob("nonfinite_step1_1_*.safetensors"))))
+    assert kept["input_ids"].shape == kept["advantages"].shape and kept["advantages"].abs().max() > 0
+    weights = load_file(str(tmp_path / "at2po/a/checkpoint/model.safetensors"))
+    assert all(torch.isfinite(w).all() for w in weights.values())
+
+
+def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monkeypatch):
+    real_rollout, real_logprobs = at2po.rollout_trees, training.token_logprobs
+
+    def then_weights_change(policy, *args):
+        roots = real_rollout(policy, *args)
+        with torch.no_grad():
+            for p in policy.engine.model.parameters():
+                p.mul_(.7)
+        return roots
+    monkeypatch.setattr(at2po, "rollout_trees", then_weights_change)
+    run(tmp_path, "--steps", 1, "--name", "a")
+    assert guard_rows(tmp_path)[0]["drift"] == 1
+    monkeypatch.setattr(at2po, "rollout_trees", real_rollout)
+    monkeypatch.setattr(training, "token_logprobs", lambda *a: real_logprobs(*a) + (.05 if torch.is_grad_enabled() else 0))  # as dropout would
+    shutil.rmtree(tmp_path / "at2po")
+    run(tmp_path, "--steps", 1, "--name", "a")
+    assert guard_rows(tmp_path)[0]["first_ratio"] == 1 and guard_rows(tmp_path)[0]["drift"] == 0
+
+
 def test_eval_only_and_ask(tmp_path, capsys):
     run(tmp_path, "--steps", 1, "--name", "a")
     run(tmp_path, "--eval-only", "--checkpoint", tmp_path / "at2po/a/checkpoint", "--name", "e")
     evaluated = json.loads((tmp_path / "at2po/e/eval_test.json").read_text())
     assert evaluated == json.loads((tmp_path / "at2po/a/eval_test.json").read_text())
-    assert not (tmp_path / "at2po/e/metrics.jsonl").exists()
+    assert not (tmp_path / "at2po/e/metrics.jsonl").exists() and (tmp_path / "at2po/e/trajectories.html").exists()
     at2po.main([*TINY, "--ask", "Who is the mother of Ada Holt?", "--out", str(tmp_path / "none")])
     assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
 
@@ -177,7 +223,7 @@ def test_real_data(tmp_path, qwen, name, flags):
         prompt = tokenizer.decode(s["prompt_ids"])
         assert prompt == (f"<|im_start|>system\n{at2po.SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n{questions[s['question_id']].question}<|im_end|>\n"
                           "<|im_start|>assistant\n")
-        for t in s["turns"]:
+        for t in s["nodes"][1:]:
             assert tokenizer.decode(t["ids"], skip_special_tokens=True) == t["text"] and len(t["ids"]) == len(t["logprobs"])
     checkpoint = tmp_path / "at2po/a/checkpoint"
     assert (checkpoint / ("adapter_model.safetensors" if "--lora" in flags else "model.safetensors")).exists()
@@ -363,6 +409,11 @@ def test_models_that_engine_and_packing_do_not_know(tmp_path):
     Gemma2ForCausalLM(Gemma2Config(**small)).save_pretrained(tmp_path / "cap")
     with pytest.raises(training.ModelError, match="final_logit_softcapping"):
         training.load_model(str(tmp_path / "cap"))
+    from transformers import PhiConfig, PhiForCausalLM
+    phi = PhiConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    PhiForCausalLM(phi).save_pretrained(tmp_path / "bias")
+    with pytest.raises(training.ModelError, match="head has a bias"):
+        training.load_model(str(tmp_path / "bias"))
 
 
 def test_a_template_that_opens_the_thought_is_cut_before_it(qwen):
@@ -376,6 +427,8 @@ def test_a_template_that_opens_the_thought_is_cut_before_it(qwen):
 
 def test_flags_that_do_not_go_together():
     refuse("--kl-coef goes with --loss grpo", "--kl-coef", ".1")
+    if not torch.cuda.is_available():
+        refuse("--kernels on needs a CUDA device", "--kernels", "on")
     assert at2po.parse_args(["--model", "x", "--data", "world"]).retriever == "bm25"
 
 

@@ -1,0 +1,71 @@
+"""Guards: what goes wrong in reinforcement learning of language models, seen in the numbers of a step, said with cause and remedy.
+
+    fired = guards.check(row, earlier)       # row: this step's metrics; earlier: those of the steps before it
+    row |= guards.counts(fired)              # guard/<name> = 1 or 0 in metrics.jsonl
+
+A guard never changes a run, except that an update with a loss or gradient that is not finite is skipped (and its batch kept).
+"""
+
+import math
+
+NAMES = ("not_finite", "drift", "first_ratio", "flat_groups", "format", "length", "entropy", "kl")
+WINDOW = 3  # steps whose mean is judged, so that one odd batch says nothing
+
+
+def _mean(rows, key):
+    values = [r[key] for r in rows if isinstance(r.get(key), (int, float)) and math.isfinite(r[key])]
+    return sum(values) / len(values) if values else None
+
+
+def check(row, earlier, drift_limit=.02):
+    """[(name, message)] of the guards that fire on this step.
+
+    drift_limit: mean difference of log-probs between sampler and trainer, in nats; bf16 gives about .01, fp32 about 1e-6."""
+    fired = []
+    recent, start = [*earlier, row][-WINDOW:], [*earlier, row][:WINDOW]
+    settled = len(earlier) >= 2 * WINDOW  # trends need a beginning to compare with
+
+    def say(name, message):
+        fired.append((name, message))
+    if row.get("train/not_finite"):
+        say("not_finite", f"{row['train/not_finite']} updates had a loss or gradient that is not finite and were skipped; their batches are in the run folder "
+                          "(nonfinite_*.safetensors). Likely too large a step, or an overflow in half precision: lower --lr or --grad-clip")
+    drift = row.get("rollout/logprob_drift_mean")
+    if drift is not None and drift > drift_limit:
+        say("drift", f"sampler and trainer disagree on the log-probs of the same tokens by {drift:.3f} nats on average: old weights in the engine, another "
+                     "temperature or chat template, or too coarse a dtype. Ratios start off 1 and clip at random; check --temperature, load weights each step")
+    first = row.get("train/first_ratio")
+    if first is not None and abs(first - 1) > 1e-3:
+        say("first_ratio", f"the ratio of the first update is {first:.4f} and should be 1, since nothing was updated yet: log-probs are not reproducible "
+                           "(dropout, kernels that depend on the batch, a dtype too coarse for the clip window); try --kernels off or --share-prefixes off")
+    flat = _mean(recent, "rollout/flat_groups")
+    if flat is not None and len(earlier) + 1 >= WINDOW and flat > .8:
+        reward = _mean(recent, "reward/mean") or 0
+        what = "all wrong: warm up longer, or take easier questions" if reward < .5 else "all right: take harder questions (--data)"
+        say("flat_groups", f"{flat:.0%} of the groups have one reward for all their samples and teach nothing; they are mostly {what}; "
+                           "larger groups (--group-size, --chains) or a higher --temperature give more spread")
+    form, before = _mean(recent, "reward/format"), _mean(start, "reward/format")
+    if form is not None and len(earlier) + 1 >= WINDOW and (form < .3 or settled and form < before - .2):
+        say("format", f"only {form:.0%} of the trajectories are in valid format (at the start {before:.0%}): the policy does not know the tags, or is losing "
+                      "them. See samples.jsonl for the rule that fails; warm up with demonstrations, lower --lr, or raise --max-response if turns are cut off")
+    length, before = _mean(recent, "rollout/response_tokens"), _mean(start, "rollout/response_tokens")
+    if settled and before and not .4 <= length / before <= 2.5:
+        what = "grow" if length > before else "shrink"
+        say("length", f"responses {what}: {before:.0f} tokens at the start, {length:.0f} now. Check that reward does not pay for length (or for "
+                      "giving up): lower --lr, add --kl-coef, or limit --max-response")
+    entropy, before = _mean(recent, "rollout/entropy"), _mean(start, "rollout/entropy")
+    if settled and before and (entropy < .1 * before or entropy > 3 * before):
+        what = "collapsed: samples of a group are copies, and nothing new is tried" if entropy < before else "blown up: the policy unlearns to write"
+        say("entropy", f"entropy has {what} ({before:.3f} nats a token at the start, {entropy:.3f} now). Lower --lr, widen --clip-high against collapse, "
+                       "or narrow the clip window against a blow-up; --temperature is for sampling only")
+    kl = _mean(recent, "train/kl")
+    if kl is not None and abs(kl) > .1:
+        say("kl", f"updates of one step move the policy by {kl:.2f} nats a token: the clip window no longer holds it. Lower --lr, "
+                  "or more questions an update (--mini-batch)")
+    return fired
+
+
+def counts(fired):
+    """{"guard/<name>": 0 or 1} for metrics.jsonl."""
+    names = {name for name, _ in fired}
+    return {f"guard/{name}": int(name in names) for name in NAMES}

@@ -1,0 +1,235 @@
+"""Pages in a real browser, comparisons, explanations, guards that fire on their fault and stay silent without it."""
+
+import json
+import shutil
+import time
+
+import pytest
+
+from common import data, guards, report, rollout
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+def tree(number, rewards=(1, 0, 0), **question):
+    """A group with one first turn per trajectory, a shared root, and an attack in every text."""
+    q = data.Question(f"q{number}", question.pop("question", f"Who directed film {number}? {ATTACK}"), ["Ada Holt"], hops=1 + number % 3,
+                      type=("bridge", "comparison")[number % 2], supporting_facts=[["Film", 1]],
+                      context=[["Film", ["It is a film.", "Its director was Ada Holt."]]])
+    turn = lambda text, observation="": rollout.Turn([1, 2, 3], [-.1, -2.0, -.5], "</search>", text, [4], observation)  # noqa: E731
+    nodes, trajectories = [{"id": 0, "parents": [], "label": "question", "sampled": False}], []
+    for i, reward in enumerate(rewards):
+        a, b = 2 * i + 1, 2 * i + 2
+        for k, parent, t in ((a, 0, turn("<search> film </search>", f"<result> Its director was Ada Holt. {ATTACK} </result>")),
+                             (b, a, turn(f"answer {i} {ATTACK}"))):
+            nodes.append(report.turn_node(k, [parent], t, label="search: film" if k == a else "answer", advantage=reward - .5, value=.1)
+                         | {"pieces": [t.text[:3], t.text[3:9], t.text[9:]], "logprobs": t.logprobs})
+        trajectories.append({"path": [0, a, b], "reward": reward, "answer": f"Ada {i}", "problem": "" if reward >= 0 else "no answer", "correct": reward == 1,
+                             "why": ["exact match: 'x' against 'y'"]})
+    return report.group(q, nodes, trajectories, step=number + 1, **question)
+
+
+def make_run(folder, groups, predictions=(), rows=()):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"lr": 1e-4, "name": ATTACK}))
+    (folder / "samples.jsonl").write_text("".join(json.dumps(g) + "\n" for g in groups))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    ems = [p["em"] for p in predictions]
+    if predictions:
+        mean = sum(ems) / len(ems)
+        summary = {"em": mean, "em_low": mean, "em_high": mean, "n": len(ems), "f1": mean, "searches": 1.0, "tokens": 9.0}
+        (folder / "eval_test.json").write_text(json.dumps({"summary": summary, "predictions": predictions}))
+    return folder
+
+
+ROWS = [{"step": i + 1, "reward/mean": i / 20, "reward/em": i / 20, "reward/format": .9, "rollout/entropy": .2, "rollout/tokens": 100} for i in range(20)]
+
+
+# ---- the page
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    with playwright.sync_playwright() as p:
+        b = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+                                                              "--disable-component-update", "--disable-sync"])
+        yield b
+        b.close()
+
+
+def open_page(browser, folder, **options):
+    page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)
+    page.problems, page.requests = [], []
+    page.on("pageerror", lambda e: page.problems.append(str(e)))
+    page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
+    page.on("request", lambda r: page.requests.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+    page.on("dialog", lambda d: page.problems.append("dialog"))
+    page.goto(f"file://{folder / 'trajectories.html'}")
+    page.wait_for_selector("#list li")
+    return page
+
+
+def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, browser):
+    run = make_run(tmp_path / "at2po/x", [tree(i, (1, 0, -1) if i == 2 else (1, 0, 0)) for i in range(9)], rows=ROWS)
+    report.write_page(run)
+    page = open_page(browser, run)
+    assert page.title() == "at2po / x" and not page.problems and not page.requests
+    assert page.locator("#list li").count() == 9 and page.locator("#graph circle").count() == 6 and page.locator("#graph rect").count() == 1
+    assert ATTACK in page.locator("#main").inner_text() and ATTACK in page.locator("pre.seen").first.inner_text()
+    assert page.locator("#main img, #main script").count() == 0
+    assert page.locator("mark").first.inner_text() == "Its director was Ada Holt."
+    assert page.locator(".turn").count() == 2 and page.locator(".why").inner_text().startswith("right · reward 1")
+    page.keyboard.press("l")
+    assert page.locator(".why").inner_text().startswith("wrong · reward 0")
+    page.locator("#graph circle").nth(5).click()
+    assert page.locator(".paths button[aria-pressed=true]").count() == 1 and page.locator(".paths button").nth(2).get_attribute("aria-pressed") == "true"
+    assert "film 8" in page.locator("h2").inner_text()  # newest first
+    page.keyboard.press("j")
+    assert "film 7" in page.locator("h2").inner_text()
+    page.keyboard.press("k")
+    page.keyboard.press("3")
+    assert page.locator("#list li").count() == 1 and "film 2" in page.locator("h2").inner_text() and "bad format" in page.locator(".why").inner_text()
+    page.keyboard.press("0")
+    page.keyboard.press("/")
+    page.keyboard.type("film 5")
+    assert page.locator("#list li").count() == 1 and page.locator("#count").inner_text().startswith("1 of 9 questions")
+    page.keyboard.press("Escape")
+    assert page.locator("#list li").count() == 9
+    page.select_option("#hops", "2")
+    assert page.locator("#list li").count() == 3
+    page.select_option("#type", "bridge")
+    assert page.locator("#list li").count() == 1
+    page.locator("#search").fill("nothing like it")
+    assert "No question passes" in page.locator("#main").inner_text()
+    page.locator("#search").fill("")
+    page.select_option("#type", "")
+    page.keyboard.press("Escape")
+    page.locator("#list").focus()
+    page.keyboard.press("s")
+    spans = page.locator("pre >> span")
+    assert spans.count() >= 6 and "probability 0.135" in spans.nth(1).get_attribute("title")
+    page.keyboard.press("c")
+    assert page.locator("#curves").evaluate("d => d.open") and page.locator("#curves-image").evaluate("i => i.naturalWidth") > 1000
+    assert page.title() == "at2po / x" and not page.problems and not page.requests
+    page.close()
+
+
+def test_a_dag_with_several_parents_is_drawn(tmp_path, browser):
+    g = tree(0, (1,))
+    g["nodes"] = [{"id": i, "parents": p, "label": f"n{i}", "text": "t", "observation": "", "sampled": i % 2 == 0}
+                  for i, p in enumerate([[], [0], [0], [1, 2], [3]])]
+    g["trajectories"][0]["path"] = [0, 1, 2, 3, 4]
+    run = make_run(tmp_path / "mygo/x", [g])
+    report.write_page(run)
+    page = open_page(browser, run)
+    assert page.locator("#graph path").count() == 5 and page.locator("#graph rect").count() == 2 and not page.problems
+    page.close()
+
+
+@pytest.mark.parametrize("scheme, width", [("dark", 1400), ("light", 420)])
+def test_dark_and_narrow(tmp_path, browser, scheme, width):
+    run = make_run(tmp_path / "at2po/x", [tree(0)])
+    report.write_page(run)
+    page = open_page(browser, run, color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 800})
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+    assert (light < 60) == (scheme == "dark")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # nothing sticks out
+    page.close()
+
+
+def test_five_hundred_trajectories_open_in_two_seconds(tmp_path, browser):
+    predictions = [{"id": f"q{i}", "em": 1.0} | {k: v for k, v in tree(i, (1,)).items()} for i in range(400)]
+    run = make_run(tmp_path / "at2po/x", [tree(i, (1,) * 10) for i in range(10)], predictions)
+    report.write_page(run)
+    started = time.time()
+    page = open_page(browser, run)
+    page.keyboard.press("j")
+    assert page.locator("h2").is_visible() and "500 trajectories" in page.locator("#count").inner_text()
+    assert time.time() - started < 2
+    page.close()
+
+
+def test_a_page_without_a_browser(tmp_path):
+    """What the file says to any reader: one script with a matching hash, no tag from the data, no address."""
+    run = make_run(tmp_path / "at2po/x", [tree(0)], rows=ROWS)
+    text = report.write_page(run).read_text()
+    assert text.count("<script") == 2 and "owned'</script>" not in text and "https://" not in text
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert json.loads(text.split('id="data">')[1].split("</script>")[0])["groups"][0]["question"].endswith(ATTACK)
+
+
+# ---- comparison, explanation, trackers
+
+def test_comparison_is_paired_by_question(tmp_path, capsys):
+    a = make_run(tmp_path / "r/a", [], [{"id": str(i), "em": float(i < 40)} for i in range(100)], ROWS)
+    b = make_run(tmp_path / "r/b", [], [{"id": str(i), "em": float(i < 60)} for i in reversed(range(100))], ROWS)
+    report.main([str(a), str(b), "--out", str(tmp_path / "both.png")])
+    out = capsys.readouterr().out
+    assert "+0.200 [+0.1" in out and "(n 100)" in out and "2000" in out
+    assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_explain_on_the_terminal(tmp_path, capsys):
+    run = make_run(tmp_path / "r/a", [tree(3)])
+    report.main([str(run), "--explain", "q3/1"])
+    out = capsys.readouterr().out
+    assert "reward 0, answer: Ada 1" in out and "exact match: 'x' against 'y'" in out and "advantage -0.5" in out and "reward 1" not in out
+    with pytest.raises(SystemExit, match="there are q3"):
+        report.main([str(run), "--explain", "q4"])
+    with pytest.raises(SystemExit, match="no such trajectory"):
+        report.main([str(run), "--explain", "q3/7"])
+    with pytest.raises(SystemExit, match="holds no run"):
+        report.main([str(tmp_path / "nowhere")])
+
+
+def test_trackers(tmp_path, monkeypatch):
+    run = report.RunFolder(tmp_path, "at2po", "x", {"lr": 1})
+    run.create()
+    with pytest.raises(report.RunError, match="tensorboard, wandb, or both"):
+        report.open_trackers("mlflow", run)
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(report.RunError, match="pip install wandb"):
+        report.open_trackers("wandb", run)
+    pytest.importorskip("tensorboard", reason="pip install tensorboard")
+    run.trackers = report.open_trackers("tensorboard", run)
+    run.log({"step": 3, "reward/mean": .5})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(3, .5)]
+    assert report.read_jsonl(run.path / "metrics.jsonl") == [{"step": 3, "reward/mean": .5}]
+
+
+def test_pieces_join_to_the_text():
+    class Words:
+        def decode(self, ids):
+            return {1: "Ada", 2: " Holt", 3: "", 4: "xx", 5: "?"}[ids[0]]
+    for ids, text in (([1, 2, 5], "Ada Holt?"), ([1, 3, 2], "Ada Holt"), ([4, 1], "Ada"), ([], ""), ([1, 1], "Ada Ada")):
+        cut = report.pieces(Words(), ids, text)
+        assert len(cut) == len(ids) and "".join(cut) == (text if ids else "")
+    assert report.pieces(Words(), [1, 2, 5], "Ada Holt?") == ["Ada ", "Holt", "?"]
+
+
+# ---- guards
+
+HEALTHY = {"train/not_finite": 0, "rollout/logprob_drift_mean": 1e-6, "train/first_ratio": 1.0, "rollout/flat_groups": .3, "reward/mean": .5,
+           "reward/format": .9, "rollout/response_tokens": 100.0, "rollout/entropy": .5, "train/kl": .002}
+
+
+@pytest.mark.parametrize("name, fault, flag", [
+    ("not_finite", {"train/not_finite": 1}, "--lr"), ("drift", {"rollout/logprob_drift_mean": .2}, "--temperature"),
+    ("first_ratio", {"train/first_ratio": 1.01}, "--share-prefixes"), ("flat_groups", {"rollout/flat_groups": .95}, "--group-size"),
+    ("format", {"reward/format": .5}, "--lr"), ("length", {"rollout/response_tokens": 300.0}, "--max-response"),
+    ("length", {"rollout/response_tokens": 20.0}, "--kl-coef"), ("entropy", {"rollout/entropy": .01}, "--clip-high"),
+    ("entropy", {"rollout/entropy": 2.0}, "clip window"), ("kl", {"train/kl": .5}, "--mini-batch")])
+def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
+    healthy = [dict(HEALTHY) for _ in range(10)]
+    assert guards.check(healthy[-1], healthy[:-1]) == [] and not any(guards.counts([]).values())
+    ill = [HEALTHY | fault for _ in range(3)]
+    fired = guards.check(ill[-1], healthy + ill[:-1])
+    assert [n for n, _ in fired] == [name] and flag in fired[0][1]
+    assert guards.counts(fired)[f"guard/{name}"] == 1 and sum(guards.counts(fired).values()) == 1
