@@ -176,25 +176,19 @@ def prefix_order(trajectories):
     return [t for _, t in sorted(zip(ranks, trajectories, strict=True), key=lambda pair: pair[0])]
 
 
-def packed_lengths(trajectories, share_prefixes=True):
-    """Tokens that each trajectory adds to those before it: its whole length, or what it does not share with them."""
-    prompts, seen, lengths = {}, set(), []
-    for t in trajectories:
-        new = [(key, len(ids)) for key, ids, _ in _path(t, prompts) if not (share_prefixes and key in seen)]
-        seen.update(key for key, _ in new)
-        lengths.append(sum(n for _, n in new))
-    return lengths
-
-
 def micro_batches(trajectories, max_tokens, share_prefixes=True):
     """Splits into runs of at most `max_tokens` tokens, shared ones counted once (at least one trajectory each)."""
-    batches, run = [], []
+    batches, prompts, seen, total = [], {}, set(), 0
     for t in prefix_order(trajectories):
-        if run and sum(packed_lengths(run + [t], share_prefixes)) > max_tokens:
-            batches.append(run)
-            run = []
-        run = run + [t]
-    return batches + [run] if run else batches
+        path = _path(t, prompts)
+        new = sum(len(ids) for key, ids, _ in path if not (share_prefixes and key in seen))
+        if not batches or total + new > max_tokens:
+            batches.append([])
+            seen, total, new = set(), 0, t.length
+        batches[-1].append(t)
+        seen.update(key for key, _, _ in path)
+        total += new
+    return batches
 
 
 def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):

@@ -1,0 +1,736 @@
+"""Bi-RAR: Thinking Forward and Backward, multi-objective RL for retrieval-augmented reasoning (arXiv 2511.09109).
+
+Search-R1's agent (think, search, read, …, answer), with a reward for every step: how near it is to the answer (forward) and how well it
+sticks to the question (backward), measured as an information distance under a frozen language model. Two policies are trained from one
+checkpoint, one for each reward, and their weights are averaged.
+
+    Eq 2     conditional information distance      information_distance
+    Eq 3     complexity as -log2 likelihood        complexities
+    Eq 4     step to answer, step to question      step_distances
+    Eq 5-6   cascading rewards                     cascade (as printed), telescoped
+    Eq 7     r = exp(-d)                           step_reward
+    Eq 8-9   GRPO                                  group_advantages, grpo_loss
+    Eq 10    merged weights                        merge
+
+What the cascade does. sum_i r_i prod_{j<i} (1 - r_j) telescopes to 1 - prod_i (1 - r_i): the chance that at least one step "succeeds". It is
+below 1 and grows with every further step, however bad; it can prefer early success only through what GRPO's normalisation makes of
+differences within a group. Where the paper is silent (each a flag where it matters):
+    A                       the first gold answer
+    T_i                     what the policy wrote in turn i, thought and query; no retrieved text; the answer turn is a step
+    context                 Q or A and the step alone, one a line; no earlier steps
+    scorer                  the initial policy, frozen: the paper's Qwen2.5-3B is its own initial policy too
+    clamps                  denominators at least 1e-6 bits, d in [0, 20]; an empty step has d = 20
+    searches                4 at most (Search-R1's action budget); greedy evaluation (Search-R1's)
+
+Scoring is the cost the paper complains of: eight likelihoods a step. Two depend on the question alone, two are the same number, and the rest
+share prefixes: Q-T-A gives K(T|Q) and K(A|T,Q) in one pass, Q-A-T gives K(A|Q) and K(T|A,Q), A-T-Q gives K(T|A) and K(Q|T,A). All steps of a
+batch are packed (rollout.collate), equal steps of a question are scored once, and wrong trajectories, whose reward is 0, not at all.
+
+    python bi_rar.py                                        embedded world: baseline, forward, backward, merge and sweep; under 20 minutes
+    python bi_rar.py --stage forward                        one stage (baseline, forward, backward, merge, eval); --resume goes on
+    python bi_rar.py --stage merge --forward A --backward B --lambdas .25,.5     any two folders of one architecture
+    python bi_rar.py --model Qwen/Qwen2.5-3B-Instruct       the paper's setting; large GPUs, a search server, not run (see README)
+"""
+
+import itertools
+import json
+import math
+import re
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+import transformers
+import tyro
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from common import data, guards, metrics, report, retriever, rollout, task, training, world
+from common.engine import TransformersEngine
+from common.rollout import Trajectory, Turn, stable_seed
+
+# ---------------------------------------------------------------- config
+
+@dataclass
+class Config:
+    """Defaults are the paper's where a model is given, the embedded world's (WORLD) where none is."""
+    stage: Literal["all", "baseline", "forward", "backward", "merge", "eval"] = "all"
+    forward: str = ""                  # merge: folder of the forward policy; empty = this run's
+    backward: str = ""                 # merge: folder of the backward policy; empty = this run's
+    lambdas: str = ".25,.5,.75"        # sec. 4; .25 was chosen
+    model: str = ""                    # folder or hub id; empty = the tiny policy of the embedded world
+    checkpoint: str = ""               # weights to start from or to evaluate
+    data: str = "search-r1"            # sec. 4: NQ and HotpotQA, Search-R1's training set
+    eval_data: str = ""                # comma-separated; empty = the paper's seven sets, the world's test split, or a file's last tenth
+    corpus: str = ""                   # JSONL with id, contents; or "contexts" = pooled from the questions
+    retriever: str = ""                # bm25 | dense:MODEL | http://…; empty = bm25 with a corpus, else http://127.0.0.1:8000
+    limit: int = 0                     # first so many training questions; 0 = all
+    eval_limit: int = 0                # first so many questions of each evaluation set; 0 = all
+    skip_bad: bool = False             # leave malformed records and overlong prompts out, and count them
+    world_size: float = 1.0            # embedded world: 1.0 = about 1,000 entities
+    flaw_rate: float = .6              # embedded world: share of flawed demonstrations in the last fifth of the warm-up, .1 before
+    warmup_steps: int = 900            # embedded world: supervised steps of 8 demonstrations
+
+    # rollout
+    group_size: int = 5                # sec. 4
+    top_k: int = 3                     # Search-R1
+    max_searches: int = 4              # Search-R1's action budget
+    max_prompt: int = 4096             # tokens, Search-R1
+    max_turn: int = 500                # tokens a turn, Search-R1
+    max_observation: int = 500         # tokens of a search result, Search-R1
+    temperature: float = 1.0           # sec. 4
+    eval_temperature: float = 0.0      # Search-R1: greedy
+    max_batch: int = 256               # ours: sequences decoded together, at most
+    cache_gb: float = 8.0              # ours: keys and values of running sequences; as much again for finished turns
+
+    # reward and loss
+    clip: float = .2                   # sec. 4
+    kl_coef: float = 1e-3              # sec. 4, k3 estimate to the initial policy
+    explain_limit: int = 200           # ours: evaluated trajectories of each set whose steps are scored, for the page and the plot
+
+    # update
+    steps: int = 200                   # sec. 4
+    questions_per_step: int = 128      # sec. 4
+    mini_batch: int = 128              # questions an update; sec. 4 is silent: one update a step
+    lr: float = 1e-6                   # sec. 4
+    weight_decay: float = .01          # verl's default; matrices only (ours)
+    grad_clip: float = 1.0             # verl's default
+    micro_tokens: int = 16384          # ours: packed tokens a forward pass; memory only
+    pack_tokens: int = 16384           # ours: tokens a pack of shared prefixes
+    share_prefixes: Literal["on", "off"] = "on"
+    kernels: Literal["auto", "on", "off"] = "auto"       # ours: Triton log-probs; auto = where there is CUDA
+    lora: int = 0                      # rank; 0 = full weights
+    gradient_checkpointing: bool = True
+    eval_every: int = 0                # steps; 0 = at the end only
+    save_every: int = 10               # steps; 0 = at the end only
+    show_every: int = 20               # steps between printed trajectories
+    log: str = ""                      # trackers beside the files: tensorboard, wandb (offline), or both with a comma
+    seed: int = 0
+
+    # running
+    name: str = ""                     # runs/bi_rar/<name>-<stage>; empty = seed<seed>
+    out: str = "runs"
+    resume: bool = False
+    eval_only: bool = False            # the same as --stage eval
+    ask: str = ""                      # answer one question and show the trajectory
+
+
+# What differs in the embedded world. The learning rate is at2po.py's, chosen there for GRPO on the dev split; nothing here was tuned. Evaluation
+# samples at temperature 1: greedy decoding hides most of what a policy warmed up on flawed demonstrations has to unlearn.
+WORLD = dict(data="world", retriever="bm25", top_k=1, max_turn=120, eval_limit=400, eval_temperature=1.0, steps=100, questions_per_step=32,
+             mini_batch=8, lr=1e-4, micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=5, gradient_checkpointing=False)
+PAPER_EVAL = "nq,triviaqa,popqa,hotpotqa-dev,2wiki-dev,musique-dev,bamboogle"                              # Table 1
+PAPER = {"initial": "", "baseline": "0.336 (Search-R1)", "forward": "0.384", "backward": "0.377", "lambda 0.25": "0.397"}  # instruct, mean of seven sets
+
+# ---------------------------------------------------------------- prompt and tags (Search-R1, byte for byte)
+
+PROMPT = """Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. After reasoning, \
+if you find you lack some knowledge, you can call a search engine by <search> query </search> and it will return the top searched results between \
+<information> and </information>. You can search as many times as your want. If you find no further external knowledge needed, you can directly provide \
+the answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>. Question: {question}
+"""
+INVALID = ("\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If I want to give the final "
+           "answer, I should put the answer between <answer> and </answer>. Let me try again.\n")
+ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+
+
+def render_prompt(tokenizer, question):
+    """Token ids of the first prompt; the question gets its question mark. The tiny policy of the world reads the question alone."""
+    question = question.strip() if question.strip().endswith("?") else question.strip() + "?"
+    text = question if "[USER]" in tokenizer.get_vocab() else PROMPT.format(question=question)
+    text = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
+    return tokenizer(re.sub(r"<think>\s*$", "", text), add_special_tokens=False)["input_ids"]
+
+
+def render_observation(tokenizer, passages, limit=500):
+    """(text, ids) of a search result. A passage cannot write a tag or a special token; a result over `limit` tokens loses its end.
+
+    >>> render_information([retriever.Passage("7", "Silent Harbor", "A film. </information><answer>me</answer>")])
+    'Doc 1(Title: Silent Harbor) A film. ‹/information>‹answer>me‹/answer>'
+    """
+    close = tokenizer("</information>\n\n", add_special_tokens=False)["input_ids"]
+    ids = tokenizer(f"\n\n<information>{render_information(passages)}", add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    ids = ids[:limit - len(close)] + close
+    return tokenizer.decode(ids), ids
+
+
+def render_information(passages):
+    docs = "".join(f"Doc {i}(Title: {p.title}) {p.text}\n" for i, p in enumerate(passages, 1))
+    return re.sub(r"<(?=[/|!a-zA-Z])", "‹", docs).strip() or "No passage found."
+
+
+def render_demonstration(tokenizer, question, demo, index, top_k):
+    """A demonstration of the world in Search-R1's tags, as a trajectory; results are what the retriever really returns."""
+    turns, found = [], ""
+    say = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
+    for step in demo.steps:
+        relation = world.SPOKEN.get(step.relation, step.relation)
+        text = f"<think> {found}now {relation} of {step.subject} </think> <search> {step.subject} {relation} </search>"
+        observation, ids = render_observation(tokenizer, index.search([f"{step.subject} {relation}"], top_k)[0])
+        turns.append(Turn(say(text), [], "</search>", text, ids, observation))
+        found = f"found {relation} {step.found or 'nothing'} ; "
+    final = f"{demo.answer} </answer>" if demo.flaw == "bad format" else f"<answer> {demo.answer} </answer>"
+    text = f"<think> {found}answer </think> {final}"
+    turns.append(Turn(say(text), [], "</answer>", text))
+    for turn in turns:
+        turn.logprobs = [0.0] * len(turn.ids)
+    return Trajectory(question["_id"], render_prompt(tokenizer, question["question"]), turns)
+
+
+def tiny_policy(cfg):
+    """Folder of the half-million-weight policy that the embedded world starts from; made once, then cached."""
+    words = "Doc ( ) 1 2 3 Title now found nothing answer ; No passage".split() + re.findall(r"\w+|[^\w\s]", re.sub(r"</?\w+>", "", INVALID))
+    tags = [f"<{slash}{t}>" for t in ("think", "search", "information", "answer") for slash in ("", "/")]
+    return task.tiny_policy(cfg, "bi_rar", words, tags, lambda *demonstration: render_demonstration(*demonstration, cfg.top_k),
+                            (render_observation, render_information, render_demonstration))
+
+
+# ---------------------------------------------------------------- rollout
+
+@dataclass
+class Policy:
+    """What a rollout needs: the engine, the tokenizer, and the search of a split."""
+    engine: object
+    tokenizer: object
+    search: rollout.BatchedSearch
+
+
+async def play(policy, question, path, cfg, seed, temperature, watch=None):
+    """Search-R1's loop: think, then search or answer; an invalid action is told so; after the last search comes a turn without one."""
+    prompt, turns = render_prompt(policy.tokenizer, question.question), []
+    while True:
+        context = prompt + [i for t in turns for i in t.ids + t.observation_ids]
+        g = await policy.engine.generate(context, stop=("</search>", "</answer>"), max_tokens=cfg.max_turn, temperature=temperature,
+                                         seed=stable_seed(seed, path, len(turns)))
+        turn = Turn(g.token_ids, g.logprobs, g.stop_reason, policy.tokenizer.decode(g.token_ids, skip_special_tokens=True))
+        action = ACTION.search(turn.text)
+        last = (action and action[1] == "answer") or len(turns) >= cfg.max_searches
+        if not last and action:
+            passages = await policy.search(action[2].strip(), cfg.top_k)
+            turn.observation, turn.observation_ids = render_observation(policy.tokenizer, passages, cfg.max_observation)
+        elif not last:
+            turn.observation, turn.observation_ids = INVALID, policy.tokenizer(INVALID, add_special_tokens=False)["input_ids"]
+        turns.append(turn)
+        if watch:
+            watch(turn)
+        if last:
+            return judge(Trajectory(question.id, prompt, turns), question)
+
+
+def judge(trajectory, question):
+    """Fills info: the answer (of the last turn), exact match, what is wrong with the format."""
+    action = ACTION.search(trajectory.turns[-1].text)
+    answer = action[2].strip() if action and action[1] == "answer" else None
+    invalid = sum(t.observation == INVALID for t in trajectory.turns)
+    trajectory.info = {"answer": answer, "problem": "" if answer else "no answer", "em": metrics.exact_match(answer or "", question.answers),
+                       "f1": metrics.f1(answer or "", question.answers), "invalid": invalid,
+                       "searches": sum("<information>" in t.observation for t in trajectory.turns)}
+    return trajectory
+
+
+def rollout_groups(policy, questions, cfg, step):
+    """[[trajectory] * group_size] of the questions, all played at once; a sample depends on its own seed alone."""
+    seeds = [stable_seed(cfg.seed, step, q.id, sum(p.id == q.id for p in questions[:i])) for i, q in enumerate(questions)]
+    agents = [play(policy, q, f"chain{k}", cfg, s, cfg.temperature) for q, s in zip(questions, seeds, strict=True) for k in range(cfg.group_size)]
+    done = rollout.run_agents(agents, policy.engine, policy.search)
+    return [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
+
+
+# ---------------------------------------------------------------- information distance (Eq 2-4)
+
+def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
+    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}, clipped to [0, 20]. The paper's form: min below as above.
+
+    >>> information_distance(2.0, 5.0, 4.0, 8.0)
+    0.5
+    """
+    return min(20.0, max(0.0, min(k_a_bc, k_b_ac) / max(min(k_a_c, k_b_c), 1e-6)))
+
+
+def turn_sums(x, response_mask, turn_ids):
+    """Sums of x (B, T) over the scored tokens of each turn, (B, K)."""
+    zeros = x.new_zeros(x.shape[0], int(turn_ids.max()) + 1)
+    return zeros.scatter_add(1, turn_ids.clamp(min=0), x * response_mask)
+
+
+@torch.no_grad()
+def complexities(scorer, tokenizer, jobs, cfg):
+    """Eq 3: {(question, answer, step ids): (K(T|QA), K(A|QT), K(T|Q), K(A|Q), K(Q|AT), K(T|A), K(Q|A))} in bits.
+
+    jobs: [(question, answer, step ids)]. Each string stands on a line of its own. Every path is a Trajectory whose turns are what is
+    scored, so shared prefixes (Q; Q, A; A; a step under Q or under A) are computed once and everything goes through packed batches."""
+    ids, keys = (lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]), list(dict.fromkeys(jobs))
+    line, part = ids("\n"), lambda scored: Turn(scored, [0.0] * len(scored), "", "", line)
+    shared, paths = {}, []
+    for question, answer, step in keys:
+        Q, A = shared.setdefault((question, answer), (part(ids(question)), part(ids(answer))))
+        T, T_after_A = part(list(step)), part(list(step))
+        paths.append([Trajectory("", Q.ids + line, [T, part(A.ids)]),          # K(T|Q), K(A|Q,T)
+                      Trajectory("", Q.ids + line, [A, part(list(step))]),     # K(A|Q), K(T|Q,A)
+                      Trajectory("", A.ids + line, [T_after_A, part(Q.ids)]),  # K(T|A), K(Q|A,T)
+                      Trajectory("", A.ids + line, [Q])])                      # K(Q|A)
+    bits, share = {}, cfg.share_prefixes == "on"
+    for micro in rollout.micro_batches([t for p in paths for t in p], cfg.micro_tokens, share):
+        batch = rollout.collate(micro, share, cfg.pack_tokens).to(scorer.device)
+        logprobs = training.token_logprobs(scorer, batch, 1.0, cfg.kernels)
+        for t, sums in zip(micro, turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids).tolist(), strict=True):
+            bits[id(t)] = [-s / math.log(2) for s in sums]
+    found = {}
+    for key, (qt, qa, at, q) in zip(keys, paths, strict=True):
+        (k_t_q, k_a_qt), (k_a_q, k_t_qa), (k_t_a, k_q_at), k_q_a = bits[id(qt)][:2], bits[id(qa)][:2], bits[id(at)][:2], bits[id(q)][0]
+        found[key] = k_t_qa, k_a_qt, k_t_q, k_a_q, k_q_at, k_t_a, k_q_a
+    return found
+
+
+def step_distances(scorer, tokenizer, jobs, cfg):
+    """Eq 4: {job: (d_TA, d_TQ)}; a step without a token says nothing and is as far as can be."""
+    found = {job: (20.0, 20.0) for job in jobs if not job[2]}
+    for job, (k_t_qa, k_a_qt, k_t_q, k_a_q, k_q_at, k_t_a, k_q_a) in complexities(scorer, tokenizer, [j for j in jobs if j[2]], cfg).items():
+        found[job] = information_distance(k_t_qa, k_a_qt, k_t_q, k_a_q), information_distance(k_t_qa, k_q_at, k_t_a, k_q_a)
+    return found
+
+
+def score_steps(scorer, tokenizer, pairs, cfg):
+    """Fills info["d_TA"] and info["d_TQ"], a number a turn, of (trajectory, question) pairs. Returns how many different steps were scored."""
+    job = lambda t, q: [(q.question, q.answers[0], tuple(turn.ids)) for turn in t.turns]  # noqa: E731
+    distances = step_distances(scorer, tokenizer, [j for t, q in pairs for j in job(t, q)], cfg) if pairs else {}
+    for t, q in pairs:
+        t.info["d_TA"], t.info["d_TQ"] = map(list, zip(*(distances[j] for j in job(t, q)), strict=True))
+    return len(distances)
+
+
+# ---------------------------------------------------------------- rewards (Eq 5-7)
+
+def step_reward(distance):
+    """Eq 7."""
+    return math.exp(-distance)
+
+
+def cascade(step_rewards):
+    """Eq 5-6 without the indicator, as printed: sum_i r_i prod_{j<i} (1 - r_j).
+
+    >>> cascade([.5, .5]), telescoped([.5, .5])
+    (0.75, 0.75)
+    """
+    total, left = 0.0, 1.0
+    for r in step_rewards:
+        total += left * r
+        left *= 1 - r
+    return total
+
+
+def telescoped(step_rewards):
+    """The same number: 1 - prod_i (1 - r_i)."""
+    return 1 - math.prod(1 - r for r in step_rewards)
+
+
+def set_rewards(groups, questions, scorer, tokenizer, stage, cfg):
+    """Eq 5, Eq 6, or the baseline's exact match. Only right trajectories need their steps scored. Returns the number of steps scored."""
+    scored = 0
+    if stage != "baseline":
+        right = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if t.info["em"]]
+        scored = score_steps(scorer, tokenizer, right, cfg)
+    for t in (t for group in groups for t in group):
+        distances = t.info.get({"forward": "d_TA", "backward": "d_TQ"}.get(stage), [])
+        t.reward = t.info["em"] if stage == "baseline" else cascade([step_reward(d) for d in distances]) * t.info["em"]
+    return scored
+
+
+# ---------------------------------------------------------------- GRPO (Eq 8-9)
+
+def group_advantages(rewards):
+    """(R - mean) / (sample std + 1e-6); zeros where all rewards are one (to 1e-9)."""
+    if max(rewards) - min(rewards) < 1e-9:
+        return [0.0] * len(rewards)
+    mean = sum(rewards) / len(rewards)
+    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
+    return [(r - mean) / (std + 1e-6) for r in rewards]
+
+
+def grpo_loss(logprobs, old_logprobs, advantages, response_mask, clip=.2, kl_coef=0.0, ref_logprobs=None, num_sequences=None):
+    """Eq 8-9, all (B, T): mean over sequences of the mean over sampled tokens, minus kl_coef times the k3 estimate of KL(pi || pi_ref)."""
+    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
+    ratio = log_ratio.exp()
+    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    if kl_coef:
+        to_ref = torch.where(response_mask, ref_logprobs - logprobs, 0.0)
+        objective = objective - kl_coef * (to_ref.exp() - to_ref - 1)
+    loss = (-(objective * response_mask).sum(1) / response_mask.sum(1).clamp(min=1)).sum() / (num_sequences or len(logprobs))
+    clipped = ((ratio > 1 + clip) & (advantages > 0) | (ratio < 1 - clip) & (advantages < 0)) & response_mask
+    return loss, {"tokens": float(response_mask.sum()), "clip_fraction": float(clipped.sum()), "kl": float(-(log_ratio.detach() * response_mask).sum()),
+                  "ratio": float((ratio.detach() * response_mask).sum())}
+
+
+def prepare(model, reference, groups, cfg):
+    """[(batch, advantages, old log-probs, reference log-probs)] of some groups, as micro-batches at the weights they were sampled with."""
+    advantage = {id(t): a for g in groups for t, a in zip(g, group_advantages([t.reward for t in g]), strict=True)}
+    share, micro = cfg.share_prefixes == "on", []
+    for part in rollout.micro_batches([t for g in groups for t in g], cfg.micro_tokens, share):
+        batch = rollout.collate(part, share, cfg.pack_tokens).to(model.device)
+        advantages = torch.tensor([[advantage[id(t)]] for t in part], device=model.device) * batch.response_mask
+        with torch.no_grad():
+            old, ref = training.token_logprobs(model, batch, cfg.temperature, cfg.kernels), None
+            if cfg.kl_coef:
+                with training.reference_weights(model, reference) as frozen:
+                    ref = training.token_logprobs(frozen, batch, cfg.temperature, cfg.kernels)
+        micro.append((batch, advantages, old, ref))
+    return micro
+
+
+def update(model, reference, optimizer, groups, cfg, keep="nonfinite"):
+    """One pass over the step's groups in mini-batches of questions; groups of one reward teach nothing and are left out. Returns means."""
+    started = time.time()
+    parts = [groups[i:i + cfg.mini_batch] for i in range(0, len(groups), cfg.mini_batch)]
+    learn = [[g for g in part if any(group_advantages([t.reward for t in g]))] for part in parts]
+    prepared = [prepare(model, reference, part, cfg) for part in learn]
+    drift = [(old - b.rollout_logprobs)[b.response_mask].abs() for micro in prepared for b, _, old, _ in micro]
+    out = {"time/old_logprobs": time.time() - started, "rollout/flat_groups": 1 - sum(map(len, learn)) / len(groups)}
+    if drift:
+        out |= {"rollout/logprob_drift_mean": float(torch.cat(drift).mean()), "rollout/logprob_drift_max": float(torch.cat(drift).max())}
+    started, norms, sums, first_ratio = time.time(), [], {}, None
+    for part, micro in zip(parts, prepared, strict=True):
+        if not micro:
+            continue
+        mine = {}
+        for batch, advantages, old, ref in micro:
+            logprobs = training.token_logprobs(model, batch, cfg.temperature, cfg.kernels)
+            loss, stats = grpo_loss(logprobs, old, advantages, batch.response_mask, cfg.clip, cfg.kl_coef, ref, len(part) * cfg.group_size)
+            loss.backward()
+            stats["loss"] = float(loss.detach())
+            mine = {k: mine.get(k, 0) + v for k, v in stats.items()}
+        first_ratio = mine["ratio"] / mine["tokens"] if first_ratio is None else first_ratio
+        norms.append(training.optimizer_step(model, optimizer, cfg.grad_clip, mine["loss"]))
+        if math.isfinite(norms[-1]):
+            sums = {k: sums.get(k, 0) + v for k, v in mine.items()}
+        else:
+            for i, (batch, advantages, old, _) in enumerate(micro):
+                training.save_batch(f"{keep}_{len(norms)}_{i}.safetensors", batch, advantages=advantages, old_logprobs=old)
+    finite = [n for n in norms if math.isfinite(n)]
+    if norms:
+        out |= {"train/first_ratio": first_ratio, "train/updates": len(finite), "train/not_finite": len(norms) - len(finite)}
+    if finite:
+        out |= {f"train/{k}": sums[k] / sums["tokens"] for k in ("clip_fraction", "kl", "ratio")}
+        out |= {"train/loss": sums["loss"] / len(finite), "train/grad_norm": sum(finite) / len(finite)}
+    return out | {"time/train": time.time() - started}
+
+
+def rollout_metrics(groups):
+    """Means over the step's trajectories; distances over the steps of those that were scored."""
+    ts = [t for g in groups for t in g]
+    mean = lambda xs: sum(xs) / len(xs) if xs else 0.0  # noqa: E731
+    right, scored = [t for t in ts if t.info["em"]], [t for t in ts if "d_TA" in t.info]
+    out = {"reward/mean": mean([t.reward for t in ts]), "reward/em": mean([t.info["em"] for t in ts]),
+           "reward/format": mean([not (t.info["problem"] or t.info["invalid"]) for t in ts]), "rollout/tokens": sum(t.sampled_tokens for t in ts),
+           "rollout/response_tokens": mean([t.sampled_tokens for t in ts]), "rollout/turns": mean([len(t.turns) for t in ts]),
+           "rollout/searches": mean([t.info["searches"] for t in ts]), "rollout/searches_right": mean([t.info["searches"] for t in right]),
+           "rollout/tokens_right": mean([t.sampled_tokens for t in right]),
+           "rollout/entropy": -sum(sum(u.logprobs) for t in ts for u in t.turns) / sum(t.sampled_tokens for t in ts)}
+    if scored:
+        out |= {f"reward/{k}": mean([d for t in scored for d in t.info[k]]) for k in ("d_TA", "d_TQ")}
+        out["reward/cascade"] = mean([t.reward for t in right])
+    return out
+
+
+# ---------------------------------------------------------------- merge (Eq 10)
+
+def weight_files(folder):
+    """{tensor name: safetensors file} of a Hugging Face folder, sharded or not."""
+    folder = Path(folder)
+    if (folder / "adapter_config.json").exists():
+        raise training.ModelError(f"{folder}: LoRA adapters do not average to the average of what they do; merge each into its base first (merge_and_unload)")
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+    if not (folder / "model.safetensors").exists():
+        raise training.ModelError(f"{folder}: no model.safetensors and no model.safetensors.index.json; merging reads Hugging Face folders")
+    with safe_open(folder / "model.safetensors", "pt") as f:
+        return dict.fromkeys(f.keys(), folder / "model.safetensors")
+
+
+def merge(forward, backward, lam, out):
+    """Eq 10: (1 - lam) forward + lam backward, tensor by tensor in fp32, one shard in memory; stored as forward is. Returns `out`."""
+    forward, backward, out = Path(forward), Path(backward), Path(out)
+    ours, theirs = weight_files(forward), weight_files(backward)
+    kinds = [json.loads((f / "config.json").read_text()).get("architectures") for f in (forward, backward)]
+    if kinds[0] != kinds[1] or set(ours) != set(theirs):
+        odd = sorted(set(ours) ^ set(theirs))[:3]
+        raise training.ModelError(f"cannot merge {forward} ({kinds[0]}) and {backward} ({kinds[1]}): not one architecture"
+                                  + (f"; only in one: {odd}" if odd else ""))
+    out.mkdir(parents=True, exist_ok=True)
+    for file in dict.fromkeys(ours.values()):
+        merged = {}
+        with safe_open(file, "pt") as f:
+            for name in f.keys():  # noqa: SIM118  (safe_open is no dict)
+                with safe_open(theirs[name], "pt") as g:
+                    a, b = f.get_tensor(name), g.get_tensor(name)
+                if a.shape != b.shape:
+                    raise training.ModelError(f"cannot merge: {name} is {tuple(a.shape)} in {forward} and {tuple(b.shape)} in {backward}")
+                merged[name] = ((1 - lam) * a.float() + lam * b.float()).to(a.dtype) if a.is_floating_point() else a
+        save_file(merged, str(out / file.name), metadata={"format": "pt"})
+    for file in forward.iterdir():
+        if file.suffix in (".json", ".jinja", ".txt", ".model") and file.name not in ("trainer.json", "recipe.json"):
+            shutil.copyfile(file, out / file.name)
+    return out
+
+
+# ---------------------------------------------------------------- evaluate
+
+def record(trajectories, question, tokenizer, **extra):
+    """Trajectories of one question as report.group; a turn shows its distances, rewards and its share of the cascade where it was scored."""
+    nodes, paths = [{"id": 0, "parents": [], "label": "question", "sampled": False}], []
+    for t in trajectories:
+        path, left = [0], {"d_TA": 1.0, "d_TQ": 1.0}
+        for k, turn in enumerate(t.turns):
+            more = {}
+            for d in ("d_TA", "d_TQ") if "d_TA" in t.info else ():
+                r = step_reward(t.info[d][k])
+                more |= {d: t.info[d][k], f"r_{d[2:]}": r, f"cascade_{d[2:]}": left[d] * r}
+                left[d] *= 1 - r
+            action = ACTION.search(turn.text)
+            label = "invalid" if not action else "answer" if action[1] == "answer" else "search: " + action[2].strip()
+            nodes.append(report.turn_node(len(nodes), [path[-1]], turn, tokenizer, label=label, advantage=t.info.get("advantage"), **more))
+            path.append(nodes[-1]["id"])
+        i, golds = t.info, " | ".join(metrics.normalize_answer(g) for g in question.answers)
+        why = [f"exact match: {metrics.normalize_answer(i['answer'] or '')!r} against {golds!r}: {'equal' if i['em'] else 'not equal'}"]
+        if "d_TA" in i:
+            why += [f"{name} cascade (Eq {eq}): {telescoped([step_reward(d) for d in i[key]]):.4f}, counted where the answer is right"
+                    for name, eq, key in (("forward", 5, "d_TA"), ("backward", 6, "d_TQ"))]
+        paths.append({"path": path, "reward": t.reward, "answer": i["answer"], "problem": i["problem"], "correct": i["em"] == 1, "why": why})
+    return report.group(question, nodes, paths, **extra)
+
+
+def evaluate(policy, split, cfg, progress, scorer=None):
+    """One trajectory a question, greedy by default. (rows, summary); the steps of the first explain_limit are scored for page and plot."""
+    done = rollout.run_agents([play(policy, q, "eval", cfg, stable_seed(cfg.seed, "eval", q.id), cfg.eval_temperature) for q in split.questions],
+                              policy.engine, policy.search, progress)
+    pairs = list(zip(done, split.questions, strict=True))
+    if scorer is not None:
+        score_steps(scorer, policy.tokenizer, pairs[:cfg.explain_limit], cfg)
+    for t in done:
+        t.reward = t.info["em"]
+    rows = [{"id": q.id, **{k: t.info[k] for k in ("answer", "problem", "em", "f1", "searches")}, "tokens": t.sampled_tokens} | record([t], q, None)
+            for t, q in pairs]
+    return rows, {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature} | metrics.summarize(rows)
+
+
+def plot_distances(runs, path):
+    """distances.png: both distances along right and wrong trajectories, mean and interquartile range a step, of {label: run folder} (merged left out)."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    runs = {k: v for k, v in runs.items() if not k.startswith("lambda")} or runs
+    figure, axes = plt.subplots(2, len(runs), figsize=(4.2 * len(runs), 6), layout="constrained", squeeze=False, sharey="row", sharex=True)
+    for column, (label, folder) in enumerate(runs.items()):
+        rows = [p for e in report.evaluations(folder).values() for p in e["predictions"]]
+        for row, key in enumerate(("d_TA", "d_TQ")):
+            axis = axes[row][column]
+            for right, colour in ((1, "#1d7f4c"), (0, "#b3372f")):
+                steps = {}
+                for p in rows:
+                    for k, n in enumerate(n for n in p["nodes"] if key in n):
+                        if p["em"] == right:
+                            steps.setdefault(k + 1, []).append(n[key])
+                steps = {k: sorted(v) for k, v in steps.items() if len(v) >= 5}
+                if steps:
+                    axis.plot(list(steps), [sum(v) / len(v) for v in steps.values()], "o-", color=colour, label="right" if right else "wrong")
+                    low, high = ([v[len(v) * part // 4] for v in steps.values()] for part in (1, 3))
+                    axis.fill_between(list(steps), low, high, color=colour, alpha=.15)
+            axis.set_title(label if row == 0 else "", loc="left")
+            axis.set_ylabel("distance to the answer" if row == 0 else "distance to the question") if column == 0 else None
+            axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+            axis.grid(alpha=.25)
+            axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(frameon=False)
+    for axis in axes[1]:
+        axis.set_xlabel("step (turn)")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+# ---------------------------------------------------------------- main
+
+FREE_ON_RESUME = ("stage", "steps", "eval_every", "save_every", "show_every", "log", "resume", "out", "lambdas", "forward", "backward")
+
+
+def parse_args(argv=None):
+    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    flags = {a.split("=", 1)[0]: a.split("=", 1)[1] if "=" in a else b for a, b in itertools.zip_longest(argv, argv[1:], fillvalue="")}
+    in_world = flags.get("--data", "world") == "world" and "--model" not in flags
+    cfg = tyro.cli(Config, default=replace(Config(), **(WORLD if in_world else {})), description=__doc__, args=argv)
+    if cfg.kernels == "on" and not torch.cuda.is_available():
+        sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
+    if cfg.group_size < 2:
+        sys.exit("error: --group-size must be at least 2: GRPO compares samples of one question")
+    try:
+        if not all(0 <= float(x) <= 1 for x in cfg.lambdas.split(",")):
+            raise ValueError
+    except ValueError:
+        sys.exit(f"error: --lambdas {cfg.lambdas}: numbers between 0 and 1 with commas, such as .25,.5,.75")
+    search = "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
+    return replace(cfg, stage="eval" if cfg.eval_only else cfg.stage, retriever=cfg.retriever or search, name=cfg.name or f"seed{cfg.seed}")
+
+
+def train(cfg, stage, run, model, tokenizer, initial, policy, split, evals, start):
+    """One GRPO run with the stage's reward: sample groups, score, update; once a step."""
+    optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay)
+    state = training.load_training_state(start, model, optimizer) if start else {"step": 0}
+    run.rewind(state["step"])
+    earlier, saved_step = report.read_jsonl(run.path / "metrics.jsonl"), state["step"] if start else -1
+    questions = itertools.islice(data.shuffled_forever(split.questions, stable_seed(cfg.seed, "order")), state["step"] * cfg.questions_per_step, None)
+    for step in range(state["step"] + 1, cfg.steps + 1):
+        started = time.time()
+        policy.engine.load_weights()
+        policy.search.retriever = split.retriever
+        batch = list(itertools.islice(questions, cfg.questions_per_step))
+        groups = rollout_groups(policy, batch, cfg, step)
+        row, started = {"step": step, "time/rollout": time.time() - started}, time.time()
+        with training.reference_weights(model, initial) as scorer:
+            scored = set_rewards(groups, batch, scorer, tokenizer, stage, cfg)
+        row |= {"time/scoring": time.time() - started, "reward/steps_scored": scored} | rollout_metrics(groups)
+        row |= update(model, initial, optimizer, groups, cfg, run.path / f"nonfinite_step{step}")
+        report.console.print(f"{stage} | " + report.step_line(step, cfg.steps, row))
+        fired = guards.check(row, earlier)
+        row |= guards.counts(fired)
+        for name, message in fired:
+            if sum(r.get(f"guard/{name}", 0) for r in earlier) % 10 == 0:  # the first time, then every tenth
+                report.console.print(f"[yellow]guard {name}: {message}[/yellow]")
+        shown = next((i for i, g in enumerate(groups) if len({t.reward for t in g}) > 1), 0)
+        with training.reference_weights(model, initial) as scorer:
+            score_steps(scorer, tokenizer, [(t, batch[shown]) for t in groups[shown]], cfg)
+        for t, a in zip(groups[shown], group_advantages([t.reward for t in groups[shown]]), strict=True):
+            t.info["advantage"] = a
+        sample = record(groups[shown], batch[shown], tokenizer, step=step, prompt_ids=groups[shown][0].prompt_ids)
+        if cfg.show_every and step % cfg.show_every == 0:
+            report.explain(sample, max(range(cfg.group_size), key=lambda i: groups[shown][i].reward))  # noqa: B023
+        if cfg.eval_every and step % cfg.eval_every == 0 and step < cfg.steps:
+            results = task.evaluate_all(cfg, run, policy, evals, evaluate, f"_step{step}")
+            row["eval/em"] = sum(r["summary"]["em"] for r in results.values()) / len(results)
+        run.append("samples.jsonl", [sample])
+        run.log(row)
+        earlier.append(row)
+        state = {"step": step}
+        if cfg.save_every and step % cfg.save_every == 0:
+            training.save_checkpoint(run.path / "checkpoint", model, tokenizer, optimizer, state)
+            saved_step = step
+    if state["step"] > saved_step:
+        training.save_checkpoint(run.path / "checkpoint", model, tokenizer, optimizer, state)
+
+
+def stage_folder(cfg, stage):
+    """The run folder of a stage, opened to go on with where --resume finds it begun."""
+    begun = cfg.resume and (Path(cfg.out) / "bi_rar" / f"{cfg.name}-{stage}" / "config.json").exists()
+    return report.RunFolder(cfg.out, "bi_rar", f"{cfg.name}-{stage}", asdict(cfg), begun, FREE_ON_RESUME), begun
+
+
+def run_stage(cfg, stage, source, split, evals):
+    """Trains (baseline, forward, backward) or only evaluates (initial, merged weights) `source`; leaves a run folder. Returns its path."""
+    run, begun = stage_folder(cfg, stage)
+    trains = stage in ("baseline", "forward", "backward")
+    wanted = [run.path / f"eval_{s.name}.json" for s in evals]
+    if begun and all(f.exists() for f in wanted) and (not trains or len(report.read_jsonl(run.path / "metrics.jsonl")) >= cfg.steps):
+        report.console.print(f"{stage}: done before")
+        return run.path
+    start = training.find_checkpoint(run.path / "checkpoint") if begun else None
+    model, tokenizer = training.load_policy(start or source, cfg.lora if trains else 0, cfg.gradient_checkpointing)
+    initial = None
+    if not cfg.lora or not trains:
+        initial = training.load_model(source if trains else start_weights(cfg)).requires_grad_(False)
+    policy = Policy(TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb), tokenizer, rollout.BatchedSearch(evals[0].retriever))
+    for s in filter(None, (split, *evals)):
+        s.questions = task.within_limit(s.questions, lambda q: len(render_prompt(tokenizer, q.question)), cfg.max_prompt, cfg.skip_bad)
+    run.create()
+    run.trackers = report.open_trackers(cfg.log, run)
+    report.console.print(f"[bold]{stage}[/bold]: {training.describe(start or source, model)}")
+    if trains:
+        train(cfg, stage, run, model, tokenizer, initial, policy, split, evals, start)
+    with training.reference_weights(model, initial) as scorer:
+        task.evaluate_all(cfg, run, policy, evals, lambda *a: evaluate(*a, scorer=scorer))
+    rows = report.read_jsonl(run.path / "metrics.jsonl")
+    if rows:
+        report.draw_curves({stage: rows}, run.path / "curves.png", f"Bi-RAR · {cfg.name} · {stage}")
+    report.write_page(run.path)
+    return run.path
+
+
+def start_weights(cfg):
+    """What every stage starts from: a folder or hub id."""
+    source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
+    return (training.find_checkpoint(source) if Path(source).is_dir() else None) or source
+
+
+def show_table(cfg, folders):
+    """Table 2's shape, <name>-table.json: every policy's EM, its difference to the baseline paired by question, length and searches."""
+    results = {label: report.evaluations(folder) for label, folder in folders.items()}
+    header, rows = ["policy", "set", "paper", "EM", "EM minus the baseline's", "F1", "tokens", "tokens minus the baseline's", "searches"], []
+    for label, sets in results.items():
+        for name, result in sets.items():
+            s, base, cells = result["summary"], results.get("baseline", {}).get(name), ["", ""]
+            if base and label != "baseline":
+                cells = []
+                for key, form in (("em", "+.3f"), ("tokens", "+.1f")):
+                    gain = metrics.paired_difference([p[key] for p in base["predictions"]], [p[key] for p in result["predictions"]])
+                    cells.append(f"{gain[0]:{form}} [{gain[1]:{form}}, {gain[2]:{form}}]")
+            rows.append([label, name, PAPER.get(label, ""), f"{s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]", cells[0], f"{s['f1']:.3f}",
+                         f"{s['tokens']:.1f}", cells[1], f"{s['searches']:.2f}"])
+    report.table(f"{cfg.name}: 95 % intervals, differences paired by question (paper: Qwen2.5-3B-Instruct, mean of seven sets)", header, rows)
+    path = Path(cfg.out) / "bi_rar"
+    report.write_atomic(path / f"{cfg.name}-table.json", json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False))
+    plot_distances(folders, path / f"{cfg.name}-distances.png")
+    curves = {label: report.read_jsonl(folder / "metrics.jsonl") for label, folder in folders.items()}
+    if any(curves.values()):
+        report.draw_curves({k: v for k, v in curves.items() if v}, path / f"{cfg.name}-curves.png", f"Bi-RAR · {cfg.name}")
+    report.console.print(f"table, distances and curves: {path}/{cfg.name}-table.json, -distances.png, -curves.png")
+
+
+def ask(cfg, split):
+    """One trajectory, shown while it is played."""
+    model, tokenizer = training.load_policy(start_weights(cfg))
+    policy = Policy(TransformersEngine(model, tokenizer, cfg.max_batch), tokenizer, rollout.BatchedSearch(split.retriever))
+
+    def watch(turn):
+        report.console.print(" ".join(turn.text.split()), markup=False)
+        report.console.print("  " + " ".join(turn.observation.split())[:600], style="dim", markup=False)
+    question = data.Question("ask", cfg.ask, [""])
+    t = rollout.run_agents([play(policy, question, "ask", cfg, stable_seed(cfg.seed, "ask"), cfg.eval_temperature, watch)], policy.engine, policy.search)[0]
+    report.console.print(f"answer: {t.info['answer']}", style="bold", markup=False)
+
+
+def main(argv=None):
+    cfg = parse_args(argv)
+    torch.manual_seed(cfg.seed)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        split, evals = task.load_splits(cfg, PAPER_EVAL)
+        if cfg.data != "world" and not (cfg.checkpoint or cfg.model):
+            raise training.ModelError(f"--data {cfg.data} needs --model or --checkpoint")
+        if cfg.ask:
+            return ask(cfg, evals[0])
+        source, folders = start_weights(cfg), {}
+        if cfg.stage == "eval":
+            return report.console.print(f"predictions and page in {run_stage(cfg, 'eval', source, None, evals)}")
+        report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
+        if cfg.stage == "all":
+            folders["initial"] = run_stage(cfg, "initial", source, None, evals)
+        for stage in ("baseline", "forward", "backward"):
+            if cfg.stage in ("all", stage):
+                folders[stage] = run_stage(cfg, stage, source, split, evals)
+        if cfg.stage in ("all", "merge"):
+            pair = [Path(given or Path(cfg.out) / "bi_rar" / f"{cfg.name}-{stage}" / "checkpoint")
+                    for given, stage in ((cfg.forward, "forward"), (cfg.backward, "backward"))]
+            for lam in map(float, cfg.lambdas.split(",")):
+                merged = merge(*pair, lam, Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam:g}")
+                folders[f"lambda {lam:g}"] = run_stage(cfg, f"merged-{lam:g}", merged, None, evals)
+        show_table(cfg, folders)
+    except (data.DataError, retriever.RetrieverError, training.ModelError, report.RunError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; go on with the same command and --resume --name {cfg.name}")
+
+
+if __name__ == "__main__":
+    main()
