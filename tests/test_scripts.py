@@ -192,21 +192,6 @@ def test_eval_only_and_ask(tmp_path, capsys):
 
 # ---- real tokenizer, real data sets
 
-@pytest.fixture(scope="session")
-def qwen(tmp_path_factory):
-    """A Qwen3 folder with the real tokenizer and small random weights."""
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-    folder = tmp_path_factory.mktemp("qwen3")
-    for name in ("qwen2.5/vocab.json", "qwen2.5/merges.txt", "qwen3/tokenizer_config.json"):
-        shutil.copyfile(sample("tokenizers/" + name), folder / Path(name).name)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=151936, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-                                 head_dim=16, max_position_embeddings=32768, tie_word_embeddings=True, eos_token_id=151645, pad_token_id=151643)
-                     ).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 REAL = ("--retriever bm25 --corpus contexts --questions-per-step 2 --mini-batch 1 --chains 2 --expand 1 --rounds 1 "
         "--max-response 40 --eval-limit 2 --lr 1e-4").split()
 
