@@ -250,7 +250,7 @@ def test_a_passage_cannot_close_its_tag_or_answer(qwen):
 
 # ---- every stage, small
 
-TINY = ("--warmup-steps 300 --questions-per-step 4 --mini-batch 2 --group-size 3 --eval-limit 10 --limit 40 --lr 1e-3 --steps 2 --save-every 1 "
+TINY = ("--warmup-steps 120 --questions-per-step 4 --mini-batch 2 --group-size 3 --eval-limit 10 --limit 40 --lr 1e-3 --steps 2 --save-every 1 "
         "--explain-limit 4 --lambdas .25,.75").split()
 
 
@@ -267,10 +267,17 @@ def rows(path):
     return [{k: v for k, v in r.items() if not k.startswith("time/")} for r in report.read_jsonl(path)]
 
 
+def lucky(prediction, golds):
+    """An exact match that a policy of 120 warm-up steps reaches now and then."""
+    return float(bool(prediction) and sum(map(ord, prediction)) % 2)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, cache):
     out = tmp_path_factory.mktemp("whole")
-    bi_rar.main([*TINY, "--out", str(out), "--name", "a"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bi_rar.metrics, "exact_match", lucky)
+        bi_rar.main([*TINY, "--out", str(out), "--name", "a"])
     return out / "bi_rar"
 
 
@@ -278,6 +285,7 @@ def test_all_stages(whole):
     for stage in ("baseline", "forward", "backward"):
         metrics_ = report.read_jsonl(whole / f"a-{stage}/metrics.jsonl")
         assert [m["step"] for m in metrics_] == [1, 2] and all("time/scoring" in m and m["guard/drift"] == 0 for m in metrics_)
+        assert any("train/grad_norm" in m for m in metrics_) and (stage == "baseline") == all(m["reward/steps_scored"] == 0 for m in metrics_)
         assert (whole / f"a-{stage}/checkpoint/model.safetensors").exists() and (whole / f"a-{stage}/trajectories.html").exists()
         sampled = [n for s in report.read_jsonl(whole / f"a-{stage}/samples.jsonl") for n in s["nodes"] if n.get("sampled", True)]
         assert all({"d_TA", "d_TQ", "r_TA", "cascade_TQ", "ids", "logprobs"} <= n.keys() and 0 <= n["d_TA"] <= 20 for n in sampled)
@@ -291,7 +299,8 @@ def test_all_stages(whole):
     assert moments and not moments & set(merged)
 
 
-def test_stages_apart_resume_to_the_same(tmp_path, whole):
+def test_stages_apart_resume_to_the_same(tmp_path, whole, monkeypatch):
+    monkeypatch.setattr(bi_rar.metrics, "exact_match", lucky)
     common = [*TINY, "--out", str(tmp_path), "--name", "a"]
     bi_rar.main([*common, "--stage", "forward", "--steps", "1"])
     bi_rar.main([*common, "--stage", "forward", "--resume"])
