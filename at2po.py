@@ -30,7 +30,7 @@ Trees are independent: each expands as soon as its own leaves are in, so the sam
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16) on the same token budget
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting; one large GPU, a search server, not run (see README)
     python at2po.py --eval-only --checkpoint Qwen/Qwen3-4B --data musique-dev        ReAct: no training
-    python at2po.py --ask "Who is the mother of the director of the film Silent Voyage?"
+    python at2po.py --ask "Who is the spouse of the composer of the film Empty Ocean?"
 Numbers reached: see the README's table. The paper's own (Qwen3-4B, 8 GPUs, 21M passages) were not measured.
 """
 
@@ -684,11 +684,7 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
         state = {"step": step, "tokens": state["tokens"] + row["rollout/tokens"]}
         row |= {"rollout/tokens_total": state["tokens"]} | ({"mem/gpu_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {})
         report.console.print(report.step_line(step, cfg.steps, row))
-        fired = guards.check(row, earlier)
-        row |= guards.counts(fired)
-        for name, message in fired:
-            if sum(r.get(f"guard/{name}", 0) for r in earlier) % 10 == 0:  # the first time, then every tenth
-                report.console.print(f"[yellow]guard {name}: {message}[/yellow]")
+        row |= guards.watch(row, earlier, report.warn)
         shown = next((i for i, r in enumerate(roots) if len({n.trajectory.reward for n in r.leaves()}) > 1), 0)  # a tree with right and wrong leaves
         sample = tree_record(model, roots[shown], batch[shown], step, cfg, tokenizer)
         if cfg.show_every and step % cfg.show_every == 0:

@@ -149,9 +149,12 @@ def render_prompt(tokenizer, question):
 def render_observation(tokenizer, passages, limit=500):
     """(text, ids) of a search result. Special tokens in it are split into plain ones; a result over `limit` tokens loses its end."""
     close = tokenizer("</information>\n\n", add_special_tokens=False)["input_ids"]
-    ids = tokenizer(f"\n\n<information>{render_information(passages)}", add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    ids = ids[:limit - len(close)] + close
-    return tokenizer.decode(ids), ids
+    text = f"\n\n<information>{render_information(passages)}"
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    if len(ids) + len(close) > limit:
+        ids = ids[:limit - len(close)]
+        text = tokenizer.decode(ids)
+    return f"{text}</information>\n\n", ids + close
 
 
 def render_information(passages):
@@ -596,11 +599,7 @@ def train(cfg, stage, run, model, tokenizer, initial, policy, split, evals, star
         row |= {"time/scoring": time.time() - started, "reward/steps_scored": scored} | rollout_metrics(groups)
         row |= update(model, initial, optimizer, groups, cfg, run.path / f"nonfinite_step{step}")
         report.console.print(f"{stage} | " + report.step_line(step, cfg.steps, row))
-        fired = guards.check(row, earlier)
-        row |= guards.counts(fired)
-        for name, message in fired:
-            if sum(r.get(f"guard/{name}", 0) for r in earlier) % 10 == 0:  # the first time, then every tenth
-                report.console.print(f"[yellow]guard {name}: {message}[/yellow]")
+        row |= guards.watch(row, earlier, report.warn)
         shown = next((i for i, g in enumerate(groups) if len({t.reward for t in g}) > 1), 0)
         with training.reference_weights(model, initial) as scorer:
             score_steps(scorer, tokenizer, [(t, batch[shown]) for t in groups[shown]], cfg)

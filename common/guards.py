@@ -1,7 +1,8 @@
 """Guards: what goes wrong in reinforcement learning of language models, seen in the numbers of a step, said with cause and remedy.
 
-    fired = guards.check(row, earlier)       # row: this step's metrics; earlier: those of the steps before it
-    row |= guards.counts(fired)              # guard/<name> = 1 or 0 in metrics.jsonl
+    row |= guards.watch(row, earlier, print)      # row: this step's metrics; earlier: those of the steps before it
+
+The counts go to metrics.jsonl as guard/<name> = 1 or 0.
 
 A guard never changes a run, except that an update with a loss or gradient that is not finite is skipped (and its batch kept).
 """
@@ -69,3 +70,12 @@ def counts(fired):
     """{"guard/<name>": 0 or 1} for metrics.jsonl."""
     names = {name for name, _ in fired}
     return {f"guard/{name}": int(name in names) for name in NAMES}
+
+
+def watch(row, earlier, say):
+    """The counts of this step; say(message) gets what fired, the first time and then every tenth."""
+    fired = check(row, earlier)
+    for name, message in fired:
+        if sum(r.get(f"guard/{name}", 0) for r in earlier) % 10 == 0:
+            say(f"guard {name}: {message}")
+    return counts(fired)

@@ -27,6 +27,10 @@ if not console.is_terminal:  # logs are not cut at 80 columns
     console.width = 160
 
 
+def warn(message):
+    console.print(message, style="yellow", markup=False)
+
+
 class RunError(RuntimeError):
     """The run folder cannot be used as asked; the message says which flag to change."""
 
@@ -233,9 +237,10 @@ def with_evaluations(run, before, after):
 
 
 PANELS = (("answers", ("reward/mean", "reward/em", "reward/format", "eval/em")), ("entropy (nats a token)", ("rollout/entropy",)),
-          ("searches and turns", ("rollout/searches", "rollout/turns")), ("sampled tokens a response", ("rollout/response_tokens",)),
-          ("update: clip fraction", ("train/clip_fraction",)), ("update: gradient norm", ("train/grad_norm",)),
-          ("groups without spread", ("rollout/flat_groups",)), ("seconds a step", ("time/rollout", "time/old_logprobs", "time/train")))
+          ("searches and turns", ("rollout/searches", "rollout/turns")), ("sampled tokens a response", ("rollout/response_tokens", "rollout/tokens_right")),
+          ("distances of right steps", ("reward/d_TA", "reward/d_TQ")), ("update: clip fraction", ("train/clip_fraction",)),
+          ("update: ratio, new to old", ("train/ratio", "train/ratio_max")), ("update: gradient norm", ("train/grad_norm",)),
+          ("groups without spread", ("rollout/flat_groups",)), ("seconds a step", ("time/rollout", "time/scoring", "time/old_logprobs", "time/train")))
 
 
 def draw_curves(runs, path, title, ink=None):
@@ -247,8 +252,12 @@ def draw_curves(runs, path, title, ink=None):
     colours = {} if ink is None else {f"{part}.{kind}": ink for part in ("xtick", "ytick", "axes", "text") for kind in ("color", "edgecolor", "labelcolor")
                                       if f"{part}.{kind}" in plt.rcParams}
     with plt.rc_context(colours | ({} if ink is None else {"axes.titlecolor": ink})):
-        figure, axes = plt.subplots(2, 4, figsize=(17, 7.2), layout="constrained")
-        for axis, (name, keys) in zip(axes.flat, PANELS, strict=True):
+        panels = [(name, keys) for name, keys in PANELS if any(r.get(k) is not None for rows in runs.values() for r in rows for k in keys)]
+        columns = max(1, -(-len(panels) // 2))
+        figure, axes = plt.subplots(2, columns, figsize=(4.25 * columns, 7.2), layout="constrained", squeeze=False)
+        for axis in axes.flat[len(panels):]:
+            axis.axis("off")
+        for axis, (name, keys) in zip(axes.flat, panels, strict=False):
             for i, (run, rows) in enumerate(runs.items()):
                 for k, key in enumerate(keys):
                     points = [(r["step"], r[key]) for r in rows if r.get(key) is not None]
@@ -261,7 +270,7 @@ def draw_curves(runs, path, title, ink=None):
             axis.spines[["top", "right"]].set_visible(False)
             if name in ("answers", "groups without spread"):
                 axis.set_ylim(-.02, 1.02)
-            elif axis.lines:
+            elif axis.lines and "ratio" not in name:
                 axis.set_ylim(bottom=0)
             if axis.lines and (len(keys) > 1 or len(runs) > 1):
                 axis.legend(frameon=False, fontsize=9 if len(runs) == 1 else 6)

@@ -10,6 +10,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are imported: they then run on the CPU
 
+from common import engine  # noqa: E402
+
 DATA = Path(os.environ.get("FIVEHOP_DATA", Path(__file__).resolve().parents[2] / "shared/data"))
 
 
@@ -19,6 +21,20 @@ def sample(name):
     if not path.exists():
         pytest.skip(f"sample {name} is not here")
     return path
+
+
+class Scripted:
+    """An engine that plays given turns; every other part of the rollout is the real one."""
+    busy = False
+
+    def __init__(self, tokenizer, texts):
+        self.tokenizer, self.texts, self.contexts = tokenizer, list(texts), []
+
+    async def generate(self, prompt_ids, stop, max_tokens, temperature, seed):
+        self.contexts.append(list(prompt_ids))
+        ids = self.tokenizer(self.texts[len(self.contexts) - 1], add_special_tokens=False)["input_ids"]
+        text = self.tokenizer.decode(ids)
+        return engine.Generation(ids, [-.5] * len(ids), next((s for s in stop if text.rstrip().endswith(s)), "length"))
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,7 @@ import at2po
 import bi_rar
 from benchmarks.bench_scoring import straightforward
 from common import data, report, retriever, rollout, training
-from common.engine import Generation
-from tests.conftest import sample
+from tests.conftest import Scripted, sample
 
 CFG = bi_rar.parse_args([])
 
@@ -197,20 +196,6 @@ def test_merge_refuses_what_does_not_match(tmp_path):
 
 
 # ---- the agent (Search-R1)
-
-class Scripted:
-    """An engine that plays given turns; every other part of the rollout is the real one."""
-    busy = False
-
-    def __init__(self, tokenizer, texts):
-        self.tokenizer, self.texts, self.contexts = tokenizer, list(texts), []
-
-    async def generate(self, prompt_ids, stop, max_tokens, temperature, seed):
-        self.contexts.append(list(prompt_ids))
-        ids = self.tokenizer(self.texts[len(self.contexts) - 1], add_special_tokens=False)["input_ids"]
-        text = self.tokenizer.decode(ids)
-        return Generation(ids, [-.5] * len(ids), next((s for s in stop if text.rstrip().endswith(s)), "length"))
-
 
 def played(tokenizer, texts, passage="A calm film.", answers=("Ada Holt",), **options):
     cfg = bi_rar.replace(bi_rar.parse_args(["--model", "x"]), **options)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 import at2po
 from common import data, report, retriever, rollout, training
-from common.engine import Generation, TransformersEngine
-from tests.conftest import sample
+from common.engine import TransformersEngine
+from tests.conftest import Scripted, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ("--warmup-steps 150 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 --rounds 1 --group-size 4 "
@@ -214,20 +214,6 @@ def test_real_data(tmp_path, qwen, name, flags):
     assert (checkpoint / ("adapter_model.safetensors" if "--lora" in flags else "model.safetensors")).exists()
     at2po.main([*common, "--eval-only", "--checkpoint", str(checkpoint), "--name", "e"])
     assert json.loads((tmp_path / f"at2po/e/eval_{Path(name).stem}.json").read_text())["summary"]["n"] == 2
-
-
-class Scripted:
-    """An engine that plays given turns; every other part of the rollout is the real one."""
-    busy = False
-
-    def __init__(self, tokenizer, texts):
-        self.tokenizer, self.texts, self.contexts = tokenizer, list(texts), []
-
-    async def generate(self, prompt_ids, stop, max_tokens, temperature, seed):
-        self.contexts.append(list(prompt_ids))
-        ids = self.tokenizer(self.texts[len(self.contexts) - 1], add_special_tokens=False)["input_ids"]
-        text = self.tokenizer.decode(ids)
-        return Generation(ids, [-.5] * len(ids), next((s for s in stop if text.rstrip().endswith(s)), "length"))
 
 
 def play(tokenizer, texts, corpus, cfg):
