@@ -616,8 +616,12 @@ def resolve(cfg):
         sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
     if cfg.kernels == "on" and not torch.cuda.is_available():
         sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
+    task.check_flags(cfg, at_least={"chains": 1, "group_size": 1, "questions_per_step": 1, "mini_batch": 1, "max_response": 1, "max_prompt": 1, "top_k": 1,
+                                    "max_batch": 1, "steps": 0, "limit": 0, "eval_limit": 0, "lora": 0, "rounds": 0, "expand": 0, "max_searches": 0},
+                     positive=("lr", "temperature", "cache_gb", "world_size", "grad_clip"))
     rollout_kind = ("tree" if cfg.loss == "atpo" else "chains") if cfg.rollout == "auto" else cfg.rollout
-    name = f"eval-{stable_seed(cfg.model, cfg.checkpoint, cfg.data, cfg.seed) % 10**6}" if cfg.eval_only else f"{cfg.loss}-seed{cfg.seed}"
+    evaluated = stable_seed(cfg.model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed) % 10**6
+    name = f"eval-{evaluated}" if cfg.eval_only else f"{cfg.loss}-seed{cfg.seed}"
     search = "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
     return replace(cfg, rollout=rollout_kind, retriever=cfg.retriever or search, name=cfg.name or name)
 
@@ -711,12 +715,12 @@ def ask(cfg, policy, split):
     prompt = render_prompt(policy.tokenizer, cfg.ask)
 
     def watch(turn):
-        report.console.print(" ".join(turn.text.split()), markup=False)
-        report.console.print("  " + " ".join(turn.observation.split())[:600], style="dim", markup=False)
+        report.console.print(report.plain(turn.text))
+        report.console.print(f"  [dim]{report.plain(turn.observation[:600])}[/dim]")
     leaf = rollout.run_agents([play(policy, prompt, Node(), "ask", cfg, stable_seed(cfg.seed, "ask"), cfg.eval_temperature, watch)],
                               policy.engine, policy.search)[0]
     answer, problem = parse_response(leaf.turns())
-    report.console.print(f"answer: {answer}" + (f" ({problem})" if problem else ""), style="bold", markup=False)
+    report.console.print(f"[bold]answer: {report.plain(answer)}{f' ({problem})' if problem else ''}[/bold]")
 
 
 def main(argv=None):
@@ -760,7 +764,8 @@ def main(argv=None):
     except (data.DataError, retriever.RetrieverError, training.ModelError, report.RunError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit(f"interrupted; go on with the same command and --resume --name {cfg.name}")
+        begun = not cfg.ask and (Path(cfg.out) / "at2po" / cfg.name / "config.json").exists()
+        sys.exit("interrupted" + (f"; go on with the same command and --resume --name {cfg.name}" if begun else "; nothing was written to the run folder yet"))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ A bad record raises DataError naming file, record and field; skip_bad=True count
 """
 
 import csv
+import io
 import itertools
 import json
 import random
@@ -113,14 +114,14 @@ def _rows(path):
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     if suffix == ".csv":
-        yield from enumerate(csv.DictReader(text.splitlines()), 1)
+        yield from enumerate(csv.DictReader(io.StringIO(text, newline="")), 1)
     elif text.lstrip().startswith("["):
         try:
             yield from enumerate(json.loads(text), 1)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}: not valid JSON: {error.msg} at line {error.lineno}") from None
     else:
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):  # (splitlines would also cut at U+2028, which JSON allows)
             if line.strip():
                 try:
                     yield number, json.loads(line)
@@ -204,6 +205,8 @@ def load_corpus(source):
     path = Path(source)
     if not path.exists():
         raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; or 'contexts')")
+    if path.is_dir():
+        raise DataError(f"--corpus {source} is a folder; give one file")
     if path.stat().st_size > MEMORY_MAP_FROM and path.suffix == ".jsonl":
         import datasets
         table = datasets.load_dataset("json", data_files=str(path), split="train")

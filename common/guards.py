@@ -44,20 +44,22 @@ def check(row, earlier, drift_limit=.02):
         reward = _mean(recent, "reward/mean") or 0
         what = "all wrong: warm up longer, or take easier questions" if reward < .5 else "all right: take harder questions (--data)"
         say("flat_groups", f"{flat:.0%} of the groups have one reward for all their samples and teach nothing; they are mostly {what}; "
-                           "larger groups (--group-size, --chains) or a higher --temperature give more spread")
+                           "larger groups (--group-size or --chains) or a higher --temperature give more spread")
     form, before = _mean(recent, "reward/format"), _mean(start, "reward/format")
     if form is not None and len(earlier) + 1 >= WINDOW and (form < .3 or settled and form < before - .2):
         say("format", f"only {form:.0%} of the trajectories are in valid format (at the start {before:.0%}): the policy does not know the tags, or is losing "
-                      "them. See samples.jsonl for the rule that fails; warm up with demonstrations, lower --lr, or raise --max-response if turns are cut off")
+                      "them. See samples.jsonl for the rule that fails; warm up with demonstrations, lower --lr, or raise --max-response "
+                      "(--max-turn) if turns are cut off")
     length, before = _mean(recent, "rollout/response_tokens"), _mean(start, "rollout/response_tokens")
     if settled and before and not .4 <= length / before <= 2.5:
         what = "grow" if length > before else "shrink"
         say("length", f"responses {what}: {before:.0f} tokens at the start, {length:.0f} now. Check that reward does not pay for length (or for "
-                      "giving up): lower --lr, add --kl-coef, or limit --max-response")
+                      "giving up): lower --lr, raise --kl-coef, or limit --max-response (--max-turn)")
     entropy, before = _mean(recent, "rollout/entropy"), _mean(start, "rollout/entropy")
     if settled and before and (entropy < .1 * before or entropy > 3 * before):
         what = "collapsed: samples of a group are copies, and nothing new is tried" if entropy < before else "blown up: the policy unlearns to write"
-        say("entropy", f"entropy has {what} ({before:.3f} nats a token at the start, {entropy:.3f} now). Lower --lr, widen --clip-high against collapse, "
+        say("entropy", f"entropy has {what} ({before:.3f} nats a token at the start, {entropy:.3f} now). Lower --lr, widen --clip-high (--clip) against "
+                       "collapse, "
                        "or narrow the clip window against a blow-up; --temperature is for sampling only")
     kl = _mean(recent, "train/kl")
     if kl is not None and abs(kl) > .1:

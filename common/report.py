@@ -14,6 +14,7 @@ import hashlib
 import html
 import io
 import json
+import math
 import os
 import re
 import tempfile
@@ -29,6 +30,11 @@ if not console.is_terminal:  # logs are not cut at 80 columns
 
 def warn(message):
     console.print(message, style="yellow", markup=False)
+
+
+def plain(text):
+    """Text of a model or a passage for the terminal: one line, no control characters, no markup."""
+    return escape(re.sub(r"[\x00-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", " ".join(str(text).split())))
 
 
 class RunError(RuntimeError):
@@ -78,7 +84,7 @@ class RunFolder:
 
     def rewind(self, step):
         """Drops the lines of steps after `step`, which a killed run may have written past its last checkpoint."""
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in ("metrics.jsonl", "samples.jsonl"):  # (a line that cannot be read is an error: nothing is dropped)
             rows = [r for r in read_jsonl(self.path / name) if r["step"] <= step]
             write_atomic(self.path / name, "".join(json.dumps(r) + "\n" for r in rows))
 
@@ -114,7 +120,7 @@ def open_trackers(names, run):
             elif name == "wandb":
                 import wandb
                 session = wandb.init(project=run.path.parent.name, name=run.path.name, dir=str(run.path), config=run.config,
-                                     mode=os.environ.get("WANDB_MODE", "offline"))
+                                     mode=os.environ.get("WANDB_MODE", "offline"), reinit=True)
                 trackers.append(lambda row, step, w=session: w.log(row, step=step))
             else:
                 raise RunError(f"--log {name}: tensorboard, wandb, or both with a comma")
@@ -125,12 +131,14 @@ def open_trackers(names, run):
 
 def read_jsonl(path):
     """Rows of a JSON-lines file; a last line cut off by a kill is left out. No file: no rows."""
+    lines = Path(path).read_text(encoding="utf-8").split("\n") if Path(path).exists() else []  # (splitlines would also cut at U+2028)
     rows = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
+    for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            rows += [json.loads(line)] if line else []
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise RunError(f"{path}: line {number} is not valid JSON ({error.msg}); nothing was changed") from error
     return rows
 
 
@@ -186,29 +194,29 @@ def gold_sentences(question):
 def explain(record, index):
     """One trajectory on the terminal: turns, what the script knows of each, and why the reward is what it is."""
     t, by_id = record["trajectories"][index], {n["id"]: n for n in record["nodes"]}
-    console.print(f"[bold]{escape(record['question'])}[/bold]  gold: {escape(' | '.join(record['gold']))}")
+    console.print(f"[bold]{plain(record['question'])}[/bold]  gold: {plain(' | '.join(record['gold']))}")
     for k in t["path"]:
         node = by_id[k]
         if not node.get("text"):
             continue
         hidden = ("id", "parents", "text", "observation", "ids", "observation_ids", "logprobs", "pieces", "label")
         facts = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in node.items() if key not in hidden)
-        console.print(f"  [cyan]{escape(facts)}[/cyan]")
-        console.print(f"    {escape(' '.join(node['text'].split()))}")
+        console.print(f"  [cyan]{plain(facts)}[/cyan]")
+        console.print(f"    {plain(node['text'])}")
         if node.get("observation"):
-            console.print(f"    [dim]{escape(' '.join(node['observation'].split())[:400])}[/dim]")
+            console.print(f"    [dim]{plain(node['observation'][:400])}[/dim]")
     for line in [f"reward {t['reward']:g}, answer: {t['answer']}", *t.get("why", ())]:
-        console.print(f"  {line}", markup=False)
+        console.print(f"  {plain(line)}")
 
 
 def table(title, header, rows):
     """A plain table; the same cells as Markdown go into the README."""
     from rich.table import Table
-    t = Table(title=title, title_justify="left")
+    t = Table(title=plain(title), title_justify="left")
     for i, h in enumerate(header):
-        t.add_column(h, justify="left" if i == 0 else "right")
+        t.add_column(plain(h), justify="left" if i == 0 else "right")
     for row in rows:
-        t.add_row(*map(str, row))
+        t.add_row(*map(plain, row))
     console.print(t)
 
 
@@ -303,7 +311,7 @@ def write_page(folder, most_groups=60, most_predictions=400):
     """trajectories.html of a run folder: one self-contained file. Sampled groups of training, evenly spaced, and final predictions."""
     folder = Path(folder)
     config, rows = json.loads((folder / "config.json").read_text()), read_jsonl(folder / "metrics.jsonl")
-    groups = [g for g in read_jsonl(folder / "samples.jsonl") if "nodes" in g]
+    groups = [g for g in read_jsonl(folder / "samples.jsonl") if g.get("nodes") and g.get("trajectories")]
     keep = {round(i * (len(groups) - 1) / max(1, most_groups - 1)) for i in range(most_groups)}
     groups = [g | {"where": "training"} for i, g in enumerate(groups) if i in keep][::-1]
     summaries = []
@@ -322,11 +330,20 @@ def write_page(folder, most_groups=60, most_predictions=400):
     data = {"title": title, "summary": " · ".join(summaries + ([f"{len(rows)} steps"] if rows else [])), "config": config, "groups": groups,
             "curves": "data:image/png;base64," + base64.b64encode(image.getvalue()).decode() if rows else ""}
     script = (Path(__file__).parent / "trajectories.js").read_text(encoding="utf-8")
-    fill = {"TITLE": html.escape(title), "DATA": json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"), "SCRIPT": script,
+    fill = {"TITLE": html.escape(title), "DATA": json.dumps(finite(data), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"), "SCRIPT": script,
             "SCRIPT_HASH": "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}
     template = (Path(__file__).parent / "trajectories.html").read_text(encoding="utf-8")
     write_atomic(folder / "trajectories.html", re.sub("@(TITLE|DATA|SCRIPT|SCRIPT_HASH)@", lambda m: fill[m[1]], template))
     return folder / "trajectories.html"
+
+
+def finite(value):
+    """The value with null for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def evaluations(folder):
@@ -343,7 +360,7 @@ def compare(folders, paired_difference, out="comparison.png"):
     curves = {n: read_jsonl(f / "metrics.jsonl") for n, f in zip(names, folders, strict=True)}
     if any(curves.values()):
         draw_curves(curves, out, " · ".join(names))
-        console.print(f"curves: {out}")
+        console.print(f"curves: {out}", markup=False)
     results, rows = [evaluations(f) for f in folders], []
     for name in dict.fromkeys(n for r in results for n in r):
         first = {p["id"]: p["em"] for p in results[0].get(name, {"predictions": []})["predictions"]}
@@ -374,7 +391,7 @@ def main(argv=None):
     for run in args.runs:
         if not (run / "config.json").exists():
             sys.exit(f"error: {run} holds no run (no config.json)")
-    if args.explain:
+    if args.explain is not None:
         wanted, _, index = args.explain.rpartition("/") if re.search(r"/\d+$", args.explain) else (args.explain, "", "")
         everything = [g for run in args.runs for g in read_jsonl(run / "samples.jsonl") + [p for e in evaluations(run).values() for p in e["predictions"]]]
         found = [g for g in everything if g.get("question_id") == wanted and "nodes" in g]
@@ -386,11 +403,14 @@ def main(argv=None):
     elif len(args.runs) > 1:
         compare(args.runs, paired_difference, args.out)
     else:
-        console.print(f"page: {write_page(args.runs[0])}")
+        console.print(f"page: {write_page(args.runs[0])}", markup=False)
         rows = read_jsonl(args.runs[0] / "metrics.jsonl")
         if rows:
             draw_curves({args.runs[0].name: rows}, args.runs[0] / "curves.png", args.runs[0].name)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (RunError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SystemExit(f"error: not a run folder of this version, or damaged ({type(error).__name__}: {error})") from error

@@ -21,6 +21,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlparse
 
 import numpy as np
@@ -161,10 +162,15 @@ class HTTPRetriever:
         self.search(["health check"], 1)  # some servers have no /health: a search is the only check that all understand
 
     def search(self, queries, k):
+        """list of at most k passages a query, best first; 1,000 queries a request."""
+        queries = list(queries)
+        return [hits for i in range(0, len(queries), 1000) for hits in self._search(queries[i:i + 1000], k)]
+
+    def _search(self, queries, k):
         import httpx
         for attempt in range(self.retries + 1):
             try:
-                reply = self.client.post(self.url + "/retrieve", json={"queries": list(queries), "topk": k, "return_scores": True})
+                reply = self.client.post(self.url + "/retrieve", json={"queries": queries, "topk": k, "return_scores": True})
                 if reply.status_code < 500 and reply.status_code != 429:
                     reply.raise_for_status()
                     return self._parse(reply.json(), len(queries))
@@ -209,13 +215,14 @@ def make_retriever(spec, corpus):
 def make_app(retriever):
     """FastAPI application: POST /retrieve and GET /health, and the forms that other agents' code speaks."""
     from fastapi import FastAPI, HTTPException
-    from pydantic import BaseModel, Field, model_validator
+    from pydantic import BaseModel, Field, StringConstraints, model_validator
+    Text = Annotated[str, StringConstraints(max_length=20_000)]
     count = lambda default: Field(default, ge=1, le=1000)  # noqa: E731
     document = lambda p: {"id": p.id, "contents": f'"{p.title}"\n{p.text}'}  # noqa: E731
 
     class Retrieve(BaseModel):             # Search-R1, verl, ATPO: queries; SkyRL: query
-        queries: list[str] = Field([], max_length=4096)
-        query: str | None = None
+        queries: list[Text] = Field([], max_length=4096)
+        query: Text | None = None
         topk: int = count(3)
         topk_rerank: int | None = None
         return_scores: bool = False
@@ -227,15 +234,15 @@ def make_app(retriever):
             return self
 
     class Search(BaseModel):               # ReSearch
-        query: str
+        query: Text
         top_n: int = count(3)
         return_score: bool = False
 
     class BatchSearch(Search):
-        query: list[str] = Field(max_length=4096)
+        query: list[Text] = Field(max_length=4096)
 
     class Queries(BaseModel):              # R1-Searcher
-        queries: list[str] = Field(max_length=4096)
+        queries: list[Text] = Field(max_length=4096)
         k: int = count(3)
 
     app = FastAPI(title="fivehop retriever")
@@ -279,6 +286,8 @@ def main():
     parser.add_argument("--port", type=int, default=8000)
     args = parser.parse_args()
     import uvicorn
+    if not 0 <= args.port <= 65535:
+        sys.exit(f"error: --port {args.port}: 0 to 65535")
 
     from common.data import DataError, load_corpus  # the one place where this module needs files read
     try:

@@ -4,6 +4,7 @@ The one module of common/ that joins the others; a script's method is nowhere in
 
 import inspect
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,22 @@ from pathlib import Path
 import torch
 
 from common import data, demonstrations, report, retriever, rollout, training, world
+
+
+def check_flags(cfg, at_least, positive):
+    """Refuses numbers that no run can use, and trackers that do not exist: {flag: minimum}, and flags that must be above 0 and finite."""
+    for name, minimum in at_least.items():
+        if getattr(cfg, name) < minimum:
+            sys.exit(f"error: --{name.replace('_', '-')} {getattr(cfg, name)}: at least {minimum}")
+    for name in positive:
+        if not 0 < getattr(cfg, name) < float("inf"):
+            sys.exit(f"error: --{name.replace('_', '-')} {getattr(cfg, name)}: a number above 0")
+    odd = [n for n in cfg.log.split(",") if n not in ("", "tensorboard", "wandb")]
+    if odd:
+        sys.exit(f"error: --log {odd[0]}: tensorboard, wandb, or both with a comma")
+    odd = [n for n in cfg.eval_data.split(",") if cfg.data == "world" and n not in ("", *world.SPLITS)]
+    if odd:
+        sys.exit(f"error: --eval-data {odd[0]}: with --data world one of {', '.join(world.SPLITS)}")
 
 
 @dataclass
@@ -32,11 +49,12 @@ def load_splits(cfg, paper_eval):
     if cfg.data == "world":
         evals = [world_split(n, cfg.world_size, cfg.eval_limit or 400, cfg.retriever) for n in (cfg.eval_data or "test").split(",")]
         return world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever), evals
+    of_paper = cfg.data in ("hotpotqa", "search-r1")  # the papers' training sets, evaluated on their lists
     if cfg.eval_only or cfg.ask:
-        names, train = cfg.data.split(","), None
+        names, train = (cfg.eval_data or (paper_eval if of_paper else cfg.data)).split(","), None
     else:
         train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad)
-        names = [n for n in (cfg.eval_data or (paper_eval if cfg.data == "hotpotqa" else "")).split(",") if n]
+        names = [n for n in (cfg.eval_data or (paper_eval if of_paper else "")).split(",") if n]
     sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
     if not names:  # a file of one's own: its last tenth is held out
         held = min(max(1, len(train) // 10), cfg.eval_limit or len(train))

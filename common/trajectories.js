@@ -102,12 +102,12 @@ function draw(g) {
 }
 
 // ---- one trajectory, turn by turn
-const shadeOf = lp => `background: color-mix(in srgb, #e0562c ${Math.min(70, -lp * 28)}%, transparent)`;
+const shadeOf = lp => typeof lp !== "number" ? "" : `background: color-mix(in srgb, #e0562c ${Math.min(70, -lp * 28)}%, transparent)`;
 
 function sampledText(n) {
   const pre = el("pre", {});
   if (state.shade && n.pieces && n.logprobs) n.pieces.forEach((piece, i) => {
-    const token = el("span", { title: `log-prob ${number(n.logprobs[i])}, probability ${number(Math.exp(n.logprobs[i]))}` }, piece);
+    const token = el("span", { title: `log-prob ${number(n.logprobs[i])}, probability ${typeof n.logprobs[i] === "number" ? number(Math.exp(n.logprobs[i])) : ""}` }, piece);
     token.setAttribute("style", shadeOf(n.logprobs[i]));
     pre.append(token);
   });

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 
 import pytest
 import torch
@@ -191,8 +192,15 @@ def test_merge_refuses_what_does_not_match(tmp_path):
     (odd / "adapter_config.json").write_text("{}")
     with pytest.raises(training.ModelError, match="merge each into its base first"):
         bi_rar.merge(a, odd, .5, tmp_path / "m")
-    with pytest.raises(training.ModelError, match="no model.safetensors"):
+    with pytest.raises(training.ModelError, match="no config.json"):
         bi_rar.merge(tmp_path, a, .5, tmp_path / "m")
+    before = all_weights(a)
+    with pytest.raises(training.ModelError, match="it is one of the two"):
+        bi_rar.merge(wide, a, .5, a)
+    (wide / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(training.ModelError, match="cannot be read"):
+        bi_rar.merge(wide, a, .5, tmp_path / "m")
+    assert all(torch.equal(before[k], w) for k, w in all_weights(a).items()) and not (tmp_path / "m").exists()
 
 
 # ---- the agent (Search-R1)
@@ -210,7 +218,7 @@ def test_the_loop_prompt_and_observation(qwen):
     tokenizer = training.load_tokenizer(str(qwen))
     t, engine = played(tokenizer, ["<think> hm </think> <search> harbor </search>", "<think> ok </think> <answer> Ada Holt </answer>"])
     assert "Question: Who directed harbor?\n<|im_end|>" in tokenizer.decode(t.prompt_ids)
-    assert t.turns[0].observation == "\n\n<information>Doc 1(Title: harbor) A calm film.</information>\n\n"
+    assert t.turns[0].observation == "\n\n<information>Doc 1(Title: \"harbor\") A calm film.</information>\n\n"
     assert t.info == {"answer": "Ada Holt", "problem": "", "em": 1.0, "f1": 1.0, "invalid": 0, "searches": 1}
     assert engine.contexts[1] == t.prompt_ids + t.turns[0].ids + t.turns[0].observation_ids
 
@@ -301,13 +309,49 @@ def test_stages_apart_resume_to_the_same(tmp_path, whole, monkeypatch):
     assert same[0] == same[1]
 
 
+def test_merging_again_and_extending_leave_nothing_stale(tmp_path, whole, monkeypatch):
+    monkeypatch.setattr(bi_rar.metrics, "exact_match", lucky)
+    shutil.copytree(whole, tmp_path / "bi_rar")
+    common, here = [*TINY, "--out", str(tmp_path), "--name", "a", "--steps", "3"], tmp_path / "bi_rar"
+    before = {f: (here / f / "eval_test.json").stat().st_mtime_ns for f in ("a-initial", "a-forward", "a-merged-0.25")}
+    weights = all_weights(here / "a-weights-0.25")
+    bi_rar.main([*common, "--resume"])
+    after = {f: (here / f / "eval_test.json").stat().st_mtime_ns for f in before}
+    assert before["a-initial"] == after["a-initial"] and before["a-forward"] < after["a-forward"] and before["a-merged-0.25"] < after["a-merged-0.25"]
+    assert any(not torch.equal(weights[k], w) for k, w in all_weights(here / "a-weights-0.25").items())
+    kept = all_weights(here / "a-weights-0.25")
+    with pytest.raises(SystemExit, match="exists: choose another --name"):
+        bi_rar.main([*common, "--stage", "merge", "--forward", str(here / "a-backward/checkpoint")])
+    assert all(torch.equal(kept[k], w) for k, w in all_weights(here / "a-weights-0.25").items())
+
+
+def test_a_lora_run_evaluates_what_it_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(bi_rar.metrics, "exact_match", lucky)
+    common = [*TINY, "--out", str(tmp_path), "--lr", "3e-2", "--lora", "4"]
+    bi_rar.main([*common, "--stage", "baseline", "--name", "a"])
+    trained = tmp_path / "bi_rar/a-baseline"
+    bi_rar.main([*common, "--stage", "eval", "--checkpoint", str(trained / "checkpoint"), "--name", "b"])
+    texts = [[n["text"] for p in json.loads((f / "eval_test.json").read_text())["predictions"] for n in p["nodes"][1:]]
+             for f in (trained, tmp_path / "bi_rar/b-eval")]
+    assert texts[0] == texts[1]
+    with pytest.raises(SystemExit, match="adapters are not averaged"):
+        bi_rar.main([*common, "--name", "c"])
+    with pytest.raises(SystemExit, match="is an adapter"):
+        bi_rar.main([*common, "--stage", "forward", "--checkpoint", str(trained / "checkpoint"), "--name", "d"])
+
+
+def test_no_answer_is_never_right():
+    turn = rollout.Turn([1], [0.0], "eos", "no idea")
+    assert bi_rar.judge(rollout.Trajectory("q", [1], [turn]), data.Question("q", "?", ["A", "The The"])).info["em"] == 0
+
+
 def test_ask_and_refusals(tmp_path, capsys):
     bi_rar.main([*TINY, "--ask", "Who is the mother of Ada Holt?", "--out", str(tmp_path / "none")])
     assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
     file = tmp_path / "q.jsonl"
     file.write_text('{"question": "q", "answer": "a"}\n' * 3)
     for message, flags in (("numbers between 0 and 1", ["--lambdas", ".5,2"]), ("--group-size must be at least 2", ["--group-size", "1"]),
-                           ("no model.safetensors", ["--stage", "merge", "--out", tmp_path]), ("no search service", ["--data", file]),
+                           ("no config.json", ["--stage", "merge", "--out", tmp_path]), ("no search service", ["--data", file]),
                            ("no contexts to pool", ["--data", file, "--corpus", "contexts"])):
         with pytest.raises(SystemExit) as stop:
             bi_rar.main([*TINY, *map(str, flags)])

@@ -90,6 +90,15 @@ def test_repeated_ids_are_told_apart():
     assert [q.id for q in data.load_questions(rows)] == ["x", "x#1", "x#2"]
 
 
+def test_line_separators_inside_strings(tmp_path):
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"question": "one\u2028line?", "answer": "a"}, ensure_ascii=False) + "\n")
+    assert data.load_questions(file)[0].question == "one\u2028line?"
+    table = tmp_path / "q.csv"
+    table.write_text('Question,Answer\n"two\nlines?",b\n')
+    assert data.load_questions(table)[0].question == "two\nlines?"
+
+
 def test_a_large_corpus_is_memory_mapped_and_reads_the_same(tmp_path, monkeypatch):
     file = tmp_path / "corpus.jsonl"
     file.write_text("".join(json.dumps({"id": str(i), "contents": f'"Title {i}"\nText of {i}.'}) + "\n" for i in range(50)))

@@ -153,6 +153,33 @@ def test_five_hundred_trajectories_open_in_two_seconds(tmp_path, browser):
     page.close()
 
 
+def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
+    odd = tree(0, question="line\u2028separator \x1b[31mred\x1b[0m [bold]markup[/oops] " + "w" * 9000)
+    odd["nodes"][1] |= {"entropy": float("nan"), "advantage": float("inf"), "logprobs": [float("-inf"), -.1, -.1]}
+    run = make_run(tmp_path / "at2po/x[/bold]", [])
+    (run / "samples.jsonl").write_text("".join(json.dumps(g, ensure_ascii=False) + "\n" for g in (odd, tree(1), {"nodes": [], "trajectories": []})))
+    assert len(report.read_jsonl(run / "samples.jsonl")) == 3
+    report.main([str(run)])
+    page = open_page(browser, run)
+    page.keyboard.press("j")
+    page.keyboard.press("s")
+    assert page.locator("#list li").count() == 2 and not page.problems
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.close()
+    capsys.readouterr()
+    report.main([str(run), "--explain", "q0/0"])
+    out = capsys.readouterr().out
+    assert "\x1b[31m" not in out and "[bold]markup[/oops]" in out
+    with open(run / "samples.jsonl", "a") as f:
+        f.write('{"cut off')
+    assert len(report.read_jsonl(run / "samples.jsonl")) == 3  # a kill leaves such a line
+    (run / "metrics.jsonl").write_text('{"broken\n{"step": 1}\n')
+    folder = report.RunFolder(tmp_path, "at2po", "x[/bold]", {"lr": 1e-4, "name": ATTACK}, resume=True)
+    with pytest.raises(report.RunError, match="line 1 is not valid JSON"):
+        folder.rewind(5)
+    assert (run / "metrics.jsonl").read_text() == '{"broken\n{"step": 1}\n'
+
+
 def test_a_page_without_a_browser(tmp_path):
     """What the file says to any reader: one script with a matching hash, no tag from the data, no address."""
     run = make_run(tmp_path / "at2po/x", [tree(0)], rows=ROWS)

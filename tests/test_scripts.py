@@ -401,6 +401,10 @@ def test_flags_that_do_not_go_together():
     if not torch.cuda.is_available():
         refuse("--kernels on needs a CUDA device", "--kernels", "on")
     assert at2po.parse_args(["--model", "x", "--data", "world"]).retriever == "bm25"
+    for flag, value, message in (("--mini-batch", "0", "at least 1"), ("--lr", "nan", "a number above 0"), ("--max-batch", "0", "at least 1"),
+                                 ("--temperature", "0", "a number above 0"), ("--log", "tensorbord", "tensorboard, wandb"), ("--eval-data", "foo", "one of warmup")):
+        refuse(f"{flag} {value}: ", flag, value)
+        refuse(message, flag, value)
 
 
 def test_a_question_drawn_twice_gets_two_trees(qwen):
