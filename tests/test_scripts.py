@@ -402,8 +402,8 @@ def test_flags_that_do_not_go_together():
         refuse("--kernels on needs a CUDA device", "--kernels", "on")
     assert at2po.parse_args(["--model", "x", "--data", "world"]).retriever == "bm25"
     for flag, value, message in (("--mini-batch", "0", "at least 1"), ("--lr", "nan", "a number above 0"), ("--max-batch", "0", "at least 1"),
-                                 ("--temperature", "0", "a number above 0"), ("--log", "tensorbord", "tensorboard, wandb"), ("--eval-data", "foo", "one of warmup")):
-        refuse(f"{flag} {value}: ", flag, value)
+                                 ("--temperature", "0", "above 0"), ("--log", "tensorbord", "tensorboard, wandb"), ("--eval-data", "foo", "one of warmup")):
+        refuse(f"{flag} {value}", flag, value)
         refuse(message, flag, value)
 
 
