@@ -29,7 +29,7 @@ Scoring is the cost the paper complains of: eight likelihoods a step. Two depend
 share prefixes: Q-T-A gives K(T|Q) and K(A|T,Q) in one pass, Q-A-T gives K(A|Q) and K(T|A,Q), A-T-Q gives K(T|A) and K(Q|T,A). All steps of a
 batch are packed (rollout.collate), equal steps of a question are scored once, and the reward asks only for steps of right trajectories.
 
-    python bi_rar.py                                        embedded world: baseline, forward, backward, merge and sweep; 11 minutes on two cores
+    python bi_rar.py                                        embedded world: baseline, forward, backward, merge and sweep; 13 minutes on two cores
     python bi_rar.py --stage forward                        one stage (baseline, forward, backward, merge, eval); --resume goes on
     python bi_rar.py --stage merge --forward A --backward B --lambdas .25,.5     any two folders of one architecture
     python bi_rar.py --model Qwen/Qwen2.5-3B-Instruct       the paper's setting; large GPUs, a search server, not run (see README)
