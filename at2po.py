@@ -206,7 +206,7 @@ def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from; made once, then cached."""
     words = "Page 1 2 3 now found nothing answer ;".split() + re.findall(r"\w+|[^\w\s]", LIMIT_MESSAGE)
     return task.tiny_policy(cfg, "at2po", words, [*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"],
-                            lambda *demonstration: render_demonstration(*demonstration, cfg.top_k), (render_observation, render_demonstration))
+                            lambda *demonstration: [render_demonstration(*demonstration, cfg.top_k)], (render_observation, render_demonstration))
 
 
 # ---------------------------------------------------------------- reward (Eq 14-16)

@@ -197,7 +197,7 @@ def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from; made once, then cached."""
     words = "Doc ( ) 1 2 3 Title now found nothing answer ; No passage".split() + re.findall(r"\w+|[^\w\s]", re.sub(r"</?\w+>", "", INVALID))
     tags = [f"<{slash}{t}>" for t in ("think", "search", "information", "answer") for slash in ("", "/")]
-    return task.tiny_policy(cfg, "bi_rar", words, tags, lambda *demonstration: render_demonstration(*demonstration, cfg.top_k),
+    return task.tiny_policy(cfg, "bi_rar", words, tags, lambda *demonstration: [render_demonstration(*demonstration, cfg.top_k)],
                             (render_observation, render_information, render_demonstration))
 
 

@@ -5,6 +5,7 @@
 | HotpotQA, 2WikiMultihopQA | official JSON (a list) and their hub layout (dict-of-lists context) |
 | MuSiQue | official JSONL |
 | NQ, TriviaQA, PopQA, Bamboogle, … | FlashRAG JSONL {id, question, golden_answers, metadata}, NQ-open JSONL, CSV |
+| QALD-10 | official JSON {questions: [{id, question, answers}]}, and ToG's list with labels and topic entities |
 | Search-R1, verl | parquet {prompt, reward_model.ground_truth} |
 | hub | a short name of HUB, or dataset_id[:config[:split]] through `datasets` |
 | corpus | JSONL {id, contents} with contents = '"title"\\ntext', {id, title, text}, JSON lists of them; "contexts" = pooled from questions |
@@ -17,6 +18,7 @@ import io
 import itertools
 import json
 import random
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +48,7 @@ class Question:
     supporting_facts: list = field(default_factory=list)  # [title, sentence index]
     context: list = field(default_factory=list)           # [title, [sentences]]
     evidences: list = field(default_factory=list)         # [subject, relation, object]
+    entities: list = field(default_factory=list)          # [name, id] of topic entities, where the data set names them
 
 
 def _strings(value):
@@ -57,10 +60,22 @@ def _strings(value):
     return [str(value)] if value is not None and str(value).strip() else []
 
 
+def _parse_qald(row, number):
+    """QALD-10. ToG's form has labels; the official one gives entities as Wikidata ids, numbers and dates as they are, yes or no for ASK."""
+    if "qid_topic_entity" in row:
+        answers = _strings(list(dict(row["answer"]).values()))
+        return Question(f"qald-{number}", row["question"], answers, entities=[[name, qid] for qid, name in row["qid_topic_entity"].items()])
+    text = next((q["string"] for q in row["question"] if q["language"] == "en"), "")
+    found = [str(b["value"]).rsplit("/entity/", 1)[-1] for a in row["answers"] for r in a.get("results", {}).get("bindings", []) for b in r.values()]
+    return Question(str(row["id"]), text, found + ["yes" if a["boolean"] else "no" for a in row["answers"] if "boolean" in a])
+
+
 def parse_question(row, number=0):
     """One record of any supported layout -> Question. Raises KeyError(field) or ValueError(message)."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object, got {type(row).__name__}")
+    if "qid_topic_entity" in row or isinstance(row.get("question"), list):
+        return _checked(_parse_qald(row, number))
     if "reward_model" in row:  # Search-R1 and verl
         truth = row["reward_model"]["ground_truth"]
         answers = _strings(truth["target"] if isinstance(truth, dict) else truth)
@@ -115,9 +130,10 @@ def _rows(path):
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     if suffix == ".csv":
         yield from enumerate(csv.DictReader(io.StringIO(text, newline="")), 1)
-    elif text.lstrip().startswith("["):
+    elif text.lstrip().startswith("[") or re.match(r'\s*\{\s*"(dataset|questions)"\s*:\s*[\[{]', text):  # a list, or QALD's {"dataset", "questions"}
         try:
-            yield from enumerate(json.loads(text), 1)
+            rows = json.loads(text)
+            yield from enumerate(rows["questions"] if isinstance(rows, dict) else rows, 1)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}: not valid JSON: {error.msg} at line {error.lineno}") from None
     else:

@@ -80,13 +80,13 @@ def name_words():
 
 
 def groups(tokenizer, render, index, steps, flaw_rate, size):
-    """Yields `steps` lists of eight trajectories from four warm-up worlds, the same in every run. The words of names change places in
+    """Yields `steps` lists of the trajectories of eight demonstrations from four warm-up worlds, the same in every run. The words of names change places in
     each trajectory (given names among given names, and so on), so that the policy learns to read names, not to remember them. A
     shuffled name may be spelled like one of another split; what is said of it has nothing to do with the facts there.
 
-    index(corpus rows) -> retriever; render(question row, demonstration, retriever) -> rollout.Trajectory."""
+    index(world) -> what render reads; render(question row, demonstration, index of its world) -> [rollout.Trajectory]."""
     worlds = [make_world("warmup", seed=s, size=size, questions=1500) for s in range(4)]
-    indexes = [index(w.corpus()) for w in worlds]
+    indexes = [index(w) for w in worlds]
     names, rng = [tokenizer.convert_tokens_to_ids(words) for words in name_words()], random.Random(0)
 
     def shuffled(trajectory):
@@ -96,6 +96,6 @@ def groups(tokenizer, render, index, steps, flaw_rate, size):
             turn.ids, turn.observation_ids = [new.get(i, i) for i in turn.ids], [new.get(i, i) for i in turn.observation_ids]
         return trajectory
     for step in range(steps):
-        world, retriever = rng.choice(list(zip(worlds, indexes, strict=True)))
+        world, its_index = rng.choice(list(zip(worlds, indexes, strict=True)))
         rate = flaw_rate if step >= .8 * steps else .1  # first learn to read, then bad habits
-        yield [shuffled(render(q, demonstrate(world, q, step, rate), retriever)) for q in rng.sample(world.questions, 8)]
+        yield [shuffled(t) for q in rng.sample(world.questions, 8) for t in render(q, demonstrate(world, q, step, rate), its_index)]

@@ -82,9 +82,9 @@ class RunFolder:
             raise RunError(f"cannot create {self.path}: {error.strerror}") from error
         write_atomic(self.path / "config.json", json.dumps(self.config, indent=1))
 
-    def rewind(self, step):
-        """Drops the lines of steps after `step`, which a killed run may have written past its last checkpoint."""
-        for name in ("metrics.jsonl", "samples.jsonl"):  # (a line that cannot be read is an error: nothing is dropped)
+    def rewind(self, step, more=()):
+        """Drops the lines of steps after `step`, which a killed run may have written past its last checkpoint. more: other such files."""
+        for name in ("metrics.jsonl", "samples.jsonl", *more):  # (a line that cannot be read is an error: nothing is dropped)
             rows = [r for r in read_jsonl(self.path / name) if r["step"] <= step]
             write_atomic(self.path / name, "".join(json.dumps(r) + "\n" for r in rows))
 
@@ -248,7 +248,8 @@ PANELS = (("answers", ("reward/mean", "reward/em", "reward/format", "eval/em")),
           ("searches and turns", ("rollout/searches", "rollout/turns")), ("sampled tokens a response", ("rollout/response_tokens", "rollout/tokens_right")),
           ("distances of right steps", ("reward/d_TA", "reward/d_TQ")), ("update: clip fraction", ("train/clip_fraction",)),
           ("update: ratio, new to old", ("train/ratio", "train/ratio_max")), ("update: gradient norm", ("train/grad_norm",)),
-          ("groups without spread", ("rollout/flat_groups",)), ("seconds a step", ("time/rollout", "time/scoring", "time/old_logprobs", "time/train")))
+          ("groups without spread", ("rollout/flat_groups",)), ("threshold K, share chosen", ("select/threshold", "select/accepted")),
+          ("seconds a step", ("time/rollout", "time/scoring", "time/old_logprobs", "time/train")))
 
 
 def draw_curves(runs, path, title, ink=None):

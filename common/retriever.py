@@ -15,6 +15,7 @@ ReSearch's /search and /batch_search, and R1-Searcher's /queries.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import sys
@@ -78,6 +79,16 @@ class BM25Retriever:
         return best[np.lexsort((best, -scores[best]))][:k]
 
 
+MEMORY_ONLY_BELOW = 200  # passages: such an index is built faster than it is found on disk
+
+
+@functools.cache
+def load_encoder(model):
+    """One SentenceTransformer a model and process, however many small corpora it encodes."""
+    from sentence_transformers import SentenceTransformer
+    return SentenceTransformer(model)
+
+
 # how an encoder wants its input: (query prefix, passage prefix), by what its name contains
 PREFIXES = {"e5": ("query: ", "passage: "), "bge": ("Represent this sentence for searching relevant passages: ", "")}
 
@@ -92,12 +103,11 @@ class DenseRetriever:
 
     def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256, piece=100_000):
         import faiss
-        from sentence_transformers import SentenceTransformer
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")
         self.corpus = corpus
         try:
-            self.encoder = SentenceTransformer(model)
+            self.encoder = load_encoder(model)
         except Exception as error:  # hub, network and format errors all have the same remedy
             raise RetrieverError(f"--retriever dense:{model}: the encoder did not load ({type(error).__name__}); give a folder with a "
                                  "sentence-transformers model, or a hub id where the hub can be reached") from error
@@ -107,6 +117,9 @@ class DenseRetriever:
             self.encoder[1].pooling_mode_mean_tokens, self.encoder[1].pooling_mode_cls_token = False, True
         self.encoder.max_seq_length = min(max_tokens, self.encoder.max_seq_length or max_tokens)
         self.batch_size = batch_size
+        if len(corpus) < MEMORY_ONLY_BELOW:
+            self.index = self._build(faiss, index, piece)
+            return
         digest = hashlib.sha256(f"{model}/{index}/{max_tokens}/{len(corpus)}".encode())
         for row in corpus:
             digest.update(f"{row['title']}\n{row['text']}".encode())

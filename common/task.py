@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from common import data, demonstrations, report, retriever, rollout, training, world
+from common import data, demonstrations, kg, report, retriever, rollout, training, world
 
 
 def check_flags(cfg, at_least, positive):
@@ -35,13 +35,14 @@ class Split:
     name: str
     questions: list
     retriever: object
+    graph: object = None  # kg.KnowledgeGraph, where there is one
 
 
 def world_split(name, size=1.0, questions=400, spec="bm25"):
     """A split of the embedded world. Test questions come from the world of seed 1, first evaluated after the learning rate had been chosen
     on dev (the test world of seed 0 was in view when clip window and warm-up were set); every other split is the world of seed 0."""
     made = world.make_world(name, seed=int(name == "test"), size=size, questions=questions)
-    return Split(name, data.load_questions(made.questions), retriever.make_retriever(spec, made.corpus()))
+    return Split(name, data.load_questions(made.questions), retriever.make_retriever(spec, made.corpus()), kg.KnowledgeGraph.from_triples(made.triples))
 
 
 def load_splits(cfg, paper_eval):
@@ -89,11 +90,12 @@ def within_limit(questions, prompt_length, limit, skip_bad):
     return fits
 
 
-def tiny_policy(cfg, script, words, tags, render, made_by):
+def tiny_policy(cfg, script, words, tags, render, made_by, index=lambda made: retriever.BM25Retriever(made.corpus())):
     """Folder of the warmed-up tiny policy: supervised on flawed demonstrations in worlds that training never sees.
 
-    words, tags: what the script writes besides the world's words. render(tokenizer, question row, demonstration, retriever) ->
-    rollout.Trajectory. made_by: the functions it rests on; when their code changes, the policy is made anew."""
+    words, tags: what the script writes besides the world's words. render(tokenizer, question row, demonstration, index) ->
+    [rollout.Trajectory]; index(world) -> what it reads, by default a retriever. made_by: the functions it rests on; when their code
+    changes, the policy is made anew."""
     code = (world, demonstrations, training.tiny_tokenizer, training.tiny_model, training.warm_up, rollout.collate, *made_by)
     recipe = {"script": script, "steps": cfg.warmup_steps, "flaw_rate": cfg.flaw_rate, "top_k": cfg.top_k, "size": cfg.world_size,
               "torch": torch.__version__, "code": rollout.stable_seed(*map(inspect.getsource, code))}
@@ -101,7 +103,7 @@ def tiny_policy(cfg, script, words, tags, render, made_by):
     def build():
         tokenizer = training.tiny_tokenizer([*world.vocabulary(), *words], tags)
         model = training.tiny_model(tokenizer)
-        groups = demonstrations.groups(tokenizer, lambda *a: render(tokenizer, *a), retriever.BM25Retriever, cfg.warmup_steps, cfg.flaw_rate, cfg.world_size)
+        groups = demonstrations.groups(tokenizer, lambda *a: render(tokenizer, *a), index, cfg.warmup_steps, cfg.flaw_rate, cfg.world_size)
         started = time.time()
         report.console.print(f"warming up the tiny policy on {8 * cfg.warmup_steps} demonstrations (cached afterwards)")
 

@@ -215,7 +215,7 @@ def load_training_state(folder, model, optimizer):
 # ---------------------------------------------------------------- the tiny policy
 
 def tiny_tokenizer(words, tags):
-    """Word-level tokenizer: one id a word, punctuation mark or tag. Its chat template renders the user's message alone, since
+    """Word-level tokenizer: one id a word, punctuation mark or tag. Its chat template leaves out system messages, since
     the tiny policy learns its format from demonstrations and reads no instructions."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -227,7 +227,8 @@ def tiny_tokenizer(words, tags):
     core.add_tokens([AddedToken(t, normalized=False) for t in tags])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]",
                                         extra_special_tokens=["[USER]", "[ASSISTANT]"], clean_up_tokenization_spaces=False)
-    tokenizer.chat_template = "{% for m in messages if m['role'] == 'user' %}[USER] {{ m['content'] }} {% endfor %}[ASSISTANT]"
+    tokenizer.chat_template = ("{% for m in messages if m['role'] != 'system' %}{{ '[USER] ' if m['role'] == 'user' else '[ASSISTANT] ' }}{{ m['content'] }}"
+                               "{{ ' ' if m['role'] == 'user' else ' [EOS] ' }}{% endfor %}[ASSISTANT]")
     return tokenizer
 
 

@@ -94,7 +94,7 @@ function draw(g) {
     const node = svg("g", { class: on.has(n.id) ? "on" : "" }, shape);
     node.append(svg("title", {}, label));
     if (ends >= 0) node.append(svg("text", { x: X(n) + r + 5, y: Y(n) + 4, style: `fill: var(--${colour[outcomeOf(g.trajectories[ends])]})` }, short(g.trajectories[ends].answer || outcomeOf(g.trajectories[ends]))));
-    else if (n.label) node.append(svg("text", { x: X(n) + r + 5, y: Y(n) + 4 }, short(n.label.replace(/^search: /, ""))));
+    else if (n.label) node.append(svg("text", { x: X(n) + r + 4, y: Y(n) - 5 }, short(n.label.replace(/^search: /, ""))));
     node.addEventListener("click", () => { const via = g.trajectories.findIndex(t => t.path.includes(n.id)); if (via >= 0) show(state.at, ends >= 0 ? ends : g.trajectories[state.path].path.includes(n.id) ? state.path : via); });
     picture.append(node);
   }

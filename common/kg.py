@@ -1,0 +1,136 @@
+"""Knowledge graphs: entities, their facts, and the two tools through which an agent reads them.
+
+    KnowledgeGraph.from_triples(rows)      (head, relation, tail) of a data set, a file or the embedded world
+    KnowledgeGraph.from_graphml(path)      what LightRAG and nano-graphrag write
+    graph.entity_matcher(name, k=5)        the entities whose names are most alike
+    graph.node_info(name)                  description, neighbours and edges of one entity
+    graph.facts(name)                      its triples, as head
+
+    load_graph("triples.jsonl")            .graphml; .jsonl and .json (lists or {"head", "relation", "tail"}); .tsv, .txt with two tabs
+
+The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges `relation` and `description`.
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+
+import networkx
+
+
+class GraphError(ValueError):
+    """A graph file that cannot be used, with where it is and what was expected."""
+
+
+class KnowledgeGraph:
+    """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf), which needs no download."""
+
+    def __init__(self, graph, encoder=""):
+        if not graph.number_of_nodes():
+            raise GraphError("the graph is empty: it has no entity")
+        self.graph, self.encoder = graph, encoder
+
+    @classmethod
+    def from_triples(cls, rows, encoder=""):
+        """rows: (head, relation, tail) strings. A triple given twice is one edge."""
+        graph = networkx.MultiDiGraph()
+        for head, relation, tail in rows:
+            graph.add_edge(head, tail, relation, relation=relation, description="")
+        return cls(graph, encoder)
+
+    @classmethod
+    def from_graphml(cls, path, encoder=""):
+        """LightRAG's (undirected) or nano-graphrag's file. Names lose the literal quotes of older files; many-valued fields their <SEP>."""
+        try:
+            read = networkx.read_graphml(path)
+        except (OSError, SyntaxError, KeyError, ValueError, networkx.NetworkXError) as error:  # (XML's ParseError is a SyntaxError)
+            raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
+        plain = lambda text: " ".join(str(text or "").replace("<SEP>", " ").replace('"', "").split())  # noqa: E731
+        graph = networkx.MultiDiGraph()
+        for name, node in read.nodes(data=True):
+            graph.add_node(plain(name), kind=plain(node.get("entity_type")), description=plain(node.get("description")))
+        for head, tail, edge in read.edges(data=True):
+            relation = plain(edge.get("keywords")) or plain(edge.get("relation")) or "related to"
+            graph.add_edge(plain(head), plain(tail), relation, relation=relation, description=plain(edge.get("description")))
+        return cls(graph, encoder)
+
+    def __contains__(self, name):
+        return name in self.graph
+
+    def facts(self, name):
+        """[(name, relation, tail)] in the order they were added; [] where there is no such entity."""
+        return [(name, r, tail) for _, tail, r in self.graph.out_edges(name, data="relation")] if name in self.graph else []
+
+    @cached_property
+    def _vectors(self):
+        """(names, encode, (n, d) unit vectors of the names)"""
+        names = list(self.graph)
+        if self.encoder:
+            from sentence_transformers import SentenceTransformer
+            try:
+                model = SentenceTransformer(self.encoder)
+            except Exception as error:  # hub, network and format errors all have the same remedy
+                raise GraphError(f"encoder {self.encoder} did not load ({type(error).__name__}); give a folder with a sentence-transformers model") from error
+            encode = lambda texts: model.encode(texts, normalize_embeddings=True, show_progress_bar=len(texts) > 5000)  # noqa: E731
+        else:
+            from sklearn.feature_extraction.text import TfidfVectorizer
+            tfidf = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 3)).fit(names)
+            encode = tfidf.transform
+        return names, encode, encode(names)
+
+    def entity_matcher(self, name, k=5):
+        """The k entities with the most similar names, best first: [{"name", "kind", "description", "score"}], score = cosine in [0, 1]."""
+        names, encode, vectors = self._vectors
+        scores = vectors @ encode([str(name)]).T
+        scores = (scores.toarray() if hasattr(scores, "toarray") else scores)[:, 0]
+        best = sorted(range(len(names)), key=lambda i: (-scores[i], i))[:k]
+        node = self.graph.nodes
+        return [{"name": names[i], "kind": node[names[i]].get("kind", ""), "description": node[names[i]].get("description", ""), "score": float(scores[i])}
+                for i in best]
+
+    def node_info(self, name):
+        """{"name", "kind", "description", "neighbours", "edges": [{"head", "relation", "tail", "description"}]}, or None where there is no such entity."""
+        if name not in self.graph:
+            return None
+        edges = [{"head": h, "relation": e["relation"], "tail": t, "description": e.get("description", "")}
+                 for h, t, e in [*self.graph.out_edges(name, data=True), *((h, t, e) for h, t, e in self.graph.in_edges(name, data=True) if h != t)]]
+        neighbours = list(dict.fromkeys(e["tail"] if e["head"] == name else e["head"] for e in edges))
+        node = self.graph.nodes[name]
+        return {"name": name, "kind": node.get("kind", ""), "description": node.get("description", ""), "neighbours": neighbours, "edges": edges}
+
+
+def _triple(row):
+    """(head, relation, tail) of a list or an object. Raises ValueError."""
+    parts = [row[k] for k in ("head", "relation", "tail")] if isinstance(row, dict) and {"head", "relation", "tail"} <= row.keys() else row
+    if not isinstance(parts, (list, tuple)) or len(parts) != 3 or not all(isinstance(p, str) and p.strip() for p in parts):
+        raise ValueError
+    return tuple(p.strip() for p in parts)
+
+
+def read_triples(path):
+    """[(head, relation, tail)] of a JSON list, JSONL or tab-separated file."""
+    path = Path(path)
+    if not path.is_file():
+        raise GraphError(f"--graph {path}: no such file (.graphml, .jsonl, .json, .tsv or .txt; or 'evidences')")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise GraphError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    triples = []
+    try:
+        rows = json.loads(text) if path.suffix == ".json" else [line for line in text.split("\n") if line.strip()]
+    except json.JSONDecodeError as error:
+        raise GraphError(f"{path}: not valid JSON: {error.msg} at line {error.lineno}") from None
+    for number, row in enumerate(rows, 1):
+        try:
+            triples.append(_triple(row if path.suffix == ".json" else json.loads(row) if path.suffix == ".jsonl" else row.rstrip("\r").split("\t")))
+        except ValueError:
+            raise GraphError(f"{path}: record {number}: expected head, relation and tail, three strings") from None
+    return triples
+
+
+def load_graph(path, encoder=""):
+    """KnowledgeGraph of a .graphml file or of triples."""
+    if Path(path).suffix == ".graphml":
+        return KnowledgeGraph.from_graphml(path, encoder)
+    return KnowledgeGraph.from_triples(read_triples(path), encoder)
