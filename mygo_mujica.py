@@ -12,26 +12,36 @@ layer run in parallel. MyGO trains both roles by plain likelihood on sampled tra
     App. F     offline MyGO                     --stage offline
     Tables 7-10   prompts                       SYSTEM, SHOTS
 
-Two misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup), which is at least r_sup: r > K selects nothing. Read here as the
-midpoint, K := max(K', (mean_r + r_sup) / 2). Proposition 3.1 (KL(pi^{>K} || pi*) < delta for large K) needs Z^{>K} >= Z exp(-delta), and Z^{>K} falls as
-K grows: the proof holds for K small enough. What it does show: where the temperature alpha goes to 0, any K below r_sup will do.
+Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup), which is at least r_sup: r > K selects nothing. Read here as the midpoint,
+K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as A min(r, clip(r)), which is not GRPO's min(r A, clip(r) A) where A < 0; ours is GRPO's.
+Proposition 3.1 (KL(pi^{>K} || pi*) < delta for large K) needs Z^{>K} >= Z exp(-delta), and Z^{>K} falls as K grows: the proof holds for K small enough, and,
+where the temperature alpha goes to 0, for any K below r_sup. Its pi^{>K} is a cut-off Boltzmann distribution; what MyGO samples is the policy, given that
+r > K, of which it says nothing. Proposition 3.2's Var ~ 1/Z^2 does not follow from its own expansion, which tends to alpha^2.
 
 Where the paper is silent (there is no public code):
     rounds                  6 planner turns; in the last one nothing is asked any more
-    one turn                what stands outside <think>; asks and answers at once: it asks, the answer is not read; at most 8 sub-questions
-    a failed worker         no sentence, no selection, an index that does not exist: "No relevant information found."; nothing to read: not asked at all
+    one turn                what stands outside closed thoughts; asks and answers at once: it asks, the answer is not read; at most 8 sub-questions
+    a failed worker         no sentence, no selection, an index that does not exist: "No relevant information found."; nothing to read, or a label
+                            that does not exist: not asked at all. [-1] counts as a selection in the graph too
+    passages                without their titles, as in Table 8
+    topic entities (graph)  those the data set names, else heads of evidences that no other evidence leads to (case and accents apart)
     new entities (graph)    tails of the selected triples that have facts themselves get the next labels, behind the sentence
     materials of an entity  its triples as head (the text; Table 10 also shows some as tail), at most 20: those that share most words with the question
     schedule                one cosine and one AdamW over all iterations, one epoch an iteration; K' starts at .5
     K at r_sup              a first pass without a fault would give K = r_sup and end all selection: K stays a hair below
-    Eq 6's denominator      tokens of the mini-batch, as in LLaMA-Factory: the same direction, and AdamW does not see the length
-    STaR, RAFT, GRPO        the same agent: group_size attempts a question; any with reward 1 (at most m); the best one; all, with advantages
+    Eq 6's denominator      tokens of the mini-batch, as in LLaMA-Factory: the same direction; its length matters to gradient clipping alone
+    EM, F1                  HotpotQA's rules (yes and no count whole) for every data set
+    STaR, RAFT, GRPO        the same agent: group_size attempts a question; any with reward 1 (at most m); the best one; all, with advantages. STaR
+                            goes on from the last iteration's weights, like the others
+In the embedded world "few-shot" is the tiny policy as it was made: it has no words for examples, so there the warm-up does no more than choose.
 
     python mygo_mujica.py                                  embedded world: few-shot, warm-up, MyGO; text, then graph
     python mygo_mujica.py --stage offline                  one stage: few-shot, warm-up, mygo, offline, grpo, star, raft, eval (all = the first three)
-    python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data 2wiki --envs text --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5
-    python mygo_mujica.py --model … --data 2wiki_train.json --eval-data 2wiki_dev.json --envs kg --graph evidences      2Wiki-KG (official JSON)
-    python mygo_mujica.py --model … --data hotpot_train.json --eval-data hotpot_dev.json --envs kimi                    Hotpot-Kimi
+    python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data 2wiki_train.json --eval-data 2wiki_dev.json --corpus contexts \\
+                          --retriever dense:BAAI/bge-large-en-v1.5                                                          2Wiki-Text
+    python mygo_mujica.py --model … --data 2wiki_train.json --eval-data 2wiki_dev.json --envs kg --graph triples.jsonl      2Wiki-KG (Wikidata)
+    python mygo_mujica.py --model … --data hotpot_train.json --eval-data hotpot_dev.json --envs kimi                        Hotpot-Kimi
+--graph evidences makes the graph of 2Wiki's own evidences: gold facts and next to no others, so it is far easier than Wikidata.
 Numbers reached: see the README. The paper's own (7B and 8B models) were not measured.
 """
 
@@ -44,6 +54,7 @@ import random
 import re
 import sys
 import time
+import unicodedata
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -141,6 +152,7 @@ class Config:
 WORLD = dict(data="world", envs="text,kg", retriever="bm25", top_k=2, max_turn=100, eval_limit=400, eval_temperature=1.0, limit=2000, sft_lr=3e-4,
              sft_lr_final=3e-5, steps=60, token_budget=800_000, questions_per_step=64, mini_batch=16, lr=1e-4, lr_final=1e-5, grpo_lr=1e-4, micro_tokens=8192,
              pack_tokens=512, max_batch=384, gradient_checkpointing=False)
+WORLD_SETS = ("test", "dev", "other-relations")
 PAPER_EVAL = "hotpotqa-dev,musique-dev"                                                                    # Tables 2 and 3
 PAPER = {"text": {"few-shot": "12.41 / 19.71", "warm-up": "50.18 / 56.25", "mygo": "53.17 / 59.62", "offline": "53.27 / 59.78"},      # Table 6
          "kg": {"few-shot": "57.49 / 62.31", "warm-up": "74.93 / 80.74", "mygo": "77.63 / 84.15", "offline": "77.09 / 83.16"}}
@@ -346,11 +358,11 @@ def planner_request(env, question, entities):
 # ---------------------------------------------------------------- parsing: what a model wrote is read, never trusted
 
 SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
-CALL = re.compile(r'Search\s*\(\s*((?:\[[^\]]*\]\s*,?\s*)*)["“](.*?)["”]\s*\)(?=\s*(?:Search\b|</action>|\Z))', re.DOTALL)
+CALL = re.compile(r"""Search\s*\(\s*((?:\[[^\]]*\]\s*)*),?\s*(?:["“]((?:(?!Search\s*\().)*?)["”]|'((?:(?!Search\s*\().)*?)')\s*\)""", re.DOTALL)
 
 
 def parse_plan(text, env, max_parallel):
-    """(sub-questions [(label or None, text)], answer or None, Counter of what was wrong) of a planner's turn; thoughts are not read.
+    """(sub-questions [(label or None, text)], answer or None, Counter of what was wrong) of a planner's turn; closed thoughts are not read.
 
     >>> parse_plan("<think> … </think> <search> a </search> <search> b <search> c </search>", "text", 8)
     ([(None, 'a'), (None, 'c')], None, Counter({'unclosed': 1}))
@@ -361,8 +373,8 @@ def parse_plan(text, env, max_parallel):
     if env == "kg":
         found = CALL.findall(text)
         wrong["bad call"] += max(0, len(re.findall(r"\bSearch\s*\(", text)) - len(found))
-        for labels, question in found:
-            label = re.fullmatch(r"\s*\[\s*(-?\d{1,6})\s*\]\s*,?\s*", labels)
+        for labels, double, single in found:
+            label, question = re.fullmatch(r"\[\s*(-?\d{1,6})\s*\]\s*", labels), double or single
             if label and question.strip():
                 calls.append((int(label[1]), " ".join(question.split())))
             else:
@@ -395,7 +407,7 @@ def parse_report(text, materials):
     sentence = " ".join(sentences[-1].split()) if sentences else ""
     if not sentence:
         return None, [], "no sentence"
-    indices = [int(i) for i in re.findall(r"\[\s*(-?\d{1,6})\s*\]", selects[-1])] if selects else []
+    indices = [int(i) for bracket in re.findall(r"\[([^\]]*)\]", selects[-1] if selects else "") for i in re.findall(r"-?\d{1,6}", bracket)]
     if not indices:
         return None, [], "no selection"
     if indices == [-1]:
@@ -413,14 +425,16 @@ class Policy:
     engine: object
     tokenizer: object
     search: rollout.BatchedSearch
-    own: dict = field(default_factory=dict)   # kimi: question id -> a retriever over its own passages
+    own: dict = field(default_factory=dict)   # kimi: (set, question id) -> a retriever over its own passages
 
 
 def topic_entities(question, graph):
     """Names in the graph of the entities that the question starts from (sec. 4.1: gold topic entities): those the data set names, else the heads of
     its evidences that no other evidence leads to."""
-    tails = {t for _, _, t in question.evidences}
-    named = question.entities or [[h, ""] for h, _, _ in question.evidences if h not in tails]
+    def plain(name):
+        return metrics.normalize_answer(unicodedata.normalize("NFKD", name.replace("ł", "l").replace("Ł", "L")).encode("ascii", "ignore").decode())
+    tails = {plain(t) for _, _, t in question.evidences}
+    named = question.entities or [[h, ""] for h, _, _ in question.evidences if plain(h) not in tails]
     found = [next((n for n in pair if n and n in graph), None) for pair in named]
     return list(dict.fromkeys(n for n in found if n))
 
@@ -434,9 +448,10 @@ async def materials_for(policy, place, question, sub, entity, cfg):
             facts = sorted(facts, key=shared, reverse=True)[:cfg.max_triples]
         return [harmless(", ".join(f), cfg.max_words) for f in facts], facts
     if cfg.envs == "kimi":
-        if question.id not in policy.own:
-            policy.own[question.id] = retriever.make_retriever(cfg.retriever, data.pool_contexts([question]))
-        passages = policy.own[question.id].search([sub], cfg.top_k)[0]
+        key = place.name, question.id
+        if key not in policy.own:
+            policy.own[key] = retriever.make_retriever(cfg.retriever, data.pool_contexts([question]))
+        passages = policy.own[key].search([sub], cfg.top_k)[0]
     else:
         passages = await policy.search(sub, cfg.top_k)
     return [harmless(p.text, cfg.max_words) for p in passages], []
@@ -450,14 +465,16 @@ async def say(policy, prompt, turns, cfg, seed, temperature):
 
 
 async def work(policy, place, question, sub, entity, cfg, seed, temperature):
-    """One worker: reads, thinks, selects, states one sentence. A Trajectory of one turn (of none where there is nothing to read)."""
+    """One worker: reads, thinks, selects, states one sentence. A Trajectory of one turn (of none where there is nothing to read).
+    entity: in a graph the one whose triples are read, None where the label does not exist."""
+    sub = harmless(sub, cfg.max_words)
     lines, facts = await materials_for(policy, place, question, sub, entity, cfg)
-    info = {"asked": sub, "entity": entity, "materials": lines, "sentence": NOTHING, "selected": [], "found": [], "problem": "nothing to read"}
+    info = {"asked": sub, "entity": entity, "materials": lines, "sentence": NOTHING, "selected": [], "found": [],
+            "problem": "unknown label" if cfg.envs == "kg" and entity is None else "nothing to read"}
     if not lines:
         return Trajectory(question.id, [], [], info=info)
-    request = worker_request(cfg.envs, sub, lines)
-    info["zero_shot"] = first_prompt(policy.tokenizer, cfg.envs, "worker", request, False)
-    prompt = first_prompt(policy.tokenizer, cfg.envs, "worker", request, True) if cfg.few_shot else info["zero_shot"]
+    info["request"] = worker_request(cfg.envs, sub, lines)
+    prompt = first_prompt(policy.tokenizer, cfg.envs, "worker", info["request"], cfg.few_shot)
     turn = await say(policy, prompt, [], cfg, seed, temperature)
     sentence, info["selected"], info["problem"] = parse_report(turn.text, len(lines))
     info["sentence"] = harmless(sentence, cfg.max_words) if sentence else NOTHING
@@ -469,9 +486,8 @@ async def plan(policy, place, question, path, cfg, seed, temperature, watch=None
     """One answer to one question: the planner's loop, its workers in parallel. A Trajectory with the workers in info["workers"][round]."""
     entities = topic_entities(question, place.graph) if cfg.envs == "kg" else []
     request = planner_request(cfg.envs, harmless(question.question, cfg.max_words), [harmless(e, cfg.max_words) for e in entities])
-    zero_shot = first_prompt(policy.tokenizer, cfg.envs, "planner", request, False)
-    prompt = first_prompt(policy.tokenizer, cfg.envs, "planner", request, True) if cfg.few_shot else zero_shot
-    turns, rounds, wrong, asked, topics = [], [], Counter(), set(), list(entities)
+    prompt = first_prompt(policy.tokenizer, cfg.envs, "planner", request, cfg.few_shot)
+    turns, rounds, wrong, asked = [], [], Counter(), set()
     while True:
         turn = await say(policy, prompt, turns, cfg, stable_seed(seed, path, len(turns)), temperature)
         calls, answer, faults = parse_plan(turn.text, cfg.envs, cfg.max_parallel)
@@ -481,21 +497,18 @@ async def plan(policy, place, question, path, cfg, seed, temperature, watch=None
             rounds.append([])
             wrong["out of rounds"] += bool(calls)
             break
-        known = [label is None or 0 <= label < len(entities) for label, _ in calls]
-        wrong["unknown label"] += known.count(False)
         wrong["asked again"] += sum(call in asked for call in calls) + len(calls) - len(set(calls))
         asked.update(calls)
-        seeds = [stable_seed(seed, path, len(turns) - 1, "worker", i) for i in range(len(calls))]
-        reports = await asyncio.gather(*(work(policy, place, question, sub, None if label is None else entities[label], cfg, s, temperature)
-                                         for (label, sub), s, ok in zip(calls, seeds, known, strict=True) if ok))
+        named = [entities[label] if label is not None and 0 <= label < len(entities) else None for label, _ in calls]
+        reports = await asyncio.gather(*(work(policy, place, question, sub, entity, cfg, stable_seed(seed, path, len(turns) - 1, "worker", i), temperature)
+                                         for i, ((_, sub), entity) in enumerate(zip(calls, named, strict=True))))
         rounds.append(reports)
         wrong += Counter(f"worker: {r.info['problem']}" for r in reports if r.info["problem"])
-        answers, lines = iter(reports), []
-        for ok in known:
-            report_ = next(answers) if ok else None
-            new = [e for e in dict.fromkeys(report_.info["found"]) if e not in entities and place.graph.facts(e)] if ok else []
+        lines = []
+        for r in reports:
+            new = [e for e in dict.fromkeys(r.info["found"]) if e not in entities and place.graph.facts(e)]
             labels = "".join(f" [{len(entities) + i}] {harmless(e, cfg.max_words)}" for i, e in enumerate(new))
-            lines.append(f"Obs: {report_.info['sentence'] if ok else NOTHING}" + (f" Candidate:{labels}" if new else ""))
+            lines.append(f"Obs: {r.info['sentence']}" + (f" Candidate:{labels}" if new else ""))
             entities += new
         turn.observation = "\n".join(lines)
         turn.observation_ids = render_reply(policy.tokenizer, turn.ids, turn.observation)
@@ -503,8 +516,7 @@ async def plan(policy, place, question, path, cfg, seed, temperature, watch=None
             watch(turn, reports)
     if watch:
         watch(turns[-1], [])
-    return judge(Trajectory(question.id, prompt, turns, info={"answer": answer, "workers": rounds, "faults": dict(+wrong), "entities": topics,
-                                                                          "zero_shot": zero_shot}), question)
+    return judge(Trajectory(question.id, prompt, turns, info={"answer": answer, "workers": rounds, "faults": dict(+wrong), "request": request}), question)
 
 
 def judge(trajectory, question):
@@ -546,7 +558,7 @@ async def attempts(policy, place, question, first, K, cfg, seed):
 
 
 def sample(policy, place, questions, cfg, stage, step, K):
-    """(attempts a question, K of this iteration). A sample depends on its own seed alone, not on who else is in the batch."""
+    """(attempts a question, K of this iteration). An attempt depends on its own seed alone; how many there are, also on K, a mean over the batch."""
     seeds = [stable_seed(cfg.seed, step, q.id, sum(p.id == q.id for p in questions[:i])) for i, q in enumerate(questions)]
     run = lambda agents: rollout.run_agents(agents, policy.engine, policy.search)  # noqa: E731
     policy.search.retriever = place.retriever
@@ -629,7 +641,10 @@ def update(model, reference, optimizer, groups, advantage, cfg, rate, keep="nonf
         parts[-1] += group
     parts = [p for p in parts if p]
     prepared = [prepare(model, reference, part, advantage, cfg) for part in parts] if advantage is not None else [None] * len(parts)
+    drift = [(more["old_logprobs"] - b.rollout_logprobs)[b.response_mask].abs() for micro in prepared if micro for b, more in micro]
     out, started = {"time/old_logprobs": time.time() - started}, time.time()
+    if drift:
+        out |= {"rollout/logprob_drift_mean": float(torch.cat(drift).mean()), "rollout/logprob_drift_max": float(torch.cat(drift).max())}
     sums, norms = Counter(), []
     for number, (part, micro) in enumerate(zip(parts, prepared, strict=True)):
         micro = micro or prepare(model, reference, part, None, cfg)
@@ -683,16 +698,13 @@ def rollout_metrics(made, chosen, stage):
 DATASET_INFO = {"mujica": {"file_name": "sharegpt.jsonl", "formatting": "sharegpt", "columns": {"messages": "conversations", "system": "system"}}}
 
 
-def sharegpt_rows(trajectory, question, cfg, step):
+def sharegpt_rows(trajectory, env, step):
     """A planner's conversation and its workers' as rows: human and gpt in turn, only gpt is learned."""
-    env = "kg" if cfg.envs == "kg" else "text"
-    spoken = [x for t in trajectory.turns for x in ({"from": "gpt", "value": t.text}, {"from": "human", "value": t.observation})]
-    request = planner_request(env, harmless(question.question, cfg.max_words), trajectory.info["entities"])
-    rows = [{"step": step, "id": question.id, "system": SYSTEM[env, "planner"], "conversations": [{"from": "human", "value": request}, *spoken[:-1]]}]
-    for w in examples(trajectory)[1:]:
-        request = worker_request(env, w.info["asked"], w.info["materials"])
-        rows.append({"step": step, "id": question.id, "system": SYSTEM[env, "worker"],
-                     "conversations": [{"from": "human", "value": request}, {"from": "gpt", "value": w.turns[0].text}]})
+    rows = []
+    for e in examples(trajectory):
+        said = [x for t in e.turns for x in ({"from": "gpt", "value": t.text}, {"from": "human", "value": t.observation})][:-1]
+        system = SYSTEM["kg" if env == "kg" else "text", "planner" if e is trajectory else "worker"]
+        rows.append({"step": step, "id": e.question_id, "system": system, "conversations": [{"from": "human", "value": e.info["request"]}, *said]})
     return rows
 
 
@@ -767,8 +779,8 @@ def tiny_policy(cfg):
     def render(tokenizer, question, demo, place):
         env = random.Random(f"{question['_id']}/{demo.answer}").choice(("text", "kg"))
         return render_demonstration(tokenizer, question, demo, place, cfg, env)
-    made_by = (render_demonstration, layers, first_prompt, planner_request, worker_request, harmless)
-    return task.tiny_policy(cfg, "mygo_mujica", words, tags, render, made_by, index)
+    made_by = (render_demonstration, layers, topic_entities, first_prompt, render_chat, render_reply, planner_request, worker_request, numbered, harmless)
+    return task.tiny_policy(cfg, f"mygo_mujica, {cfg.max_words} words", words, tags, render, made_by, index)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -797,7 +809,7 @@ def record(trajectories, question, tokenizer, **extra):
             parents = parents or [planner]
         i, golds = t.info, " | ".join(metrics.normalize_answer(g) for g in question.answers)
         why = [f"F1 (sec. 4.1): {metrics.normalize_answer(i['answer'] or '')!r} against {golds!r}: {t.reward:.2f}"]
-        why += [f"K of this iteration {i['K']:.3f}: {'chosen' if i['chosen'] else 'not chosen'} to learn from"] if "chosen" in i else []
+        why += [f"{i['K']}{'chosen' if i['chosen'] else 'not chosen'} to learn from"] if "chosen" in i else []
         why += [f"counted: {', '.join(f'{name} {n}' for name, n in i['faults'].items())}"] if i["faults"] else []
         paths.append({"path": path, "reward": t.reward, "answer": i["answer"], "problem": i["problem"], "correct": i["em"] == 1, "why": why})
     return report.group(question, nodes, paths, **extra)
@@ -833,10 +845,10 @@ def sft(cfg, run, model, optimizer, groups):
         run.log(row)
 
 
-def zero_shot(trajectory):
+def zero_shot(trajectory, tokenizer, env):
     """The trajectory and its workers under prompts without examples, which is what the warm-up burns in (D.3)."""
     for e in examples(trajectory):
-        e.prompt_ids = e.info["zero_shot"]
+        e.prompt_ids = first_prompt(tokenizer, env, "planner" if e is trajectory else "worker", e.info["request"], False)
     return trajectory
 
 
@@ -844,7 +856,7 @@ def warm_up(cfg, run, model, tokenizer, optimizer, policy, split):
     """Samples the few-shot model until sft_trajectories of them have EM 1, and trains on these without the examples."""
     asked, kept, tokens, started = 0, [], 0, time.time()
     questions = list(itertools.islice(data.shuffled_forever(split.questions, stable_seed(cfg.seed, "warm-up")), 10 * cfg.sft_trajectories))
-    few = replace(cfg, few_shot=True, keep=1)
+    few = replace(cfg, few_shot=True)
     while len(kept) < cfg.sft_trajectories and asked < len(questions):
         batch = questions[asked:asked + cfg.questions_per_step]
         seeds = [stable_seed(cfg.seed, "warm-up", asked + i, q.id) for i, q in enumerate(batch)]
@@ -852,14 +864,16 @@ def warm_up(cfg, run, model, tokenizer, optimizer, policy, split):
         made = rollout.run_agents([plan(policy, split, q, "warm-up", few, s, cfg.temperature) for q, s in zip(batch, seeds, strict=True)],
                                   policy.engine, policy.search)
         asked, tokens = asked + len(batch), tokens + sum(t.info["tokens"] for t in made)
-        kept += [(zero_shot(t), q) for t, q in zip(made, batch, strict=True) if t.info["em"] == 1]
+        kept += [(zero_shot(t, tokenizer, cfg.envs), q) for t, q in zip(made, batch, strict=True) if t.info["em"] == 1]
         report.console.print(f"warm-up | {len(kept)} of {cfg.sft_trajectories} trajectories with EM 1 from {asked} questions | {time.time() - started:.0f}s")
     if not kept:
         raise training.ModelError(f"warm-up: none of {asked} few-shot trajectories has EM 1; see which rule fails with --stage few-shot, use a stronger model, "
                                   "or go on without: --stage mygo --checkpoint MODEL")
+    if len(kept) < cfg.sft_trajectories:
+        report.warn(f"warm-up: {len(kept)} trajectories with EM 1 from all {asked} questions tried, fewer than --sft-trajectories {cfg.sft_trajectories}")
     kept = kept[:cfg.sft_trajectories]
-    for t, q in kept:
-        run.append("sharegpt.jsonl", sharegpt_rows(t, q, cfg, 0))
+    for t, _ in kept:
+        run.append("sharegpt.jsonl", sharegpt_rows(t, cfg.envs, 0))
     run.append("samples.jsonl", [record([t], q, tokenizer, step=1, prompt_ids=t.prompt_ids) for t, q in kept[:5]])
     run.write("sampling.json", {"questions": asked, "kept": len(kept), "tokens": tokens, "seconds": time.time() - started})
     sft(cfg, run, model, optimizer, [[t] for t, _ in kept])
@@ -868,7 +882,8 @@ def warm_up(cfg, run, model, tokenizer, optimizer, policy, split):
 
 def learn(cfg, stage, run, model, tokenizer, reference, policy, split, start):
     """The loop of the paper: sample until enough attempts pass the threshold, choose, maximise their likelihood; once an iteration. With overlap the
-    engine has a model of its own and the next iteration is sampled with the weights before this one's update (D.2)."""
+    engine has a model of its own and the next iteration is sampled with the weights before this one's update (D.2); a resumed run samples its first
+    iteration with the new weights instead, so that it does not repeat the same numbers."""
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay)
     K = cfg.offline_threshold if stage == "offline" else cfg.threshold
     state = training.load_training_state(start, model, optimizer) if start else {"step": 0, "tokens": 0, "K": K}
@@ -935,19 +950,20 @@ def learn(cfg, stage, run, model, tokenizer, reference, policy, split, start):
 def finish_step(cfg, stage, run, tokenizer, batch, made, chosen, advantage, K, step):
     """What an iteration leaves: one question's attempts for the page, its chosen trajectories as ShareGPT rows."""
     shown = next((i for i, g in enumerate(made) if len({t.reward for t in g}) > 1), 0)
+    rule = f"K of this iteration {K:.3f}: " if stage in ("mygo", "offline") else ""
     for t in made[shown]:
-        t.info |= {"K": K, "chosen": any(t is c for c in chosen[shown]), "advantage": advantage.get(id(t)) if advantage else None}
+        t.info |= {"K": rule, "chosen": any(t is c for c in chosen[shown]), "advantage": advantage.get(id(t)) if advantage else None}
     sample_ = record(made[shown], batch[shown], tokenizer, step=step, prompt_ids=made[shown][0].prompt_ids)
     if cfg.show_every and step % cfg.show_every == 0:
         report.explain(sample_, max(range(len(made[shown])), key=lambda i: made[shown][i].reward))
     run.append("samples.jsonl", [sample_])
     if stage != "grpo":
-        run.append("sharegpt.jsonl", [r for q, g in zip(batch, chosen, strict=True) for t in g for r in sharegpt_rows(t, q, cfg, step)])
+        run.append("sharegpt.jsonl", [r for g in chosen for t in g for r in sharegpt_rows(t, cfg.envs, step)])
 
 
 def start_weights(cfg, stage):
     """What a stage starts from: the given checkpoint, the run's warm-up, or the model."""
-    if not cfg.checkpoint and stage in LEARNING:
+    if stage in LEARNING and (not cfg.checkpoint or cfg.stage == "all"):
         folder = Path(cfg.out) / "mygo_mujica" / f"{cfg.name}-{cfg.envs}-warm-up" / "checkpoint"
         found = training.find_checkpoint(folder)
         if found is None:
@@ -981,19 +997,21 @@ def run_stage(cfg, stage, split, evals):
     torch.manual_seed(cfg.seed)
     run, begun = stage_folder(cfg, stage)
     wanted = [run.path / f"eval_{s.name}.json" for s in evals]
-    done = len(report.read_jsonl(run.path / "metrics.jsonl")) if stage in LEARNING and not cfg.token_budget else cfg.steps
-    if begun and all(f.exists() for f in wanted) and done >= cfg.steps:
+    last = {"step": 0, "rollout/tokens_total": 0} | (report.read_jsonl(run.path / "metrics.jsonl") or [{}])[-1]
+    done = stage not in LEARNING or last["step"] >= cfg.steps or 0 < cfg.token_budget <= last["rollout/tokens_total"]
+    if begun and done and all(f.exists() for f in wanted):
         report.console.print(f"{cfg.envs} {stage}: done before")
         return run.path
     start = training.find_checkpoint(run.path / "checkpoint") if begun else None
     source = start_weights(cfg, stage)
     model, tokenizer = training.load_policy(start or source, cfg.lora if stage in ("warm-up", *LEARNING) else 0, cfg.gradient_checkpointing)
-    few = replace(cfg, few_shot=cfg.few_shot or stage == "few-shot")
+    few, shown = replace(cfg, few_shot=cfg.few_shot or stage == "few-shot"), replace(cfg, few_shot=cfg.few_shot or stage in ("few-shot", "warm-up"))
     policy = make_policy(cfg, model, tokenizer, evals[0], source if stage == "offline" else (start or source) if overlaps(cfg, stage) else "")
-    for s in filter(None, (split, *evals)):
-        s.questions = task.within_limit(s.questions, lambda q: prompt_length(tokenizer, q, s, few), cfg.max_prompt, cfg.skip_bad)  # noqa: B023
+    split, *evals = (s and replace(s, questions=task.within_limit(s.questions, lambda q: prompt_length(tokenizer, q, s, shown), cfg.max_prompt,  # noqa: B023
+                                                                  cfg.skip_bad)) for s in (split, *evals))
     run.create()
-    run.write("dataset_info.json", DATASET_INFO)
+    if stage == "warm-up" or stage in LEARNING and stage != "grpo":
+        run.write("dataset_info.json", DATASET_INFO)
     run.trackers = report.open_trackers(cfg.log, run)
     report.console.print(f"[bold]{cfg.envs} {stage}[/bold]: {training.describe(start or source, model)}")
     if stage == "warm-up" and not (start and cfg.resume):
@@ -1026,11 +1044,11 @@ def show_table(cfg, env):
         learned = report.read_jsonl(folders[stage] / "metrics.jsonl")
         for name, result in sets.items():
             s, gain, old = result["summary"], "", results.get("warm-up", {}).get(name)
-            if old and stage != "warm-up" and len(old["predictions"]) == len(result["predictions"]):
+            if old and stage != "warm-up" and [p["id"] for p in old["predictions"]] == [p["id"] for p in result["predictions"]]:
                 d = metrics.paired_difference([p["em"] for p in old["predictions"]], [p["em"] for p in result["predictions"]])
                 gain = f"{d[0]:+.3f} [{d[1]:+.3f}, {d[2]:+.3f}]"
             cost = lambda key, form: f"{sum(r.get(key, 0) for r in learned):{form}}" if stage in LEARNING else ""  # noqa: B023, E731
-            paper = PAPER.get(env, {}).get(stage, "") if name == "test" else ""
+            paper = PAPER.get(env, {}).get(stage, "") if name.startswith("2wiki") else ""
             rows.append([stage, name, paper, f"{s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]", f"{s['f1']:.3f}", gain, f"{s['tokens']:.0f}",
                          f"{s['searches']:.2f}", cost("rollout/tokens", ",.0f"), cost("time/rollout", ".0f"), cost("time/train", ".0f")])
     header = ["stage", "set", "paper EM / F1", "EM", "F1", "EM minus the warm-up's", "tokens", "sub-questions", "sampled in training", "sampling s", "update s"]
@@ -1055,7 +1073,7 @@ def parse_args(argv=None):
     ones = ("top_k max_triples max_words max_rounds max_parallel max_turn max_prompt max_batch sft_trajectories sft_epochs steps questions_per_step keep "
             "max_attempts mini_batch").split()
     task.check_flags(cfg, at_least=dict.fromkeys(ones, 1) | dict.fromkeys(("limit", "eval_limit", "lora", "token_budget"), 0),
-                     positive=("lr", "sft_lr", "grpo_lr", "temperature", "cache_gb", "world_size", "grad_clip"))
+                     positive=("lr", "sft_lr", "grpo_lr", "temperature", "cache_gb", "world_size", "grad_clip"), world_sets=WORLD_SETS)
     envs = cfg.envs.split(",")
     if any(e not in ("text", "kg", "kimi") for e in envs) or len(set(envs)) < len(envs):
         sys.exit(f"error: --envs {cfg.envs}: text, kg or kimi, or several of them with commas")
@@ -1066,11 +1084,13 @@ def parse_args(argv=None):
             sys.exit(f"error: --{name.replace('_', '-')} {getattr(cfg, name)}: from 0 to below 1, since the reward is F1 and has to be above it")
     if "kg" in envs and cfg.data != "world" and not cfg.graph:
         sys.exit("error: --envs kg needs --graph FILE (triples or GraphML), or --graph evidences with a data set that has them (2Wiki)")
+    if cfg.few_shot and not (cfg.stage == "eval" or cfg.eval_only or cfg.ask):
+        sys.exit("error: --few-shot goes with --stage eval; training is on prompts without examples")
+    if cfg.ask and "kimi" in envs:
+        sys.exit("error: --ask has no passages of its own: --envs text or kg")
     if cfg.lora and cfg.overlap == "on":
         sys.exit("error: --overlap on hands full weights to the sampler; leave out --lora")
-    if "kimi" in envs and cfg.data != "world":
-        cfg = replace(cfg, corpus=cfg.corpus or "contexts")
-    search = "bm25" if cfg.corpus or cfg.data == "world" or envs == ["kg"] else "http://127.0.0.1:8000"
+    search = "bm25" if cfg.corpus or cfg.data == "world" or "text" not in envs else "http://127.0.0.1:8000"
     cfg = replace(cfg, retriever=cfg.retriever or search, stage="eval" if cfg.eval_only else cfg.stage, name=cfg.name or f"seed{cfg.seed}")
     if "kimi" in envs and cfg.retriever.startswith("http"):
         sys.exit("error: --envs kimi searches each question's own passages: --retriever bm25 or dense:MODEL")
@@ -1081,19 +1101,21 @@ def load(cfg):
     """(training split or None, evaluation splits) with their graphs; in the world the questions apart by the relations they need."""
     if cfg.data == "world":
         named = cfg.eval_data or "test,other-relations"
-        odd = [n for n in named.split(",") if n not in ("test", "dev", "other-relations")]
-        if odd:
-            raise data.DataError(f"--eval-data {odd[0]}: with --data world one of test, dev, other-relations")
         needs = lambda q: any(r in OTHER_RELATIONS for _, r, _ in q.evidences)  # noqa: E731
         made = {n: task.world_split("test" if n == "other-relations" else n, cfg.world_size, 4 * (cfg.eval_limit or 400) if n != "train" else cfg.limit or 2000,
                                     cfg.retriever) for n in ("train", *named.split(","))}
         for n, s in made.items():
             s.name, s.questions = n, [q for q in s.questions if needs(q) == (n == "other-relations")][:None if n == "train" else cfg.eval_limit or 400]
         return made.pop("train"), list(made.values())
-    only_graph = cfg.envs == "kg"   # no passages are searched: the retriever is never asked
-    split, evals = task.load_splits(replace(cfg, corpus=cfg.corpus or "contexts") if only_graph and not cfg.retriever.startswith("http") else cfg, PAPER_EVAL)
-    if "kg" in cfg.envs.split(","):
-        everything = [q for s in (split, *evals) if s for q in s.questions]
+    envs = cfg.envs.split(",")
+    split, evals = task.load_splits(replace(cfg, limit=0), PAPER_EVAL, searched="text" in envs)
+    if split and cfg.limit:  # D.3: a random subset
+        split.questions = random.Random(stable_seed(cfg.seed, "subset")).sample(split.questions, min(cfg.limit, len(split.questions)))
+    everything = [q for s in (split, *evals) if s for q in s.questions]
+    bare = next((q for q in everything if not q.context), None) if "kimi" in envs else None
+    if bare:
+        raise data.DataError(f"--envs kimi: question {bare.id} has no passages of its own")
+    if "kg" in envs:
         triples = [tuple(e) for q in everything for e in q.evidences]
         if cfg.graph == "evidences" and not triples:
             raise data.DataError("--graph evidences: the questions carry no evidences (2Wiki's official files do); give a file of triples")
@@ -1117,7 +1139,7 @@ def ask(cfg, place):
             report.console.print(f"  [dim]{report.plain(w.info['asked'])} → {report.plain(w.info['sentence'])}[/dim]")
     question = data.Question("ask", cfg.ask, [""])
     if cfg.envs == "kg":  # the entities that the question names
-        question.entities = [[n, ""] for n in place.graph.graph if re.search(rf"\b{re.escape(n)}\b", cfg.ask)]
+        question.entities = [[n, ""] for n in place.graph.graph if re.search(rf"(?<!\w){re.escape(n)}(?!\w)", cfg.ask)]
     agent = plan(policy, place, question, "ask", cfg, stable_seed(cfg.seed, "ask"), cfg.eval_temperature, watch)
     t = rollout.run_agents([agent], policy.engine, policy.search)[0]
     report.console.print(f"[bold]answer: {report.plain(t.info['answer'])}[/bold]")

@@ -9,7 +9,7 @@ A guard never changes a run, except that an update with a loss or gradient that 
 
 import math
 
-NAMES = ("not_finite", "drift", "first_ratio", "flat_groups", "format", "length", "entropy", "kl")
+NAMES = ("not_finite", "drift", "first_ratio", "flat_groups", "format", "length", "entropy", "kl", "selection")
 WINDOW = 3  # steps whose mean is judged, so that one odd batch says nothing
 
 
@@ -65,6 +65,10 @@ def check(row, earlier, drift_limit=.02):
     if kl is not None and abs(kl) > .1:
         say("kl", f"updates of one step move the policy by {kl:.2f} nats a token: the clip window no longer holds it. Lower --lr, "
                   "or more questions an update (--mini-batch)")
+    accepted = _mean(recent, "select/accepted")
+    if accepted is not None and (row["select/accepted"] == 0 or len(earlier) + 1 >= WINDOW and accepted < .02):
+        say("selection", f"only {row['select/accepted']:.1%} of the attempts were chosen to learn from: hardly any passes the threshold. Warm up longer "
+                         "(--sft-trajectories), take easier questions (--data), start lower (--threshold), or allow more attempts (--max-attempts)")
     return fired
 
 

@@ -58,7 +58,7 @@ class KnowledgeGraph:
         return name in self.graph
 
     def facts(self, name):
-        """[(name, relation, tail)] in the order they were added; [] where there is no such entity."""
+        """[(name, relation, tail)], tails in the order they were first named; [] where there is no such entity."""
         return [(name, r, tail) for _, tail, r in self.graph.out_edges(name, data="relation")] if name in self.graph else []
 
     @cached_property

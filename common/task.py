@@ -14,8 +14,8 @@ import torch
 from common import data, demonstrations, kg, report, retriever, rollout, training, world
 
 
-def check_flags(cfg, at_least, positive):
-    """Refuses numbers that no run can use, and trackers that do not exist: {flag: minimum}, and flags that must be above 0 and finite."""
+def check_flags(cfg, at_least, positive, world_sets=world.SPLITS):
+    """Refuses numbers that no run can use, and trackers and sets that do not exist: {flag: minimum}, and flags that must be above 0 and finite."""
     for name, minimum in at_least.items():
         if getattr(cfg, name) < minimum:
             sys.exit(f"error: --{name.replace('_', '-')} {getattr(cfg, name)}: at least {minimum}")
@@ -25,9 +25,9 @@ def check_flags(cfg, at_least, positive):
     odd = [n for n in cfg.log.split(",") if n not in ("", "tensorboard", "wandb")]
     if odd:
         sys.exit(f"error: --log {odd[0]}: tensorboard, wandb, or both with a comma")
-    odd = [n for n in cfg.eval_data.split(",") if cfg.data == "world" and n not in ("", *world.SPLITS)]
+    odd = [n for n in cfg.eval_data.split(",") if cfg.data == "world" and n not in ("", *world_sets)]
     if odd:
-        sys.exit(f"error: --eval-data {odd[0]}: with --data world one of {', '.join(world.SPLITS)}")
+        sys.exit(f"error: --eval-data {odd[0]}: with --data world one of {', '.join(world_sets)}")
 
 
 @dataclass
@@ -45,8 +45,11 @@ def world_split(name, size=1.0, questions=400, spec="bm25"):
     return Split(name, data.load_questions(made.questions), retriever.make_retriever(spec, made.corpus()), kg.KnowledgeGraph.from_triples(made.triples))
 
 
-def load_splits(cfg, paper_eval):
-    """(training split or None, evaluation splits) of --data, --eval-data, --corpus and --retriever. paper_eval: the paper's sets."""
+def load_splits(cfg, paper_eval, searched=True):
+    """(training split or None, evaluation splits) of --data, --eval-data, --corpus and --retriever. paper_eval: the paper's sets.
+
+    searched: False = no passages are wanted, the retriever is None. A corpus pooled from contexts is that of all the sets loaded here, so an
+    evaluation on its own searches a smaller one than a run that also trains."""
     if cfg.data == "world":
         evals = [world_split(n, cfg.world_size, cfg.eval_limit or 400, cfg.retriever) for n in (cfg.eval_data or "test").split(",")]
         return world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever), evals
@@ -63,12 +66,12 @@ def load_splits(cfg, paper_eval):
             raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; give --eval-data")
         train, sets = train[:-held], {cfg.data: train[-held:]}
     corpus = None
-    if not cfg.retriever.startswith("http"):
+    if searched and not cfg.retriever.startswith("http"):
         if not cfg.corpus:
             raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
         everything = [q for s in (train, *sets.values()) if s for q in s]
         corpus = data.pool_contexts(everything) if cfg.corpus == "contexts" else data.load_corpus(cfg.corpus)
-    search = retriever.make_retriever(cfg.retriever, corpus)
+    search = retriever.make_retriever(cfg.retriever, corpus) if searched else None
     short = lambda n: Path(n).stem if Path(n).suffix else n.replace("/", "_")  # noqa: E731
     return (Split("train", train, search) if train else None), [Split(short(n), q, search) for n, q in sets.items()]
 

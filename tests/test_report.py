@@ -252,7 +252,8 @@ HEALTHY = {"train/not_finite": 0, "rollout/logprob_drift_mean": 1e-6, "train/fir
     ("first_ratio", {"train/first_ratio": 1.01}, "--share-prefixes"), ("flat_groups", {"rollout/flat_groups": .95}, "--group-size"),
     ("format", {"reward/format": .5}, "--lr"), ("length", {"rollout/response_tokens": 300.0}, "--max-response"),
     ("length", {"rollout/response_tokens": 20.0}, "--kl-coef"), ("entropy", {"rollout/entropy": .01}, "--clip-high"),
-    ("entropy", {"rollout/entropy": 2.0}, "clip window"), ("kl", {"train/kl": .5}, "--mini-batch")])
+    ("entropy", {"rollout/entropy": 2.0}, "clip window"), ("kl", {"train/kl": .5}, "--mini-batch"),
+    ("selection", {"select/accepted": .01}, "--max-attempts"), ("selection", {"select/accepted": 0.0}, "--threshold")])
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
     healthy = [dict(HEALTHY) for _ in range(10)]
     assert guards.check(healthy[-1], healthy[:-1]) == [] and not any(guards.counts([]).values())
