@@ -493,82 +493,89 @@ def test_the_real_policy_of_random_weights_runs_through_the_real_engine(qwen, tm
 
 # ---------------------------------------------------------------- command line in the world
 
-TINY = "--eval-limit 20 --questions-per-step 6 --steps 2 --sft-trajectories 8 --sft-epochs 1 --max-attempts 4 --limit 200 --mini-batch 4 --show-every 0".split()
+TINY = "--eval-limit 20 --questions-per-step 6 --steps 2 --max-attempts 4 --limit 200 --mini-batch 4 --show-every 0".split()
 
 
-def world_run(tmp_path, *more):
-    m.main([*TINY, "--out", str(tmp_path), *map(str, more)])
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """The default run, shortened: few-shot, warm-up and MyGO, in text and graph. (The tiny policy is made first, and cached.)"""
+    folder = tmp_path_factory.mktemp("world")
+    flags = "--eval-limit 200 --steps 4 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 --show-every 0".split()
+    m.main([*flags, "--out", str(folder)])
+    return folder / "mygo_mujica"
 
 
 def rows(folder, drop="time/"):
     return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in report.read_jsonl(folder / "metrics.jsonl")]
 
 
+def predictions(folder, name="test"):
+    return json.loads((folder / f"eval_{name}.json").read_text())["predictions"]
+
+
 @pytest.mark.slow
-def test_the_stages_of_the_world_and_a_resumed_run(tmp_path, monkeypatch):
-    world_run(tmp_path, "--envs", "text,kg")
-    base = tmp_path / "mygo_mujica"
-    for env, stage in itertools.product(("text", "kg"), ("few-shot", "warm-up", "mygo")):
-        folder = base / f"seed0-{env}-{stage}"
-        for name in ("test", "other-relations"):
-            result = json.loads((folder / f"eval_{name}.json").read_text())
-            assert result["summary"]["em"] == pytest.approx(sum(p["em"] for p in result["predictions"]) / len(result["predictions"]))
-            assert all(p["nodes"] and p["trajectories"] for p in result["predictions"])
+def test_mygo_learns_in_text_and_graph(world):
     for env in ("text", "kg"):
-        learned = rows(base / f"seed0-{env}-mygo")
-        assert [r["step"] for r in learned] == [1, 2] and all(r["select/threshold"] >= .5 and 6 <= r["select/attempts"] <= 24 for r in learned)
-        assert learned[0]["select/threshold"] <= learned[1]["select/threshold"]
-        written = report.read_jsonl(base / f"seed0-{env}-mygo/sharegpt.jsonl")
-        assert len(written) == sum(r["select/examples"] for r in learned)
+        few, warm, learned = ([p["em"] for p in predictions(world / f"seed0-{env}-{stage}")] for stage in ("few-shot", "warm-up", "mygo"))
+        assert .1 < sum(few) / len(few) < .5                                         # room to learn
+        assert metrics.paired_difference(few, warm)[1] > 0
+        assert metrics.paired_difference(few, learned)[1] > .1
+        assert sum(learned) > sum(warm)
+
+
+@pytest.mark.slow
+def test_what_the_stages_leave_adds_up(world):
+    for env, stage in itertools.product(("text", "kg"), ("few-shot", "warm-up", "mygo")):
+        folder = world / f"seed0-{env}-{stage}"
+        assert (folder / "trajectories.html").exists() and (stage == "few-shot" or (folder / "curves.png").exists())
+        for name in ("test", "other-relations"):
+            found = predictions(folder, name)
+            assert len(found) >= 150 and all(p["nodes"] and p["trajectories"] for p in found)
+            assert json.loads((folder / f"eval_{name}.json").read_text())["summary"]["em"] == pytest.approx(sum(p["em"] for p in found) / len(found))
+    assert not {p["id"] for p in predictions(world / "seed0-kg-mygo")} & {p["id"] for p in predictions(world / "seed0-kg-mygo", "other-relations")}
+    for env in ("text", "kg"):
+        folder = world / f"seed0-{env}-mygo"
+        learned = rows(folder)
+        assert [r["step"] for r in learned] == [1, 2, 3, 4] and all(48 <= r["select/attempts"] <= 48 * 16 for r in learned)
+        K = [r["select/threshold"] for r in learned]
+        assert K == sorted(K) and .5 < K[0] and K[-1] < 1
+        assert len(report.read_jsonl(folder / "sharegpt.jsonl")) == sum(r["select/examples"] for r in learned)
+        assert not any(v for r in learned for k, v in r.items() if k.startswith("guard/"))
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_metrics(world, monkeypatch):
+    flags = [*TINY, "--envs", "text", "--stage", "mygo", "--checkpoint", str(world / "seed0-text-warm-up/checkpoint"), "--out", str(world.parent)]
+    m.main([*flags, "--name", "whole"])
     with pytest.raises(SystemExit, match="exists: choose another --name"):
-        world_run(tmp_path, "--envs", "text")
-    # killed in the second iteration, after its samples were drawn
+        m.main([*flags, "--name", "whole"])
     whole, calls = m.update, []
 
-    def killed(*args):
+    def killed(*args):  # in the second iteration, after its samples were drawn
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return whole(*args)
     monkeypatch.setattr(m, "update", killed)
-    flags = ("--envs", "text", "--stage", "mygo", "--name", "again", "--checkpoint", base / "seed0-text-warm-up/checkpoint")
     with pytest.raises(SystemExit, match="--resume"):
-        world_run(tmp_path, *flags)
+        m.main([*flags, "--name", "killed"])
     monkeypatch.setattr(m, "update", whole)
-    world_run(tmp_path, *flags, "--resume")
-    assert rows(base / "again-text-mygo") == rows(base / "seed0-text-mygo")
-    same = [[p["answer"] for p in json.loads((base / f"{n}-text-mygo/eval_test.json").read_text())["predictions"]] for n in ("again", "seed0")]
-    assert same[0] == same[1]
-    assert report.read_jsonl(base / "again-text-mygo/sharegpt.jsonl") == report.read_jsonl(base / "seed0-text-mygo/sharegpt.jsonl")
+    m.main([*flags, "--name", "killed", "--resume"])
+    one, two = world / "whole-text-mygo", world / "killed-text-mygo"
+    assert rows(one) == rows(two) and len(rows(one)) == 2
+    assert [p["answer"] for p in predictions(one)] == [p["answer"] for p in predictions(two)]
+    assert report.read_jsonl(one / "sharegpt.jsonl") == report.read_jsonl(two / "sharegpt.jsonl")
 
 
 @pytest.mark.slow
-def test_overlap_samples_the_next_iteration_with_the_weights_before(tmp_path):
-    start = ("--stage", "warm-up", "--envs", "kg")
-    world_run(tmp_path, *start)
-    warm = tmp_path / "mygo_mujica/seed0-kg-warm-up/checkpoint"
+def test_overlap_samples_the_next_iteration_with_the_weights_before(world):
+    flags = [*TINY, "--envs", "kg", "--checkpoint", str(world / "seed0-kg-warm-up/checkpoint"), "--out", str(world.parent), "--lr", "1e-3"]
     for name, overlap in (("plain", "off"), ("ahead", "on")):
-        world_run(tmp_path, "--stage", "mygo", "--envs", "kg", "--name", name, "--overlap", overlap, "--checkpoint", warm, "--lr", "1e-3")
-    plain, ahead = rows(tmp_path / "mygo_mujica/plain-kg-mygo"), rows(tmp_path / "mygo_mujica/ahead-kg-mygo")
+        m.main([*flags, "--stage", "mygo", "--name", name, "--overlap", overlap])
+    plain, ahead = rows(world / "plain-kg-mygo"), rows(world / "ahead-kg-mygo")
     assert plain[0] == ahead[0] and plain[1] != ahead[1]            # the first iteration is the same, the second one step behind
-    world_run(tmp_path, "--stage", "offline", "--envs", "kg", "--name", "offline", "--checkpoint", warm, "--lr", "1e-3", "--offline-threshold", "0.8")
-    offline = rows(tmp_path / "mygo_mujica/offline-kg-offline")
-    assert {r["select/threshold"] for r in offline} == {.8}
-
-
-@pytest.mark.slow
-def test_mygo_learns_in_text_and_graph(tmp_path):
-    flags = "--eval-limit 200 --steps 4 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 --show-every 0 --eval-data test".split()
-    m.main([*flags, "--out", str(tmp_path)])
-
-    def em(env, stage):
-        return [p["em"] for p in json.loads((tmp_path / f"mygo_mujica/seed0-{env}-{stage}/eval_test.json").read_text())["predictions"]]
-    for env in ("text", "kg"):
-        few, warm, learned = em(env, "few-shot"), em(env, "warm-up"), em(env, "mygo")
-        assert .1 < sum(few) / len(few) < .5                                         # room to learn
-        assert metrics.paired_difference(few, warm)[1] > 0
-        assert metrics.paired_difference(few, learned)[1] > .1
-        assert sum(learned) > sum(warm)
+    m.main([*flags, "--stage", "offline", "--name", "off"])
+    assert {r["select/threshold"] for r in rows(world / "off-kg-offline")} == {.8}
 
 
 @pytest.mark.parametrize("flags,message", [
@@ -589,6 +596,6 @@ def test_bad_flags_end_in_one_clear_line(flags, message, tmp_path):
     if flags == "--kernels on" and torch.cuda.is_available():
         pytest.skip("there is CUDA here")
     with pytest.raises(SystemExit) as stop:
-        m.main([*flags.split(), "--out", str(tmp_path), "--limit", "20"] if "--limit" not in flags else flags.split())
+        m.main([*flags.split(), "--out", str(tmp_path), "--limit", "20"])
     assert stop.value.code not in (0, None) and message in str(stop.value.code), stop.value.code
     assert not list(tmp_path.rglob("config.json"))
