@@ -267,13 +267,13 @@ def draw_curves(runs, path, title, ink=None):
         for axis in axes.flat[len(panels):]:
             axis.axis("off")
         for axis, (name, keys) in zip(axes.flat, panels, strict=False):
-            for i, (run, rows) in enumerate(runs.items()):
+            for i, rows in enumerate(runs.values()):
                 for k, key in enumerate(keys):
                     points = [(r["step"], r[key]) for r in rows if r.get(key) is not None]
                     if points:
                         label = {"reward/mean": "reward", "eval/em": "test em"}.get(key, key.split("/", 1)[1])
                         colour, style = (f"C{k}", "-") if len(runs) == 1 else (f"C{i}", ("-", "--", ":", "-.")[k])
-                        _curve(axis, points, key, label if len(runs) == 1 else f"{run}: {label}" if len(keys) > 1 else run, colour, style)
+                        _curve(axis, points, key, label, colour, style)
             axis.set_title(name, fontsize=11, loc="left")
             axis.grid(alpha=.25)
             axis.spines[["top", "right"]].set_visible(False)
@@ -281,11 +281,17 @@ def draw_curves(runs, path, title, ink=None):
                 axis.set_ylim(-.02, 1.02)
             elif axis.lines and "ratio" not in name:
                 axis.set_ylim(bottom=0)
-            if axis.lines and (len(keys) > 1 or len(runs) > 1):
-                axis.legend(frameon=False, fontsize=9 if len(runs) == 1 else 6)
+            named = {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
+            if len(keys) > 1 and named:
+                styles = [plt.Line2D([], [], color=line.get_color() if len(runs) == 1 else "grey", linestyle=line.get_linestyle(), marker=line.get_marker())
+                          for line in named.values()]
+                axis.legend(styles, named, frameon=False, fontsize=9 if len(runs) == 1 else 8)
         for axis in axes[1]:
             axis.set_xlabel("step")
         figure.suptitle(title, x=.01, ha="left", fontsize=13)
+        if len(runs) > 1:
+            swatches = [plt.Line2D([], [], color=f"C{i}", linewidth=3) for i in range(len(runs))]
+            figure.legend(swatches, runs, loc="outside upper right", ncols=len(runs), frameon=False)
         target = path if hasattr(path, "write") else Path(path).with_suffix(".tmp.png")
         figure.savefig(target, dpi=110, format="png", transparent=ink is not None)
         plt.close(figure)
