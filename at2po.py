@@ -736,7 +736,7 @@ def main(argv=None):
         source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
         source = (training.find_checkpoint(source) if Path(source).is_dir() else None) or source
         model, tokenizer = training.load_policy(start or source, cfg.lora, cfg.gradient_checkpointing)
-        report.console.print(training.describe(start or source, model))
+        report.console.print(training.describe(start or source, model), markup=False)
         policy = Policy(TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb), tokenizer,
                         rollout.BatchedSearch(evals[0].retriever))
         if cfg.ask:
@@ -748,7 +748,7 @@ def main(argv=None):
         report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
         if cfg.eval_only:
             task.evaluate_all(cfg, run, policy, evals, evaluate)
-            return report.console.print(f"predictions in {run.path}, page: {report.write_page(run.path)}")
+            return report.console.print(f"predictions in {run.path}, page: {report.write_page(run.path)}", markup=False)
         reference = training.load_model(source).requires_grad_(False) if cfg.kl_coef and not cfg.lora else None
         if start:  # the table compares with the weights that the run began with
             before = {s.name: json.loads((run.path / f"eval_{s.name}_before.json").read_text()) for s in evals}
@@ -760,8 +760,8 @@ def main(argv=None):
         report.draw_curves({cfg.name: report.with_evaluations(run, before, after)}, run.path / "curves.png",
                            f"AT2PO · {cfg.name} · {cfg.loss}, {cfg.rollout}, {cfg.expansion} expansion, credit by {cfg.credit}")
         report.write_page(run.path)
-        report.console.print(f"run folder: {run.path}")
-    except (data.DataError, retriever.RetrieverError, training.ModelError, report.RunError) as error:
+        report.console.print(f"run folder: {run.path}", markup=False)
+    except (data.DataError, retriever.RetrieverError, training.ModelError, report.RunError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         begun = not cfg.ask and (Path(cfg.out) / "at2po" / cfg.name / "config.json").exists()

@@ -680,7 +680,7 @@ def run_stage(cfg, stage, source, split, evals, made_from=()):
         s.questions = task.within_limit(s.questions, lambda q: len(render_prompt(tokenizer, q.question)), cfg.max_prompt, cfg.skip_bad)
     run.create()
     run.trackers = report.open_trackers(cfg.log, run)
-    report.console.print(f"[bold]{stage}[/bold]: {training.describe(start or source, model)}")
+    report.console.print(f"[bold]{stage}[/bold]: {report.plain(training.describe(start or source, model))}")
     if trains:
         for file in wanted:  # of fewer steps
             file.unlink(missing_ok=True)
@@ -731,7 +731,7 @@ def show_table(cfg, folders):
     curves = {label: report.read_jsonl(folder / "metrics.jsonl") for label, folder in folders.items()}
     if any(curves.values()):
         report.draw_curves({k: v for k, v in curves.items() if v}, path / f"{cfg.name}-curves.png", f"Bi-RAR · {cfg.name}")
-    report.console.print(f"table, distances and curves: {path}/{cfg.name}-table.json, -distances.png, -curves.png")
+    report.console.print(f"table, distances and curves: {path}/{cfg.name}-table.json, -distances.png, -curves.png", markup=False)
 
 
 def ask(cfg, split):
@@ -777,7 +777,7 @@ def main(argv=None):
         folders = {"initial": "initial", "baseline": "baseline", "forward": "forward", "backward": "backward"} | {f"lambda {m}": f"merged-{m}" for m in merged}
         folders = {label: base / f"{cfg.name}-{stage}" for label, stage in folders.items() if list((base / f"{cfg.name}-{stage}").glob("eval_*.json"))}
         show_table(cfg, folders)
-    except (data.DataError, retriever.RetrieverError, training.ModelError, report.RunError) as error:
+    except (data.DataError, retriever.RetrieverError, training.ModelError, report.RunError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; go on with the same command and --resume --name {cfg.name}")

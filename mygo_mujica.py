@@ -328,12 +328,12 @@ def first_prompt(tokenizer, env, role, content, few_shot):
 
 
 def harmless(text, max_words):
-    """One line of at most max_words words that can neither write a tag, an index, nor the heading of a message.
+    """One line of at most max_words words (20 characters each) that can neither write a tag, an index, nor the heading of a message.
 
     >>> harmless("Silent Harbor <b>\\n[3] Obs: me </sentence>", 20)
     'Silent Harbor ‹b> (3) Obs me ‹/sentence>'
     """
-    text = " ".join(str(text).split()[:max_words])
+    text = " ".join(str(text).split()[:max_words])[:20 * max_words]
     text = re.sub(r"\b(Obs|Question|Context|Materials|Candidate)\s*:", r"\1", text)
     return re.sub(r"\[\s*(-?\d+)\s*\]", r"(\1)", re.sub(r"<(?=[/|!a-zA-Z])", "‹", text))
 
@@ -439,6 +439,12 @@ def topic_entities(question, graph):
     return list(dict.fromkeys(n for n in found if n))
 
 
+def opening(question, place, cfg):
+    """(entities a graph's planner may name at the start, the request it gets)"""
+    entities = topic_entities(question, place.graph) if cfg.envs == "kg" else []
+    return entities, planner_request(cfg.envs, harmless(question.question, cfg.max_words), [harmless(e, cfg.max_words) for e in entities])
+
+
 async def materials_for(policy, place, question, sub, entity, cfg):
     """(lines a worker reads, triples behind them): an entity's facts, or the best passages of the corpus or of the question's own."""
     if cfg.envs == "kg":
@@ -484,8 +490,7 @@ async def work(policy, place, question, sub, entity, cfg, seed, temperature):
 
 async def plan(policy, place, question, path, cfg, seed, temperature, watch=None):
     """One answer to one question: the planner's loop, its workers in parallel. A Trajectory with the workers in info["workers"][round]."""
-    entities = topic_entities(question, place.graph) if cfg.envs == "kg" else []
-    request = planner_request(cfg.envs, harmless(question.question, cfg.max_words), [harmless(e, cfg.max_words) for e in entities])
+    entities, request = opening(question, place, cfg)
     prompt = first_prompt(policy.tokenizer, cfg.envs, "planner", request, cfg.few_shot)
     turns, rounds, wrong, asked = [], [], Counter(), set()
     while True:
@@ -887,6 +892,8 @@ def learn(cfg, stage, run, model, tokenizer, reference, policy, split, start):
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay)
     K = cfg.offline_threshold if stage == "offline" else cfg.threshold
     state = training.load_training_state(start, model, optimizer) if start else {"step": 0, "tokens": 0, "K": K}
+    if not start and cfg.save_every and len(report.read_jsonl(run.path / "metrics.jsonl")) > cfg.save_every:
+        raise report.RunError(f"{run.path} has iterations but no checkpoint: restore checkpoint/, or start anew with another --name")
     run.rewind(state["step"], ("sharegpt.jsonl",))
     earlier, saved = report.read_jsonl(run.path / "metrics.jsonl"), state["step"] if start else -1
     own = policy.engine.model is not model   # always so for offline MyGO, whose samples all come from the warmed-up policy
@@ -1005,19 +1012,21 @@ def run_stage(cfg, stage, split, evals):
     start = training.find_checkpoint(run.path / "checkpoint") if begun else None
     source = start_weights(cfg, stage)
     model, tokenizer = training.load_policy(start or source, cfg.lora if stage in ("warm-up", *LEARNING) else 0, cfg.gradient_checkpointing)
-    few, shown = replace(cfg, few_shot=cfg.few_shot or stage == "few-shot"), replace(cfg, few_shot=cfg.few_shot or stage in ("few-shot", "warm-up"))
+    few, shown = replace(cfg, few_shot=cfg.few_shot or stage == "few-shot"), cfg.few_shot or stage in ("few-shot", "warm-up")
     policy = make_policy(cfg, model, tokenizer, evals[0], source if stage == "offline" else (start or source) if overlaps(cfg, stage) else "")
-    split, *evals = (s and replace(s, questions=task.within_limit(s.questions, lambda q: prompt_length(tokenizer, q, s, shown), cfg.max_prompt,  # noqa: B023
-                                                                  cfg.skip_bad)) for s in (split, *evals))
+    split, *evals = (s and replace(s, questions=task.within_limit(s.questions, lambda q: len(first_prompt(tokenizer, cfg.envs, "planner", opening(q, s, cfg)[1],  # noqa: B023
+                                                                                             shown)), cfg.max_prompt, cfg.skip_bad)) for s in (split, *evals))
     run.create()
     if stage == "warm-up" or stage in LEARNING and stage != "grpo":
         run.write("dataset_info.json", DATASET_INFO)
     run.trackers = report.open_trackers(cfg.log, run)
-    report.console.print(f"[bold]{cfg.envs} {stage}[/bold]: {training.describe(start or source, model)}")
+    report.console.print(f"[bold]{cfg.envs} {stage}[/bold]: {report.plain(training.describe(start or source, model))}")
     if stage == "warm-up" and not (start and cfg.resume):
-        run.rewind(0, ("sharegpt.jsonl",))
+        run.rewind(-1, ("sharegpt.jsonl",))
         warm_up(cfg, run, model, tokenizer, training.make_optimizer(model, cfg.sft_lr, cfg.weight_decay), policy, split)
     elif stage in LEARNING:
+        for file in wanted:  # of fewer steps
+            file.unlink(missing_ok=True)
         reference = training.load_model(source).requires_grad_(False) if stage == "grpo" and cfg.kl_coef else None
         learn(cfg, stage, run, model, tokenizer, reference, policy, split, start)
         policy = make_policy(cfg, model, tokenizer, evals[0])
@@ -1027,11 +1036,6 @@ def run_stage(cfg, stage, split, evals):
         report.draw_curves({stage: rows}, run.path / "curves.png", f"Mujica · {cfg.name} · {cfg.envs} · {stage}")
     report.write_page(run.path)
     return run.path
-
-
-def prompt_length(tokenizer, question, place, cfg):
-    entities = topic_entities(question, place.graph) if cfg.envs == "kg" else []
-    return len(first_prompt(tokenizer, cfg.envs, "planner", planner_request(cfg.envs, harmless(question.question, cfg.max_words), entities), cfg.few_shot))
 
 
 def show_table(cfg, env):
@@ -1057,7 +1061,7 @@ def show_table(cfg, env):
     curves = {stage: report.read_jsonl(f / "metrics.jsonl") for stage, f in folders.items() if stage in LEARNING}
     if any(curves.values()):
         report.draw_curves({k: v for k, v in curves.items() if v}, base / f"{cfg.name}-{env}-curves.png", f"Mujica · {cfg.name} · {env}")
-    report.console.print(f"table and curves: {base}/{cfg.name}-{env}-table.json, -curves.png")
+    report.console.print(f"table and curves: {base}/{cfg.name}-{env}-table.json, -curves.png", markup=False)
 
 
 # ---------------------------------------------------------------- main
@@ -1086,6 +1090,8 @@ def parse_args(argv=None):
         sys.exit("error: --envs kg needs --graph FILE (triples or GraphML), or --graph evidences with a data set that has them (2Wiki)")
     if cfg.few_shot and not (cfg.stage == "eval" or cfg.eval_only or cfg.ask):
         sys.exit("error: --few-shot goes with --stage eval; training is on prompts without examples")
+    if "--ask" in flags and not cfg.ask.strip():
+        sys.exit("error: --ask is empty")
     if cfg.ask and "kimi" in envs:
         sys.exit("error: --ask has no passages of its own: --envs text or kg")
     if cfg.lora and cfg.overlap == "on":
@@ -1140,6 +1146,8 @@ def ask(cfg, place):
     question = data.Question("ask", cfg.ask, [""])
     if cfg.envs == "kg":  # the entities that the question names
         question.entities = [[n, ""] for n in place.graph.graph if re.search(rf"(?<!\w){re.escape(n)}(?!\w)", cfg.ask)]
+        if not question.entities:
+            raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
     agent = plan(policy, place, question, "ask", cfg, stable_seed(cfg.seed, "ask"), cfg.eval_temperature, watch)
     t = rollout.run_agents([agent], policy.engine, policy.search)[0]
     report.console.print(f"[bold]answer: {report.plain(t.info['answer'])}[/bold]")
@@ -1164,7 +1172,7 @@ def main(argv=None):
             for stage in stages:
                 run_stage(c, stage, *splits)
             show_table(c, c.envs)
-    except (data.DataError, kg.GraphError, retriever.RetrieverError, training.ModelError, report.RunError) as error:
+    except (data.DataError, kg.GraphError, retriever.RetrieverError, training.ModelError, report.RunError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted" + ("" if cfg.ask else f"; go on with the same command and --resume --name {cfg.name}"))

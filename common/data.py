@@ -66,8 +66,9 @@ def _parse_qald(row, number):
         answers = _strings(list(dict(row["answer"]).values()))
         return Question(f"qald-{number}", row["question"], answers, entities=[[name, qid] for qid, name in row["qid_topic_entity"].items()])
     text = next((q["string"] for q in row["question"] if q["language"] == "en"), "")
-    found = [str(b["value"]).rsplit("/entity/", 1)[-1] for a in row["answers"] for r in a.get("results", {}).get("bindings", []) for b in r.values()]
-    return Question(str(row["id"]), text, found + ["yes" if a["boolean"] else "no" for a in row["answers"] if "boolean" in a])
+    values = [b["value"] for a in row["answers"] for r in a.get("results", {}).get("bindings", []) for b in r.values() if b["value"]]
+    found = [str(v).rsplit("/entity/", 1)[-1] for v in values]
+    return Question(str(row["id"]), text, found + ["yes" if str(a["boolean"]).lower() == "true" else "no" for a in row["answers"] if "boolean" in a])
 
 
 def parse_question(row, number=0):
@@ -87,7 +88,7 @@ def parse_question(row, number=0):
     else:
         answers, meta = _strings(row["Answer"] if "Answer" in row else row["answer"]), row
         answers += [a for a in _strings(row.get("answer_aliases")) if a not in answers]
-    question = Question(str(row.get("_id") or row.get("id") or row.get("idx", number)), text, answers, meta.get("type") or "", meta.get("hops") or 0)
+    question = Question(str(row.get("_id") or row.get("id") or row.get("idx", number)), text, answers, str(meta.get("type") or ""), meta.get("hops") or 0)
     facts, context = meta.get("supporting_facts"), meta.get("context")
     if isinstance(facts, dict):  # hub layout
         facts = list(zip(facts["title"], facts.get("sent_id", facts.get("sent_idx", [])), strict=True))
@@ -97,10 +98,14 @@ def parse_question(row, number=0):
         context = [(p["title"], [p["paragraph_text"]]) for p in row["paragraphs"]]
         facts = [(p["title"], 0) for p in row["paragraphs"] if p.get("is_supporting")]
         question.hops = len(row.get("question_decomposition") or [])
-    question.supporting_facts = [[t, int(i)] for t, i in facts or []]
+    question.supporting_facts = [[str(t), int(i)] for t, i in facts or []]
     if isinstance(context, (list, tuple)):
-        question.context = [[t, list(s)] for t, s in context]
+        question.context = [[str(t), list(s)] for t, s in context]
+        if not all(isinstance(sentence, str) for _, sentences in question.context for sentence in sentences):
+            raise ValueError("field 'context': sentences must be strings")
     question.evidences = [list(e) for e in meta.get("evidences") or []]
+    if not all(len(e) == 3 and all(isinstance(x, str) for x in e) for e in question.evidences):
+        raise ValueError("field 'evidences': expected triples of strings")
     if not question.hops:
         question.hops = len(question.evidences) or len({t for t, _ in question.supporting_facts})
     return _checked(question)
@@ -112,6 +117,15 @@ def _checked(question):
     if not question.answers:
         raise ValueError("field 'answer' is empty: a question without an answer cannot be scored")
     return question
+
+
+def _parse_json(text):
+    """json.loads, without halves of surrogate pairs, which are no text. Raises ValueError."""
+    try:
+        value = json.loads(text)
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) if "\\ud" in text.lower() else value
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _rows(path):
@@ -129,20 +143,25 @@ def _rows(path):
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     if suffix == ".csv":
+        csv.field_size_limit(2**31 - 1)
         yield from enumerate(csv.DictReader(io.StringIO(text, newline="")), 1)
     elif text.lstrip().startswith("[") or re.match(r'\s*\{\s*"(dataset|questions)"\s*:\s*[\[{]', text):  # a list, or QALD's {"dataset", "questions"}
         try:
-            rows = json.loads(text)
-            yield from enumerate(rows["questions"] if isinstance(rows, dict) else rows, 1)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}: not valid JSON: {error.msg} at line {error.lineno}") from None
+            rows = _parse_json(text)
+        except ValueError as error:
+            raise DataError(f"{path}: not valid JSON: {error}") from None
+        rows = rows.get("questions") if isinstance(rows, dict) else rows
+        if not isinstance(rows, list):
+            raise DataError(f"{path}: field 'questions' is missing, or no list")
+        yield from enumerate(rows, 1)
     else:
         for number, line in enumerate(text.split("\n"), 1):  # (splitlines would also cut at U+2028, which JSON allows)
             if line.strip():
                 try:
-                    yield number, json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise DataError(f"{path}: record {number} is not valid JSON: {error.msg} at column {error.colno}") from None
+                    row = _parse_json(line)
+                except ValueError as error:
+                    raise DataError(f"{path}: record {number} is not valid JSON: {error}") from None
+                yield number, row
 
 
 def _from_hub(source):
@@ -174,7 +193,7 @@ def load_questions(source, limit=None, skip_bad=False):
             break
         try:
             questions.append(parse_question(row, number))
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError) as error:
             if isinstance(error, DataError):
                 raise
             what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)

@@ -28,6 +28,8 @@ def check(row, earlier, drift_limit=.02):
 
     def say(name, message):
         fired.append((name, message))
+    if not math.isfinite(row.get("rollout/entropy", 0)) or not math.isfinite(row.get("reward/mean", 0)):
+        say("not_finite", "the policy's log-probs are not finite: its weights are ruined. Start anew with a lower --lr")
     if row.get("train/not_finite"):
         say("not_finite", f"{row['train/not_finite']} updates had a loss or gradient that is not finite and were skipped; their batches are in the run folder "
                           "(nonfinite_*.safetensors). Likely too large a step, or an overflow in half precision: lower --lr or --grad-clip")

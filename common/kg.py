@@ -43,8 +43,10 @@ class KnowledgeGraph:
         """LightRAG's (undirected) or nano-graphrag's file. Names lose the literal quotes of older files; many-valued fields their <SEP>."""
         try:
             read = networkx.read_graphml(path)
-        except (OSError, SyntaxError, KeyError, ValueError, networkx.NetworkXError) as error:  # (XML's ParseError is a SyntaxError)
+        except (OSError, SyntaxError, LookupError, ValueError, networkx.NetworkXError) as error:  # (XML's ParseError is a SyntaxError)
             raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
+        if any(not str(n).replace('"', "").strip() for n in read):
+            raise GraphError(f"{path}: a node without a name")
         plain = lambda text: " ".join(str(text or "").replace("<SEP>", " ").replace('"', "").split())  # noqa: E731
         graph = networkx.MultiDiGraph()
         for name, node in read.nodes(data=True):
@@ -52,14 +54,21 @@ class KnowledgeGraph:
         for head, tail, edge in read.edges(data=True):
             relation = plain(edge.get("keywords")) or plain(edge.get("relation")) or "related to"
             graph.add_edge(plain(head), plain(tail), relation, relation=relation, description=plain(edge.get("description")))
+        graph.graph["directed"] = read.is_directed()
         return cls(graph, encoder)
 
     def __contains__(self, name):
         return name in self.graph
 
     def facts(self, name):
-        """[(name, relation, tail)], tails in the order they were first named; [] where there is no such entity."""
-        return [(name, r, tail) for _, tail, r in self.graph.out_edges(name, data="relation")] if name in self.graph else []
+        """[(name, relation, tail)], tails in the order they were first named; [] where there is no such entity. A LightRAG graph has no direction:
+        there an edge is a fact of both its ends."""
+        if name not in self.graph:
+            return []
+        found = [(name, r, tail) for _, tail, r in self.graph.out_edges(name, data="relation")]
+        if not self.graph.graph.get("directed", True):
+            found += [(name, r, head) for head, _, r in self.graph.in_edges(name, data="relation") if head != name]
+        return found
 
     @cached_property
     def _vectors(self):
@@ -104,7 +113,7 @@ def _triple(row):
     parts = [row[k] for k in ("head", "relation", "tail")] if isinstance(row, dict) and {"head", "relation", "tail"} <= row.keys() else row
     if not isinstance(parts, (list, tuple)) or len(parts) != 3 or not all(isinstance(p, str) and p.strip() for p in parts):
         raise ValueError
-    return tuple(p.strip() for p in parts)
+    return tuple(p.strip().encode("utf-8", "replace").decode() for p in parts)  # (half a surrogate pair is no text)
 
 
 def read_triples(path):
@@ -117,20 +126,23 @@ def read_triples(path):
     except UnicodeDecodeError as error:
         raise GraphError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     triples = []
+    suffix = path.suffix.lower()
     try:
-        rows = json.loads(text) if path.suffix == ".json" else [line for line in text.split("\n") if line.strip()]
-    except json.JSONDecodeError as error:
-        raise GraphError(f"{path}: not valid JSON: {error.msg} at line {error.lineno}") from None
+        rows = json.loads(text) if suffix == ".json" else [line for line in text.split("\n") if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise GraphError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(rows, list):
+        raise GraphError(f"{path}: expected a list of triples")
     for number, row in enumerate(rows, 1):
         try:
-            triples.append(_triple(row if path.suffix == ".json" else json.loads(row) if path.suffix == ".jsonl" else row.rstrip("\r").split("\t")))
-        except ValueError:
+            triples.append(_triple(row if suffix == ".json" else json.loads(row) if suffix == ".jsonl" else row.rstrip("\r").split("\t")))
+        except (ValueError, RecursionError):
             raise GraphError(f"{path}: record {number}: expected head, relation and tail, three strings") from None
     return triples
 
 
 def load_graph(path, encoder=""):
     """KnowledgeGraph of a .graphml file or of triples."""
-    if Path(path).suffix == ".graphml":
+    if Path(path).suffix.lower() == ".graphml" and Path(path).is_file():
         return KnowledgeGraph.from_graphml(path, encoder)
     return KnowledgeGraph.from_triples(read_triples(path), encoder)

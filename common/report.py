@@ -43,17 +43,18 @@ class RunError(RuntimeError):
 
 def write_atomic(path, text):
     """The file is the old one or the new one, never a part; a full disk leaves the old one."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    path, temporary = Path(path), ""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as f:
             f.write(text)
             f.flush()
             os.fsync(f.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
         raise RunError(f"cannot write {path}: {error.strerror}. What was written before is untouched") from error
 
 
@@ -70,7 +71,10 @@ class RunFolder:
         if resume:
             if not file.exists():
                 raise RunError(f"--resume: {self.path} holds no run (no config.json)")
-            saved = json.loads(file.read_text())
+            try:
+                saved = dict(json.loads(file.read_text()))
+            except ValueError as error:
+                raise RunError(f"--resume: {file} is damaged ({error}); start anew with another --name") from error
             for key, value in config.items():
                 if key not in free_to_change and saved.get(key) != json.loads(json.dumps(value)):
                     raise RunError(f"--resume: this run was started with {key} = {saved.get(key)!r}, not {value!r}; leave --{key.replace('_', '-')} as it was")
@@ -91,7 +95,7 @@ class RunFolder:
     def append(self, name, rows):
         """Adds rows to metrics.jsonl or samples.jsonl, flushed to disk."""
         try:
-            with open(self.path / name, "a", encoding="utf-8") as f:
+            with open(self.path / name, "a", encoding="utf-8", errors="replace") as f:
                 f.write("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
                 f.flush()
                 os.fsync(f.fileno())

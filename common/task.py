@@ -4,6 +4,7 @@ The one module of common/ that joins the others; a script's method is nowhere in
 
 import inspect
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pathlib import Path
 import torch
 
 from common import data, demonstrations, kg, report, retriever, rollout, training, world
+
+NOT_NEGATIVE = ("eval_temperature", "weight_decay", "lr_final", "sft_lr_final", "clip", "clip_low", "clip_high", "kl_coef", "flaw_rate")
 
 
 def check_flags(cfg, at_least, positive, world_sets=world.SPLITS):
@@ -22,6 +25,13 @@ def check_flags(cfg, at_least, positive, world_sets=world.SPLITS):
     for name in positive:
         if not 0 < getattr(cfg, name) < float("inf"):
             sys.exit(f"error: --{name.replace('_', '-')} {getattr(cfg, name)}: a number above 0")
+    for name, value in vars(cfg).items():
+        if isinstance(value, float) and (not math.isfinite(value) or value < 0 and name in NOT_NEGATIVE):
+            sys.exit(f"error: --{name.replace('_', '-')} {value}: a {'number of at least 0' if name in NOT_NEGATIVE else 'finite number'}")
+    if not 0 <= cfg.seed < 2**63:
+        sys.exit(f"error: --seed {cfg.seed}: a number from 0 to 2^63 - 1")
+    if cfg.flaw_rate > 1:
+        sys.exit(f"error: --flaw-rate {cfg.flaw_rate}: a share, from 0 to 1")
     odd = [n for n in cfg.log.split(",") if n not in ("", "tensorboard", "wandb")]
     if odd:
         sys.exit(f"error: --log {odd[0]}: tensorboard, wandb, or both with a comma")
@@ -41,7 +51,10 @@ class Split:
 def world_split(name, size=1.0, questions=400, spec="bm25"):
     """A split of the embedded world. Test questions come from the world of seed 1, first evaluated after the learning rate had been chosen
     on dev (the test world of seed 0 was in view when clip window and warm-up were set); every other split is the world of seed 0."""
-    made = world.make_world(name, seed=int(name == "test"), size=size, questions=questions)
+    try:
+        made = world.make_world(name, seed=int(name == "test"), size=size, questions=questions)
+    except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
+        raise data.DataError(f"--world-size {size}: {error}") from error
     return Split(name, data.load_questions(made.questions), retriever.make_retriever(spec, made.corpus()), kg.KnowledgeGraph.from_triples(made.triples))
 
 
@@ -73,6 +86,8 @@ def load_splits(cfg, paper_eval, searched=True):
         corpus = data.pool_contexts(everything) if cfg.corpus == "contexts" else data.load_corpus(cfg.corpus)
     search = retriever.make_retriever(cfg.retriever, corpus) if searched else None
     short = lambda n: Path(n).stem if Path(n).suffix else n.replace("/", "_")  # noqa: E731
+    if len(set(map(short, sets))) < len(sets):
+        raise data.DataError(f"--eval-data: two sets are called {', '.join(sorted(map(short, sets)))}; predictions are kept by name: rename a file")
     return (Split("train", train, search) if train else None), [Split(short(n), q, search) for n, q in sets.items()]
 
 
@@ -134,5 +149,5 @@ def evaluate_all(cfg, run, policy, splits, evaluate, suffix=""):
         results[split.name] = json.loads(file.read_text())
         s = results[split.name]["summary"]
         report.console.print(f"eval {split.name} (n {s['n']}): EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}] | F1 {s['f1']:.3f} | "
-                             f"searches {s['searches']:.2f} | tokens {s['tokens']:.0f} | format {s['format']:.2f}")
+                             f"searches {s['searches']:.2f} | tokens {s['tokens']:.0f} | format {s['format']:.2f}", markup=False)
     return results

@@ -32,7 +32,7 @@ def load_tokenizer(name):
     """Tokenizer of a folder or hub id; padding falls back to the end-of-sequence token."""
     from transformers import AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise _hub_error(name, error) from error
     if tokenizer.pad_token_id is None:
@@ -48,13 +48,14 @@ def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_c
     from transformers import AutoModelForCausalLM
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if lora and device != "cpu" else torch.float32
+    how = {"dtype": dtype, "attn_implementation": attn_implementation, "trust_remote_code": False, "use_safetensors": True}  # no code, no pickle
     try:
         if (Path(name) / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
-            model = AutoPeftModelForCausalLM.from_pretrained(name, dtype=dtype, is_trainable=True, attn_implementation=attn_implementation)
+            model = AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=True, **how)
         else:
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=attn_implementation)
-    except (OSError, ValueError, SafetensorError, KeyError) as error:
+            model = AutoModelForCausalLM.from_pretrained(name, **how)
+    except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise _hub_error(name, error) from error
     if lora and not hasattr(model, "peft_config"):
         from peft import LoraConfig, get_peft_model
@@ -202,10 +203,13 @@ def find_checkpoint(folder):
 
 def load_training_state(folder, model, optimizer):
     """Fills the optimizer from a checkpoint and returns its trainer.json."""
-    state, weights = json.loads((Path(folder) / "trainer.json").read_text()), sum(p.numel() for p in model.parameters())
+    weights = sum(p.numel() for p in model.parameters())
+    try:
+        state, saved = json.loads((Path(folder) / "trainer.json").read_text()), load_file(str(Path(folder) / "optimizer.safetensors"))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"{folder}: the checkpoint is damaged ({type(error).__name__}: {error}); start anew with another --name and --checkpoint") from error
     if state["weights"] != weights:
         raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} weights, the model beside it has {weights}")
-    saved = load_file(str(Path(folder) / "optimizer.safetensors"))
     for name, p in model.named_parameters():
         if f"{name}/exp_avg" in saved:
             optimizer.state[p] = {k: saved[f"{name}/{k}"].to("cpu" if k == "step" else p.device) for k in ("step", "exp_avg", "exp_avg_sq")}

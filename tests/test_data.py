@@ -107,3 +107,26 @@ def test_a_large_corpus_is_memory_mapped_and_reads_the_same(tmp_path, monkeypatc
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     large = data.load_corpus(file)
     assert not isinstance(large, list) and [large[i] for i in range(50)] == small and len(large) == 50
+
+
+@pytest.mark.parametrize("row,message", [
+    ({"evidences": [["a", "b"]]}, "field 'evidences'"), ({"evidences": [["a", "b", 3]]}, "field 'evidences'"),
+    ({"context": [["t", [None]]]}, "field 'context'"),
+    ({"supporting_facts": [["t", float("inf")]]}, "record 1"), ({"evidences": [None]}, "record 1")])
+def test_odd_fields_of_a_record_are_its_error(row, message, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"question": "Who?", "answer": "a"} | row) + "\n")
+    with pytest.raises(data.DataError, match=message):
+        data.load_questions(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("text", ['{"dataset": {}}', '{"dataset": {}, "questions": null}', "[" * 100_000, '[{"question": "a", "answer": ' + "9" * 5000 + "}]"])
+def test_odd_json_is_one_error(text, tmp_path):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(data.DataError, match="a.json"):
+        data.load_questions(tmp_path / "a.json")
+
+
+def test_half_a_surrogate_pair_and_types_that_are_lists_are_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "Who \\ud800?", "answer": "\\ud83d\\ude00 \\udc00", "type": ["a"]}\n')
+    q = data.load_questions(tmp_path / "a.jsonl")[0]
+    assert (q.question, q.answers, q.type) == ("Who ??", ["\U0001f600 ?"], "['a']")

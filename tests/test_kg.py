@@ -45,6 +45,8 @@ def test_graphml_of_lightrag_and_nano_graphrag(name, nodes, entity):
     graph = kg.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
     assert graph.graph.number_of_nodes() == nodes
     assert not any('"' in n or "<SEP>" in d["description"] for n, d in graph.graph.nodes(data=True))
+    isolated = sum(not graph.facts(n) for n in graph.graph)
+    assert isolated == sum(d == 0 for _, d in graph.graph.degree())                       # no direction: an edge is a fact of both ends
     if entity:
         assert graph.entity_matcher(entity.lower().replace("scrooge", "scroogge"))[0]["name"] == entity
         info = graph.node_info(entity)
@@ -66,6 +68,8 @@ def test_files_of_triples(tmp_path):
     ("a.jsonl", '["A", 1, "B"]\n', "record 1"),
     ("a.json", "[", "not valid JSON"), ("a.tsv", "A B C\n", "record 1"),
     ("a.graphml", "<graphml>", "not a GraphML file"), ("a.graphml", "no", "not a GraphML file"),
+    ("a.json", "5", "expected a list"), ("a.json", "[" * 100_000, "not valid JSON"),
+    ("a.graphml", '<?xml version="1.0" encoding="bogus-8"?><graphml/>', "GraphML"),
     ("a.jsonl", "", "the graph is empty"), ("a.jsonl", '{"head": "A", "relation": "r"}', "record 1")])
 def test_a_bad_file_is_one_clear_error(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)

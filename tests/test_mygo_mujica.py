@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -359,12 +360,12 @@ def test_eq_6_is_cross_entropy_on_what_the_agent_said(tokenizer):
     model = training.tiny_model(tokenizer, width=32).double()
     batch = rollout.collate(m.examples(t), True, 4096)
     loss = m.mle_loss(training.token_logprobs(model, batch), batch.response_mask, int(batch.response_mask.sum()))
-    total = count = 0
+    total, count = 0.0, 0
     for e in m.examples(t):
         ids = torch.tensor([e.prompt_ids + [i for u in e.turns for i in u.ids + u.observation_ids]])
         said = [0] * len(e.prompt_ids) + [x for u in e.turns for x in [1] * len(u.ids) + [0] * len(u.observation_ids)]
         logits = model(input_ids=ids).logits[0, :-1]
-        total += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none").mul(torch.tensor(said[1:])).sum())
+        total += float((torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none") * torch.tensor(said[1:])).sum().detach())
         count += sum(said)
     assert count == t.info["tokens"] and float(loss) == pytest.approx(total / count, rel=1e-6)
 
@@ -406,6 +407,15 @@ def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer):
         m.update(model, None, torch.optim.SGD(model.parameters(), .1), [trajectories], None, config(**more), lambda share: .1)
         after.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.allclose(after[0], after[1], atol=1e-9) and torch.allclose(after[0], after[2], atol=1e-9)
+
+
+def test_a_killed_warm_up_writes_its_rows_once(tokenizer, tmp_path):
+    run = report.RunFolder(tmp_path, "mygo_mujica", "x", {})
+    run.create()
+    for _ in range(2):
+        run.rewind(-1, ("sharegpt.jsonl",))
+        run.append("sharegpt.jsonl", m.sharegpt_rows(play(tokenizer, GOOD)[0], "text", 0))
+    assert len(report.read_jsonl(run.path / "sharegpt.jsonl")) == 3
 
 
 def test_sharegpt_rows_are_what_llama_factory_reads(tokenizer):
@@ -568,6 +578,25 @@ def test_a_killed_run_resumes_to_the_same_metrics(world, monkeypatch):
 
 
 @pytest.mark.slow
+def test_scores_are_those_of_the_last_iteration_and_history_is_not_erased(world, monkeypatch):
+    flags = [*TINY, "--envs", "text", "--stage", "mygo", "--checkpoint", str(world / "seed0-text-warm-up/checkpoint"), "--out", str(world.parent)]
+    folder = world / "later-text-mygo"
+    m.main([*flags, "--name", "later", "--steps", "1"])
+    monkeypatch.setattr(task, "evaluate_all", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit, match="interrupted"):
+        m.main([*flags, "--name", "later", "--steps", "2", "--resume"])   # killed after the second iteration, before its evaluation
+    assert len(rows(folder)) == 2 and not list(folder.glob("eval_*.json"))
+    monkeypatch.undo()
+    m.main([*flags, "--name", "later", "--steps", "2", "--resume"])
+    assert [p["answer"] for p in predictions(folder)] == [p["answer"] for p in predictions(world / "whole-text-mygo")]
+    shutil.rmtree(folder / "checkpoint")
+    before = (folder / "metrics.jsonl").read_text()
+    with pytest.raises(SystemExit, match="has iterations but no checkpoint"):
+        m.main([*flags, "--name", "later", "--steps", "3", "--resume"])
+    assert (folder / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.slow
 def test_overlap_samples_the_next_iteration_with_the_weights_before(world):
     flags = [*TINY, "--envs", "kg", "--checkpoint", str(world / "seed0-kg-warm-up/checkpoint"), "--out", str(world.parent), "--lr", "1e-3"]
     for name, overlap in (("plain", "off"), ("ahead", "on")):
@@ -581,6 +610,9 @@ def test_overlap_samples_the_next_iteration_with_the_weights_before(world):
 @pytest.mark.parametrize("flags,message", [
     ("--envs web", "--envs web: text, kg or kimi"), ("--envs text,text", "--envs text,text"), ("--group-size 1", "--group-size"),
     ("--threshold 1", "--threshold 1.0"), ("--model x --data f.json --envs kg", "--graph FILE"),
+    ("--lr-final nan", "--lr-final nan"), ("--eval-temperature -1", "--eval-temperature -1.0"),
+    ("--kl-coef inf", "--kl-coef inf"), ("--flaw-rate 5", "--flaw-rate"),
+    ("--seed 18446744073709551616", "--seed"), ("--world-size 100", "--world-size 100.0"), ("--ask=", "--ask is empty"),
     ("--few-shot", "--few-shot goes with"), ("--ask hello --envs kimi", "--ask has no passages"),
     ("--model x --data {nq} --envs kimi", "has no passages of its own"),
     ("--model x --data f.json --envs kimi --retriever http://127.0.0.1:9", "--envs kimi"),

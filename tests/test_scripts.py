@@ -437,3 +437,22 @@ def test_the_shape_of_a_tree_does_not_depend_on_the_batch(qwen):
         return [[(n.path, n.turn.ids) for n in r.nodes()[1:]] for r in at2po.rollout_trees(policy, [questions[i] for i in chosen], cfg, 1)]
     together = shape(64, [0, 1, 2])
     assert together == shape(3, [0, 1, 2]) == [shape(64, [i])[0] for i in range(3)]
+
+
+def test_a_checkpoint_brings_neither_code_nor_pickles(tmp_path):
+    tokenizer = training.tiny_tokenizer(["a"], ["<b>"])
+    folder = tmp_path / "evil"
+    training.tiny_model(tokenizer, width=32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(training.ModelError):
+        training.load_model(folder)
+    assert not (tmp_path / "ran").exists()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(load_file(str(folder / "model.safetensors")), folder / "pytorch_model.bin")
+    training.load_model(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(training.ModelError):  # a pickle alone
+        training.load_model(folder)
