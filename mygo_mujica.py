@@ -35,7 +35,7 @@ Where the paper is silent (there is no public code):
                             goes on from the last iteration's weights, like the others
 In the embedded world "few-shot" is the tiny policy as it was made: it has no words for examples, so there the warm-up does no more than choose.
 
-    python mygo_mujica.py                                  embedded world: few-shot, warm-up, MyGO; text, then graph
+    python mygo_mujica.py                                  embedded world: few-shot, warm-up, MyGO; text, then graph; 8 minutes on two cores
     python mygo_mujica.py --stage offline                  one stage: few-shot, warm-up, mygo, offline, grpo, star, raft, eval (all = the first three)
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data 2wiki_train.json --eval-data 2wiki_dev.json --corpus contexts \\
                           --retriever dense:BAAI/bge-large-en-v1.5                                                          2Wiki-Text
