@@ -601,9 +601,7 @@ FREE_ON_RESUME = ("steps", "token_budget", "eval_every", "save_every", "show_eve
 
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    flags = {a.split("=", 1)[0]: a.split("=", 1)[1] if "=" in a else b for a, b in itertools.zip_longest(argv, argv[1:], fillvalue="")}
-    in_world = flags.get("--data", "world") == "world" and "--model" not in flags
+    argv, flags, in_world = task.given_flags(argv)
     default = replace(Config(), **{**(WORLD if in_world else {}), **BASELINES.get(flags.get("--loss"), {})})
     if in_world and flags.get("--loss") == "gspo":
         default = replace(default, clip_low=3e-3, clip_high=4e-3)  # ten times the paper's, as for ATPO
@@ -614,8 +612,6 @@ def resolve(cfg):
     """Fills what depends on other fields, so that the saved configuration says what ran."""
     if cfg.kl_coef and cfg.loss != "grpo":
         sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
-    if cfg.kernels == "on" and not torch.cuda.is_available():
-        sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
     task.check_flags(cfg, at_least={"chains": 1, "group_size": 1, "questions_per_step": 1, "mini_batch": 1, "max_response": 1, "max_prompt": 1, "top_k": 1,
                                     "max_batch": 1, "steps": 0, "limit": 0, "eval_limit": 0, "lora": 0, "rounds": 0, "expand": 0, "max_searches": 0},
                      positive=("lr", "temperature", "cache_gb", "world_size", "grad_clip"))

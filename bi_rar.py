@@ -584,12 +584,8 @@ STAGES = ("initial", "baseline", "forward", "backward")
 
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    flags = {a.split("=", 1)[0]: a.split("=", 1)[1] if "=" in a else b for a, b in itertools.zip_longest(argv, argv[1:], fillvalue="")}
-    in_world = flags.get("--data", "world") == "world" and "--model" not in flags
+    argv, _, in_world = task.given_flags(argv)
     cfg = tyro.cli(Config, default=replace(Config(), **(WORLD if in_world else {})), description=__doc__, args=argv)
-    if cfg.kernels == "on" and not torch.cuda.is_available():
-        sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
     task.check_flags(cfg, at_least={"questions_per_step": 1, "mini_batch": 1, "max_turn": 1, "max_observation": 20, "max_prompt": 1, "top_k": 1, "max_batch": 1,
                                     "steps": 1, "limit": 0, "eval_limit": 0, "lora": 0, "max_searches": 0, "explain_limit": 0},
                      positive=("lr", "temperature", "cache_gb", "world_size", "grad_clip"))

@@ -29,6 +29,7 @@ Where the paper is silent (there is no public code):
     materials of an entity  its triples as head (the text; Table 10 also shows some as tail), at most 20: those that share most words with the question
     schedule                one cosine and one AdamW over all iterations, one epoch an iteration; K' starts at .5
     K at r_sup              a first pass without a fault would give K = r_sup and end all selection: K stays a hair below
+    Eq 6's likelihood       at the sampling temperature
     Eq 6's denominator      tokens of the mini-batch, as in LLaMA-Factory: the same direction; its length matters to gradient clipping alone
     EM, F1                  HotpotQA's rules (yes and no count whole) for every data set
     STaR, RAFT, GRPO        the same agent: group_size attempts a question; any with reward 1 (at most m); the best one; all, with advantages. STaR
@@ -1014,8 +1015,11 @@ def run_stage(cfg, stage, split, evals):
     model, tokenizer = training.load_policy(start or source, cfg.lora if stage in ("warm-up", *LEARNING) else 0, cfg.gradient_checkpointing)
     few, shown = replace(cfg, few_shot=cfg.few_shot or stage == "few-shot"), cfg.few_shot or stage in ("few-shot", "warm-up")
     policy = make_policy(cfg, model, tokenizer, evals[0], source if stage == "offline" else (start or source) if overlaps(cfg, stage) else "")
-    split, *evals = (s and replace(s, questions=task.within_limit(s.questions, lambda q: len(first_prompt(tokenizer, cfg.envs, "planner", opening(q, s, cfg)[1],  # noqa: B023
-                                                                                             shown)), cfg.max_prompt, cfg.skip_bad)) for s in (split, *evals))
+
+    def fits(s):
+        length = lambda q: len(first_prompt(tokenizer, cfg.envs, "planner", opening(q, s, cfg)[1], shown))  # noqa: E731
+        return s and replace(s, questions=task.within_limit(s.questions, length, cfg.max_prompt, cfg.skip_bad))
+    split, evals = fits(split), [fits(s) for s in evals]
     run.create()
     if stage == "warm-up" or stage in LEARNING and stage != "grpo":
         run.write("dataset_info.json", DATASET_INFO)
@@ -1068,12 +1072,8 @@ def show_table(cfg, env):
 
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    flags = {a.split("=", 1)[0]: a.split("=", 1)[1] if "=" in a else b for a, b in itertools.zip_longest(argv, argv[1:], fillvalue="")}
-    in_world = flags.get("--data", "world") == "world" and "--model" not in flags
+    argv, flags, in_world = task.given_flags(argv)
     cfg = tyro.cli(Config, default=replace(Config(), **(WORLD if in_world else {})), description=__doc__, args=argv)
-    if cfg.kernels == "on" and not torch.cuda.is_available():
-        sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
     ones = ("top_k max_triples max_words max_rounds max_parallel max_turn max_prompt max_batch sft_trajectories sft_epochs steps questions_per_step keep "
             "max_attempts mini_batch").split()
     task.check_flags(cfg, at_least=dict.fromkeys(ones, 1) | dict.fromkeys(("limit", "eval_limit", "lora", "token_budget"), 0),

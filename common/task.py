@@ -3,6 +3,7 @@
 The one module of common/ that joins the others; a script's method is nowhere in it."""
 
 import inspect
+import itertools
 import json
 import math
 import sys
@@ -14,11 +15,21 @@ import torch
 
 from common import data, demonstrations, kg, report, retriever, rollout, training, world
 
+
+def given_flags(argv=None):
+    """(argv, {flag: value} as they were typed, whether they mean the embedded world: neither a model nor another data set is named)."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    flags = {a.split("=", 1)[0]: a.split("=", 1)[1] if "=" in a else b for a, b in itertools.zip_longest(argv, argv[1:], fillvalue="")}
+    return argv, flags, flags.get("--data", "world") == "world" and "--model" not in flags
+
+
 NOT_NEGATIVE = ("eval_temperature", "weight_decay", "lr_final", "sft_lr_final", "clip", "clip_low", "clip_high", "kl_coef", "flaw_rate")
 
 
 def check_flags(cfg, at_least, positive, world_sets=world.SPLITS):
     """Refuses numbers that no run can use, and trackers and sets that do not exist: {flag: minimum}, and flags that must be above 0 and finite."""
+    if cfg.kernels == "on" and not torch.cuda.is_available():
+        sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
     for name, minimum in at_least.items():
         if getattr(cfg, name) < minimum:
             sys.exit(f"error: --{name.replace('_', '-')} {getattr(cfg, name)}: at least {minimum}")
