@@ -44,7 +44,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import transformers
@@ -430,19 +430,48 @@ def turn_sums(x, response_mask, turn_ids):
     return zeros.scatter_add(1, index, x * mask), zeros.scatter_add(1, index, mask)
 
 
-def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low=3e-3, clip_high=4e-3, num_sequences=None):
+class Stretches(NamedTuple):
+    """A batch cut where sequence, turn or advantage changes; M of the pieces were sampled by the policy."""
+    offsets: torch.Tensor          # (pieces + 1,) of all pieces in the flattened batch
+    sampled: torch.Tensor          # (M,) which of them
+    advantage: torch.Tensor        # (M,)
+    tokens: torch.Tensor           # (M,)
+    turn: torch.Tensor             # (M,) numbered through the batch
+    turn_tokens: torch.Tensor      # (M,) of the piece's turn
+    share: torch.Tensor            # (M,) of its sequence's tokens
+
+
+def stretches(advantages, response_mask, turn_ids):
+    """Cuts a batch, all (B, T). Made once a batch, beside its advantages."""
+    edge = torch.zeros_like(response_mask)
+    edge[:, 0] = True
+    for x in (advantages, response_mask, turn_ids):
+        edge[:, 1:] |= x[:, 1:] != x[:, :-1]
+    start = edge.flatten().nonzero()[:, 0]
+    offsets = torch.cat([start, start.new_tensor([edge.numel()])])
+    sampled = response_mask.flatten()[start].nonzero()[:, 0]
+    start, tokens = start[sampled], offsets.diff()[sampled].to(advantages.dtype)
+    sequence = start // turn_ids.shape[1]
+    turn = torch.unique(sequence * turn_ids.shape[1] + turn_ids.flatten()[start], return_inverse=True)[1]
+    turn_tokens, response_tokens = (torch.bincount(key, tokens)[key] for key in (turn, sequence))
+    return Stretches(offsets, sampled, advantages.flatten()[start], tokens, turn, turn_tokens, tokens / response_tokens)
+
+
+def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low=3e-3, clip_high=4e-3, num_sequences=None, cut=None):
     """Eq 10-11; all (B, T), position t speaks of token t. num_sequences: of the whole mini-batch, where this is a part of it.
 
-    GSPO (Eq 8-9) is the case where every sampled token has turn 0."""
-    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
-    total, tokens = turn_sums(log_ratio, response_mask, turn_ids)                   # (B, K)
-    turn_log_ratio = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))  # (B, T), log s_k
-    log_s = turn_log_ratio.detach() + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
-    s = log_s.clamp(max=10).exp()                                                   # Eq 11: value s_k, gradient of the token
-    objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    loss = sequence_mean(-objective, response_mask, num_sequences)
-    clipped = ((s > 1 + clip_high) & (advantages > 0) | (s < 1 - clip_low) & (advantages < 0)) & response_mask
-    return loss, loss_stats(log_ratio, clipped, response_mask, turn_log_ratio.detach().exp())
+    Tokens of one turn have one ratio and one advantage, hence one clip decision: past the sums over tokens, everything is computed once a
+    stretch. cut: the batch's Stretches, where they were made before. GSPO (Eq 8-9) is the case where every sampled token has turn 0."""
+    cut = stretches(advantages, response_mask, turn_ids) if cut is None else cut
+    new, old = (torch.segment_reduce(x.flatten(), "sum", offsets=cut.offsets, unsafe=True, initial=0)[cut.sampled] for x in (logprobs, old_logprobs))
+    log_ratio = new.detach() - old                                                  # (M,) sums over a stretch
+    turn_log_ratio = torch.zeros_like(old).index_add(0, cut.turn, log_ratio)[cut.turn] / cut.turn_tokens
+    log_s = turn_log_ratio + (new - new.detach()) / cut.tokens
+    s = log_s.clamp(max=10).exp()                                                   # Eq 11: value s_k, gradient of the tokens
+    objective = torch.minimum(s * cut.advantage, s.clamp(1 - clip_low, 1 + clip_high) * cut.advantage)
+    loss = -(objective * cut.share).sum() / (num_sequences or len(logprobs))
+    clipped = (s > 1 + clip_high) & (cut.advantage > 0) | (s < 1 - clip_low) & (cut.advantage < 0)
+    return loss, loss_stats(log_ratio / cut.tokens, clipped, cut.tokens, s)
 
 
 def grpo_loss(logprobs, old_logprobs, advantages, response_mask, clip_low=.2, clip_high=.2, kl_coef=0.0, ref_logprobs=None, num_sequences=None):
@@ -455,7 +484,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, clip_low=.2, cl
         objective = objective - kl_coef * (to_ref.exp() - to_ref - 1)
     loss = sequence_mean(-objective, response_mask, num_sequences)
     clipped = ((ratio > 1 + clip_high) & (advantages > 0) | (ratio < 1 - clip_low) & (advantages < 0)) & response_mask
-    return loss, loss_stats(log_ratio, clipped, response_mask, ratio.detach())
+    return loss, loss_stats(*(x.flatten() for x in (log_ratio, clipped, response_mask.to(ratio.dtype), ratio)))
 
 
 def sequence_mean(x, response_mask, num_sequences=None):
@@ -464,11 +493,12 @@ def sequence_mean(x, response_mask, num_sequences=None):
     return per_sequence.sum() / (num_sequences or len(x))
 
 
-def loss_stats(log_ratio, clipped, response_mask, ratio):
-    """Sums over sampled tokens, to be added up over micro-batches and divided by `tokens`."""
-    log_ratio = log_ratio.detach()
-    return {"tokens": float(response_mask.sum()), "clip_fraction": float(clipped.sum()), "kl": float(-(log_ratio * response_mask).sum()),
-            "ratio": float((ratio * response_mask).sum()), "ratio_max": float(ratio[response_mask].max())}
+def loss_stats(log_ratio, clipped, tokens, ratio):
+    """Sums over sampled tokens, to be added up over micro-batches and divided by `tokens`. All (M,); an entry stands for so many tokens, or none."""
+    log_ratio, ratio = log_ratio.detach(), ratio.detach()
+    sums = (torch.stack([torch.ones_like(ratio), clipped.to(ratio.dtype), -log_ratio, ratio]) * tokens).sum(1)
+    names = ("tokens", "clip_fraction", "kl", "ratio")
+    return dict(zip(names, sums.tolist(), strict=True)) | {"ratio_max": float((ratio * (tokens > 0)).max())}
 
 
 def turn_entropy(log_ratio, response_mask, turn_ids):
@@ -487,6 +517,7 @@ def turn_entropy(log_ratio, response_mask, turn_ids):
 class MicroBatch:
     batch: rollout.Batch
     advantages: torch.Tensor              # (B, T)
+    cut: Stretches
     old_logprobs: torch.Tensor            # (B, T) at rollout weights, recomputed
     ref_logprobs: torch.Tensor | None     # (B, T) at initial weights, where the loss has a KL term
 
@@ -501,6 +532,7 @@ def prepare(model, reference, roots, cfg):
         for b, t in enumerate(part):
             per_turn = torch.tensor(path_advantages(leaf_of[id(t)], cfg))
             advantages[b] = torch.where(batch.response_mask[b], per_turn[batch.turn_ids[b].clamp(min=0)], 0.0)
+        cut = stretches(advantages, batch.response_mask, batch.turn_ids.clamp(max=0) if cfg.loss == "gspo" else batch.turn_ids)
         batch = batch.to(model.device)
         with torch.no_grad():
             old = training.token_logprobs(model, batch, cfg.temperature, cfg.kernels)
@@ -508,7 +540,7 @@ def prepare(model, reference, roots, cfg):
             if cfg.kl_coef:
                 with training.reference_weights(model, reference) as frozen:
                     ref = training.token_logprobs(frozen, batch, cfg.temperature, cfg.kernels)
-        micro.append(MicroBatch(batch, advantages.to(model.device), old, ref))
+        micro.append(MicroBatch(batch, advantages.to(model.device), Stretches(*(x.to(model.device) for x in cut)), old, ref))
     return micro
 
 
@@ -516,8 +548,7 @@ def policy_loss(logprobs, m, cfg, num_sequences):
     b = m.batch
     if cfg.loss == "grpo":
         return grpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, cfg.clip_low, cfg.clip_high, cfg.kl_coef, m.ref_logprobs, num_sequences)
-    turn_ids = b.turn_ids.clamp(max=0) if cfg.loss == "gspo" else b.turn_ids
-    return atpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, turn_ids, cfg.clip_low, cfg.clip_high, num_sequences)
+    return atpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, b.turn_ids, cfg.clip_low, cfg.clip_high, num_sequences, m.cut)
 
 
 def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):

@@ -165,6 +165,29 @@ def test_one_turn_is_gspo():
     assert at2po.atpo_loss(new, old, advantages, MASK, TURNS, .005, .01)[0] != loss
 
 
+def test_stretches_by_hand():
+    advantages = torch.tensor([[0., 1., 1., 0., 2., 2., 3.], [0., 1., 0., 0., 0., 0., 0.]])
+    cut = at2po.stretches(advantages, MASK, TURNS)
+    assert cut.offsets.tolist() == [0, 1, 3, 4, 6, 7, 8, 9, 14]        # the advantage changes inside turn 1, and between sequences nothing is shared
+    assert cut.sampled.tolist() == [1, 3, 4, 6] and cut.advantage.tolist() == [1, 2, 3, 1]
+    assert cut.tokens.tolist() == [2, 2, 1, 1] and cut.turn.tolist() == [0, 1, 1, 2] and cut.turn_tokens.tolist() == [2, 3, 3, 1]
+    assert cut.share.tolist() == pytest.approx([2 / 5, 2 / 5, 1 / 5, 1])
+    new, old, _ = loss_inputs()
+    a, b = at2po.atpo_loss(new, old, advantages.double(), MASK, TURNS), at2po.atpo_loss(new, old, advantages.double(), MASK, TURNS, cut=cut)
+    torch.testing.assert_close(a[0], b[0], rtol=1e-6, atol=0)            # cut holds fp32
+    assert a[1] == pytest.approx(b[1])
+
+
+@pytest.mark.parametrize("junk", [float("nan"), float("-inf"), 1e30])
+def test_what_stands_at_unsampled_positions_reaches_neither_loss_nor_gradient(junk):
+    new, old, advantages = loss_inputs()
+    plain, dirty = new.detach().requires_grad_(), torch.where(MASK, new.detach(), junk).requires_grad_()
+    loss = at2po.atpo_loss(plain, old, advantages, MASK, TURNS)[0]
+    again, stats = at2po.atpo_loss(dirty, torch.where(MASK, old, junk), torch.where(MASK, advantages, 5.), MASK, TURNS)
+    assert torch.equal(loss, again) and all(math.isfinite(v) for v in stats.values())
+    assert torch.equal(torch.autograd.grad(loss, plain)[0], torch.autograd.grad(again, dirty)[0])
+
+
 def test_grpo_loss_by_hand():
     new = torch.tensor([[0., math.log(.6)]], dtype=torch.double, requires_grad=True)
     old = torch.tensor([[0., math.log(.5)]], dtype=torch.double)
