@@ -146,7 +146,7 @@ class Config:
     out: str = "runs"
     resume: bool = False
     eval_only: bool = False            # the same as --stage eval
-    ask: str = ""                      # answer one question and show how
+    ask: str = ""                      # answer one question (in the first of --envs) and show how
 
 
 # What differs in the embedded world. Ours.

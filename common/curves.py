@@ -12,8 +12,9 @@ PANELS = (("answers", ("reward/mean", "reward/em", "reward/format", "eval/em")),
 
 
 def draw_curves(runs, path, title, ink=None):
-    """PNG of {label: metrics rows}: thin = each step, thick = running mean, dots = evaluations. One run: a colour a key; several: a colour
-    a run, a line style a key. path: a file name or a binary file. ink: colour of text on a transparent ground; None = black on white."""
+    """Curves of {label: metrics rows}: thin = each step, thick = running mean, dots = evaluations. One run: a colour a key; several: a
+    colour a run, a line style a key. path: a file name that ends in .png, .pdf or .svg, or a binary file. ink: colour of text on a
+    transparent ground; None = black on white."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -51,8 +52,8 @@ def draw_curves(runs, path, title, ink=None):
         if len(runs) > 1:
             swatches = [plt.Line2D([], [], color=f"C{i}", linewidth=3) for i in range(len(runs))]
             figure.legend(swatches, runs, loc="outside upper right", ncols=len(runs), frameon=False)
-        target = path if hasattr(path, "write") else Path(path).with_suffix(".tmp.png")
-        figure.savefig(target, dpi=110, format="png", transparent=ink is not None)
+        target = path if hasattr(path, "write") else Path(path).with_suffix(".tmp" + Path(path).suffix)
+        figure.savefig(target, dpi=110, transparent=ink is not None)
         plt.close(figure)
     if target is not path:
         os.replace(target, path)

@@ -10,6 +10,7 @@ reward/ rollout/ train/ eval/ time/ mem/ (the README explains each).
 """
 
 import base64
+import fcntl
 import hashlib
 import html
 import io
@@ -63,12 +64,13 @@ def write_atomic(path, text):
 class RunFolder:
     """runs/<script>/<name>. A new run never overwrites one that exists; a resumed one must be configured as it was.
 
-    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded."""
+    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded, and keeps other processes out
+    until this one ends."""
 
     def __init__(self, root, script, name, config, resume=False, free_to_change=()):
-        self.path, self.config, self.trackers = Path(root) / script / name, config, []
+        self.path, self.config, self.resume, self.trackers = Path(root) / script / name, config, resume, []
         file = self.path / "config.json"
-        if not resume and self.path.exists() and any(self.path.iterdir()):
+        if not resume and self.path.exists() and any(f.name != ".lock" for f in self.path.iterdir()):
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
         if resume:
             if not file.exists():
@@ -84,8 +86,17 @@ class RunFolder:
     def create(self):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = open(self.path / ".lock", "w")
         except OSError as error:
             raise RunError(f"cannot create {self.path}: {error.strerror}") from error
+        try:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise RunError(f"another process is writing to {self.path}: wait for it, or choose another --name") from error
+        except OSError:
+            warn(f"{self.path}: this file system has no locks; see that no other process writes there")
+        if not self.resume and (self.path / "config.json").exists():  # begun and ended while this one was loading
+            raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
         write_atomic(self.path / "config.json", json.dumps(self.config, indent=1))
 
     def rewind(self, step, more=()):
@@ -331,8 +342,10 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m common.report", description="Pages, comparisons and explanations of run folders.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-seed0")
     parser.add_argument("--explain", metavar="ID", help="explain the trajectories of this question; ID/N for one of them")
-    parser.add_argument("--out", default="comparison.png", help="where the curves of several runs go")
+    parser.add_argument("--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
     args = parser.parse_args(argv)
+    if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
+        sys.exit(f"error: --out {args.out}: a name that ends in .png, .pdf or .svg")
     for run in args.runs:
         if not (run / "config.json").exists():
             sys.exit(f"error: {run} holds no run (no config.json)")

@@ -228,6 +228,8 @@ def make_retriever(spec, corpus):
 def make_app(retriever):
     """FastAPI application: POST /retrieve and GET /health, and the forms that other agents' code speaks."""
     from fastapi import FastAPI, HTTPException
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
     from pydantic import BaseModel, Field, StringConstraints, model_validator
     Text = Annotated[str, StringConstraints(max_length=20_000)]
     count = lambda default: Field(default, ge=1, le=1000)  # noqa: E731
@@ -259,6 +261,10 @@ def make_app(retriever):
         k: int = count(3)
 
     app = FastAPI(title="fivehop retriever")
+
+    @app.exception_handler(RequestValidationError)
+    def refuse(_, error):  # FastAPI's own repeats the input, which may be NaN or half a character: no JSON
+        return JSONResponse({"detail": [{k: e[k] for k in ("type", "loc", "msg")} for e in error.errors()]}, 422)
 
     @app.get("/health")
     def health():

@@ -2,6 +2,7 @@
 
 The one module of common/ that joins the others; a script's method is nowhere in it."""
 
+import importlib.util
 import inspect
 import itertools
 import json
@@ -46,6 +47,9 @@ def check_flags(cfg, at_least, positive, world_sets=world.SPLITS):
     odd = [n for n in cfg.log.split(",") if n not in ("", "tensorboard", "wandb")]
     if odd:
         sys.exit(f"error: --log {odd[0]}: tensorboard, wandb, or both with a comma")
+    odd = [n for n in cfg.log.split(",") if n and not importlib.util.find_spec(n)]
+    if odd:
+        sys.exit(f"error: --log {odd[0]}: not installed here; pip install {odd[0]}")
     odd = [n for n in cfg.eval_data.split(",") if cfg.data == "world" and n not in ("", *world_sets)]
     if odd:
         sys.exit(f"error: --eval-data {odd[0]}: with --data world one of {', '.join(world_sets)}")

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -198,6 +200,11 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "+0.200 [+0.1" in out and "(n 100)" in out and "2000" in out
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
+    report.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
+    assert (tmp_path / "both.pdf").read_bytes()[:5] == b"%PDF-"
+    with pytest.raises(SystemExit, match="ends in .png, .pdf or .svg"):
+        report.main([str(a), str(b), "--out", str(tmp_path / "both.gif")])
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "r"]
 
 
 def test_explain_on_the_terminal(tmp_path, capsys):
@@ -211,6 +218,23 @@ def test_explain_on_the_terminal(tmp_path, capsys):
         report.main([str(run), "--explain", "q3/7"])
     with pytest.raises(SystemExit, match="holds no run"):
         report.main([str(tmp_path / "nowhere")])
+
+
+def test_two_processes_do_not_write_into_one_folder(tmp_path):
+    begin = "import sys; from common import report; run = report.RunFolder(sys.argv[1], 'at2po', 'x', {}, sys.argv[2] == 'resume'); run.create()"
+    hold = subprocess.Popen([sys.executable, "-c", begin + "; print('held', flush=True); input()", tmp_path, "new"], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, text=True)
+    assert hold.stdout.readline() == "held\n"
+    other = subprocess.run([sys.executable, "-c", begin, tmp_path, "resume"], capture_output=True, text=True)
+    assert other.returncode == 1 and "RunError: another process is writing to" in other.stderr
+    hold.kill()                                                           # a killed one holds no lock
+    hold.wait()
+    assert subprocess.run([sys.executable, "-c", begin, tmp_path, "resume"]).returncode == 0
+    late = report.RunFolder(tmp_path, "at2po", "y", {"lr": 1})            # begins while there is nothing …
+    report.RunFolder(tmp_path, "at2po", "y", {"lr": 2}).create()
+    with pytest.raises(report.RunError, match="exists: choose another --name"):
+        late.create()                                                     # … and another has been there before it writes
+    assert json.loads((late.path / "config.json").read_text()) == {"lr": 2}
 
 
 def test_trackers(tmp_path, monkeypatch):

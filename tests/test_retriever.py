@@ -73,7 +73,9 @@ def test_the_form_on_the_wire(server):
     assert reply["result"][0][0]["score"] > 0
     reply = client.post(server + "/retrieve", json={"queries": ["Silent Harbor"], "topk": 1}).json()
     assert set(reply["result"][0][0]) == {"id", "contents"}
-    assert client.post(server + "/retrieve", json={"queries": "x", "topk": 0}).status_code == 422
+    for body in ('{"queries": "x", "topk": 0}', '{"queries": ["x"], "topk": NaN}', '{"queries": ["\\ud800"]}', '{"query": "\\udfff"}', "{"):
+        reply = client.post(server + "/retrieve", content=body, headers={"content-type": "application/json"})
+        assert reply.status_code == 422 and reply.json()["detail"][0]["msg"]
 
 
 def test_the_forms_of_other_agents(server):

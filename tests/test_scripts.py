@@ -396,7 +396,7 @@ def test_a_template_that_opens_the_thought_is_cut_before_it(qwen):
     assert at2po.render_prompt(tokenizer, "Who?") == ids
 
 
-def test_flags_that_do_not_go_together():
+def test_flags_that_do_not_go_together(monkeypatch):
     refuse("--kl-coef goes with --loss grpo", "--kl-coef", ".1")
     if not torch.cuda.is_available():
         refuse("--kernels on needs a CUDA device", "--kernels", "on")
@@ -405,6 +405,8 @@ def test_flags_that_do_not_go_together():
                                  ("--temperature", "0", "above 0"), ("--log", "tensorbord", "tensorboard, wandb"), ("--eval-data", "foo", "one of warmup")):
         refuse(f"{flag} {value}", flag, value)
         refuse(message, flag, value)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    refuse("--log wandb: not installed here; pip install wandb", "--log", "wandb")
 
 
 def test_a_question_drawn_twice_gets_two_trees(qwen):
