@@ -82,13 +82,15 @@ def load_splits(cfg, paper_eval, searched=True):
         evals = [world_split(n, cfg.world_size, cfg.eval_limit or 400, cfg.retriever) for n in (cfg.eval_data or "test").split(",")]
         return world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever), evals
     of_paper = cfg.data in ("hotpotqa", "search-r1")  # the papers' training sets, evaluated on their lists
-    if cfg.eval_only or cfg.ask:
+    if cfg.ask and cfg.corpus != "contexts" and getattr(cfg, "graph", "") != "evidences":  # nothing to pool: no set is read
+        names, train = [], None
+    elif cfg.eval_only or cfg.ask:
         names, train = (cfg.eval_data or (paper_eval if of_paper else cfg.data)).split(","), None
     else:
         train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad)
         names = [n for n in (cfg.eval_data or (paper_eval if of_paper else "")).split(",") if n]
     sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
-    if not names:  # a file of one's own: its last tenth is held out
+    if train and not names:  # a file of one's own: its last tenth is held out
         held = min(max(1, len(train) // 10), cfg.eval_limit or len(train))
         if len(train) < 2:
             raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; give --eval-data")
@@ -103,7 +105,7 @@ def load_splits(cfg, paper_eval, searched=True):
     short = lambda n: Path(n).stem if Path(n).suffix else n.replace("/", "_")  # noqa: E731
     if len(set(map(short, sets))) < len(sets):
         raise data.DataError(f"--eval-data: two sets are called {', '.join(sorted(map(short, sets)))}; predictions are kept by name: rename a file")
-    return (Split("train", train, search) if train else None), [Split(short(n), q, search) for n, q in sets.items()]
+    return (Split("train", train, search) if train else None), [Split(short(n), q, search) for n, q in sets.items()] or [Split("ask", [], search)]
 
 
 def within_limit(questions, prompt_length, limit, skip_bad):

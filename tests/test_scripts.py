@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 import at2po
+import bi_rar
+import mygo_mujica
 from common import data, report, retriever, rollout, training
 from common.engine import TransformersEngine
 from tests.conftest import Scripted, sample
@@ -191,6 +193,17 @@ def test_eval_only_and_ask(tmp_path, capsys):
 
 
 # ---- real tokenizer, real data sets
+
+def test_a_question_is_asked_without_reading_a_data_set(tmp_path, capsys, qwen):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"id": "1", "contents": '"Ada Holt"\nAda Holt is a painter.'}) + "\n")
+    small = ["--model", str(qwen), "--data", str(tmp_path / "none.json"), "--ask", "Who is Ada Holt?", "--out", str(tmp_path / "none")]
+    for script, flags in ((at2po, "--max-response 8"), (bi_rar, "--max-turn 8 --max-searches 1"), (mygo_mujica, "--envs text --max-turn 8")):
+        script.main([*small, *flags.split(), "--retriever", "bm25", "--corpus", str(corpus)])
+        assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
+    with pytest.raises(SystemExit, match="none.json"):  # a corpus pooled from questions wants them
+        at2po.main([*small, "--retriever", "bm25", "--corpus", "contexts"])
+
 
 REAL = ("--retriever bm25 --corpus contexts --questions-per-step 2 --mini-batch 1 --chains 2 --expand 1 --rounds 1 "
         "--max-response 40 --eval-limit 2 --lr 1e-4").split()
