@@ -152,6 +152,16 @@ def matmul_fp32(a, b):
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
 
+def matmul_into(out, a, b):
+    """out = a @ b, accumulated in fp32 and rounded once to the dtype of out; the library writes it in place where it can (CUDA)."""
+    if a.is_cuda and out.dtype == a.dtype:
+        torch.mm(a, b, out=out)
+    elif a.is_cuda and out.dtype == torch.float32:
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
+    else:
+        out.copy_(matmul_fp32(a, b))
+
+
 # ---------------------------------------------------------------- forward and backward over tiles
 
 def tile_size(bytes_each):
@@ -180,14 +190,13 @@ def forward_tiles(x, W, target, inv_temperature, keep, entropy, backend):
 def backward_tiles(x, W, target, lse, kept, rows, coefficient, inv_temperature, need_x, need_w, w_dtype, backend):
     """(dX (n, H) fp32, dW (V, H) in w_dtype): coefficient_t (P' W)_t and P'^T (coefficient x) of the given rows (an index or a slice of all N).
 
-    Tiles of the vocabulary: every tile of dW is complete when it is written, and dX is the only sum over tiles. The largest coefficient
-    is taken out and put back in fp32, so that small ones (1 / tokens of a batch) do not vanish when coefficient x is rounded to fp16."""
-    x, target, lse, V = x[rows], target[rows], lse[rows], len(W)
-    scale = coefficient.abs().amax().clamp(min=1e-30) if len(x) else coefficient.new_ones(())
-    coefficient = (coefficient / scale)[:, None]                                              # (n, 1), at most 1
+    Tiles of the vocabulary: every tile of dW is complete when it is written, and dX is the only sum over tiles. Small coefficients (1 / tokens
+    of a batch) would vanish when coefficient x is rounded to fp16: there the largest is taken out, and put back in fp32."""
+    x, target, lse, coefficient, V = x[rows], target[rows], lse[rows], coefficient[:, None], len(W)
+    scale = coefficient.abs().amax().clamp(min=1e-30) if x.dtype == torch.float16 and len(x) else None
     dx = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need_x else None
     dw = torch.empty(W.shape, dtype=w_dtype, device=x.device) if need_w else None
-    weighted = (coefficient * x.float()).to(x.dtype) if need_w else None                     # (n, H)
+    weighted = (coefficient / (1 if scale is None else scale) * x.float()).to(x.dtype) if need_w else None  # (n, H)
     tile = tile_size(4 * max(1, x.shape[1], 0 if kept is not None else len(x)))               # of dW, and of logits
     for first in range(0, V, tile):
         columns = slice(first, min(first + tile, V))
@@ -199,10 +208,12 @@ def backward_tiles(x, W, target, lse, kept, rows, coefficient, inv_temperature, 
             del logits
         if need_x:
             dx += matmul_fp32(p, W[columns])
-        if need_w:
+        if need_w and scale is None:
+            matmul_into(dw[columns], p.T, weighted)
+        elif need_w:
             dw[columns] = matmul_fp32(p.T, weighted).mul_(scale)
         del p
-    return dx.mul_(coefficient * scale) if need_x else None, dw
+    return dx.mul_(coefficient) if need_x else None, dw
 
 
 class _LinearLogprob(torch.autograd.Function):
