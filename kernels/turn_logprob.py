@@ -153,7 +153,7 @@ def matmul_fp32(a, b):
 
 
 def matmul_into(out, a, b):
-    """out = a @ b, accumulated in fp32 and rounded once to the dtype of out; the library writes it in place where it can (CUDA)."""
+    """out = a @ b, accumulated in fp32, in the dtype of out; on CUDA the library writes it in place."""
     if a.is_cuda and out.dtype == a.dtype:
         torch.mm(a, b, out=out)
     elif a.is_cuda and out.dtype == torch.float32:
@@ -197,7 +197,8 @@ def backward_tiles(x, W, target, lse, kept, rows, coefficient, inv_temperature, 
     dx = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need_x else None
     dw = torch.empty(W.shape, dtype=w_dtype, device=x.device) if need_w else None
     weighted = (coefficient / (1 if scale is None else scale) * x.float()).to(x.dtype) if need_w else None  # (n, H)
-    tile = tile_size(4 * max(1, x.shape[1], 0 if kept is not None else len(x)))               # of dW, and of logits
+    ready = kept is not None and isinstance(rows, slice)                                      # P' is read where it lies
+    tile = V if ready and scale is None else tile_size(4 * max(1, x.shape[1], 0 if ready else len(x)))  # of dW, and of logits or P'
     for first in range(0, V, tile):
         columns = slice(first, min(first + tile, V))
         if kept is not None:

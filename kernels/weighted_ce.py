@@ -53,8 +53,10 @@ class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g):
-        *gradients, inv_total = ctx.saved_tensors  # in fp32: rounded once, after the upstream gradient (a loss scale) is known
-        return *(None if d is None else (d * (g * inv_total)).to(dtype) for d, dtype in zip(gradients, ctx.dtypes, strict=True)), *[None] * 6
+        dx, dw, inv_total = ctx.saved_tensors  # in fp32: rounded once, after the upstream gradient (a loss scale) is known
+        scaled = (None if d is None else torch.mul(d, g * inv_total, out=torch.empty_like(d, dtype=dtype))
+                  for d, dtype in zip((dx, dw), ctx.dtypes, strict=True))
+        return *scaled, *[None] * 6
 
 
 def weighted_cross_entropy(hidden, weight, labels, weights, total=None, *, ignore_index=-100, budget_gb=2.0, backend="auto"):
