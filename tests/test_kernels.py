@@ -348,7 +348,7 @@ def test_weighted_cross_entropy_equals_algorithm_1(backend, budget_gb):
             e, f = hidden.to(dtype).double().requires_grad_(), W.to(dtype).double().requires_grad_()
             expected = algorithm_1(e @ f.T, labels.to(DEVICE), weights.double().to(DEVICE))
             de, df = torch.autograd.grad(2 * expected, (e, f))
-            assert abs(float(loss) - float(expected)) < 1e-4 and off(dh, de) < 2 * tolerance and off(dw, df) < 2 * tolerance
+            assert abs(loss.item() - expected.item()) < 1e-4 and off(dh, de) < 2 * tolerance and off(dw, df) < 2 * tolerance
             assert dh.dtype == dtype and not dh[:, -1].any()
 
 
