@@ -422,6 +422,10 @@ def main():
     parser.add_argument("--loss", action="store_true", help="the loss against the loop, and clip decisions, only")
     parser.add_argument("--out", type=Path, help="folder for kernels.md and kernels.csv")
     args = parser.parse_args()
+    if min(args.rows) < 1 or args.repeats < 1 or not all(0 < f <= 1 for f in args.fraction) or not all(0 <= z < 1 for z in args.zero):
+        parser.error("--rows and --repeats at least 1, --fraction above 0 and at most 1, --zero at least 0 and below 1")
+    if any(int(n * f) < 1 for n in args.rows for f in args.fraction):
+        parser.error("--fraction of --rows leaves no row")
     cuda, text, rows = torch.cuda.is_available(), [versions(), ""], []
 
     def say(line):
