@@ -330,6 +330,8 @@ def compare(folders, paired_difference, out="comparison.png"):
                 difference = f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}] (n {len(pairs)})"
             rows.append([name, run, s["n"], f"{s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]", difference, f"{s['f1']:.3f}", f"{s['searches']:.2f}",
                          f"{s['tokens']:.0f}", sum(r.get("rollout/tokens", 0) for r in curves[run]) or ""])
+    if not rows:
+        return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
     table("final evaluations", ["set", "run", "n", "EM", "EM minus the first run's (paired)", "F1", "searches", "tokens", "sampled in training"], rows)
 
 
