@@ -430,48 +430,51 @@ def turn_sums(x, response_mask, turn_ids):
     return zeros.scatter_add(1, index, x * mask), zeros.scatter_add(1, index, mask)
 
 
-class Stretches(NamedTuple):
-    """A batch cut where sequence, turn or advantage changes; M of the pieces were sampled by the policy."""
-    offsets: torch.Tensor          # (pieces + 1,) of all pieces in the flattened batch
+class Spans(NamedTuple):
+    """A batch in runs of tokens that share sequence, turn and advantage; M of them were sampled by the policy."""
+    offsets: torch.Tensor          # (runs + 1,) of all runs in the flattened batch
     sampled: torch.Tensor          # (M,) which of them
     advantage: torch.Tensor        # (M,)
     tokens: torch.Tensor           # (M,)
     turn: torch.Tensor             # (M,) numbered through the batch
-    turn_tokens: torch.Tensor      # (M,) of the piece's turn
-    share: torch.Tensor            # (M,) of its sequence's tokens
+    turn_tokens: torch.Tensor      # (M,) of the span's turn
+    share: torch.Tensor            # (M,) of its sequence's tokens: tokens / |y_i|
 
 
-def stretches(advantages, response_mask, turn_ids):
-    """Cuts a batch, all (B, T). Made once a batch, beside its advantages."""
-    edge = torch.zeros_like(response_mask)
-    edge[:, 0] = True
-    for x in (advantages, response_mask, turn_ids):
-        edge[:, 1:] |= x[:, 1:] != x[:, :-1]
-    start = edge.flatten().nonzero()[:, 0]
-    offsets = torch.cat([start, start.new_tensor([edge.numel()])])
+def find_spans(advantages, response_mask, turn_ids):
+    """Spans of (B, T) tensors; wanted once a batch, when its advantages are known."""
+    B, T = turn_ids.shape
+    first = torch.ones(B * T, dtype=torch.bool, device=turn_ids.device)
+    torch.ne(turn_ids.flatten()[1:], turn_ids.flatten()[:-1], out=first[1:])
+    for x in (response_mask.flatten(), advantages.flatten()):
+        first[1:] |= x[1:] != x[:-1]
+    first.view(B, T)[:, 0] = True
+    start = first.nonzero()[:, 0]
+    offsets = torch.cat([start, start.new_tensor([B * T])])
     sampled = response_mask.flatten()[start].nonzero()[:, 0]
     start, tokens = start[sampled], offsets.diff()[sampled].to(advantages.dtype)
-    sequence = start // turn_ids.shape[1]
-    turn = torch.unique(sequence * turn_ids.shape[1] + turn_ids.flatten()[start], return_inverse=True)[1]
+    sequence = start // T
+    turn = torch.unique(sequence * T + turn_ids.flatten()[start], return_inverse=True)[1]
     turn_tokens, response_tokens = (torch.bincount(key, tokens)[key] for key in (turn, sequence))
-    return Stretches(offsets, sampled, advantages.flatten()[start], tokens, turn, turn_tokens, tokens / response_tokens)
+    return Spans(offsets, sampled, advantages.flatten()[start], tokens, turn, turn_tokens, tokens / response_tokens)
 
 
-def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low=3e-3, clip_high=4e-3, num_sequences=None, cut=None):
+def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low=3e-3, clip_high=4e-3, num_sequences=None, spans=None):
     """Eq 10-11; all (B, T), position t speaks of token t. num_sequences: of the whole mini-batch, where this is a part of it.
 
-    Tokens of one turn have one ratio and one advantage, hence one clip decision: past the sums over tokens, everything is computed once a
-    stretch. cut: the batch's Stretches, where they were made before. GSPO (Eq 8-9) is the case where every sampled token has turn 0."""
-    cut = stretches(advantages, response_mask, turn_ids) if cut is None else cut
-    new, old = (torch.segment_reduce(x.flatten(), "sum", offsets=cut.offsets, unsafe=True, initial=0)[cut.sampled] for x in (logprobs, old_logprobs))
-    log_ratio = new.detach() - old                                                  # (M,) sums over a stretch
-    turn_log_ratio = torch.zeros_like(old).index_add(0, cut.turn, log_ratio)[cut.turn] / cut.turn_tokens
-    log_s = turn_log_ratio + (new - new.detach()) / cut.tokens
-    s = log_s.clamp(max=10).exp()                                                   # Eq 11: value s_k, gradient of the tokens
-    objective = torch.minimum(s * cut.advantage, s.clamp(1 - clip_low, 1 + clip_high) * cut.advantage)
-    loss = -(objective * cut.share).sum() / (num_sequences or len(logprobs))
-    clipped = (s > 1 + clip_high) & (cut.advantage > 0) | (s < 1 - clip_low) & (cut.advantage < 0)
-    return loss, loss_stats(log_ratio / cut.tokens, clipped, cut.tokens, s)
+    Tokens of one turn have one ratio and one advantage, hence one clip decision: past the sums over tokens, all is computed once a span.
+    spans: the batch's, where they are known already; they take the place of advantages, mask and turns.
+    GSPO (Eq 8-9) is the case where every sampled token has turn 0."""
+    spans = find_spans(advantages, response_mask, turn_ids) if spans is None else spans
+    new, old = (torch.segment_reduce(x.flatten(), "sum", offsets=spans.offsets, unsafe=True, initial=0)[spans.sampled] for x in (logprobs, old_logprobs))
+    log_ratio = new.detach() - old                                                  # (M,) sums over a span
+    turn_log_ratio = torch.zeros_like(old).index_add(0, spans.turn, log_ratio)[spans.turn] / spans.turn_tokens
+    log_s = turn_log_ratio + (new - new.detach()) / spans.tokens                    # Eq 11: value log s_k, gradient of the span's mean log-prob
+    s = log_s.clamp(max=10).exp()
+    objective = torch.minimum(s * spans.advantage, s.clamp(1 - clip_low, 1 + clip_high) * spans.advantage)
+    loss = -(objective * spans.share).sum() / (num_sequences or len(logprobs))      # Eq 10: its n tokens of |y_i|
+    clipped = (s > 1 + clip_high) & (spans.advantage > 0) | (s < 1 - clip_low) & (spans.advantage < 0)
+    return loss, loss_stats(log_ratio / spans.tokens, clipped, spans.tokens, s)
 
 
 def grpo_loss(logprobs, old_logprobs, advantages, response_mask, clip_low=.2, clip_high=.2, kl_coef=0.0, ref_logprobs=None, num_sequences=None):
@@ -517,7 +520,7 @@ def turn_entropy(log_ratio, response_mask, turn_ids):
 class MicroBatch:
     batch: rollout.Batch
     advantages: torch.Tensor              # (B, T)
-    cut: Stretches
+    spans: Spans                          # by turn; for GSPO by sequence
     old_logprobs: torch.Tensor            # (B, T) at rollout weights, recomputed
     ref_logprobs: torch.Tensor | None     # (B, T) at initial weights, where the loss has a KL term
 
@@ -532,7 +535,7 @@ def prepare(model, reference, roots, cfg):
         for b, t in enumerate(part):
             per_turn = torch.tensor(path_advantages(leaf_of[id(t)], cfg))
             advantages[b] = torch.where(batch.response_mask[b], per_turn[batch.turn_ids[b].clamp(min=0)], 0.0)
-        cut = stretches(advantages, batch.response_mask, batch.turn_ids.clamp(max=0) if cfg.loss == "gspo" else batch.turn_ids)
+        spans = find_spans(advantages, batch.response_mask, batch.turn_ids.clamp(max=0) if cfg.loss == "gspo" else batch.turn_ids)
         batch = batch.to(model.device)
         with torch.no_grad():
             old = training.token_logprobs(model, batch, cfg.temperature, cfg.kernels)
@@ -540,7 +543,7 @@ def prepare(model, reference, roots, cfg):
             if cfg.kl_coef:
                 with training.reference_weights(model, reference) as frozen:
                     ref = training.token_logprobs(frozen, batch, cfg.temperature, cfg.kernels)
-        micro.append(MicroBatch(batch, advantages.to(model.device), Stretches(*(x.to(model.device) for x in cut)), old, ref))
+        micro.append(MicroBatch(batch, advantages.to(model.device), Spans(*(x.to(model.device) for x in spans)), old, ref))
     return micro
 
 
@@ -548,7 +551,7 @@ def policy_loss(logprobs, m, cfg, num_sequences):
     b = m.batch
     if cfg.loss == "grpo":
         return grpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, cfg.clip_low, cfg.clip_high, cfg.kl_coef, m.ref_logprobs, num_sequences)
-    return atpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, b.turn_ids, cfg.clip_low, cfg.clip_high, num_sequences, m.cut)
+    return atpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, b.turn_ids, cfg.clip_low, cfg.clip_high, num_sequences, m.spans)
 
 
 def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):

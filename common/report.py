@@ -13,6 +13,7 @@ import base64
 import fcntl
 import hashlib
 import html
+import importlib.util
 import io
 import json
 import math
@@ -125,24 +126,28 @@ class RunFolder:
             tracker({k: v for k, v in row.items() if k != "step"}, row["step"])
 
 
+def check_trackers(names):
+    """Refuses what --log cannot be, before a run begins."""
+    for name in filter(None, names.split(",")):
+        if name not in ("tensorboard", "wandb"):
+            raise RunError(f"--log {name}: tensorboard, wandb, or both with a comma")
+        if not importlib.util.find_spec(name):
+            raise RunError(f"--log {name}: not installed here; pip install {name}")
+
+
 def open_trackers(names, run):
     """[function of (numbers, step)] for --log tensorboard,wandb. Weights & Biases writes offline unless WANDB_MODE says otherwise: no account needed."""
+    check_trackers(names)
     trackers = []
-    for name in filter(None, names.split(",")):
-        try:
-            if name == "tensorboard":
-                from torch.utils.tensorboard import SummaryWriter
-                writer = SummaryWriter(run.path / "tensorboard")
-                trackers.append(lambda row, step, w=writer: ([w.add_scalar(k, v, step) for k, v in row.items()], w.flush()))
-            elif name == "wandb":
-                import wandb
-                session = wandb.init(project=run.path.parent.name, name=run.path.name, dir=str(run.path), config=run.config,
-                                     mode=os.environ.get("WANDB_MODE", "offline"), reinit=True)
-                trackers.append(lambda row, step, w=session: w.log(row, step=step))
-            else:
-                raise RunError(f"--log {name}: tensorboard, wandb, or both with a comma")
-        except ImportError as error:
-            raise RunError(f"--log {name}: not installed here; pip install {name}") from error
+    if "tensorboard" in names.split(","):
+        from torch.utils.tensorboard import SummaryWriter
+        writer = SummaryWriter(run.path / "tensorboard")
+        trackers.append(lambda row, step: ([writer.add_scalar(k, v, step) for k, v in row.items()], writer.flush()))
+    if "wandb" in names.split(","):
+        import wandb
+        session = wandb.init(project=run.path.parent.name, name=run.path.name, dir=str(run.path), config=run.config,
+                             mode=os.environ.get("WANDB_MODE", "offline"), reinit=True)
+        trackers.append(lambda row, step: session.log(row, step=step))
     return trackers
 
 

@@ -2,7 +2,6 @@
 
 The one module of common/ that joins the others; a script's method is nowhere in it."""
 
-import importlib.util
 import inspect
 import itertools
 import json
@@ -44,12 +43,10 @@ def check_flags(cfg, at_least, positive, world_sets=world.SPLITS):
         sys.exit(f"error: --seed {cfg.seed}: a number from 0 to 2^63 - 1")
     if cfg.flaw_rate > 1:
         sys.exit(f"error: --flaw-rate {cfg.flaw_rate}: a share, from 0 to 1")
-    odd = [n for n in cfg.log.split(",") if n not in ("", "tensorboard", "wandb")]
-    if odd:
-        sys.exit(f"error: --log {odd[0]}: tensorboard, wandb, or both with a comma")
-    odd = [n for n in cfg.log.split(",") if n and not importlib.util.find_spec(n)]
-    if odd:
-        sys.exit(f"error: --log {odd[0]}: not installed here; pip install {odd[0]}")
+    try:
+        report.check_trackers(cfg.log)
+    except report.RunError as error:
+        sys.exit(f"error: {error}")
     odd = [n for n in cfg.eval_data.split(",") if cfg.data == "world" and n not in ("", *world_sets)]
     if odd:
         sys.exit(f"error: --eval-data {odd[0]}: with --data world one of {', '.join(world_sets)}")

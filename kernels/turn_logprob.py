@@ -193,12 +193,13 @@ def backward_tiles(x, W, target, lse, kept, rows, coefficient, inv_temperature, 
     Tiles of the vocabulary: every tile of dW is complete when it is written, and dX is the only sum over tiles. Small coefficients (1 / tokens
     of a batch) would vanish when coefficient x is rounded to fp16: there the largest is taken out, and put back in fp32."""
     x, target, lse, coefficient, V = x[rows], target[rows], lse[rows], coefficient[:, None], len(W)
-    scale = coefficient.abs().amax().clamp(min=1e-30) if x.dtype == torch.float16 and len(x) else None
+    fp16 = x.dtype == torch.float16 and len(x) > 0
+    scale = coefficient.abs().amax().clamp(min=1e-30) if fp16 else 1.0
     dx = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need_x else None
     dw = torch.empty(W.shape, dtype=w_dtype, device=x.device) if need_w else None
-    weighted = (coefficient / (1 if scale is None else scale) * x.float()).to(x.dtype) if need_w else None  # (n, H)
+    weighted = (coefficient / scale * x.float()).to(x.dtype) if need_w else None             # (n, H)
     ready = kept is not None and isinstance(rows, slice)                                      # P' is read where it lies
-    tile = V if ready and scale is None else tile_size(4 * max(1, x.shape[1], 0 if ready else len(x)))  # of dW, and of logits or P'
+    tile = V if ready and not fp16 else tile_size(4 * max(1, x.shape[1], 0 if ready else len(x)))  # of dW, and of logits or P'
     for first in range(0, V, tile):
         columns = slice(first, min(first + tile, V))
         if kept is not None:
@@ -209,10 +210,10 @@ def backward_tiles(x, W, target, lse, kept, rows, coefficient, inv_temperature, 
             del logits
         if need_x:
             dx += matmul_fp32(p, W[columns])
-        if need_w and scale is None:
-            matmul_into(dw[columns], p.T, weighted)
-        elif need_w:
+        if need_w and fp16:
             dw[columns] = matmul_fp32(p.T, weighted).mul_(scale)
+        elif need_w:
+            matmul_into(dw[columns], p.T, weighted)
         del p
     return dx.mul_(coefficient) if need_x else None, dw
 

@@ -165,16 +165,16 @@ def test_one_turn_is_gspo():
     assert at2po.atpo_loss(new, old, advantages, MASK, TURNS, .005, .01)[0] != loss
 
 
-def test_stretches_by_hand():
+def test_spans_by_hand():
     advantages = torch.tensor([[0., 1., 1., 0., 2., 2., 3.], [0., 1., 0., 0., 0., 0., 0.]])
-    cut = at2po.stretches(advantages, MASK, TURNS)
-    assert cut.offsets.tolist() == [0, 1, 3, 4, 6, 7, 8, 9, 14]        # the advantage changes inside turn 1, and between sequences nothing is shared
-    assert cut.sampled.tolist() == [1, 3, 4, 6] and cut.advantage.tolist() == [1, 2, 3, 1]
-    assert cut.tokens.tolist() == [2, 2, 1, 1] and cut.turn.tolist() == [0, 1, 1, 2] and cut.turn_tokens.tolist() == [2, 3, 3, 1]
-    assert cut.share.tolist() == pytest.approx([2 / 5, 2 / 5, 1 / 5, 1])
+    spans = at2po.find_spans(advantages, MASK, TURNS)
+    assert spans.offsets.tolist() == [0, 1, 3, 4, 6, 7, 8, 9, 14]        # the advantage changes inside turn 1, and between sequences nothing is shared
+    assert spans.sampled.tolist() == [1, 3, 4, 6] and spans.advantage.tolist() == [1, 2, 3, 1]
+    assert spans.tokens.tolist() == [2, 2, 1, 1] and spans.turn.tolist() == [0, 1, 1, 2] and spans.turn_tokens.tolist() == [2, 3, 3, 1]
+    assert spans.share.tolist() == pytest.approx([2 / 5, 2 / 5, 1 / 5, 1])
     new, old, _ = loss_inputs()
-    a, b = at2po.atpo_loss(new, old, advantages.double(), MASK, TURNS), at2po.atpo_loss(new, old, advantages.double(), MASK, TURNS, cut=cut)
-    torch.testing.assert_close(a[0], b[0], rtol=1e-6, atol=0)            # cut holds fp32
+    a, b = at2po.atpo_loss(new, old, advantages.double(), MASK, TURNS), at2po.atpo_loss(new, old, advantages.double(), MASK, TURNS, spans=spans)
+    torch.testing.assert_close(a[0], b[0], rtol=1e-6, atol=0)            # spans hold fp32
     assert a[1] == pytest.approx(b[1])
 
 
