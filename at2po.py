@@ -12,18 +12,40 @@ uses one importance ratio and one clip decision a turn: coarser than a token (GR
     Eq 13   turn entropy of the update    turn_entropy
     Eq 14-16   reward                     parse_response, score
 
-Where the paper and the authors' code differ, or are silent:
-                                  paper                 code                  ours (flag)
-    reward of a bad format        0                     -1                    0        (--bad-format-reward)
-    branching penalty counts      times branched        siblings              times    (--penalty-count)
-    answer turns expanded         silent                never                 never    (--expand-answers)
-    a turn                        an action             a run of ones in      turn_ids, written by the rollout
-                                                        the mask
-    \\boxed in the prompt          \\boxed               a backspace           \\boxed
-    the search limit              6 calls               told, goes on         a seventh search gets the message as its result
-    all chains answer at once     silent                                      nothing to expand: the tree stays M chains
-    std of rewards                GRPO's                                      population in a tree, sample over chains
-    checkpoint reported           best of 240 steps                           the last
+Where the paper and the authors' code differ, or the paper is silent (decided for its words where it has any, else for the code):
+                              paper                     code                          ours (flag)
+    bad format earns          0                         -1                            0 (--bad-format-reward)
+    evaluation                silent                    greedy; EM without the        the code's; EM in valid format beside it
+                                                        format gate                   (--eval-temperature)
+    averages                  weighted by questions     weighted by questions         weighted by questions
+    checkpoint reported       best of 240 steps         best of 240 steps             the last
+    prompt                    Figure 7                  one system message, the       the code's (--prompt-form chat: system
+                                                        question with "?" in it       and user message)
+    \boxed in the prompt      \boxed                    a backspace                   \boxed
+    an answer ends            silent                    at the end of sequence        the code's (--stop-at-answer: at </answer>,
+                                                                                      so no end of sequence is learned)
+    text after </answer>      silent                    valid                         valid
+    order of tags, words      pairs                     counts of tags                think tags alternate; last answer block
+    a result                  Page i: "T" text          1,000 characters a page,      the code's (--max-passage), a tag or token
+                                                        each text once, " stripped    in it is broken up
+                                                        from queries
+    no room for a result      silent                    its end is cut                dropped, the trajectory ends
+    the search limit          6 calls                   told at every further call;   told once, an eighth search ends it;
+                                                        bad format                    bad format (--limit-message-valid)
+    penalty counts            times branched            siblings                      times branched (--penalty-count)
+    answer turns expanded     silent                    never                         never (--expand-answers)
+    the root                  has no action             a candidate of entropy 0:     the code's
+                                                        a fresh chain
+    all chains answered       silent                    N fresh chains a round        the code's: always M + L N leaves
+    random expansion          silent                    without replacement           the code's
+    a turn                    an action                 a run of ones in the mask     turn_ids, written by the rollout
+    std of rewards            GRPO's                    population in a tree, sample  the code's (--std)
+                                                        in Table 1's first row
+    GRPO's mean               sequences (Eq 6)          all tokens                    sequences (--grpo-mean)
+    GRPO's dual clip          none                      3                             none (--dual-clip)
+    flat trees                silent                    kept                          left out, their KL term too
+    token budget              "comparable": 16 B        the same steps for all        the baseline's tokens (--token-budget auto):
+                                                                                      a tree costs 19.6 chains, not 16
 Trees are independent: each expands as soon as its own leaves are in, so the sampler does not idle between rounds (sec. 7).
 
     python at2po.py                               the embedded world, two CPU cores, under ten minutes
@@ -36,21 +58,21 @@ Numbers reached: see the README's table. The paper's own (Qwen3-4B, 8 GPUs, 21M 
 
 import asyncio
 import itertools
-import json
 import math
 import random
 import re
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Literal, NamedTuple
 
+from common import process  # first: torch reads thread settings once
+
+# isort: split
 import torch
 import transformers
-import tyro
 
-from common import data, guards, metrics, report, retriever, rollout, task, training, world
+from common import chat, data, flags, guards, metrics, report, retriever, rollout, task, training, world
 from common.engine import TransformersEngine
 from common.rollout import Trajectory, Turn, stable_seed
 
@@ -59,84 +81,102 @@ from common.rollout import Trajectory, Turn, stable_seed
 @dataclass
 class Config:
     """Defaults are the paper's where a model is given, the embedded world's (WORLD) where none is."""
-    model: str = ""                    # folder or hub id; empty = the tiny policy of the embedded world
-    checkpoint: str = ""               # weights to start from or to evaluate: a run's checkpoint/, any folder or hub id
-    data: str = "hotpotqa"             # sec. 5.1: trains on HotpotQA; file, hub name, or "world"
-    eval_data: str = ""                # comma-separated; empty = the paper's seven sets, the world's test split, or a file's last tenth
-    corpus: str = ""                   # JSONL with id, contents; or "contexts" = pooled from the questions
-    retriever: str = ""                # bm25 | dense:MODEL | http://…; empty = bm25 with a corpus, else http://127.0.0.1:8000
-    limit: int = 0                     # first so many training questions; 0 = all
-    eval_limit: int = 0                # first so many questions of each evaluation set; 0 = all
-    skip_bad: bool = False             # leave malformed records and overlong prompts out, and count them
-    world_size: float = 1.0            # embedded world: 1.0 = about 1,000 entities
-    flaw_rate: float = .6              # embedded world: share of flawed demonstrations in the last fifth of the warm-up, .1 before
-    warmup_steps: int = 900            # embedded world: supervised steps of 8 demonstrations
 
-    # rollout
-    rollout: Literal["auto", "tree", "chains"] = "auto"  # auto = chains for GRPO and GSPO, tree otherwise
-    chains: int = 10                   # M, sec. 5.1
-    expand: int = 6                    # N, sec. 5.1
-    rounds: int = 2                    # L, sec. 5.1
-    group_size: int = 16               # chain baselines, sec. 5.1: same expected budget, B (M + N L / 2)
-    expansion: Literal["entropy", "random"] = "entropy"  # random = Table 1's ablation
-    branch_penalty: float = .05        # authors' code
-    penalty_count: Literal["resamples", "siblings"] = "resamples"  # siblings = authors' code
-    expand_answers: bool = False       # authors' code; the paper is silent
-    top_k: int = 3                     # passages a search, Table 3
-    max_searches: int = 6              # sec. 5.1
-    max_prompt: int = 2000             # tokens, Table 3
-    max_response: int = 6192           # tokens, observations included, Table 3
-    temperature: float = 1.0           # authors' code; top-p 1, no top-k
-    eval_temperature: float = 1.0      # authors' code
-    max_batch: int = 256               # ours: sequences decoded together, at most
-    cache_gb: float = 8.0              # ours: keys and values of running sequences; as much again for finished turns
+    # ---- model and data
+    model: str = ""                 # folder or hub id; empty = the tiny policy of the embedded world
+    checkpoint: str = ""            # weights to start from or to evaluate: a run's checkpoint/, any folder or hub id
+    data: str = "hotpotqa"          # training questions: file, hub name, or "world" (nq = the single-hop policy's) | sec. 5.1
+    eval_data: str = ""             # evaluation sets with commas; empty = the paper's seven, or a file's last tenth
+    corpus: str = ""                # JSONL with id, contents; or "contexts" = pooled from the questions
+    # bm25, dense:MODEL[@INDEX] or http://HOST:PORT; empty = bm25 with a corpus, else http://127.0.0.1:8000
+    retriever: str = ""
+    search_timeout: float = 60.0    # seconds a request to a search server may take
+    search_retries: int = 12        # further tries while a search server does not answer; 12 = some two minutes
+    limit: int = 0                  # first so many training questions; 0 = all
+    eval_limit: int = 0             # first so many questions of each evaluation set; 0 = all
+    skip_bad: bool = False          # leave malformed records and overlong prompts out, and count them
 
-    # reward, credit, loss
-    bad_format_reward: float = 0.0     # Eq 16; authors' code: -1
-    credit: Literal["turn", "outcome"] = "turn"          # outcome = every turn gets its leaf's value (Table 1)
-    value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"      # Eq 3, Table 2
-    advantage: Literal["value", "td", "global", "combined"] = "value"                   # Table 2
-    loss: Literal["atpo", "grpo", "gspo"] = "atpo"
-    clip_low: float = 3e-3             # sec. 5.1; GRPO .2, GSPO 3e-4 (App. B.4)
-    clip_high: float = 4e-3            # sec. 5.1; GRPO .2, GSPO 4e-4
-    kl_coef: float = 0.0               # GRPO .001 (App. B.4), k3 estimate to the initial policy
-    flip_advantages: bool = False      # ours: a sanity check that must not learn
+    # ---- embedded world
+    world_size: float = 1.0         # 1.0 = about 1,000 entities
+    flaw_rate: float = .6           # share of flawed demonstrations in the last fifth of the warm-up, .1 before
+    warmup_steps: int = 900         # supervised steps of 8 demonstrations that make the tiny policy
 
-    # update
-    steps: int = 240                   # sec. 5.1
-    token_budget: int = 0              # ours: stop when so many tokens were sampled in training; 0 = no limit
-    questions_per_step: int = 64       # Table 3
-    mini_batch: int = 8                # questions an update, Table 3
-    lr: float = 1e-6                   # Table 3, constant
-    weight_decay: float = .01          # authors' code; matrices only (ours)
-    grad_clip: float = 1.0             # authors' code
-    micro_tokens: int = 16384          # ours: packed tokens a forward pass; memory only, no effect on results
-    pack_tokens: int = 16384           # ours: tokens a pack of shared prefixes
-    share_prefixes: Literal["on", "off"] = "on"
-    kernels: Literal["auto", "on", "off"] = "auto"       # ours: Triton log-probs; auto = where there is CUDA
-    lora: int = 0                      # rank; 0 = full weights
-    gradient_checkpointing: bool = True  # ours: recompute activations; memory only
-    eval_every: int = 0                # steps; 0 = before and after only
-    save_every: int = 10               # steps; 0 = at the end only
-    show_every: int = 10               # steps between printed trajectories
-    log: str = ""                      # trackers beside the files: tensorboard, wandb (offline), or both with a comma
-    seed: int = 0
+    # ---- rollout
+    rollout: Literal["auto", "tree", "chains"] = "auto"  # auto = chains for GRPO and GSPO, a tree otherwise
+    chains: int = 10                # M, chains a tree begins with | sec. 5.1
+    expand: int = 6                 # N, turns regenerated a round | sec. 5.1
+    rounds: int = 2                 # L, rounds of expansion | sec. 5.1
+    group_size: int = 16            # chains a question for the baselines | sec. 5.1
+    expansion: Literal["entropy", "random"] = "entropy"  # which turns are expanded; random = Table 1's ablation
+    branch_penalty: float = .05     # taken off a turn's entropy for each time it was branched | authors' code
+    penalty_count: Literal["resamples", "siblings"] = "resamples"  # what the penalty counts; siblings = authors' code
+    expand_answers: bool = False    # expand answer turns too
+    top_k: int = 3                  # passages a search | Table 3
+    max_searches: int = 6           # searches a trajectory | sec. 5.1
+    max_passage: int = 1000         # characters of a passage that are read | authors' code
+    max_prompt: int = 2000          # tokens of the prompt | Table 3
+    max_response: int = 6192        # tokens of the response, observations included | Table 3
+    prompt_form: Literal["system", "chat"] = "system"  # the question inside the system message, or in a user message
+    stop_at_answer: bool = False    # stop at </answer>; without it a turn ends at the end of sequence, which is trained
+    limit_message_valid: bool = False  # a trajectory told that its searches are used up may still be in valid format
+    temperature: float = 1.0        # of sampling in training; top-p 1, no top-k | authors' code
+    eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | authors' code
+    max_batch: int = 256            # sequences decoded together, at most
+    cache_gb: float = 8.0           # keys and values of running sequences; as much again for finished turns
 
-    # running
-    name: str = ""                     # of the run folder runs/at2po/<name>; empty = loss and seed
-    out: str = "runs"
-    resume: bool = False
-    eval_only: bool = False
-    ask: str = ""                      # answer one question and show the trajectory
+    # ---- reward, credit and loss
+    bad_format_reward: float = 0.0  # what a bad format earns; -1 in the authors' code | Eq 16
+    std: Literal["auto", "population", "sample"] = "auto"  # of rewards; auto = population in a tree, sample over chains
+    credit: Literal["turn", "outcome"] = "turn"  # a turn's own value, or its leaf's for every turn (Table 1)
+    value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"  # of inner nodes (Table 2) | Eq 3
+    advantage: Literal["value", "td", "global", "combined"] = "value"  # from values (Table 2) | Eq 3
+    loss: Literal["atpo", "grpo", "gspo"] = "atpo"  # turn, token or sequence ratios; with grpo and gspo their own defaults
+    clip_low: float = 3e-3          # 1 - lower end of the clip window | sec. 5.1
+    clip_high: float = 4e-3         # upper end - 1 | sec. 5.1
+    kl_coef: float = 0.0            # k3 estimate of the KL to the initial policy; --loss grpo alone
+    grpo_mean: Literal["sequence", "token"] = "sequence"  # GRPO's mean: of sequences, or of all tokens (authors' code) | Eq 6
+    dual_clip: float = 0.0          # GRPO's bound where the advantage is negative; 3 in the authors' code, 0 = none
+    flip_advantages: bool = False   # a sanity check that must not learn
+
+    # ---- update
+    steps: int = 240                # training steps | sec. 5.1
+    # stop when so many tokens were sampled; auto = what the baseline's chains would have sampled in --steps; 0 = no limit
+    token_budget: Literal["auto"] | int = "auto"
+    questions_per_step: int = 64    # questions a step | Table 3
+    mini_batch: int = 8             # questions an update | Table 3
+    lr: float = 1e-6                # learning rate, constant | Table 3
+    weight_decay: float = .01       # of matrices | authors' code
+    grad_clip: float = 1.0          # largest norm of the gradient | authors' code
+    micro_tokens: int = 16384       # packed tokens a forward pass; memory only
+    pack_tokens: int = 16384        # tokens a pack of shared prefixes; memory only
+    share_prefixes: Literal["on", "off"] = "on"   # compute shared starts of trajectories once; same results
+    kernels: Literal["auto", "on", "off"] = "auto"  # Triton log-probs; auto = where there is CUDA
+    lora: int = 0                   # rank of adapters; 0 = full weights
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"  # recompute activations; auto = on a GPU; memory only
+
+    # ---- running
+    eval_every: int = 0             # steps between evaluations; 0 = before and after only
+    save_every: int = 10            # steps between checkpoints; 0 = at the end only
+    show_every: int = 10            # steps between printed trajectories; 0 = none
+    log: str = ""                   # trackers beside the files: tensorboard, wandb (offline), or both with a comma
+    seed: int = 0                   # of everything that is random
+    name: str = ""                  # of the run folder runs/at2po/<name>; empty = loss and seed
+    out: str = "runs"               # where run folders go
+    resume: bool = False            # go on with the run of this name
+    eval_only: bool = False         # evaluate --checkpoint or --model, no training
+    ask: str = ""                   # answer one question and show the trajectory
 
 
-# What differs in the embedded world: a half-million-weight policy on two cores. Ours; the learning rate was chosen on the dev split, from
-# 3e-5, 1e-4, 3e-4 and 1e-3, for ATPO and GRPO alike (results/at2po/selection.md).
-WORLD = dict(data="world", retriever="bm25", top_k=1, max_response=700, eval_limit=400, steps=60, token_budget=550_000, questions_per_step=16,
-             mini_batch=4, lr=1e-4, clip_low=.03, clip_high=.04, micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=1, eval_every=10,
-             gradient_checkpointing=False)
+# What differs in the embedded world: a half-million-weight policy on two cores. Ours; the learning rate was chosen on the dev split,
+# from 3e-5, 1e-4, 3e-4 and 1e-3, for ATPO and GRPO alike (results/at2po/selection.md).
+WORLD = dict(data="world", retriever="bm25", top_k=1, max_response=700, prompt_form="chat", stop_at_answer=True, eval_temperature=1.0,
+             eval_limit=400, steps=60, token_budget=550_000, questions_per_step=16, mini_batch=4, lr=1e-4, clip_low=.03, clip_high=.04,
+             micro_tokens=8192, pack_tokens=512, max_batch=384, save_every=1, eval_every=10)
 BASELINES = {"grpo": dict(clip_low=.2, clip_high=.2, kl_coef=1e-3), "gspo": dict(clip_low=3e-4, clip_high=4e-4)}  # App. B.4
-PAPER_EVAL = "hotpotqa-dev,2wiki-dev,musique-dev,bamboogle,nq,triviaqa,popqa"                              # sec. 5.1
+MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
+SINGLE_HOP = ("nq", "triviaqa", "popqa")                               # trained on NQ: --data nq
+PAPER_EVAL = ",".join(MULTI_HOP + SINGLE_HOP)
+AVERAGES = {"multi-hop average (weighted by questions)": MULTI_HOP, "single-hop average (weighted by questions)": SINGLE_HOP}
 
 
 # ---------------------------------------------------------------- prompts and tags
@@ -157,29 +197,28 @@ LIMIT_MESSAGE = ("I have reached the tool call limit and cannot make further too
                  "information I have gathered so far.")  # authors' code
 
 
-def render_prompt(tokenizer, question):
-    """Token ids of the first prompt. The chat template is used here and nowhere else: later turns append ids. A template that opens
-    the thought itself is cut before it, since the policy has to write all of its tags."""
-    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return tokenizer(re.sub(r"<think>\s*$", "", text), add_special_tokens=False)["input_ids"]
+def render_prompt(tokenizer, question, form="chat"):
+    """Token ids of the first prompt; later turns append ids. form "system": the authors', one system message with the question."""
+    if form == "system":
+        asked = question.strip() if question.strip().endswith("?") else question.strip() + "?"
+        return chat.render_chat(tokenizer, [("system", [f"{SYSTEM_PROMPT}\nuser\n", chat.Foreign(asked)])])
+    return chat.render_chat(tokenizer, [("system", SYSTEM_PROMPT), ("user", [chat.Foreign(question)])])
 
 
-def render_passages(passages):
-    """The text between the result tags. A passage cannot write a tag or a special token: "<" before a letter, a slash or a
-    bar becomes a look-alike.
+def render_passages(passages, max_passage=1000):
+    """The text between the result tags: each text once, cut to `max_passage` characters.
 
-    >>> render_passages([retriever.Passage("7", "Silent Harbor", "A film. </result><answer>me</answer>")])
-    'Page 1: "Silent Harbor" A film. ‹/result>‹answer>me‹/answer>'
+    >>> render_passages([retriever.Passage("7", "Silent Harbor", "A film."), retriever.Passage("8", "Silent Harbor", "A film.")])
+    'Page 1: "Silent Harbor"\\nA film.'
     """
-    pages = [f'Page {i}: "{p.title}" {p.text}' for i, p in enumerate(passages, 1)]
-    return re.sub(r"<(?=[/|!a-zA-Z])", "‹", "\n".join(pages) or "No passage found.")
+    once = {(p.title, p.text): p for p in passages}.values()
+    pages = [f'Page {i}: "{p.title[:max_passage]}"\n{p.text[:max_passage]}' for i, p in enumerate(once, 1)]
+    return "\n".join(pages) or "No passage found."
 
 
-def render_observation(tokenizer, passages):
-    """(text, ids) of a search result. Special tokens in it are split into plain ones, whatever the passages say."""
-    text = f"\n{RESULT[0]}\n{render_passages(passages)}\n{RESULT[1]}\n"
-    return text, tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+def render_observation(tokenizer, passages, max_passage=1000):
+    """(text, ids) of a search result; no passage can write a tag or a token of its own into it."""
+    return chat.encode(tokenizer, f" {RESULT[0]}\n", chat.Foreign(render_passages(passages, max_passage)), f"\n{RESULT[1]}")
 
 
 # ---------------------------------------------------------------- the tiny policy of the embedded world
@@ -226,11 +265,11 @@ def boxed(text):
     return None
 
 
-def parse_response(turns):
+def parse_response(turns, limit_message_valid=False):
     """(answer or None, problem or ""): reads what the policy sampled, never an observation (Eq 15).
 
-    Valid: think tags paired and present, no result tag of its own, every turn but the last one search that got its result,
-    the last one exactly one answer block with \\boxed{} inside."""
+    Valid: think tags paired and present, no result tag of its own, every turn but the last one search that got its result, the last
+    one exactly one answer block with \\boxed{} inside. What follows the block (the rest of a token such as ">.") is no fault."""
     text = "".join(t.text for t in turns)
     answers = re.findall(re.escape(ANSWER[0]) + r"(.*?)" + re.escape(ANSWER[1]), text, re.DOTALL)
     answer = boxed(answers[-1]) if answers else None
@@ -239,19 +278,24 @@ def parse_response(turns):
         return answer, "think tags not paired"
     if RESULT[0] in text or RESULT[1] in text:
         return answer, "wrote a result itself"
-    if [text.count(tag) for tag in ANSWER] != [1, 1] or not turns[-1].text.rstrip().endswith(ANSWER[1]):
+    if [text.count(tag) for tag in ANSWER] != [1, 1] or [turns[-1].text.count(tag) for tag in ANSWER] != [1, 1]:
         return answer, "not exactly one answer block at the end"
-    if any(t.text.count(SEARCH[0]) != 1 or t.text.count(SEARCH[1]) != 1 or not t.observation for t in turns[:-1]) or SEARCH[0] in turns[-1].text:
+    if any(t.text.count(SEARCH[0]) != 1 or t.text.count(SEARCH[1]) != 1 for t in turns[:-1]) or SEARCH[0] in turns[-1].text:
+        return answer, "a search without its result"
+    if not all(RESULT[0] in t.observation or limit_message_valid and LIMIT_MESSAGE in t.observation for t in turns[:-1]):
         return answer, "a search without its result"
     return (answer, "") if answer else (None, "no \\boxed{} in the answer")
 
 
 def score(trajectory, question, cfg):
-    """Fills reward and what explains it: EM if the format is valid, else bad_format_reward (Eq 16)."""
-    answer, problem = parse_response(trajectory.turns)
-    em = metrics.exact_match(answer or "", question.answers)
+    """Fills reward and what explains it: EM if the format is valid, else bad_format_reward (Eq 16). em and f1 are those of the
+    extracted answer whatever the format, as the authors evaluate; em_valid counts it in valid format alone."""
+    answer, problem = parse_response(trajectory.turns, cfg.limit_message_valid)
+    em = metrics.exact_match(answer, question.answers) if answer else 0.0
+    em_valid = 0.0 if problem else em
     trajectory.reward = cfg.bad_format_reward if problem else em
-    trajectory.info = {"answer": answer, "problem": problem, "em": 0.0 if problem else em, "f1": 0.0 if problem else metrics.f1(answer, question.answers),
+    trajectory.info = {"answer": answer, "problem": problem, "em": em, "em_valid": em_valid,
+                       "f1": metrics.f1(answer, question.answers) if answer else 0.0,
                        "searches": sum(RESULT[0] in t.observation for t in trajectory.turns)}
     return trajectory
 
@@ -309,7 +353,8 @@ async def play(policy, prompt_ids, node, path, cfg, seed, temperature, watch=Non
         room = cfg.max_response - (len(context) - len(prompt_ids))
         node = Node(None, node, path)
         node.parent.children.append(node)  # before anything is awaited: the order of siblings does not depend on who is done first
-        g = await policy.engine.generate(context, stop=(SEARCH[1], ANSWER[1]), max_tokens=room, temperature=temperature,
+        stop = (SEARCH[1], ANSWER[1]) if cfg.stop_at_answer else (SEARCH[1],)
+        g = await policy.engine.generate(context, stop=stop, max_tokens=room, temperature=temperature,
                                          seed=stable_seed(seed, path, len(turns)))
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, policy.tokenizer.decode(g.token_ids, skip_special_tokens=True))
         node.turn = turn
@@ -319,7 +364,8 @@ async def play(policy, prompt_ids, node, path, cfg, seed, temperature, watch=Non
                 turn.observation = f"\n{LIMIT_MESSAGE}\n"
                 turn.observation_ids = policy.tokenizer(turn.observation, add_special_tokens=False)["input_ids"]
             else:
-                turn.observation, turn.observation_ids = render_observation(policy.tokenizer, await policy.search(query[-1].strip(), cfg.top_k))
+                passages = await policy.search(query[-1].replace('"', "").strip(), cfg.top_k)
+                turn.observation, turn.observation_ids = render_observation(policy.tokenizer, passages, cfg.max_passage)
             node.done = len(g.token_ids) + len(turn.observation_ids) >= room
             if node.done:  # no room left to answer in: nobody reads the result
                 turn.observation, turn.observation_ids = "", []
@@ -332,14 +378,18 @@ async def play(policy, prompt_ids, node, path, cfg, seed, temperature, watch=Non
 
 
 def choose_nodes(root, cfg, rng):
-    """The N turns to branch next (repeated from the top when fewer): the most uncertain ones, or random ones."""
-    candidates = [n for n in root.nodes()[1:] if cfg.expand_answers or not n.done]
-    if not candidates:  # every chain answered at once
-        return []
+    """The N nodes to branch next: the most uncertain turns, or random ones. The root is one of them, with entropy 0: branching it is
+    a fresh chain. Too few nodes: the best ones again (entropy), or drawn with replacement (random), as in the authors' code."""
+    candidates = [root] + [n for n in root.nodes()[1:] if cfg.expand_answers or not n.done]
     if cfg.expansion == "random":
-        return [rng.choice(candidates) for _ in range(cfg.expand)]
-    count = lambda n: n.resamples if cfg.penalty_count == "resamples" else len(n.parent.children) - 1  # noqa: E731
-    ranked = sorted(candidates, key=lambda n: n.turn.entropy - cfg.branch_penalty * count(n), reverse=True)
+        return rng.sample(candidates, cfg.expand) if len(candidates) >= cfg.expand else rng.choices(candidates, k=cfg.expand)
+
+    def certainty(node):
+        if node is root:
+            return cfg.branch_penalty * (len(root.children) - 1)
+        branched = node.resamples if cfg.penalty_count == "resamples" else len(node.parent.children) - 1
+        return cfg.branch_penalty * branched - node.turn.entropy
+    ranked = sorted(candidates, key=certainty)
     return [ranked[i % len(ranked)] for i in range(cfg.expand)]
 
 
@@ -352,8 +402,9 @@ async def grow_tree(policy, question, prompt_ids, cfg, seed):
         chosen = choose_nodes(root, cfg, random.Random(stable_seed(seed, "expand", r)))
         for node in chosen:
             node.resamples += 1
-        await asyncio.gather(*(play(policy, prompt_ids, node.parent, f"{node.path}.{r}-{i}", cfg, seed, cfg.temperature)
-                               for i, node in enumerate(chosen)))
+        starts = [root if node is root else node.parent for node in chosen]  # a turn is sampled anew from the state before it
+        await asyncio.gather(*(play(policy, prompt_ids, start, f"{node.path}.{r}-{i}", cfg, seed, cfg.temperature)
+                               for i, (start, node) in enumerate(zip(starts, chosen, strict=True))))
     for leaf in root.leaves():
         leaf.trajectory = score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
     return root
@@ -364,7 +415,8 @@ def rollout_trees(policy, questions, cfg, step):
     agents, seen = [], []
     for q in questions:
         again = ("again", seen.count(q.id)) if q.id in seen else ()  # a question drawn twice in a step gets two different trees
-        agents.append(grow_tree(policy, q, render_prompt(policy.tokenizer, q.question), cfg, stable_seed(cfg.seed, step, q.id, *again)))
+        agents.append(grow_tree(policy, q, render_prompt(policy.tokenizer, q.question, cfg.prompt_form), cfg,
+                                stable_seed(cfg.seed, step, q.id, *again)))
         seen.append(q.id)
     return rollout.run_agents(agents, policy.engine, policy.search)
 
@@ -400,7 +452,7 @@ def assign_advantages(root, cfg):
     rewards = [leaf.trajectory.reward for leaf in leaves]
     if max(rewards) == min(rewards):
         return False
-    for leaf, value in zip(leaves, leaf_values(rewards, sample_std=cfg.rollout == "chains"), strict=True):
+    for leaf, value in zip(leaves, leaf_values(rewards, sample_std=cfg.std == "sample"), strict=True):
         leaf.value = value
     node_value(root, cfg.value)
     for n in root.nodes()[1:]:
@@ -477,15 +529,19 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_
     return loss, loss_stats(log_ratio / spans.tokens, clipped, spans.tokens, s)
 
 
-def grpo_loss(logprobs, old_logprobs, advantages, response_mask, clip_low=.2, clip_high=.2, kl_coef=0.0, ref_logprobs=None, num_sequences=None):
-    """Eq 6-7 with a ratio for each token, plus kl_coef times the k3 estimate of KL(pi || pi_ref)."""
+def grpo_loss(logprobs, old_logprobs, advantages, response_mask, clip_low=.2, clip_high=.2, kl_coef=0.0, ref_logprobs=None,
+              num_sequences=None, num_tokens=None, dual_clip=0.0):
+    """Eq 6-7 with a ratio for each token, plus kl_coef times the k3 estimate of KL(pi || pi_ref). num_tokens: the mean is that of so
+    many tokens (of the whole mini-batch), not of sequences. dual_clip: where A < 0, no token's term falls below dual_clip * A."""
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
     objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    if dual_clip:
+        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
     if kl_coef:
         to_ref = torch.where(response_mask, ref_logprobs - logprobs, 0.0)
         objective = objective - kl_coef * (to_ref.exp() - to_ref - 1)
-    loss = sequence_mean(-objective, response_mask, num_sequences)
+    loss = -(objective * response_mask).sum() / num_tokens if num_tokens else sequence_mean(-objective, response_mask, num_sequences)
     clipped = ((ratio > 1 + clip_high) & (advantages > 0) | (ratio < 1 - clip_low) & (advantages < 0)) & response_mask
     return loss, loss_stats(*(x.flatten() for x in (log_ratio, clipped, response_mask.to(ratio.dtype), ratio)))
 
@@ -547,10 +603,13 @@ def prepare(model, reference, roots, cfg):
     return micro
 
 
-def policy_loss(logprobs, m, cfg, num_sequences):
+def policy_loss(logprobs, m, cfg, num_sequences, num_tokens):
+    """The loss of --loss for a part of a mini-batch of so many sequences and tokens."""
     b = m.batch
     if cfg.loss == "grpo":
-        return grpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, cfg.clip_low, cfg.clip_high, cfg.kl_coef, m.ref_logprobs, num_sequences)
+        tokens = num_tokens if cfg.grpo_mean == "token" else None
+        return grpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, cfg.clip_low, cfg.clip_high, cfg.kl_coef,
+                         m.ref_logprobs, num_sequences, tokens, cfg.dual_clip)
     return atpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, b.turn_ids, cfg.clip_low, cfg.clip_high, num_sequences, m.spans)
 
 
@@ -571,10 +630,11 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
             continue
         # of the whole mini-batch, those left out included: their advantages are zero (their KL terms are left out with them, ours)
         sequences = sum(len(r.leaves()) for r in group)
+        tokens = sum(leaf.trajectory.sampled_tokens for r in group for leaf in r.leaves())
         part = {}
         for m in micro:
             logprobs = training.token_logprobs(model, m.batch, cfg.temperature, cfg.kernels)
-            loss, stats = policy_loss(logprobs, m, cfg, sequences)
+            loss, stats = policy_loss(logprobs, m, cfg, sequences, tokens)
             loss.backward()
             stats["loss"] = float(loss.detach())
             part = {k: max(part.get(k, 0), v) if k == "ratio_max" else part.get(k, 0) + v for k, v in stats.items()}
@@ -598,17 +658,30 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     return out | {"time/train": time.time() - started}
 
 
+def chain_tokens(roots):
+    """Mean sampled tokens of a chain: of the trajectories that a tree begins with, before anything is branched."""
+    chains = [leaf.trajectory for r in roots for leaf in r.leaves() if "." not in leaf.path]
+    return sum(t.sampled_tokens for t in chains) / len(chains)
+
+
 def rollout_metrics(roots):
     """Means over the step's leaves, and the sampled tokens its trees really cost."""
     nodes = [n for r in roots for n in r.nodes()[1:]]
     trajectories = [n.trajectory for n in nodes if n.done]
     mean = lambda xs: sum(xs) / len(xs)  # noqa: E731
-    return {"reward/mean": mean([t.reward for t in trajectories]), "reward/em": mean([t.info["em"] for t in trajectories]),
-            "reward/format": mean([not t.info["problem"] for t in trajectories]), "rollout/leaves": len(trajectories),
-            "rollout/tokens": sum(len(n.turn.ids) for n in nodes), "rollout/response_tokens": mean([t.sampled_tokens for t in trajectories]),
-            "rollout/turns": mean([len(t.turns) for t in trajectories]), "rollout/searches": mean([t.info["searches"] for t in trajectories]),
-            "rollout/entropy": -sum(sum(n.turn.logprobs) for n in nodes) / sum(len(n.turn.ids) for n in nodes),
-            "rollout/cut_off": mean([t.turns[-1].stop_reason == "length" for t in trajectories])}
+    tokens = sum(len(n.turn.ids) for n in nodes)
+    return {
+        "reward/mean": mean([t.reward for t in trajectories]),
+        "reward/em": mean([t.info["em"] for t in trajectories]),
+        "reward/format": mean([not t.info["problem"] for t in trajectories]),
+        "rollout/leaves": len(trajectories),
+        "rollout/tokens": tokens,
+        "rollout/chain_tokens": chain_tokens(roots),
+        "rollout/response_tokens": mean([t.sampled_tokens for t in trajectories]),
+        "rollout/turns": mean([len(t.turns) for t in trajectories]),
+        "rollout/searches": mean([t.info["searches"] for t in trajectories]),
+        "rollout/entropy": -sum(sum(n.turn.logprobs) for n in nodes) / tokens,
+        "rollout/cut_off": mean([t.turns[-1].stop_reason == "length" for t in trajectories])}
 
 
 # ---------------------------------------------------------------- evaluate
@@ -618,7 +691,7 @@ def evaluate(policy, split, cfg, progress=None):
     async def one(q, prompt):
         leaf = await play(policy, prompt, Node(), "eval", cfg, stable_seed(cfg.seed, "eval", q.id), cfg.eval_temperature)
         return score(Trajectory(q.id, prompt, leaf.turns()), q, cfg)
-    prompts = [render_prompt(policy.tokenizer, q.question) for q in split.questions]
+    prompts = [render_prompt(policy.tokenizer, q.question, cfg.prompt_form) for q in split.questions]
     done = rollout.run_agents([one(q, p) for q, p in zip(split.questions, prompts, strict=True)], policy.engine, policy.search,
                               *([progress] if progress else []))
     rows = [{"id": q.id, **t.info, "tokens": t.sampled_tokens} | report.group(
@@ -630,30 +703,36 @@ def evaluate(policy, split, cfg, progress=None):
 
 # ---------------------------------------------------------------- main
 
-FREE_ON_RESUME = ("steps", "token_budget", "eval_every", "save_every", "show_every", "log", "resume", "out")
+FREE_ON_RESUME = ("steps", "token_budget", "eval_every", "save_every", "show_every", "log", "resume", "out", "search_timeout", "search_retries")
 
 
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv, flags, in_world = task.given_flags(argv)
-    default = replace(Config(), **{**(WORLD if in_world else {}), **BASELINES.get(flags.get("--loss"), {})})
-    if in_world and flags.get("--loss") == "gspo":
+    argv, given, in_world = flags.given_flags(argv)
+    default = replace(Config(), **{**(WORLD if in_world else {}), **BASELINES.get(given.get("--loss"), {})})
+    if in_world and given.get("--loss") == "gspo":
         default = replace(default, clip_low=3e-3, clip_high=4e-3)  # ten times the paper's, as for ATPO
-    return resolve(tyro.cli(Config, default=default, description=__doc__, args=argv))
+    return resolve(flags.cli(Config, default, __doc__, argv))
 
 
 def resolve(cfg):
     """Fills what depends on other fields, so that the saved configuration says what ran."""
     if cfg.kl_coef and cfg.loss != "grpo":
         sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
-    task.check_flags(cfg, at_least={"chains": 1, "group_size": 1, "questions_per_step": 1, "mini_batch": 1, "max_response": 1, "max_prompt": 1, "top_k": 1,
-                                    "max_batch": 1, "steps": 0, "limit": 0, "eval_limit": 0, "lora": 0, "rounds": 0, "expand": 0, "max_searches": 0},
-                     positive=("lr", "temperature", "cache_gb", "world_size", "grad_clip"))
+    if cfg.loss != "grpo" and (cfg.dual_clip or cfg.grpo_mean == "token"):
+        sys.exit(f"error: --dual-clip and --grpo-mean go with --loss grpo, not {cfg.loss}")
+    ones = ("chains", "group_size", "questions_per_step", "mini_batch", "max_response", "max_prompt", "max_passage", "top_k", "max_batch")
+    zeros = ("steps", "limit", "eval_limit", "lora", "rounds", "expand", "max_searches", "search_retries", "dual_clip")
+    task.check_flags(cfg, at_least=dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0),
+                     positive=("lr", "temperature", "cache_gb", "world_size", "grad_clip", "search_timeout"))
+    if cfg.token_budget != "auto" and cfg.token_budget < 0:
+        sys.exit(f"error: --token-budget {cfg.token_budget}: auto, or a number of at least 0")
     rollout_kind = ("tree" if cfg.loss == "atpo" else "chains") if cfg.rollout == "auto" else cfg.rollout
+    std = ("population" if rollout_kind == "tree" else "sample") if cfg.std == "auto" else cfg.std
     evaluated = stable_seed(cfg.model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed) % 10**6
     name = f"eval-{evaluated}" if cfg.eval_only else f"{cfg.loss}-seed{cfg.seed}"
     search = "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
-    return replace(cfg, rollout=rollout_kind, retriever=cfg.retriever or search, name=cfg.name or name)
+    return replace(cfg, rollout=rollout_kind, std=std, retriever=cfg.retriever or search, name=cfg.name or name)
 
 
 def turn_label(turn):
@@ -696,17 +775,29 @@ def tree_record(model, root, question, step, cfg, tokenizer):
     return report.group(question, nodes, paths, step=step, prompt_ids=leaves[0].trajectory.prompt_ids)
 
 
+def token_budget(cfg, state):
+    """Sampled tokens at which training ends. auto: what chains in groups of group_size would sample in all steps, at the mean length
+    that this run's own chains had so far, so that a tree and a group are compared at equal cost."""
+    if cfg.token_budget != "auto":
+        return cfg.token_budget or math.inf
+    return cfg.steps * state["baseline_tokens"] / state["step"] if state["step"] else math.inf
+
+
 def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
     """The loop of the paper: grow trees, assign credit, update; once a step."""
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay)
-    state = training.load_training_state(start, model, optimizer) if start else {"step": 0, "tokens": 0}
+    state = {"step": 0, "tokens": 0, "baseline_tokens": 0.0, "run": run.id}
+    state |= training.load_training_state(start, model, optimizer) if start else {}
     saved_step = state["step"] if start else -1
     run.rewind(state["step"])
     earlier = report.read_jsonl(run.path / "metrics.jsonl")
-    questions = itertools.islice(data.shuffled_forever(split.questions, stable_seed(cfg.seed, "order")), state["step"] * cfg.questions_per_step, None)
+    pace = report.Pace(max(state["step"] / max(1, cfg.steps), state["tokens"] / token_budget(cfg, state)))
+    order = data.shuffled_forever(split.questions, stable_seed(cfg.seed, "order"))
+    questions = itertools.islice(order, state["step"] * cfg.questions_per_step, None)
     for step in range(state["step"] + 1, cfg.steps + 1):
-        if cfg.token_budget and state["tokens"] >= cfg.token_budget:
-            report.console.print(f"token budget of {cfg.token_budget} reached")
+        if state["tokens"] >= token_budget(cfg, state):
+            report.console.print(f"training ends after step {step - 1} of at most {cfg.steps}: {state['tokens']:,} tokens were sampled, the budget "
+                                 f"(--token-budget {cfg.token_budget}) is {token_budget(cfg, state):,.0f}", markup=False)
             break
         started = time.time()
         policy.engine.load_weights()
@@ -715,8 +806,11 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
         roots = rollout_trees(policy, batch, cfg, step)
         row = {"step": step, "time/rollout": time.time() - started} | rollout_metrics(roots)
         row |= update(model, reference, optimizer, roots, cfg, run.path / f"nonfinite_step{step}")
-        state = {"step": step, "tokens": state["tokens"] + row["rollout/tokens"]}
-        row |= {"rollout/tokens_total": state["tokens"]} | ({"mem/gpu_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {})
+        state |= {"step": step, "tokens": state["tokens"] + row["rollout/tokens"],
+                  "baseline_tokens": state["baseline_tokens"] + len(batch) * cfg.group_size * row["rollout/chain_tokens"]}
+        row |= {"rollout/tokens_total": state["tokens"]} | policy.search.metrics
+        row |= {"mem/gpu_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {}
+        row |= pace.times(max(step / cfg.steps, state["tokens"] / token_budget(cfg, state)), torch.get_num_threads())
         report.console.print(report.step_line(step, cfg.steps, row))
         row |= guards.watch(row, earlier, report.warn)
         shown = next((i for i, r in enumerate(roots) if len({n.trajectory.reward for n in r.leaves()}) > 1), 0)  # a tree with right and wrong leaves
@@ -736,66 +830,71 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
             saved_step = step
     if state["step"] > saved_step:
         training.save_checkpoint(run.path / "checkpoint", model, tokenizer, optimizer, state)
-    return state
 
 
 def ask(cfg, policy, split):
     """One trajectory, shown while it is played."""
     policy.search.retriever = split.retriever
-    prompt = render_prompt(policy.tokenizer, cfg.ask)
+    task.warn_of_unknown_words(policy.tokenizer, cfg.ask)
+    prompt = render_prompt(policy.tokenizer, cfg.ask, cfg.prompt_form)
 
     def watch(turn):
         report.console.print(report.plain(turn.text))
         report.console.print(f"  [dim]{report.plain(turn.observation[:600])}[/dim]")
-    leaf = rollout.run_agents([play(policy, prompt, Node(), "ask", cfg, stable_seed(cfg.seed, "ask"), cfg.eval_temperature, watch)],
-                              policy.engine, policy.search)[0]
-    answer, problem = parse_response(leaf.turns())
+    agent = play(policy, prompt, Node(), "ask", cfg, stable_seed(cfg.seed, "ask"), cfg.eval_temperature, watch)
+    leaf = rollout.run_agents([agent], policy.engine, policy.search)[0]
+    answer, problem = parse_response(leaf.turns(), cfg.limit_message_valid)
     report.console.print(f"[bold]answer: {report.plain(answer)}{f' ({problem})' if problem else ''}[/bold]")
 
 
+def reproduce(cfg):
+    """Checks, loads, evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
+    run = None if cfg.ask else report.RunFolder(cfg.out, "at2po", cfg.name, asdict(cfg), cfg.resume, FREE_ON_RESUME)
+    start = task.checkpoint_of(run) if cfg.resume else None
+    task.check_model_is_named(cfg)
+    source = cfg.checkpoint or cfg.model
+    source = source and training.find_model(training.find_checkpoint(source) or source)
+    split, evals = task.load_splits(cfg, PAPER_EVAL)
+    source = source or tiny_policy(cfg)
+    model, tokenizer = training.load_policy(start or source, cfg.lora, cfg.gradient_checkpointing)
+    report.console.print(training.describe(start or source, model), markup=False)
+    engine = TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
+    policy = Policy(engine, tokenizer, rollout.BatchedSearch(evals[0].retriever))
+    if cfg.ask:
+        return ask(cfg, policy, evals[0])
+    for s in filter(None, (split, *evals)):
+        s.questions = task.within_limit(s.questions, lambda q: len(render_prompt(tokenizer, q.question, cfg.prompt_form)), cfg.max_prompt, cfg.skip_bad)
+    run.create(threads=torch.get_num_threads())
+    run.trackers = report.open_trackers(cfg.log, run)
+    report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
+    if cfg.eval_only:
+        report.show_averages(task.evaluate_all(cfg, run, policy, evals, evaluate), AVERAGES)
+        return report.console.print(f"predictions in {run.path}, page: {report.write_page(run.path)}", markup=False)
+    reference = training.load_model(source).requires_grad_(False) if cfg.kl_coef and not cfg.lora else None
+    if start:  # the table compares with the weights that the run began with
+        before = {s.name: report.read_evaluation(run.path / f"eval_{s.name}_before.json") for s in evals}
+    else:
+        before = task.evaluate_all(cfg, run, policy, evals, evaluate, "_before")
+        guards.look_at_start({name: r["summary"] for name, r in before.items()}, report.warn)
+    train(cfg, run, model, tokenizer, reference, policy, split, evals, start)
+    after = task.evaluate_all(cfg, run, policy, evals, evaluate)
+    report.show_results(run, before, after, AVERAGES)
+    report.draw_curves({cfg.name: report.with_evaluations(run, before, after)}, run.path / "curves.png",
+                       f"AT2PO · {cfg.name} · {cfg.loss}, {cfg.rollout}, {cfg.expansion} expansion, credit by {cfg.credit}")
+    report.write_page(run.path)
+    report.console.print(f"run folder: {run.path}", markup=False)
+
+
 def main(argv=None):
-    cfg = parse_args(argv)
-    torch.manual_seed(cfg.seed)
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        split, evals = task.load_splits(cfg, PAPER_EVAL)
-        run = None if cfg.ask else report.RunFolder(cfg.out, "at2po", cfg.name, asdict(cfg), cfg.resume, FREE_ON_RESUME)
-        start = training.find_checkpoint(run.path / "checkpoint") if cfg.resume else None
-        if cfg.data != "world" and not (cfg.checkpoint or cfg.model):
-            raise training.ModelError(f"--data {cfg.data} needs --model or --checkpoint")
-        source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
-        source = (training.find_checkpoint(source) if Path(source).is_dir() else None) or source
-        model, tokenizer = training.load_policy(start or source, cfg.lora, cfg.gradient_checkpointing)
-        report.console.print(training.describe(start or source, model), markup=False)
-        policy = Policy(TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb), tokenizer,
-                        rollout.BatchedSearch(evals[0].retriever))
-        if cfg.ask:
-            return ask(cfg, policy, evals[0])
-        for s in filter(None, (split, *evals)):
-            s.questions = task.within_limit(s.questions, lambda q: len(render_prompt(tokenizer, q.question)), cfg.max_prompt, cfg.skip_bad)
-        run.create()
-        run.trackers = report.open_trackers(cfg.log, run)
-        report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
-        if cfg.eval_only:
-            task.evaluate_all(cfg, run, policy, evals, evaluate)
-            return report.console.print(f"predictions in {run.path}, page: {report.write_page(run.path)}", markup=False)
-        reference = training.load_model(source).requires_grad_(False) if cfg.kl_coef and not cfg.lora else None
-        if start:  # the table compares with the weights that the run began with
-            before = {s.name: json.loads((run.path / f"eval_{s.name}_before.json").read_text()) for s in evals}
-        else:
-            before = task.evaluate_all(cfg, run, policy, evals, evaluate, "_before")
-        train(cfg, run, model, tokenizer, reference, policy, split, evals, start)
-        after = task.evaluate_all(cfg, run, policy, evals, evaluate)
-        report.show_results(run, before, after, metrics.paired_difference)
-        report.draw_curves({cfg.name: report.with_evaluations(run, before, after)}, run.path / "curves.png",
-                           f"AT2PO · {cfg.name} · {cfg.loss}, {cfg.rollout}, {cfg.expansion} expansion, credit by {cfg.credit}")
-        report.write_page(run.path)
-        report.console.print(f"run folder: {run.path}", markup=False)
-    except (data.DataError, retriever.RetrieverError, training.ModelError, report.RunError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        begun = not cfg.ask and (Path(cfg.out) / "at2po" / cfg.name / "config.json").exists()
-        sys.exit("interrupted" + (f"; go on with the same command and --resume --name {cfg.name}" if begun else "; nothing was written to the run folder yet"))
+    cfg = None
+    errors = (data.DataError, retriever.RetrieverError, training.ModelError, chat.TemplateError, report.RunError, OSError)
+    with process.ends_cleanly(errors, lambda: report.what_is_saved(cfg, "at2po")):
+        cfg = parse_args(argv)
+        torch.manual_seed(cfg.seed)
+        transformers.utils.logging.disable_progress_bar()
+        if process.settled:
+            report.warn(f"{process.settled}: {torch.get_num_threads()} threads here (OMP_NUM_THREADS sets another number)")
+        reproduce(cfg)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ Numbers reached: see the README. The paper's own (7B and 8B models) were not mea
 """
 
 import asyncio
-import functools
 import itertools
 import json
 import math
@@ -62,12 +61,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import jinja2
+from common import process  # first: torch reads thread settings once
+
+# isort: split
 import torch
 import transformers
-import tyro
 
-from common import data, guards, kg, metrics, report, retriever, rollout, task, training, world
+from common import chat, data, flags, guards, kg, metrics, report, retriever, rollout, task, training, world
 from common.engine import TransformersEngine
 from common.rollout import Trajectory, Turn, stable_seed
 
@@ -76,83 +76,94 @@ from common.rollout import Trajectory, Turn, stable_seed
 @dataclass
 class Config:
     """Defaults are the paper's where a model is given, the embedded world's (WORLD) where none is."""
+
+    # ---- stages
+    # what to do; all = few-shot, warm-up, mygo
     stage: Literal["all", "few-shot", "warm-up", "mygo", "offline", "grpo", "star", "raft", "eval"] = "all"
-    envs: str = "text"                 # text, kg, kimi (each question's own passages), or several with commas
-    model: str = ""                    # folder or hub id; empty = the tiny policy of the embedded world
-    checkpoint: str = ""               # weights to start a stage from; empty = the model, and for the stages after it the run's own warm-up
-    data: str = "hotpotqa"             # sec. 4.1: 2Wiki or HotpotQA; file, hub name, or "world"
-    eval_data: str = ""                # comma-separated; empty = hotpotqa-dev,musique-dev, the world's test split, or a file's last tenth
-    corpus: str = ""                   # text: JSONL with id, contents; or "contexts" = pooled from the questions (2Wiki-Text)
-    retriever: str = ""                # bm25 | dense:MODEL (paper: dense:BAAI/bge-large-en-v1.5) | http://…; empty = bm25 with a corpus, else :8000
-    graph: str = ""                    # kg: triples (.jsonl, .json, .tsv) or .graphml; or "evidences" = of the questions (2Wiki)
-    limit: int = 20000                 # D.3: training questions; 0 = all
-    eval_limit: int = 0                # first so many questions of each evaluation set; 0 = all
-    skip_bad: bool = False             # leave malformed records and overlong prompts out, and count them
-    world_size: float = 1.0            # embedded world: 1.0 = about 1,000 entities
-    flaw_rate: float = .6              # embedded world: share of flawed demonstrations in the last fifth of what made the tiny policy, .1 before
-    warmup_steps: int = 900            # embedded world: supervised steps of 8 demonstrations that make the tiny policy
+    envs: str = "text"              # text, kg, kimi (each question's own passages), or several with commas
 
-    # agent
-    top_k: int = 5                     # passages a worker reads; ours
-    max_triples: int = 20              # triples a worker reads; ours
-    max_words: int = 200               # words of a passage or triple; ours
-    max_rounds: int = 6                # planner turns; ours
-    max_parallel: int = 8              # sub-questions a turn; ours
-    max_turn: int = 512                # tokens sampled a turn; ours
-    max_prompt: int = 4096             # tokens of the first prompt; ours
-    temperature: float = 1.0           # ours
-    eval_temperature: float = 0.0      # ours: greedy
-    few_shot: bool = False             # --stage eval: with the examples of Tables 7-10
-    max_batch: int = 256               # ours: sequences decoded together, at most
-    cache_gb: float = 8.0              # ours: keys and values of running sequences; as much again for finished turns
+    # ---- model and data
+    model: str = ""                 # folder or hub id; empty = the tiny policy of the embedded world
+    checkpoint: str = ""            # weights to start a stage from; empty = the model, after the warm-up the run's own warm-up
+    data: str = "hotpotqa"          # training questions, 2Wiki or HotpotQA: file, hub name, or "world" | sec. 4.1
+    eval_data: str = ""             # evaluation sets with commas; empty = hotpotqa,musique, the world's, or a file's last tenth
+    corpus: str = ""                # text: JSONL with id, contents; or "contexts" = pooled from the questions (2Wiki-Text)
+    # bm25, dense:MODEL[@INDEX] (the paper: dense:BAAI/bge-large-en-v1.5) or http://HOST:PORT; empty = bm25 with a corpus, else :8000
+    retriever: str = ""
+    search_timeout: float = 60.0    # seconds a request to a search server may take
+    search_retries: int = 12        # further tries while a search server does not answer; 12 = some two minutes
+    graph: str = ""                 # kg: triples (.jsonl, .json, .tsv) or .graphml; or "evidences" = of the questions (2Wiki)
+    limit: int = 20000              # training questions, drawn at random; 0 = all | D.3
+    eval_limit: int = 0             # first so many questions of each evaluation set; 0 = all
+    skip_bad: bool = False          # leave malformed records and overlong prompts out, and count them
 
-    # warm-up (D.3)
-    sft_trajectories: int = 300        # D.3 (sec. 4.2 says 1k) of the few-shot model with EM 1
-    sft_epochs: int = 3                # ours
-    sft_lr: float = 1e-5               # D.3
-    sft_lr_final: float = 1e-6         # D.3
+    # ---- embedded world
+    world_size: float = 1.0         # 1.0 = about 1,000 entities
+    flaw_rate: float = .6           # share of flawed demonstrations in the last fifth of what made the tiny policy, .1 before
+    warmup_steps: int = 900         # supervised steps of 8 demonstrations that make the tiny policy
 
-    # MyGO (D.1 to D.3)
-    steps: int = 20                    # D.3: iterations, 20,000 questions in all
-    questions_per_step: int = 1000     # D.3
-    keep: int = 3                      # m, D.3: trajectories kept a question
-    max_attempts: int = 16             # D.3
-    threshold: float = .5              # K' at the start; ours
-    offline_threshold: float = .8      # K of offline MyGO; ours
-    group_size: int = 5                # attempts a question of STaR, RAFT and GRPO; ours
-    mini_batch: int = 32               # planner trajectories an update, their workers with them; ours
-    lr: float = 5e-7                   # D.3
-    lr_final: float = 1e-8             # D.3, cosine
-    grpo_lr: float = 1e-6              # constant; ours, as in the other scripts
-    clip: float = .2                   # GRPO
-    kl_coef: float = 1e-3              # GRPO: k3 estimate to the weights it started from
-    weight_decay: float = .01          # ours; matrices only
-    grad_clip: float = 1.0             # LLaMA-Factory's default
-    token_budget: int = 0              # ours: stop when so many tokens were sampled in training; 0 = no limit
-    overlap: Literal["auto", "on", "off"] = "auto"       # D.2: sample the next iteration while this one trains; auto = with a second GPU
-    micro_tokens: int = 16384          # ours: packed tokens a forward pass; memory only
-    pack_tokens: int = 16384           # ours: tokens a pack of shared prefixes
-    share_prefixes: Literal["on", "off"] = "on"
-    kernels: Literal["auto", "on", "off"] = "auto"       # ours: Triton log-probs; auto = where there is CUDA
-    lora: int = 0                      # rank; 0 = full weights
-    gradient_checkpointing: bool = True
-    save_every: int = 1                # iterations; 0 = at the end only
-    show_every: int = 5                # iterations between printed trajectories
-    log: str = ""                      # trackers beside the files: tensorboard, wandb (offline), or both with a comma
-    seed: int = 0
+    # ---- agent
+    top_k: int = 5                  # passages a worker reads
+    max_triples: int = 20           # triples a worker reads
+    max_words: int = 200            # words of a passage or triple, of at most 20 characters each
+    max_rounds: int = 6             # planner turns
+    max_parallel: int = 8           # sub-questions a turn
+    max_turn: int = 512             # tokens sampled a turn
+    max_prompt: int = 4096          # tokens of the first prompt
+    temperature: float = 1.0        # of sampling in training
+    eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy
+    few_shot: bool = False          # --stage eval: with the examples of Tables 7-10
+    max_batch: int = 256            # sequences decoded together, at most
+    cache_gb: float = 8.0           # keys and values of running sequences; as much again for finished turns
 
-    # running
-    name: str = ""                     # runs/mygo_mujica/<name>-<env>-<stage>; empty = seed<seed>
-    out: str = "runs"
-    resume: bool = False
-    eval_only: bool = False            # the same as --stage eval
-    ask: str = ""                      # answer one question (in the first of --envs) and show how
+    # ---- warm-up
+    sft_trajectories: int = 300     # few-shot trajectories with EM 1 to learn from (sec. 4.2 says 1k) | D.3
+    sft_epochs: int = 3             # passes over them
+    sft_lr: float = 1e-5            # learning rate at the start | D.3
+    sft_lr_final: float = 1e-6      # and at the end, cosine | D.3
+
+    # ---- MyGO and its baselines
+    steps: int = 20                 # iterations; 20,000 questions in all | D.3
+    questions_per_step: int = 1000  # questions an iteration | D.3
+    keep: int = 3                   # m, trajectories kept a question | D.3
+    max_attempts: int = 16          # attempts a question | D.3
+    threshold: float = .5           # K' at the start
+    offline_threshold: float = .8   # K of offline MyGO
+    group_size: int = 5             # attempts a question of STaR, RAFT and GRPO
+    mini_batch: int = 32            # planner trajectories an update, their workers with them
+    lr: float = 5e-7                # learning rate at the start | D.3
+    lr_final: float = 1e-8          # and at the end, cosine | D.3
+    grpo_lr: float = 1e-6           # GRPO's, constant; as in the other scripts
+    clip: float = .2                # GRPO: half width of the clip window
+    kl_coef: float = 1e-3           # GRPO: k3 estimate of the KL to the weights it started from
+    weight_decay: float = .01       # of matrices
+    grad_clip: float = 1.0          # largest norm of the gradient | LLaMA-Factory
+    token_budget: int = 0           # stop when so many tokens were sampled in training; 0 = no limit
+    # sample the next iteration while this one trains; auto = with a second GPU | D.2
+    overlap: Literal["auto", "on", "off"] = "auto"
+    micro_tokens: int = 16384       # packed tokens a forward pass; memory only
+    pack_tokens: int = 16384        # tokens a pack of shared prefixes; memory only
+    share_prefixes: Literal["on", "off"] = "on"   # compute shared starts of trajectories once; same results
+    kernels: Literal["auto", "on", "off"] = "auto"  # Triton log-probs; auto = where there is CUDA
+    lora: int = 0                   # rank of adapters; 0 = full weights
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"  # recompute activations; auto = on a GPU; memory only
+
+    # ---- running
+    save_every: int = 1             # iterations between checkpoints; 0 = at the end only
+    show_every: int = 5             # iterations between printed trajectories; 0 = none
+    log: str = ""                   # trackers beside the files: tensorboard, wandb (offline), or both with a comma
+    seed: int = 0                   # of everything that is random
+    name: str = ""                  # of the run folders runs/mygo_mujica/<name>-<env>-<stage>; empty = seed<seed>
+    out: str = "runs"               # where run folders go
+    resume: bool = False            # go on with the run of this name
+    eval_only: bool = False         # the same as --stage eval
+    ask: str = ""                   # answer one question (in the first of --envs) and show how
 
 
 # What differs in the embedded world. Ours.
-WORLD = dict(data="world", envs="text,kg", retriever="bm25", top_k=2, max_turn=100, eval_limit=400, eval_temperature=1.0, limit=2000, sft_lr=3e-4,
-             sft_lr_final=3e-5, steps=60, token_budget=800_000, questions_per_step=64, mini_batch=16, lr=1e-4, lr_final=1e-5, grpo_lr=1e-4, micro_tokens=8192,
-             pack_tokens=512, max_batch=384, gradient_checkpointing=False)
+WORLD = dict(data="world", envs="text,kg", retriever="bm25", top_k=2, max_turn=100, eval_limit=400, eval_temperature=1.0, limit=2000,
+             sft_lr=3e-4, sft_lr_final=3e-5, steps=60, token_budget=800_000, questions_per_step=64, mini_batch=16, lr=1e-4,
+             lr_final=1e-5, grpo_lr=1e-4, micro_tokens=8192, pack_tokens=512, max_batch=384)
 WORLD_SETS = ("test", "dev", "other-relations")
 PAPER_EVAL = "hotpotqa-dev,musique-dev"                                                                    # Tables 2 and 3
 PAPER = {"text": {"few-shot": "12.41 / 19.71", "warm-up": "50.18 / 56.25", "mygo": "53.17 / 59.62", "offline": "53.27 / 59.78"},      # Table 6
@@ -285,47 +296,12 @@ def is_tiny(tokenizer):
     return "[USER]" in tokenizer.all_special_tokens
 
 
-@functools.lru_cache(maxsize=64)
-def template_parts(tokenizer, roles):
-    """Token ids of what the chat template writes before, between and behind messages of these roles, cut where it would open the thought itself."""
-    messages = [{"role": r, "content": f"@@{i}@@"} for i, r in enumerate(roles)]
-    try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except jinja2.TemplateError as error:
-        raise training.ModelError(f"this model's chat template refuses a conversation of {', '.join(roles)}: {error}") from error
-    parts = re.split(r"@@\d+@@", re.sub(r"<think>\s*$", "", text))
-    return [tokenizer(p, add_special_tokens=False)["input_ids"] for p in parts], re.findall(r"@@(\d+)@@", text)
-
-
-@functools.lru_cache(maxsize=4096)
-def plain_ids(tokenizer, text):
-    """Ids of a text in which nothing is a special token, whatever it says."""
-    return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-
-
-def render_chat(tokenizer, messages):
-    """Token ids of [(role, content)] up to where the assistant speaks. Contents are tokenised apart from the template, so none can write one of its
-    tokens, and a template that strips thoughts from earlier turns leaves those of the examples alone."""
-    parts, order = template_parts(tokenizer, tuple(role for role, _ in messages))
-    ids = list(parts[0])
-    for part, i in zip(parts[1:], order, strict=True):
-        ids += plain_ids(tokenizer, messages[int(i)][1]) + part
-    return ids
-
-
-def render_reply(tokenizer, turn_ids, content):
-    """Ids that follow a sampled turn: the end of its message where it was not sampled, the user's message, the opening of the next turn."""
-    parts, _ = template_parts(tokenizer, ("user", "assistant", "user"))
-    end = list(parts[2])
-    return end[int(bool(turn_ids) and bool(end) and end[0] == turn_ids[-1]):] + plain_ids(tokenizer, content) + parts[3]
-
-
 def first_prompt(tokenizer, env, role, content, few_shot):
     """Prompt ids of planner or worker: instructions, examples if wanted, the request."""
     env = "kg" if env == "kg" else "text"
     shots = SHOTS[env, role] if few_shot and not is_tiny(tokenizer) else []
     examples = [(("user", "assistant")[i % 2], text) for i, text in enumerate(shots)]
-    return render_chat(tokenizer, [("system", SYSTEM[env, role]), *examples, ("user", content)])
+    return chat.render_chat(tokenizer, [("system", SYSTEM[env, role]), *examples, ("user", chat.Foreign(content))])
 
 
 def harmless(text, max_words):
@@ -457,7 +433,7 @@ async def materials_for(policy, place, question, sub, entity, cfg):
     if cfg.envs == "kimi":
         key = place.name, question.id
         if key not in policy.own:
-            policy.own[key] = retriever.make_retriever(cfg.retriever, data.pool_contexts([question]))
+            policy.own[key] = task.make_retriever(cfg, data.pool_contexts([question]))
         passages = policy.own[key].search([sub], cfg.top_k)[0]
     else:
         passages = await policy.search(sub, cfg.top_k)
@@ -517,7 +493,7 @@ async def plan(policy, place, question, path, cfg, seed, temperature, watch=None
             lines.append(f"Obs: {r.info['sentence']}" + (f" Candidate:{labels}" if new else ""))
             entities += new
         turn.observation = "\n".join(lines)
-        turn.observation_ids = render_reply(policy.tokenizer, turn.ids, turn.observation)
+        turn.observation_ids = chat.render_reply(policy.tokenizer, turn.ids, chat.Foreign(turn.observation))
         if watch:
             watch(turn, reports)
     if watch:
@@ -678,7 +654,7 @@ def update(model, reference, optimizer, groups, advantage, cfg, rate, keep="nonf
     if finite:
         out |= {"train/loss": sums["loss"] / len(finite), "train/grad_norm": sum(finite) / len(finite), "train/lr": optimizer.param_groups[0]["lr"]}
         out |= {f"train/{k}": sums[k] / sums["tokens"] for k in ("clip_fraction", "kl", "ratio") if advantage is not None}
-    return out | {"time/train": time.time() - started + out["time/old_logprobs"]}
+    return out | {"time/train": time.time() - started}
 
 
 def rollout_metrics(made, chosen, stage):
@@ -763,7 +739,7 @@ def render_demonstration(tokenizer, question, demo, place, cfg, env):
         thought = " ; ".join(f"now {spoken(s)} of {s.subject}" for _, s in asked)
         turns.append(turn(f"<think> {found}{thought} </think> {f'<action> {calls} </action>' if env == 'kg' else calls}"))
         turns[-1].observation = "\n".join(lines)
-        turns[-1].observation_ids = render_reply(tokenizer, turns[-1].ids, turns[-1].observation)
+        turns[-1].observation_ids = chat.render_reply(tokenizer, turns[-1].ids, chat.Foreign(turns[-1].observation))
         found = "".join(f"found {spoken(s)} {s.found or 'nothing'} ; " for s in layer)
     final = demo.answer if demo.flaw == "bad format" else f"<answer> {demo.answer} </answer>"
     turns.append(turn(f"<think> {found}answer </think> {final}"))
@@ -785,7 +761,7 @@ def tiny_policy(cfg):
     def render(tokenizer, question, demo, place):
         env = random.Random(f"{question['_id']}/{demo.answer}").choice(("text", "kg"))
         return render_demonstration(tokenizer, question, demo, place, cfg, env)
-    made_by = (render_demonstration, layers, topic_entities, first_prompt, render_chat, render_reply, planner_request, worker_request, numbered, harmless)
+    made_by = (render_demonstration, layers, topic_entities, first_prompt, chat, planner_request, worker_request, numbered, harmless)
     return task.tiny_policy(cfg, f"mygo_mujica, {cfg.max_words} words", words, tags, render, made_by, index)
 
 
@@ -836,7 +812,7 @@ def evaluate(policy, split, cfg, progress):
 
 # ---------------------------------------------------------------- stages
 
-FREE_ON_RESUME = ("stage", "envs", "steps", "token_budget", "save_every", "show_every", "log", "resume", "out")
+FREE_ON_RESUME = ("stage", "envs", "steps", "token_budget", "save_every", "show_every", "log", "resume", "out", "search_timeout", "search_retries")
 LEARNING = ("mygo", "offline", "grpo", "star", "raft")
 
 
@@ -883,7 +859,8 @@ def warm_up(cfg, run, model, tokenizer, optimizer, policy, split):
     run.append("samples.jsonl", [record([t], q, tokenizer, step=1, prompt_ids=t.prompt_ids) for t, q in kept[:5]])
     run.write("sampling.json", {"questions": asked, "kept": len(kept), "tokens": tokens, "seconds": time.time() - started})
     sft(cfg, run, model, optimizer, [[t] for t, _ in kept])
-    training.save_checkpoint(run.path / "checkpoint", model, tokenizer, optimizer, {"step": cfg.sft_epochs, "tokens": tokens, "K": cfg.threshold})
+    state = {"step": cfg.sft_epochs, "tokens": tokens, "K": cfg.threshold, "run": run.id}
+    training.save_checkpoint(run.path / "checkpoint", model, tokenizer, optimizer, state)
 
 
 def learn(cfg, stage, run, model, tokenizer, reference, policy, split, start):
@@ -893,8 +870,6 @@ def learn(cfg, stage, run, model, tokenizer, reference, policy, split, start):
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay)
     K = cfg.offline_threshold if stage == "offline" else cfg.threshold
     state = training.load_training_state(start, model, optimizer) if start else {"step": 0, "tokens": 0, "K": K}
-    if not start and cfg.save_every and len(report.read_jsonl(run.path / "metrics.jsonl")) > cfg.save_every:
-        raise report.RunError(f"{run.path} has iterations but no checkpoint: restore checkpoint/, or start anew with another --name")
     run.rewind(state["step"], ("sharegpt.jsonl",))
     earlier, saved = report.read_jsonl(run.path / "metrics.jsonl"), state["step"] if start else -1
     own = policy.engine.model is not model   # always so for offline MyGO, whose samples all come from the warmed-up policy
@@ -909,9 +884,11 @@ def learn(cfg, stage, run, model, tokenizer, reference, policy, split, start):
         if stage != "offline":
             policy.engine.load_weights(model.named_parameters() if own else None)
     ahead, pool = None, ThreadPoolExecutor(1)
+    pace = report.Pace(max(state["step"] / cfg.steps, state["tokens"] / cfg.token_budget if cfg.token_budget else 0))
     for step in range(state["step"] + 1, cfg.steps + 1):
         if cfg.token_budget and state["tokens"] >= cfg.token_budget:
-            report.console.print(f"token budget of {cfg.token_budget} reached")
+            report.console.print(f"training ends after iteration {step - 1} of at most {cfg.steps}: {state['tokens']:,} tokens were sampled, the "
+                                 f"budget (--token-budget) is {cfg.token_budget:,}", markup=False)
             break
         began = time.time()
         if ahead is None:
@@ -920,7 +897,7 @@ def learn(cfg, stage, run, model, tokenizer, reference, policy, split, start):
         batch, made, K, seconds = ahead
         chosen = [select(group, stage, K, cfg) for group in made]
         row = {"step": step, "time/rollout": seconds} | rollout_metrics(made, chosen, stage) | ({"select/threshold": K} if stage in ("mygo", "offline") else {})
-        state = {"step": step, "tokens": state["tokens"] + row["rollout/tokens"], "K": K}
+        state = {"step": step, "tokens": state["tokens"] + row["rollout/tokens"], "K": K, "run": run.id}
         advantage = None
         if stage == "grpo":
             row["rollout/flat_groups"] = 1 - row["select/questions"] / len(made)
@@ -937,8 +914,10 @@ def learn(cfg, stage, run, model, tokenizer, reference, policy, split, start):
             row |= future.result()
         else:
             row |= work_()
-        row |= {"rollout/tokens_total": state["tokens"], "time/step": time.time() - began}
+        row |= {"rollout/tokens_total": state["tokens"], "time/step": time.time() - began} | policy.search.metrics
         row |= {"mem/gpu_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {}
+        share = max(step / cfg.steps, state["tokens"] / cfg.token_budget if cfg.token_budget else 0)
+        row |= pace.times(share, torch.get_num_threads())
         selection = f"chosen {row['select/trajectories']} of {row['select/attempts']}" + (f", K {K:.2f}" if "select/threshold" in row else "")
         report.console.print(f"{stage} | {report.step_line(step, cfg.steps, row)} | {selection}")
         row |= guards.watch(row, earlier, report.warn)
@@ -984,7 +963,7 @@ def start_weights(cfg, stage):
 def stage_folder(cfg, stage):
     """The run folder of a stage, opened to go on with where --resume finds it begun."""
     name = f"{cfg.name}-{cfg.envs}-{stage}"
-    begun = cfg.resume and (Path(cfg.out) / "mygo_mujica" / name / "config.json").exists()
+    begun = cfg.resume and (Path(cfg.out) / "mygo_mujica" / name).exists()
     return report.RunFolder(cfg.out, "mygo_mujica", name, asdict(cfg), begun, FREE_ON_RESUME), begun
 
 
@@ -1010,7 +989,7 @@ def run_stage(cfg, stage, split, evals):
     if begun and done and all(f.exists() for f in wanted):
         report.console.print(f"{cfg.envs} {stage}: done before")
         return run.path
-    start = training.find_checkpoint(run.path / "checkpoint") if begun else None
+    start = task.checkpoint_of(run) if begun and stage in ("warm-up", *LEARNING) else None
     source = start_weights(cfg, stage)
     model, tokenizer = training.load_policy(start or source, cfg.lora if stage in ("warm-up", *LEARNING) else 0, cfg.gradient_checkpointing)
     few, shown = replace(cfg, few_shot=cfg.few_shot or stage == "few-shot"), cfg.few_shot or stage in ("few-shot", "warm-up")
@@ -1020,7 +999,7 @@ def run_stage(cfg, stage, split, evals):
         length = lambda q: len(first_prompt(tokenizer, cfg.envs, "planner", opening(q, s, cfg)[1], shown))  # noqa: E731
         return s and replace(s, questions=task.within_limit(s.questions, length, cfg.max_prompt, cfg.skip_bad))
     split, evals = fits(split), [fits(s) for s in evals]
-    run.create()
+    run.create(threads=torch.get_num_threads())
     if stage == "warm-up" or stage in LEARNING and stage != "grpo":
         run.write("dataset_info.json", DATASET_INFO)
     run.trackers = report.open_trackers(cfg.log, run)
@@ -1034,7 +1013,9 @@ def run_stage(cfg, stage, split, evals):
         reference = training.load_model(source).requires_grad_(False) if stage == "grpo" and cfg.kl_coef else None
         learn(cfg, stage, run, model, tokenizer, reference, policy, split, start)
         policy = make_policy(cfg, model, tokenizer, evals[0])
-    task.evaluate_all(cfg, run, policy, evals, lambda p, s, c, progress: evaluate(p, s, few, progress))
+    results = task.evaluate_all(cfg, run, policy, evals, lambda p, s, c, progress: evaluate(p, s, few, progress))
+    if stage == "few-shot":
+        guards.look_at_start({name: r["summary"] for name, r in results.items()}, report.warn)
     rows = report.read_jsonl(run.path / "metrics.jsonl")
     if rows:
         report.draw_curves({stage: rows}, run.path / "curves.png", f"Mujica · {cfg.name} · {cfg.envs} · {stage}")
@@ -1072,12 +1053,13 @@ def show_table(cfg, env):
 
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv, flags, in_world = task.given_flags(argv)
-    cfg = tyro.cli(Config, default=replace(Config(), **(WORLD if in_world else {})), description=__doc__, args=argv)
+    argv, given, in_world = flags.given_flags(argv)
+    cfg = flags.cli(Config, replace(Config(), **(WORLD if in_world else {})), __doc__, argv)
     ones = ("top_k max_triples max_words max_rounds max_parallel max_turn max_prompt max_batch sft_trajectories sft_epochs steps questions_per_step keep "
             "max_attempts mini_batch").split()
-    task.check_flags(cfg, at_least=dict.fromkeys(ones, 1) | dict.fromkeys(("limit", "eval_limit", "lora", "token_budget"), 0),
-                     positive=("lr", "sft_lr", "grpo_lr", "temperature", "cache_gb", "world_size", "grad_clip"), world_sets=WORLD_SETS)
+    task.check_flags(cfg, at_least=dict.fromkeys(ones, 1) | dict.fromkeys(("limit", "eval_limit", "lora", "token_budget", "search_retries"), 0),
+                     positive=("lr", "sft_lr", "grpo_lr", "temperature", "cache_gb", "world_size", "grad_clip", "search_timeout"),
+                     world_sets=WORLD_SETS)
     envs = cfg.envs.split(",")
     if any(e not in ("text", "kg", "kimi") for e in envs) or len(set(envs)) < len(envs):
         sys.exit(f"error: --envs {cfg.envs}: text, kg or kimi, or several of them with commas")
@@ -1090,7 +1072,7 @@ def parse_args(argv=None):
         sys.exit("error: --envs kg needs --graph FILE (triples or GraphML), or --graph evidences with a data set that has them (2Wiki)")
     if cfg.few_shot and not (cfg.stage == "eval" or cfg.eval_only or cfg.ask):
         sys.exit("error: --few-shot goes with --stage eval; training is on prompts without examples")
-    if "--ask" in flags and not cfg.ask.strip():
+    if "--ask" in given and not cfg.ask.strip():
         sys.exit("error: --ask is empty")
     if cfg.ask and "kimi" in envs:
         sys.exit("error: --ask has no passages of its own: --envs text or kg")
@@ -1143,6 +1125,7 @@ def ask(cfg, place):
         report.console.print(report.plain(turn.text))
         for w in reports:
             report.console.print(f"  [dim]{report.plain(w.info['asked'])} → {report.plain(w.info['sentence'])}[/dim]")
+    task.warn_of_unknown_words(tokenizer, cfg.ask)
     question = data.Question("ask", cfg.ask, [""])
     if cfg.envs == "kg":  # the entities that the question names
         question.entities = [[n, ""] for n in place.graph.graph if re.search(rf"(?<!\w){re.escape(n)}(?!\w)", cfg.ask)]
@@ -1153,29 +1136,40 @@ def ask(cfg, place):
     report.console.print(f"[bold]answer: {report.plain(t.info['answer'])}[/bold]")
 
 
+def reproduce(cfg):
+    """The stages of --stage in each of --envs, each in a run folder of its own. What can be refused without reading data is refused first."""
+    task.check_model_is_named(cfg)
+    stages = {"all": ("few-shot", "warm-up", "mygo")}.get(cfg.stage, (cfg.stage,))
+    per_env = [replace(cfg, envs=env) for env in cfg.envs.split(",")]
+    for c, stage in itertools.product(per_env, () if cfg.ask else stages):
+        run, begun = stage_folder(c, stage)
+        if begun and stage in ("warm-up", *LEARNING):
+            task.checkpoint_of(run)
+    if cfg.checkpoint or cfg.model:
+        training.find_model(training.find_checkpoint(cfg.checkpoint or cfg.model) or cfg.checkpoint or cfg.model)
+    splits = load(cfg)
+    if cfg.ask:
+        return ask(per_env[0], splits[1][0])
+    report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
+    for c in per_env:
+        for stage in stages:
+            run_stage(c, stage, *splits)
+        show_table(c, c.envs)
+
+
 def main(argv=None):
-    cfg = parse_args(argv)
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        if cfg.data != "world" and not (cfg.checkpoint or cfg.model):
-            raise training.ModelError(f"--data {cfg.data} needs --model or --checkpoint")
-        stages = {"all": ("few-shot", "warm-up", "mygo")}.get(cfg.stage, (cfg.stage,))
-        per_env = [replace(cfg, envs=env) for env in cfg.envs.split(",")]
-        if not cfg.ask:
-            for c, stage in itertools.product(per_env, stages):  # refuses before anything is trained or written
-                stage_folder(c, stage)
-        splits = load(cfg)
-        if cfg.ask:
-            return ask(per_env[0], splits[1][0])
-        report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
-        for c in per_env:
-            for stage in stages:
-                run_stage(c, stage, *splits)
-            show_table(c, c.envs)
-    except (data.DataError, kg.GraphError, retriever.RetrieverError, training.ModelError, report.RunError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted" + ("" if cfg.ask else f"; go on with the same command and --resume --name {cfg.name}"))
+    cfg = None
+    errors = (data.DataError, kg.GraphError, retriever.RetrieverError, training.ModelError, chat.TemplateError, report.RunError, OSError)
+
+    def saved():
+        names = itertools.product(cfg.envs.split(","), ("warm-up", *LEARNING)) if cfg else ()
+        return report.what_is_saved(cfg, "mygo_mujica", [f"{cfg.name}-{env}-{stage}" for env, stage in names])
+    with process.ends_cleanly(errors, saved):
+        cfg = parse_args(argv)
+        transformers.utils.logging.disable_progress_bar()
+        if process.settled:
+            report.warn(f"{process.settled}: {torch.get_num_threads()} threads here (OMP_NUM_THREADS sets another number)")
+        reproduce(cfg)
 
 
 if __name__ == "__main__":

@@ -4,212 +4,310 @@
 | --- | --- |
 | HotpotQA, 2WikiMultihopQA | official JSON (a list) and their hub layout (dict-of-lists context) |
 | MuSiQue | official JSONL |
-| NQ, TriviaQA, PopQA, Bamboogle, … | FlashRAG JSONL {id, question, golden_answers, metadata}, NQ-open JSONL, CSV |
-| QALD-10 | official JSON {questions: [{id, question, answers}]}, and ToG's list with labels and topic entities |
-| Search-R1, verl | parquet {prompt, reward_model.ground_truth} |
-| hub | a short name of HUB, or dataset_id[:config[:split]] through `datasets` |
-| corpus | JSONL {id, contents} with contents = '"title"\\ntext', {id, title, text}, JSON lists of them; "contexts" = pooled from questions |
+| NQ, TriviaQA, PopQA, Bamboogle, … | FlashRAG JSONL {id, question, golden_answers}, NQ-open JSONL, CSV |
+| TriviaQA, PopQA, SQuAD | their own and the hub's answer {value, aliases}, possible_answers, answers {text} |
+| UltraDomain | JSONL {input, answers, context}; the context, a whole book, is left out |
+| QALD-10 | official JSON {questions: [{id, question, answers}]}, and ToG's list with labels and entities |
+| Search-R1, verl | parquet {prompt, reward_model}; a prompt without "Question:" is the question |
+| hub | a name of HUB, or dataset_id[:config[:split]] through `datasets` |
+| corpus | {id, contents} with contents = '"title"\\ntext', or {id, title, text}: JSON, JSONL, DPR's TSV |
 
-A bad record raises DataError naming file, record and field; skip_bad=True counts and skips it.
+Files may be compressed (.gz). JSON is a list, an object with the list under "data" or "questions", or one
+object a line. A bad record raises DataError naming file, record and field; skip_bad=True counts and skips it,
+also a line that is no JSON or no UTF-8. formats.py makes Questions of records.
 """
 
 import csv
+import difflib
+import gzip
 import io
 import itertools
 import json
+import os
 import random
 import re
 import sys
-from dataclasses import dataclass, field
+import zlib
 from pathlib import Path
 
-# paper's name -> (hub id, config, split); splits as Search-R1 evaluates them: test, else dev
-HUB = {
-    "hotpotqa": ("RUC-NLPIR/FlashRAG_datasets", "hotpotqa", "train"), "hotpotqa-dev": ("RUC-NLPIR/FlashRAG_datasets", "hotpotqa", "dev"),
-    "2wiki": ("RUC-NLPIR/FlashRAG_datasets", "2wikimultihopqa", "train"), "2wiki-dev": ("RUC-NLPIR/FlashRAG_datasets", "2wikimultihopqa", "dev"),
-    "musique": ("RUC-NLPIR/FlashRAG_datasets", "musique", "train"), "musique-dev": ("RUC-NLPIR/FlashRAG_datasets", "musique", "dev"),
-    "bamboogle": ("RUC-NLPIR/FlashRAG_datasets", "bamboogle", "test"), "nq": ("RUC-NLPIR/FlashRAG_datasets", "nq", "test"),
-    "triviaqa": ("RUC-NLPIR/FlashRAG_datasets", "triviaqa", "test"), "popqa": ("RUC-NLPIR/FlashRAG_datasets", "popqa", "test"),
-    "search-r1": ("PeterJinGo/nq_hotpotqa_train", None, "train"),
-}
+from common import formats, hub, metrics
+from common.formats import Question as Question
+from common.formats import parse_question as parse_question
 
 
 class DataError(ValueError):
     """A file, record or field that cannot be used, with where it is and what was expected."""
 
 
-@dataclass
-class Question:
-    id: str
-    question: str
-    answers: list[str]                       # gold answer and aliases, never empty
-    type: str = ""                           # bridge, comparison, compositional, …
-    hops: int = 0                            # 0 = the data set does not say
-    supporting_facts: list = field(default_factory=list)  # [title, sentence index]
-    context: list = field(default_factory=list)           # [title, [sentences]]
-    evidences: list = field(default_factory=list)         # [subject, relation, object]
-    entities: list = field(default_factory=list)          # [name, id] of topic entities, where the data set names them
+# ---------------------------------------------------------------- the hub
+
+FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
+HUB = {  # name -> (hub id, config, training split, evaluation split: test, else dev, as Search-R1 evaluates)
+    "nq": (FLASHRAG, "nq", "train", "test"),
+    "triviaqa": (FLASHRAG, "triviaqa", "train", "test"),
+    "popqa": (FLASHRAG, "popqa", None, "test"),
+    "hotpotqa": (FLASHRAG, "hotpotqa", "train", "dev"),
+    "2wiki": (FLASHRAG, "2wikimultihopqa", "train", "dev"),
+    "musique": (FLASHRAG, "musique", "train", "dev"),
+    "bamboogle": (FLASHRAG, "bamboogle", None, "test"),
+    "search-r1": ("PeterJinGo/nq_hotpotqa_train", None, "train", "test"),
+}
+ALSO_DEV = ("nq", "triviaqa")  # these have a dev split beside the two
 
 
-def _strings(value):
-    """Gold answers of any layout as a list of non-empty strings."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [str(v) for v in value if v is not None and str(v).strip()]
-    return [str(value)] if value is not None and str(value).strip() else []
+def _splits(name):
+    _, _, train, evaluation = HUB[name]
+    return [split for split in (train, "dev" if name in ALSO_DEV else None, evaluation) if split]
 
 
-def _parse_qald(row, number):
-    """QALD-10. ToG's form has labels; the official one gives entities as Wikidata ids, numbers and dates as they are, yes or no for ASK."""
-    if "qid_topic_entity" in row:
-        answers = _strings(list(dict(row["answer"]).values()))
-        return Question(f"qald-{number}", row["question"], answers, entities=[[name, qid] for qid, name in row["qid_topic_entity"].items()])
-    text = next((q["string"] for q in row["question"] if q["language"] == "en"), "")
-    values = [b["value"] for a in row["answers"] for r in a.get("results", {}).get("bindings", []) for b in r.values() if b["value"]]
-    found = [str(v).rsplit("/entity/", 1)[-1] for v in values]
-    return Question(str(row["id"]), text, found + ["yes" if str(a["boolean"]).lower() == "true" else "no" for a in row["answers"] if "boolean" in a])
+def _named(source):
+    """(name in HUB, split or "") of "hotpotqa" and "hotpotqa-dev"; None where it is no such name."""
+    if source in HUB:
+        return source, ""
+    name, _, split = source.rpartition("-")
+    return (name, split) if name in HUB and split in ("train", "dev", "test") else None
 
 
-def parse_question(row, number=0):
-    """One record of any supported layout -> Question. Raises KeyError(field) or ValueError(message)."""
-    if not isinstance(row, dict):
-        raise ValueError(f"expected an object, got {type(row).__name__}")
-    if "qid_topic_entity" in row or isinstance(row.get("question"), list):
-        return _checked(_parse_qald(row, number))
-    if "reward_model" in row:  # Search-R1 and verl
-        truth = row["reward_model"]["ground_truth"]
-        answers = _strings(truth["target"] if isinstance(truth, dict) else truth)
-        text = row.get("question") or list(row["prompt"])[-1]["content"].rsplit("Question:", 1)[-1]
-        return _checked(Question(str(row.get("id") or (row.get("extra_info") or {}).get("index", number)), text.strip(), answers))
-    text = row["Question"] if "Question" in row else row["question"]
-    if "golden_answers" in row:
-        answers, meta = _strings(row["golden_answers"]), row.get("metadata") or {}
-    else:
-        answers, meta = _strings(row["Answer"] if "Answer" in row else row["answer"]), row
-        answers += [a for a in _strings(row.get("answer_aliases")) if a not in answers]
-    question = Question(str(row.get("_id") or row.get("id") or row.get("idx", number)), text, answers, str(meta.get("type") or ""), meta.get("hops") or 0)
-    facts, context = meta.get("supporting_facts"), meta.get("context")
-    if isinstance(facts, dict):  # hub layout
-        facts = list(zip(facts["title"], facts.get("sent_id", facts.get("sent_idx", [])), strict=True))
-    if isinstance(context, dict):
-        context = list(zip(context["title"], context.get("sentences", context.get("content", [])), strict=True))
-    if "paragraphs" in row:  # MuSiQue; a paragraph counts as one sentence
-        context = [(p["title"], [p["paragraph_text"]]) for p in row["paragraphs"]]
-        facts = [(p["title"], 0) for p in row["paragraphs"] if p.get("is_supporting")]
-        question.hops = len(row.get("question_decomposition") or [])
-    question.supporting_facts = [[str(t), int(i)] for t, i in facts or []]
-    if isinstance(context, (list, tuple)):
-        question.context = [[str(t), list(s)] for t, s in context]
-        if not all(isinstance(sentence, str) for _, sentences in question.context for sentence in sentences):
-            raise ValueError("field 'context': sentences must be strings")
-    question.evidences = [list(e) for e in meta.get("evidences") or []]
-    if not all(len(e) == 3 and all(isinstance(x, str) for x in e) for e in question.evidences):
-        raise ValueError("field 'evidences': expected triples of strings")
-    if not question.hops:
-        question.hops = len(question.evidences) or len({t for t, _ in question.supporting_facts})
-    return _checked(question)
+def hub_split(source, role):
+    """(hub id, config, split) of a hub name.
+
+    Of the names in HUB, training takes the training split and no other. A split that is spelled out behind a
+    hub id is taken as it is in either role; left out, it is "train" for training and "test" for evaluation.
+
+    >>> hub_split("nq", "train")[2], hub_split("nq", "evaluation")[2], hub_split("a/b:c", "evaluation")
+    ('train', 'test', ('a/b', 'c', 'test'))
+    """
+    if not _named(source):
+        repository, config, split = (source.split(":", 2) + ["", ""])[:3]
+        return repository, config or None, split or ("train" if role == "train" else "test")
+    name, split = _named(source)
+    repository, config, train, evaluation = HUB[name]
+    if split and split not in _splits(name):
+        raise DataError(f"{source}: {name} has no {split} split, only {', '.join(_splits(name))}")
+    if role == "evaluation":
+        return repository, config, split or evaluation
+    if train is None:
+        others = ", ".join(n for n in HUB if HUB[n][2])
+        raise DataError(f"{source}: {name} has no training split; train on {others}, or a file of your own")
+    if split not in ("", train):
+        raise DataError(f"{source}: not a training split, but one to evaluate on; train on {name}-{train}")
+    return repository, config, train
 
 
-def _checked(question):
-    if not isinstance(question.question, str) or not question.question.strip():
-        raise ValueError("field 'question' is empty")
-    if not question.answers:
-        raise ValueError("field 'answer' is empty: a question without an answer cannot be scored")
-    return question
-
-
-def _parse_json(text):
-    """json.loads, without halves of surrogate pairs, which are no text. Raises ValueError."""
+def _from_hub(source, role):
+    """(number, row) of a data set of the hub."""
+    repository, config, split = hub_split(source, role)
+    failed = f"{source}: the hub data set {repository!r} did not load"
+    names = ", ".join(["world", *HUB])
+    advice = f"Give a file ({FORMATS}), a hub id owner/name[:config[:split]], or one of {names}"
+    if not _named(source) and hub.looks_like_path(repository):  # the hub is not asked
+        spelled = [f"{name}-{s}" for name in HUB for s in _splits(name)]
+        near = difflib.get_close_matches(source, ["world", *HUB, *spelled], 1)
+        guess = f"; did you mean {near[0]}?" if near else "."
+        raise DataError(f"{source}: no such file here{guess} {advice}")
     try:
-        value = json.loads(text)
-        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) if "\\ud" in text.lower() else value
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _rows(path):
-    """(record number, row) of a JSON list, JSONL, CSV or parquet file; record numbers count from 1."""
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        import pyarrow.parquet
-        try:
-            yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), 1)
-        except pyarrow.ArrowInvalid as error:
-            raise DataError(f"{path}: not a parquet file ({error})") from None
-        return
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    if suffix == ".csv":
-        csv.field_size_limit(2**31 - 1)
-        yield from enumerate(csv.DictReader(io.StringIO(text, newline="")), 1)
-    elif text.lstrip().startswith("[") or re.match(r'\s*\{\s*"(dataset|questions)"\s*:\s*[\[{]', text):  # a list, or QALD's {"dataset", "questions"}
-        try:
-            rows = _parse_json(text)
-        except ValueError as error:
-            raise DataError(f"{path}: not valid JSON: {error}") from None
-        rows = rows.get("questions") if isinstance(rows, dict) else rows
-        if not isinstance(rows, list):
-            raise DataError(f"{path}: field 'questions' is missing, or no list")
-        yield from enumerate(rows, 1)
-    else:
-        for number, line in enumerate(text.split("\n"), 1):  # (splitlines would also cut at U+2028, which JSON allows)
-            if line.strip():
-                try:
-                    row = _parse_json(line)
-                except ValueError as error:
-                    raise DataError(f"{path}: record {number} is not valid JSON: {error}") from None
-                yield number, row
-
-
-def _from_hub(source):
-    import datasets
-    name, config, split = HUB.get(source) or (source.split(":") + [None, None])[:3]
-    try:
-        rows = datasets.load_dataset(name, config, split=split or "train")
-    except Exception as error:  # whatever the hub client raises, the user needs the same remedy
-        raise DataError(f"--data {source}: no such file here, and the hub data set {name!r} did not load "
-                        f"({type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else 'no message'}). "
-                        f"Give a path to a .json, .jsonl, .csv or .parquet file, or one of: world, {', '.join(HUB)}") from error
+        repository = hub.locate(repository, "dataset")
+        import datasets
+        rows = datasets.load_dataset(repository, config, split=split)
+    except hub.HubError as error:
+        raise DataError(f"{failed}: {error}. {advice}") from error
+    except Exception as error:  # whatever `datasets` raises, the user needs the same remedy
+        what = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0][:200]}"
+        raise DataError(f"{failed}, config {config}, split {split} ({what}). {advice}") from error
     yield from enumerate(rows, 1)
 
 
-def load_questions(source, limit=None, skip_bad=False):
-    """Questions of a path, a hub name or an iterable of rows; at most `limit`."""
+# ---------------------------------------------------------------- files
+
+FORMATS = ".json, .jsonl, .csv, .tsv or .parquet, each also as .gz"
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+
+
+def suffix_of(path):
+    """
+    >>> suffix_of("a/b.JSONL.gz"), suffix_of("v1.0")
+    ('.jsonl', '.0')
+    """
+    path = Path(path)
+    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
+
+
+def read_records(path):
+    """(number from 1, record) of each record of a file; one that cannot be decoded is a ValueError saying so.
+
+    Raises DataError where the whole file cannot be read."""
+    suffix = suffix_of(path)
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: its name ends in none of the formats that can be read: {FORMATS}")
+    if suffix == ".parquet":
+        yield from enumerate(_parquet(path), 1)
+        return
+    text = _bytes(path).decode("utf-8-sig", "surrogateescape")  # a bad byte spoils its own record only
+    if suffix in (".csv", ".tsv"):
+        yield from _table(path, text, "," if suffix == ".csv" else "\t")
+        return
+    whole = _whole_json(path, text)
+    yield from _json_lines(text) if whole is None else enumerate(whole, 1)
+
+
+def _bytes(path):
+    raw = path.read_bytes()
+    if raw[:2] != b"\x1f\x8b":  # gzip, whatever the file is called
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file ({error})") from None
+
+
+def _utf8(text):
+    """The text, where every byte of it was UTF-8."""
+    bad = re.search("[\udc80-\udcff]", text)
+    if bad:
+        raise ValueError(f"not UTF-8 text (byte 0x{ord(bad[0]) - 0xdc00:02x} at character {bad.start()})")
+    return text
+
+
+def _parquet(path):
+    import pyarrow.parquet
+    try:
+        file = io.BytesIO(_bytes(path)) if path.suffix.lower() == ".gz" else path
+        return pyarrow.parquet.read_table(file).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:  # OSError: damaged pages
+        why = str(error).splitlines()[0][:200]
+        raise DataError(f"{path}: not a parquet file, or a damaged one ({why})") from None
+
+
+def _table(path, text, delimiter):
+    csv.field_size_limit(2**31 - 1)
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        for number, row in enumerate(rows, 1):
+            try:
+                _utf8(" ".join(value for value in row.values() if isinstance(value, str)))
+            except ValueError as error:
+                row = error
+            yield number, row
+    except csv.Error as error:
+        raise DataError(f"{path}: not a table: {error}") from None
+
+
+def _json_lines(text):
+    for number, line in enumerate(text.split("\n"), 1):  # (splitlines cuts at U+2028 too, which JSON allows)
+        if line.strip():
+            try:
+                row = formats.parse_json(_utf8(line))
+            except json.JSONDecodeError as error:
+                row = ValueError(f"not valid JSON: {error}")
+            except ValueError as error:
+                row = error
+            yield number, row
+
+
+def _whole_json(path, text):
+    """The records of a file that is one JSON value, however it is printed; None = one value a line."""
+    lines = [m[0] for m in itertools.islice(re.finditer(r"[^\n]*\S[^\n]*", text), 2)]
+    start = lines[0].lstrip()[:1] if lines else ""
+    if start not in ("[", "{"):
+        return None
+    if start == "{" and len(lines) > 1:
+        try:
+            formats.parse_json(lines[0])
+            return None
+        except ValueError:  # an object printed over several lines, or a damaged first line
+            pass
+    try:
+        value = formats.parse_json(_utf8(text))
+    except ValueError as error:
+        if start == "{" and suffix_of(path) != ".json":
+            return None
+        raise DataError(f"{path}: not valid JSON: {error}") from None
+    return list(_questions_of_articles(_unwrapped(path, value)))
+
+
+def _unwrapped(path, value):
+    """The list of records: the value, or what it has under "data" or "questions"; else it is one record."""
+    if isinstance(value, list):
+        return value
+    names = [name for name in ("data", "Data", "questions") if name in value]
+    if not names or value.keys() & {*formats.ASKED, "contents", "text"}:
+        return [value]
+    if not isinstance(value[names[0]], list):
+        raise DataError(f"{path}: {formats.wrong(names[0], 'a list of records', value[names[0]])}")
+    return value[names[0]]
+
+
+def _questions_of_articles(rows):
+    """SQuAD's own files keep questions under paragraphs, and those under articles: one record a question."""
+    for row in rows:
+        paragraphs = row.get("paragraphs") if isinstance(row, dict) else None
+        nested = [p for p in paragraphs if isinstance(p, dict) and isinstance(p.get("qas"), list)] \
+            if isinstance(paragraphs, list) else []
+        if not nested:
+            yield row
+        for p in nested:
+            for asked in p["qas"]:
+                own = {"title": row.get("title"), "context": p.get("context")}
+                yield own | asked if isinstance(asked, dict) else asked
+
+
+# ---------------------------------------------------------------- questions
+
+def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
+    """Questions of a path, a hub name or an iterable of rows; at most `limit`.
+
+    role: "train" or "evaluation", which of its splits a hub name stands for (hub_split). A file, and rows,
+    are what they are in either role. An answer of punctuation and articles alone (NQ has a few) would reward
+    saying nothing: training refuses it, evaluation keeps it, so that n stays the official one, and says so."""
+    if role not in ("train", "evaluation"):
+        raise ValueError(f"role {role!r}: train or evaluation")
     if not isinstance(source, (str, Path)):
         name, rows = "records", enumerate(source, 1)
     else:
-        path, name = Path(source), str(source)
-        if path.is_dir():
+        path, name = Path(os.path.expanduser(source)), str(source)
+        if path.is_dir() and not _named(name):
             raise DataError(f"{path} is a folder; give one file")
-        if not path.exists() and path.suffix in (".json", ".jsonl", ".csv", ".parquet"):
+        if not path.exists() and suffix_of(path) in SUFFIXES:
             raise DataError(f"{path}: no such file")
-        rows = _rows(path) if path.exists() else _from_hub(str(source))
-    questions, bad = [], 0
+        rows = _from_hub(name, role) if path.is_dir() or not path.exists() else read_records(path)
+    questions, bad, void = [], 0, []
     for number, row in rows:
         if limit is not None and len(questions) >= limit:
             break
         try:
-            questions.append(parse_question(row, number))
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError) as error:
-            if isinstance(error, DataError):
-                raise
-            what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+            if isinstance(row, ValueError):  # it could not be decoded
+                raise row
+            question = parse_question(row, number)
+            if not any(map(metrics.normalize_answer, question.answers)):
+                what = f"field 'answer': {question.answers[0][:40]!r} has no word that counts, so an empty prediction would be right"
+                if role == "train":
+                    raise ValueError(what)
+                void.append(f"record {number}: {what}")
+            questions.append(question)
+        except ValueError as error:
             if not skip_bad:
-                raise DataError(f"{name}: record {number}: {what} (--skip-bad leaves such records out)") from None
+                remedy = "(--skip-bad leaves such records out)"
+                raise DataError(f"{name}: record {number}: {error} {remedy}") from None
             bad += 1
     if bad:
         print(f"{name}: skipped {bad} bad records", file=sys.stderr)
+    if void:
+        print(f"{name}: {void[0]}" + (f"; so have {len(void) - 1} more" if len(void) > 1 else ""), file=sys.stderr)
     if not questions:
         raise DataError(f"{name}: no questions in it")
-    seen = set()
-    for i, q in enumerate(questions):  # ids key seeds and predictions, so they must differ
-        if q.id in seen:
-            q.id = f"{q.id}#{i}"
-        seen.add(q.id)
+    _tell_apart(questions)
     return questions
+
+
+def _tell_apart(questions):
+    """Gives a repeated id a name of its own: ids key seeds and predictions."""
+    taken, seen = {q.id for q in questions}, set()
+    for i, q in enumerate(questions):
+        if q.id in seen:
+            names = (f"{q.id}#{n}" for n in itertools.count(i))
+            q.id = next(name for name in names if name not in taken)
+            taken.add(q.id)
+        seen.add(q.id)
 
 
 def shuffled_forever(items, seed):
@@ -217,6 +315,27 @@ def shuffled_forever(items, seed):
     for epoch in itertools.count():
         yield from random.Random(f"{seed}/{epoch}").sample(items, len(items))
 
+
+def load_aliases(path):
+    """{Wikidata id: [other names]} of 2Wiki's id_aliases.json (JSON lines of Q_id, aliases, demonyms).
+
+    Its script (v1.1) counts them as gold: q.answers + aliases.get(q.answer_id, []), and the names of both
+    ends of a triple (metrics.evidence_scores_2wiki)."""
+    path, aliases = Path(os.path.expanduser(path)), {}
+    if not path.is_file():
+        raise DataError(f"{path}: no such file (2Wiki's id_aliases.json)")
+    for number, row in read_records(path):
+        row = row if isinstance(row, dict) else {}
+        for name in ("Q_id", "aliases", "demonyms"):
+            value, texts = row.get(name), str if name == "Q_id" else list
+            if not isinstance(value, texts) or not all(isinstance(x, str) for x in value):
+                expected = "text" if texts is str else "a list of texts"
+                raise DataError(f"{path}: record {number}: {formats.wrong(name, expected, value)}")
+        aliases[row["Q_id"]] = sorted({*row["aliases"], *row["demonyms"]})
+    return aliases
+
+
+# ---------------------------------------------------------------- corpora
 
 def pool_contexts(questions):
     """Every distinct passage of the questions' own contexts as corpus rows, in order of appearance."""
@@ -228,7 +347,8 @@ def pool_contexts(questions):
                 seen.add((title, text))
                 rows.append({"id": str(len(rows)), "title": title, "text": text})
     if not rows:
-        raise DataError("--corpus contexts: the questions carry no contexts to pool; give a corpus file (JSONL with id, contents)")
+        raise DataError("--corpus contexts: the questions carry no contexts to pool; give a corpus file "
+                        "(JSONL with id, contents)")
     return rows
 
 
@@ -236,32 +356,54 @@ MEMORY_MAP_FROM = 200e6  # bytes of a corpus file
 
 
 def load_corpus(source):
-    """Corpus rows {"id", "title", "text"} of a JSON or JSONL file, as a list (a memory-mapped table past 200 MB)."""
-    path = Path(source)
+    """Corpus rows {"id", "title", "text"} of a file, as a list (a memory-mapped table past 200 MB)."""
+    path = Path(os.path.expanduser(source))
     if not path.exists():
-        raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; or 'contexts')")
+        raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; TSV with id, text, "
+                        "title; or 'contexts')")
     if path.is_dir():
         raise DataError(f"--corpus {source} is a folder; give one file")
-    if path.stat().st_size > MEMORY_MAP_FROM and path.suffix == ".jsonl":
-        import datasets
-        table = datasets.load_dataset("json", data_files=str(path), split="train")
-        return table.map(lambda row, i: _passage(row, i), with_indices=True, remove_columns=table.column_names)
-    rows = []
-    for number, row in _rows(path):
-        try:
-            rows.append(_passage(row, number - 1))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: record {number}: expected id and contents (or title and text): {error}") from None
+    if path.stat().st_size > MEMORY_MAP_FROM and suffix_of(path) in (".jsonl", ".tsv"):
+        return _mapped_corpus(path)
+    rows = [_passage(path, number, row) for number, row in read_records(path)]
     if not rows:
         raise DataError(f"{path}: the corpus is empty")
     return rows
 
 
-def _passage(row, number):
-    if "contents" in row:
-        title, _, text = row["contents"].partition("\n")
-        if not text:
-            title, text = "", row["contents"]
-    else:
-        title, text = row.get("title", ""), row["text"]
-    return {"id": str(row.get("id", number)), "title": title.strip().strip('"'), "text": text.strip()}
+def _mapped_corpus(path):
+    import datasets
+    form, options = "json", {}
+    if suffix_of(path) == ".tsv":  # every column is text: a title may be "1984", "NA" or "True"
+        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+            names = next(csv.reader(file, delimiter="\t"))
+        form = "csv"
+        options = {"delimiter": "\t", "na_filter": False, "encoding": "utf-8-sig",
+                   "features": datasets.Features({name: datasets.Value("string") for name in names})}
+    try:
+        table = datasets.load_dataset(form, data_files=str(path), split="train", **options)
+    except Exception as error:  # its own message says only that it failed
+        why = str(error.__cause__ or error).splitlines()[0][:200]
+        raise DataError(f"{path}: not readable as {suffix_of(path)[1:]} ({why})") from error
+    columns = table.column_names
+    return table.map(lambda row, i: _passage(path, i + 1, dict(row)), with_indices=True,
+                     remove_columns=columns)
+
+
+def _passage(path, number, row):
+    """A corpus record as {"id", "title", "text"}; the first line of "contents" is the title."""
+    where = f"{path}: record {number}"
+    if isinstance(row, ValueError):
+        raise DataError(f"{where}: {row}")
+    if not isinstance(row, dict) or not row.keys() & {"contents", "text"}:
+        raise DataError(f"{where}: expected id and contents (or title and text)")
+    name = "contents" if "contents" in row else "text"
+    title, text = row.get("title"), row[name]
+    for key, value in (("title", title), (name, text)):
+        if not isinstance(value, str) and (key != "title" or value is not None):
+            raise DataError(f"{where}: {formats.wrong(key, 'text', value)}")
+    if name == "contents":
+        first, _, rest = text.partition("\n")
+        title, text = (first, rest) if rest else ("", text)
+    identity = number - 1 if row.get("id") is None else row["id"]
+    return {"id": str(identity), "title": (title or "").strip().strip('"'), "text": text.strip()}

@@ -10,6 +10,9 @@ A guard never changes a run, except that an update with a loss or gradient that 
 import math
 
 NAMES = ("not_finite", "drift", "first_ratio", "flat_groups", "format", "length", "entropy", "kl", "selection")
+NO_FORMAT = ("No answer is in the paper's format: the policy does not know the tags, every reward is that of a bad format, and "
+             "reinforcement learning has nothing to start from. Warm it up first on demonstrations in this format (supervised), "
+             "or start from weights that know it (--checkpoint)")
 WINDOW = 3  # steps whose mean is judged, so that one odd batch says nothing
 
 
@@ -42,7 +45,10 @@ def check(row, earlier, drift_limit=.02):
         say("first_ratio", f"the ratio of the first update is {first:.4f} and should be 1, since nothing was updated yet: log-probs are not reproducible "
                            "(dropout, kernels that depend on the batch, a dtype too coarse for the clip window); try --kernels off or --share-prefixes off")
     flat = _mean(recent, "rollout/flat_groups")
-    if flat is not None and len(earlier) + 1 >= WINDOW and flat > .8:
+    if row.get("rollout/flat_groups") == 1:
+        say("flat_groups", "every group of this step has one reward for all its samples, so nothing was learned from it. "
+                           + (NO_FORMAT if row.get("reward/format") == 0 else "Larger groups, other questions or a higher --temperature give spread"))
+    elif flat is not None and len(earlier) + 1 >= WINDOW and flat > .8:
         reward = _mean(recent, "reward/mean") or 0
         what = "all wrong: warm up longer, or take easier questions" if reward < .5 else "all right: take harder questions (--data)"
         say("flat_groups", f"{flat:.0%} of the groups have one reward for all their samples and teach nothing; they are mostly {what}; "
@@ -72,6 +78,12 @@ def check(row, earlier, drift_limit=.02):
         say("selection", f"only {row['select/accepted']:.1%} of the attempts were chosen to learn from: hardly any passes the threshold. Warm up longer "
                          "(--sft-trajectories), take easier questions (--data), start lower (--threshold), or allow more attempts (--max-attempts)")
     return fired
+
+
+def look_at_start(summaries, say):
+    """What an evaluation before the first step shows: {set: summary}; say(message) where there is nothing to start from."""
+    if summaries and all(s["format"] < .02 for s in summaries.values()):
+        say(f"format {max(s['format'] for s in summaries.values()):.2f} before training: {NO_FORMAT}")
 
 
 def counts(fired):

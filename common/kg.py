@@ -17,6 +17,8 @@ from pathlib import Path
 
 import networkx
 
+from common import hub
+
 
 class GraphError(ValueError):
     """A graph file that cannot be used, with where it is and what was expected."""
@@ -77,7 +79,10 @@ class KnowledgeGraph:
         if self.encoder:
             from sentence_transformers import SentenceTransformer
             try:
-                model = SentenceTransformer(self.encoder)
+                found = hub.locate(self.encoder)
+                model = SentenceTransformer(found, local_files_only=Path(found).is_dir())
+            except hub.HubError as error:
+                raise GraphError(str(error)) from error
             except Exception as error:  # hub, network and format errors all have the same remedy
                 raise GraphError(f"encoder {self.encoder} did not load ({type(error).__name__}); give a folder with a sentence-transformers model") from error
             encode = lambda texts: model.encode(texts, normalize_embeddings=True, show_progress_bar=len(texts) > 5000)  # noqa: E731

@@ -4,6 +4,7 @@
     python -m common.report RUN                    writes its page and curves anew
     python -m common.report RUN RUN …              curves over one another, and a table with paired differences
     python -m common.report RUN --explain ID       one question's trajectories on the terminal
+    python -m common.report RUN --export FOLDER    its configuration, metrics and predictions, as results/ keeps them
 
 Everything is JSON or PNG and can be read without this code. metrics.jsonl has one object a step with keys under
 reward/ rollout/ train/ eval/ time/ mem/ (the README explains each).
@@ -11,6 +12,7 @@ reward/ rollout/ train/ eval/ time/ mem/ (the README explains each).
 
 import base64
 import fcntl
+import gzip
 import hashlib
 import html
 import importlib.util
@@ -20,12 +22,14 @@ import math
 import os
 import re
 import tempfile
+import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from common.curves import draw_curves
+from common.metrics import paired_difference, seed_interval, summarize
 
 console = Console(highlight=False, soft_wrap=True)
 if not console.is_terminal:  # logs are not cut at 80 columns
@@ -65,26 +69,27 @@ def write_atomic(path, text):
 class RunFolder:
     """runs/<script>/<name>. A new run never overwrites one that exists; a resumed one must be configured as it was.
 
-    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded, and keeps other processes out
-    until this one ends."""
+    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded, and keeps other
+    processes out until this one ends. `id` names the run in its checkpoints, `saved` is the configuration it was begun with."""
 
     def __init__(self, root, script, name, config, resume=False, free_to_change=()):
+        if name != Path(name).name or name in (".", "..") or "\\" in name:
+            raise RunError(f"--name {name}: the name of a folder in {root}/{script}, without slashes")
         self.path, self.config, self.resume, self.trackers = Path(root) / script / name, config, resume, []
         file = self.path / "config.json"
         if not resume and self.path.exists() and any(f.name != ".lock" for f in self.path.iterdir()):
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
-        if resume:
-            if not file.exists():
-                raise RunError(f"--resume: {self.path} holds no run (no config.json)")
-            try:
-                saved = dict(json.loads(file.read_text()))
-            except ValueError as error:
-                raise RunError(f"--resume: {file} is damaged ({error}); start anew with another --name") from error
-            for key, value in config.items():
-                if key not in free_to_change and saved.get(key) != json.loads(json.dumps(value)):
-                    raise RunError(f"--resume: this run was started with {key} = {saved.get(key)!r}, not {value!r}; leave --{key.replace('_', '-')} as it was")
+        if resume and not file.exists():
+            raise RunError(f"--resume: {self.path} holds no run (no config.json)")
+        self.saved = read_json(file, dict) if resume else {}
+        self.id = self.saved.get("run_id") or os.urandom(8).hex()
+        for key, value in config.items() if resume else ():
+            if key not in free_to_change and self.saved.get(key) != json.loads(json.dumps(value)):
+                flag = "--" + key.replace("_", "-")
+                raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, not {value!r}; leave {flag} as it was")
 
-    def create(self):
+    def create(self, **facts):
+        """Makes the folder. facts: what else config.json keeps of the process that began the run."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = open(self.path / ".lock", "w")
@@ -98,12 +103,16 @@ class RunFolder:
             warn(f"{self.path}: this file system has no locks; see that no other process writes there")
         if not self.resume and (self.path / "config.json").exists():  # begun and ended while this one was loading
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
-        write_atomic(self.path / "config.json", json.dumps(self.config, indent=1))
+        write_atomic(self.path / "config.json", json.dumps(self.config | {"run_id": self.id} | facts, indent=1))
 
     def rewind(self, step, more=()):
         """Drops the lines of steps after `step`, which a killed run may have written past its last checkpoint. more: other such files."""
         for name in ("metrics.jsonl", "samples.jsonl", *more):  # (a line that cannot be read is an error: nothing is dropped)
-            rows = [r for r in read_jsonl(self.path / name) if r["step"] <= step]
+            rows = read_jsonl(self.path / name)
+            odd = next((i for i, r in enumerate(rows, 1) if not isinstance(r, dict) or not isinstance(r.get("step"), int)), None)
+            if odd:
+                raise RunError(f"{self.path / name}: line {odd} has no step; nothing was changed")
+            rows = [r for r in rows if r["step"] <= step]
             write_atomic(self.path / name, "".join(json.dumps(r) + "\n" for r in rows))
 
     def append(self, name, rows):
@@ -151,9 +160,38 @@ def open_trackers(names, run):
     return trackers
 
 
+def read_json(path, kind):
+    """The value of a JSON file that must be a `kind` (dict or list); RunError names the file where it is missing or damaged."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing: restore it, or start anew with another --name") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged ({type(error).__name__}): restore it, or start anew with another --name") from error
+    if not isinstance(value, kind):
+        raise RunError(f"{path} is damaged (no {'object' if kind is dict else 'list'}): restore it, or start anew with another --name")
+    return value
+
+
+def read_evaluation(path):
+    """{"summary", "predictions"} of an eval_<set>.json."""
+    value = read_json(path, dict)
+    if not isinstance(value.get("summary"), dict) or not isinstance(value.get("predictions"), list):
+        raise RunError(f"{path} is damaged (no summary and predictions): restore it, or start anew with another --name")
+    return value
+
+
 def read_jsonl(path):
-    """Rows of a JSON-lines file; a last line cut off by a kill is left out. No file: no rows."""
-    lines = Path(path).read_text(encoding="utf-8").split("\n") if Path(path).exists() else []  # (splitlines would also cut at U+2028)
+    """Rows of a JSON-lines file, .gz too; a last line cut off by a kill is left out. No file: no rows."""
+    path = Path(path)
+    try:
+        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8", newline="\n")
+        with opened as f:
+            lines = f.read().split("\n")  # (splitlines would also cut at U+2028)
+    except FileNotFoundError:
+        lines = []
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise RunError(f"{path} is damaged ({type(error).__name__}); nothing was changed") from error
     rows = []
     for number, line in enumerate(lines, 1):
         try:
@@ -164,14 +202,72 @@ def read_jsonl(path):
     return rows
 
 
+def clock(seconds):
+    """
+    >>> clock(42), clock(188), clock(7500)
+    ('42s', '3m08s', '2h05m')
+    """
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    return f"{seconds // 60}m{seconds % 60:02d}s" if seconds < 3600 else f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+class Pace:
+    """Time since a run was begun or resumed, and what is left: pace.times(share of the run that is done)."""
+
+    def __init__(self, share):
+        self.began, self.first, self.threads = time.time(), share, None
+
+    def times(self, share, threads=None):
+        """{"time/elapsed", "time/left"} in seconds; with `threads` on the first call also that number."""
+        elapsed = time.time() - self.began
+        row = {"time/elapsed": elapsed, "time/left": elapsed * max(0.0, 1 - share) / max(share - self.first, 1e-9)}
+        if threads and self.threads is None:
+            self.threads = row["time/threads"] = threads
+        return row
+
+
+class Progress:
+    """A long piece of work, done of total: a live line on a terminal, a line every 20 seconds in a log."""
+
+    def __init__(self, what, every=20.0):
+        self.what, self.every, self.began = what, every, time.time()
+        self.said, self.status = self.began, console.status(what) if console.is_terminal else None
+
+    def __enter__(self):
+        if self.status:
+            self.status.start()
+        return self
+
+    def __exit__(self, *_):
+        if self.status:
+            self.status.stop()
+
+    def __call__(self, done, total):
+        now = time.time()
+        left = f", {clock((now - self.began) * (total - done) / done)} left" if done else ""
+        line = f"{self.what}: {done}/{total}, {clock(now - self.began)}{left}"
+        if self.status:
+            self.status.update(line)
+        elif now - self.said > self.every:
+            self.said = now
+            console.print(line, markup=False)
+
+
 def step_line(step, total, m):
     """One line a step. Means over the whole step."""
     parts = [f"step {step}/{total}", f"reward {m['reward/mean']:.3f}", f"em {m['reward/em']:.3f}", f"format {m['reward/format']:.2f}",
              f"len {m['rollout/response_tokens']:.0f}", f"turns {m['rollout/turns']:.1f}", f"ent {m['rollout/entropy']:.3f}"]
     if "train/kl" in m:
         parts += [f"kl {m['train/kl']:.4f}", f"clip {m['train/clip_fraction']:.2f}", f"gnorm {m.get('train/grad_norm', float('nan')):.2f}"]
-    parts.append(f"roll {m['time/rollout']:.1f}s train {m['time/train']:.1f}s")
-    return " | ".join(parts + ([f"{m['mem/gpu_gb']:.1f} GB"] if "mem/gpu_gb" in m else []))
+    elif not m.get("train/updates"):
+        parts.append("no update")
+    parts.append(f"roll {m['time/rollout']:.1f}s train {m['time/old_logprobs'] + m['time/train']:.1f}s")
+    parts += [f"{m['mem/gpu_gb']:.1f} GB"] if "mem/gpu_gb" in m else []
+    parts += [f"{clock(m['time/elapsed'])}, {clock(m['time/left'])} left"] if "time/left" in m else []
+    parts += [f"threads {m['time/threads']}"] if "time/threads" in m else []
+    return " | ".join(parts)
 
 
 # ---------------------------------------------------------------- trajectories: one form for every script
@@ -242,20 +338,58 @@ def table(title, header, rows):
     console.print(t)
 
 
-def show_results(run, before, after, paired_difference):
-    """results.json and the table of a run: {set: {"summary", "predictions"}} before and after, paired on the same questions."""
+def what_is_saved(cfg, script, names=()):
+    """For Ctrl-C and SIGTERM: how far the run folders of a configuration are, and how to go on. names: of its folders, by default one."""
+    if cfg is None or cfg.ask:
+        return "nothing was written"
+    folders = [Path(cfg.out) / script / name for name in names or [cfg.name]]
+    begun = [f for f in folders if (f / "config.json").exists()]
+    if not begun:
+        return "nothing was written to the run folder yet"
+    steps = []
+    for folder in begun:
+        state = next((f / "trainer.json" for f in (folder / "checkpoint", folder / "checkpoint.new") if (f / "trainer.json").exists()), None)
+        steps += [f"{folder}: checkpoint of step {read_json(state, dict).get('step')}"] if state else []
+    return f"{'; '.join(steps) or 'no checkpoint yet'}; go on with the same command and --resume --name {cfg.name}"
+
+
+def show_averages(results, groups):
+    """A line for each average over several sets."""
+    for label, result in pool(results, groups).items():
+        s = result["summary"]
+        console.print(f"{label} (n {s['n']}): EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}] | format {s['format']:.2f}", markup=False)
+
+
+def show_results(run, before, after, groups=()):
+    """results.json and the table of a run: {set: {"summary", "predictions"}} before and after, paired on the same questions.
+    groups: see `pool`; their averages are the last rows."""
     rows, cell = [], lambda s, k: f"{s[k]:.3f} [{s[k + '_low']:.3f}, {s[k + '_high']:.3f}]"  # noqa: E731
     for name, b in before.items():
-        old, new = b["summary"], after[name]["summary"]
-        gain = paired_difference([r["em"] for r in b["predictions"]], [r["em"] for r in after[name]["predictions"]])
-        rows.append([name, new["n"], cell(old, "em"), cell(new, "em"), f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]", f"{new['f1']:.3f}",
-                     f"{old['searches']:.2f} → {new['searches']:.2f}", f"{old['tokens']:.0f} → {new['tokens']:.0f}"])
         for by in ("hops", "type"):
-            console.print(f"{name} by {by}: " + ", ".join(
-                f"{v or '-'} {old['by_' + by][v]['em']:.2f} → {g['em']:.2f} (n {g['n']})" for v, g in new["by_" + by].items()), markup=False)
-    header = ["set", "n", "EM before", "EM after", "difference (paired)", "F1", "searches", "tokens"]
+            old, new = b["summary"]["by_" + by], after[name]["summary"]["by_" + by]
+            parts = [f"{v or '-'} {old[v]['em']:.2f} → {g['em']:.2f} (n {g['n']})" for v, g in new.items()]
+            console.print(f"{name} by {by}: " + ", ".join(parts), markup=False)
+    for name, b in {**before, **pool(before, groups)}.items():
+        a = {**after, **pool(after, groups)}[name]
+        old, new = b["summary"], a["summary"]
+        gain = paired_difference([r["em"] for r in b["predictions"]], [r["em"] for r in a["predictions"]])
+        rows.append([name, new["n"], cell(old, "em"), cell(new, "em"), f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]",
+                     f"{new['em_valid']:.3f}" if "em_valid" in new else "", f"{new['format']:.2f}", f"{new['f1']:.3f}",
+                     f"{old['searches']:.2f} → {new['searches']:.2f}", f"{old['tokens']:.0f} → {new['tokens']:.0f}"])
+    header = ["set", "n", "EM before", "EM after", "difference (paired)", "EM in valid format", "format", "F1", "searches", "tokens"]
     table(f"{run.path}: EM before and after, 95 % intervals", header, rows)
     run.write("results.json", {"header": header, "rows": rows})
+
+
+def pool(results, groups):
+    """{label: {"summary", "predictions"}} of all questions of the sets in each group {label: set names}: an average weighted by
+    questions. A group of which fewer than two sets are there has none."""
+    pooled = {}
+    for label, names in dict(groups).items():
+        rows = [r for n in names if n in results for r in results[n]["predictions"]]
+        if sum(n in results for n in names) > 1:
+            pooled[label] = {"summary": summarize(rows), "predictions": rows}
+    return pooled
 
 
 def with_evaluations(run, before, after):
@@ -307,48 +441,106 @@ def finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def evaluations(folder):
-    """{set: {"summary", "predictions"}} of the final evaluations in a run folder (those before training and of steps left out)."""
-    found = {f.stem.removeprefix("eval_"): f for f in sorted(Path(folder).glob("eval_*.json")) if not re.search(r"_(before|step\d+)$", f.stem)}
-    return {name: json.loads(f.read_text(encoding="utf-8")) for name, f in found.items()}
+def evaluations(folder, when=""):
+    """{set: {"summary", "predictions"}} of a run folder's final evaluations, or of those `when` ("before", "step10").
+    Of an exported run (results/) they are read from predictions.jsonl.gz, and summarised anew."""
+    folder, found = Path(folder), {}
+    for file in sorted(folder.glob("eval_*.json")):
+        name, _, suffix = re.fullmatch(r"eval_(.*?)(_(before|step\d+))?\.json", file.name).groups()
+        if (suffix or "") == when:
+            found[name] = read_evaluation(file)
+    for row in read_jsonl(folder / "predictions.jsonl.gz"):
+        if row["when"] == (when or "after"):
+            found.setdefault(row["set"], {"summary": None, "predictions": []})["predictions"].append(row)
+    for result in found.values():
+        keys = [k for k in ("em", "f1", "searches", "tokens") if all(k in row for row in result["predictions"])]
+        result["summary"] = result["summary"] or summarize(result["predictions"], keys)
+    return found
+
+
+EXPORTED = ("id", "question", "gold", "type", "hops", "answer", "problem", "em", "em_valid", "f1", "searches", "tokens", "rounds")
+
+
+def export(folder, out):
+    """What is kept of a run under results/: config.json, metrics.jsonl, and every prediction of the evaluations before and after in
+    one compressed table, without the trajectories. Numbers can be recomputed from it; `python -m common.report` reads it."""
+    folder, out = Path(folder), Path(out)
+    if (out / "config.json").exists():
+        raise RunError(f"{out} exists: choose another --export")
+    rows = [{"set": name, "when": when or "after"} | {k: row[k] for k in EXPORTED if k in row}
+            for when in ("before", "") for name, result in evaluations(folder, when).items() for row in result["predictions"]]
+    if not rows:
+        raise RunError(f"{folder} has no evaluation to export")
+    out.mkdir(parents=True, exist_ok=True)
+    with gzip.GzipFile(out / "predictions.jsonl.gz", "wb", mtime=0) as f:
+        f.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    for name in ("metrics.jsonl", "config.json"):
+        if (folder / name).exists():
+            write_atomic(out / name, (folder / name).read_text(encoding="utf-8"))
 
 
 # ---------------------------------------------------------------- several runs
 
-def compare(folders, paired_difference, out="comparison.png"):
-    """Curves of several runs over one another, and a table of their final scores, differences paired by question with the first run."""
+def compare(folders, out="comparison.png"):
+    """Curves of several runs over one another, and tables of their final scores: of each run, differences paired by question with the
+    first one; and where the names differ by their seed (mygo-seed0, seed1-text-star), of each method over its seeds."""
     names = [f.name if len({g.name for g in folders}) == len(folders) else str(f) for f in folders]
     curves = {n: read_jsonl(f / "metrics.jsonl") for n, f in zip(names, folders, strict=True)}
-    if any(curves.values()):
+    if any(curves.values()) and len(folders) > 1:
         draw_curves(curves, out, " · ".join(names))
         console.print(f"curves: {out}", markup=False)
-    results, rows = [evaluations(f) for f in folders], []
-    for name in dict.fromkeys(n for r in results for n in r):
-        first = {p["id"]: p["em"] for p in results[0].get(name, {"predictions": []})["predictions"]}
-        for run, result in zip(names, results, strict=True):
-            if name not in result:
-                continue
-            s, difference = result[name]["summary"], ""
-            pairs = [(first[p["id"]], p["em"]) for p in result[name]["predictions"] if p["id"] in first]
-            if result is not results[0] and pairs:
+    results = {n: evaluations(f) for n, f in zip(names, folders, strict=True)}
+    if not any(results.values()):
+        return warn("no final evaluation (eval_<set>.json, predictions.jsonl.gz) in these folders: nothing to compare but curves")
+    cell = lambda s, key: f"{s[key]:.3f} [{s[key + '_low']:.3f}, {s[key + '_high']:.3f}]"  # noqa: E731
+    rows = []
+    for name in dict.fromkeys(n for r in results.values() for n in r):
+        first = {p["id"]: p["em"] for p in results[names[0]].get(name, {"predictions": []})["predictions"]}
+        for run in (n for n in names if name in results[n]):
+            s, difference = results[run][name]["summary"], ""
+            pairs = [(first[p["id"]], p["em"]) for p in results[run][name]["predictions"] if p["id"] in first]
+            if run != names[0] and pairs:
                 gain = paired_difference(*map(list, zip(*pairs, strict=True)))
                 difference = f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}] (n {len(pairs)})"
-            rows.append([name, run, s["n"], f"{s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]", difference, f"{s['f1']:.3f}", f"{s['searches']:.2f}",
-                         f"{s['tokens']:.0f}", sum(r.get("rollout/tokens", 0) for r in curves[run]) or ""])
-    if not rows:
-        return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
-    table("final evaluations", ["set", "run", "n", "EM", "EM minus the first run's (paired)", "F1", "searches", "tokens", "sampled in training"], rows)
+            before = evaluations(folders[names.index(run)], "before").get(name)
+            rows.append([name, run, s["n"], cell(before["summary"], "em") if before else "", cell(s, "em"), difference, f"{s['f1']:.3f}",
+                         f"{s['searches']:.2f}" if "searches" in s else "", f"{s['tokens']:.0f}",
+                         sum(r.get("rollout/tokens", 0) for r in curves[run]) or ""])
+    table("final evaluations: 95 % intervals over questions",
+          ["set", "run", "n", "EM before", "EM", "EM minus the first run's (paired)", "F1", "searches", "tokens", "sampled in training"], rows)
+    compare_seeds(results)
+
+
+def compare_seeds(results):
+    """A table of methods over seeds, the seed being the unit: {run: {set: {"summary"}}}; nothing where no method has two seeds."""
+    methods = {}
+    for run, sets in results.items():
+        seed = re.search(r"seed(\d+)", run)
+        for name, result in sets.items() if seed else ():
+            method = run.replace(seed[0], "").strip("-_ ")
+            methods.setdefault(name, {}).setdefault(method, {})[int(seed[1])] = result["summary"]["em"]
+    rows = []
+    for name, by_method in methods.items():
+        first = next(iter(by_method.values()))
+        for method, em in by_method.items():
+            shared, difference = sorted(em.keys() & first.keys()), ""
+            if em is not first and len(shared) > 1:
+                difference = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*seed_interval([em[s] - first[s] for s in shared]))
+            if len(em) > 1:
+                rows.append([name, method, len(em), "{:.3f} [{:.3f}, {:.3f}]".format(*seed_interval(list(em.values()))), difference])
+    if rows:
+        table("over seeds: 95 % intervals of Student's t, the seed being the unit",
+              ["set", "method", "seeds", "EM", "EM minus the first method's (paired by seed)"], rows)
 
 
 def main(argv=None):
     """Command line: pages, comparisons, explanations."""
     import argparse
     import sys
-
-    from common.metrics import paired_difference
     parser = argparse.ArgumentParser(prog="python -m common.report", description="Pages, comparisons and explanations of run folders.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-seed0")
     parser.add_argument("--explain", metavar="ID", help="explain the trajectories of this question; ID/N for one of them")
+    parser.add_argument("--export", metavar="FOLDER", help="keep a run's configuration, metrics and predictions there, compressed")
     parser.add_argument("--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
     args = parser.parse_args(argv)
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
@@ -365,8 +557,13 @@ def main(argv=None):
             sys.exit(f"error: no such trajectory {args.explain} in {args.runs[0]}; there are {known[:600] or 'none'}")
         for i in [int(index)] if index else range(len(found[-1]["trajectories"])):
             explain(found[-1], i)
-    elif len(args.runs) > 1:
-        compare(args.runs, paired_difference, args.out)
+    elif args.export:
+        if len(args.runs) > 1:
+            sys.exit("error: --export takes one run")
+        export(args.runs[0], args.export)
+        console.print(f"exported to {args.export}", markup=False)
+    elif len(args.runs) > 1 or (args.runs[0] / "predictions.jsonl.gz").exists():  # (an exported run has no trajectories for a page)
+        compare(args.runs, args.out)
     else:
         console.print(f"page: {write_page(args.runs[0])}", markup=False)
         rows = read_jsonl(args.runs[0] / "metrics.jsonl")

@@ -2,30 +2,35 @@
 
     retriever.search(queries, k) -> list[list[Passage]]
 
-    --retriever bm25                                in memory (bm25s)
-    --retriever dense:intfloat/e5-base-v2           sentence-transformers + FAISS; any hub id or folder
-    --retriever dense:intfloat/e5-base-v2@HNSW32    any FAISS index factory string: SQfp16, IVF4096,SQ8, HNSW64 … (default Flat)
-    --retriever http://127.0.0.1:8000               a server in Search-R1's form (ours, Search-R1's, verl's)
+    --retriever bm25                               in memory (bm25s)
+    --retriever dense:intfloat/e5-base-v2          sentence-transformers + FAISS; any hub id or folder
+    --retriever dense:intfloat/e5-base-v2@HNSW32   any FAISS index factory string (default Flat)
+    --retriever dense:MODEL@IVF32,Flat,nprobe=8    an IVF index, and how many of its lists a query reads
+    --retriever http://127.0.0.1:8000              a server in Search-R1's form (ours, Search-R1's, verl's)
 
     python -m common.retriever serve --corpus wiki-18.jsonl --retriever bm25 --port 8000
 
-The HTTP form, ours and the client's: POST /retrieve {"queries": […], "topk": k, "return_scores": true} ->
-{"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'. The server also answers SkyRL's "query",
-ReSearch's /search and /batch_search, and R1-Searcher's /queries.
+The HTTP form (see retriever_server.py): POST /retrieve {"queries": […], "topk": k, "return_scores": true}
+-> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'.
 """
 
-import argparse
 import functools
 import hashlib
 import json
+import math
+import re
 import sys
+import threading
 import time
+import unicodedata
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urlparse
 
 import numpy as np
+
+from common import hub
 
 
 class RetrieverError(RuntimeError):
@@ -44,30 +49,65 @@ def _passage(row, score):
     return Passage(row["id"], row["title"], row["text"], float(score))
 
 
+STOP_WORDS = frozenset(  # Lucene's English list
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
+    "they this to was will with".split())
+UNSPACED = ("\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"  # kana
+            "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff")                   # ideographs
+TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+ENDING = re.compile(r"(?<=\w)['’][sdmt]\b")
+
+
+def tokens(text):
+    """What BM25 counts: runs of word characters (letters, digits, "_"), in lower case and not stemmed. One
+    character is enough, else "Henry V" and "Toy Story 3" lose what tells them apart.
+
+    Ideographs and kana are written without spaces, so each is a token: two of them are found within a longer
+    run. The letter behind the apostrophe of "Alice's" or "don't" is none, an initial is one. Stop words are
+    left out unless there is nothing else: "It" and "To Be or Not to Be" are titles. Spellings of one letter
+    by several code points or widths are the same (NFKC); vowel signs that stay apart, as in Hindi or Thai,
+    cut words.
+
+    >>> tokens("Toy Story 3"), tokens("Alice's A. B. Fisher"), tokens("北京 is It"), tokens("It")
+    (['toy', 'story', '3'], ['alice', 'b', 'fisher'], ['北', '京'], ['it'])
+    """
+    found = TOKEN.findall(ENDING.sub("", unicodedata.normalize("NFKC", text).lower()))
+    return [word for word in found if word not in STOP_WORDS] or found
+
+
 class BM25Retriever:
-    """Okapi BM25 (k1 1.5, b .75, Lucene's idf) over "title title text"; words in lower case, no stemming."""
+    """Okapi BM25 (k1 1.5, b .75, Lucene's idf) over the `tokens` of title, counted twice, and text.
+
+    Title and text are tokenised apart, so a title of nothing but stop words keeps them ("It"). A query of
+    nothing but stop words finds such titles."""
 
     def __init__(self, corpus):
         import bm25s
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")
-        self.corpus, self.bm25s = corpus, bm25s
-        self.index = bm25s.BM25()
-        tokens = self._tokens([f"{row['title']} {row['title']} {row['text']}" for row in corpus])  # a word of the title counts twice
-        if not any(tokens):
+        self.corpus = corpus
+        numbers = {}  # token -> its number: 21 million passages as strings would not fit
+        rows = []
+        for row in corpus:
+            title = tokens(row["title"])
+            words = title + title + tokens(row["text"])
+            rows.append([numbers.setdefault(word, len(numbers)) for word in words])
+        if not numbers:
             raise RetrieverError("the corpus has no words to index: are its texts empty?")
-        self.index.index(tokens, show_progress=False)
-
-    def _tokens(self, texts):
-        return self.bm25s.tokenize(texts, stopwords="en", return_ids=False, show_progress=False)
+        self.index = bm25s.BM25()
+        self.index.index((rows, numbers), show_progress=False)
 
     def search(self, queries, k):
-        """list of at most k passages a query, best first; passages that share no word with the query are left out."""
+        """list of at most k passages a query, best first; without those that share no word with it."""
         k = min(k, len(self.corpus))
         results = []
-        for tokens in self._tokens(list(queries)):
-            scores = self.index.get_scores(tokens) if tokens else np.zeros(len(self.corpus))
-            best = np.lexsort((np.arange(len(scores)), -scores))[:k] if k * 20 > len(scores) else self._top(scores, k)
+        for query in queries:
+            words = tokens(query)
+            scores = self.index.get_scores(words) if words else np.zeros(len(self.corpus))
+            if k * 20 > len(scores):
+                best = np.lexsort((np.arange(len(scores)), -scores))[:k]
+            else:
+                best = self._top(scores, k)
             results.append([_passage(self.corpus[int(i)], scores[i]) for i in best if scores[i] > 0])
         return results
 
@@ -84,41 +124,56 @@ MEMORY_ONLY_BELOW = 200  # passages: such an index is built faster than it is fo
 
 @functools.cache
 def load_encoder(model):
-    """One SentenceTransformer a model and process, however many small corpora it encodes."""
+    """One SentenceTransformer a model and process. A mistyped name costs a moment, a folder no network."""
+    try:
+        found = hub.locate(model)
+    except hub.HubError as error:
+        raise RetrieverError(f"--retriever dense:{error}") from error
     from sentence_transformers import SentenceTransformer
-    return SentenceTransformer(model)
+    try:
+        return SentenceTransformer(found, local_files_only=Path(found).is_dir())
+    except Exception as error:  # format errors of every kind have the same remedy
+        raise RetrieverError(f"--retriever dense:{model}: the encoder did not load ({type(error).__name__}); "
+                             "give a folder or a hub id with a sentence-transformers model") from error
 
 
 # how an encoder wants its input: (query prefix, passage prefix), by what its name contains
-PREFIXES = {"e5": ("query: ", "passage: "), "bge": ("Represent this sentence for searching relevant passages: ", "")}
+PREFIXES = {
+    "e5": ("query: ", "passage: "),
+    "bge": ("Represent this sentence for searching relevant passages: ", ""),
+}
 
 
 class DenseRetriever:
-    """Cosine similarity of sentence-transformers vectors in a FAISS index (on the GPUs that FAISS sees, else on the CPU).
+    """Cosine similarity of sentence-transformers vectors in a FAISS index, on the GPUs if FAISS sees any.
 
-    index: a FAISS index factory string. Flat is exact (4 bytes a dimension); SQfp16 and SQ8 halve and quarter it; IVF<lists>,<codes>
-    reads 1/16 of its lists; HNSW<links> is a graph. Pooling and normalisation come from the model's own modules.json; a bare
-    encoder folder of the e5 family gets mean pooling, one of the bge family its first token. Corpora are encoded in pieces, and the
-    index is cached under a hash of both."""
+    index: a FAISS index factory string. Flat is exact (4 bytes a dimension); SQfp16 and SQ8 halve and
+    quarter it; HNSW<links> is a graph; IVF<lists>,<codes> sorts the vectors into lists and reads those
+    nearest to the query. How many is ",nprobe=N" behind it: time grows with N, and what lies in other lists
+    is missed (2 of 32 lists lost .13 of Flat's recall on 2Wiki and HotpotQA). Default: a quarter of the
+    lists, at least 8 and at most 256.
 
-    def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256, piece=100_000):
+    Pooling and normalisation come from the model's own modules.json; a bare encoder folder of the e5 family
+    gets mean pooling, one of the bge family its first token. Corpora are encoded in pieces, and the index is
+    cached under a hash of corpus, model and index (not of nprobe, which only a search needs)."""
+
+    def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256,
+                 piece=100_000):
         import faiss
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")
-        self.corpus = corpus
-        try:
-            self.encoder = load_encoder(model)
-        except Exception as error:  # hub, network and format errors all have the same remedy
-            raise RetrieverError(f"--retriever dense:{model}: the encoder did not load ({type(error).__name__}); give a folder with a "
-                                 "sentence-transformers model, or a hub id where the hub can be reached") from error
+        index, nprobe = _split_nprobe(index)
+        self.corpus, self.batch_size = corpus, batch_size
+        self.encoder = load_encoder(model)
         family = next((f for f in PREFIXES if f in Path(model).name.lower()), None)
         self.query_prefix, self.passage_prefix = PREFIXES.get(family, ("", ""))
         if family == "bge" and not (Path(model) / "modules.json").exists() and Path(model).is_dir():
             self.encoder[1].pooling_mode_mean_tokens, self.encoder[1].pooling_mode_cls_token = False, True
         self.encoder.max_seq_length = min(max_tokens, self.encoder.max_seq_length or max_tokens)
-        self.batch_size = batch_size
+
+        empty = self._make(faiss, index, nprobe)  # what cannot be is refused before hours of encoding
         if len(corpus) < MEMORY_ONLY_BELOW:
-            self.index = self._build(faiss, index, piece)
+            self.index = self._fill(empty, index, piece)
             return
         digest = hashlib.sha256(f"{model}/{index}/{max_tokens}/{len(corpus)}".encode())
         for row in corpus:
@@ -126,97 +181,252 @@ class DenseRetriever:
         path = Path(cache_dir or Path.home() / ".cache/fivehop") / f"dense-{digest.hexdigest()[:16]}.faiss"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            faiss.write_index(self._build(faiss, index, piece), str(path) + ".tmp")
+            faiss.write_index(self._fill(empty, index, piece), str(path) + ".tmp")
             Path(str(path) + ".tmp").replace(path)
         self.index = faiss.read_index(str(path))
-        if index.startswith("IVF"):
-            self.index.nprobe = max(1, self.index.nlist // 16)
+        _set_nprobe(faiss, self.index, nprobe)  # the file holds that of the run which wrote it
         if getattr(faiss, "get_num_gpus", int)() and not index.startswith("HNSW"):
-            self.index = faiss.index_cpu_to_all_gpus(self.index)
+            options = faiss.GpuMultipleClonerOptions()
+            options.shard = index == "Flat"  # divided among the GPUs; any other kind is copied to each
+            self.index = faiss.index_cpu_to_all_gpus(self.index, co=options)
 
-    def _build(self, faiss, spec, piece):
-        """Encodes and adds `piece` passages at a time; an index that needs training sees a spread sample of one piece first."""
+    def _make(self, faiss, spec, nprobe):
+        """The index that the factory string names, without vectors."""
         dimension = self.encoder.encode(["x"]).shape[1]
         try:
             index = faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
-            if not index.is_trained:
-                index.train(self._encode_passages(range(0, len(self.corpus), -(-len(self.corpus) // piece))))
         except RuntimeError as error:
-            raise RetrieverError(f"--retriever dense:MODEL@{spec}: FAISS refuses this index ({str(error).splitlines()[-1][:200]}); try Flat, SQfp16, "
-                                 "HNSW32, or IVF<lists>,SQ8 with fewer lists than passages") from error
+            raise _refused(spec, error) from error
+        _set_nprobe(faiss, index, nprobe)
+        return index
+
+    def _fill(self, index, spec, piece):
+        """Encodes and adds `piece` passages at a time; what needs training first sees a sample of as many."""
+        if not index.is_trained:
+            sample = self._encode_passages(range(0, len(self.corpus), -(-len(self.corpus) // piece)))
+            try:
+                index.train(sample)
+            except RuntimeError as error:
+                raise _refused(spec, error) from error
         for start in range(0, len(self.corpus), piece):
             index.add(self._encode_passages(range(start, min(start + piece, len(self.corpus)))))
         return index
 
     def _encode_passages(self, numbers):
         rows = [self.corpus[i] for i in numbers]
-        return self._encode([f"{self.passage_prefix}{row['title']}\n{row['text']}" for row in rows], progress=True)
+        texts = [f"{self.passage_prefix}{row['title']}\n{row['text']}" for row in rows]
+        return self._encode(texts, progress=len(texts) > 500)
 
     def _encode(self, texts, progress=False):
-        return self.encoder.encode(texts, batch_size=self.batch_size, normalize_embeddings=True, convert_to_numpy=True,
-                                   show_progress_bar=progress and len(texts) > 500).astype(np.float32)
+        vectors = self.encoder.encode(texts, batch_size=self.batch_size, normalize_embeddings=True,
+                                      convert_to_numpy=True, show_progress_bar=progress)
+        return vectors.astype(np.float32)
 
     def search(self, queries, k):
         """list of at most k passages a query, best first; an approximate index may find fewer."""
-        scores, ids = self.index.search(self._encode([self.query_prefix + q for q in queries]), min(k, len(self.corpus)))
-        return [[_passage(self.corpus[int(i)], s) for s, i in zip(ss, ii, strict=True) if i >= 0] for ss, ii in zip(scores, ids, strict=True)]
+        if not len(queries):
+            return []
+        vectors = self._encode([self.query_prefix + query for query in queries])
+        scores, ids = self.index.search(vectors, min(k, len(self.corpus)))  # (queries, k); id -1: none found
+        return [[_passage(self.corpus[int(i)], score) for score, i in zip(*row, strict=True) if i >= 0]
+                for row in zip(scores, ids, strict=True)]
+
+
+def _split_nprobe(spec):
+    """A factory string and the nprobe behind it; 0: the default.
+
+    >>> _split_nprobe("IVF32,Flat,nprobe=8"), _split_nprobe("IVF32,Flat")
+    (('IVF32,Flat', 8), ('IVF32,Flat', 0))
+    """
+    index, given, number = spec.partition(",nprobe=")
+    if given and not re.fullmatch(r"[1-9][0-9]{0,8}", number):
+        raise RetrieverError(f"--retriever dense:MODEL@{spec}: nprobe is a number of lists, 1 or more")
+    return index, int(number or 0)
+
+
+def _set_nprobe(faiss, index, nprobe):
+    """How many lists of an IVF index a query reads, also behind a transform (PCA64,IVF32,Flat)."""
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is None:
+        if nprobe:
+            raise RetrieverError(f"--retriever dense:…,nprobe={nprobe}: only an IVF index has lists to read")
+        return
+    if nprobe > lists.nlist:
+        raise RetrieverError(f"--retriever dense:…,nprobe={nprobe}: the index has {lists.nlist} lists")
+    lists.nprobe = nprobe or min(lists.nlist, max(8, min(lists.nlist // 4, 256)))
+
+
+def _refused(spec, error):
+    reason = str(error).splitlines()[-1][:200]
+    return RetrieverError(f"--retriever dense:MODEL@{spec}: FAISS refuses this index ({reason}); try Flat, "
+                          "SQfp16, HNSW32, or IVF<lists>,SQ8 with fewer lists than passages")
+
+
+RETRIES = 12           # waits of .5, 1, 2, 4, 8, 15, 15 … seconds, two minutes in all: a server's restart
+LONGEST_WAIT = 15.0    # seconds
+START_RETRIES = 2      # of the first request: a wrong address must not take two minutes
+START_TIMEOUT = 10.0   # seconds
+MAX_QUERY = 4000       # characters: an encoder reads about 1,000 (256 tokens), servers refuse too long ones
+QUERIES_A_REQUEST = 256
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: no text, no tokenizer takes it
+
+
+class Unavailable(Exception):
+    """No answer, or one that the same request may not get again."""
 
 
 class HTTPRetriever:
-    """Client of a server in Search-R1's form. Retries with doubling waits; a loopback address never goes through a proxy."""
+    """Client of a server in Search-R1's form. A loopback address never goes through a proxy.
+
+    Waits for a server that is restarted, and says so: connection errors, time-outs, answers that break off,
+    HTTP 408, 425, 429 and 5xx are tried again. Anything else that is not a search result is one
+    RetrieverError at once. What a single passage can have wrong must not end a training run: it is mended,
+    counted in `repaired`, and each kind of it said once."""
     remote = True
 
-    def __init__(self, url, timeout=60.0, retries=4):
+    def __init__(self, url, timeout=60.0, retries=RETRIES):
         import httpx
         self.url = url.rstrip("/").removesuffix("/retrieve")
-        loopback = urlparse(self.url).hostname in ("127.0.0.1", "localhost", "::1")
-        self.client = httpx.Client(timeout=timeout, trust_env=not loopback)
-        self.retries = retries
-        self.search(["health check"], 1)  # some servers have no /health: a search is the only check that all understand
+        try:
+            host = urlparse(self.url).hostname
+            httpx.URL(self.url)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise RetrieverError(f"--retriever {url}: {error}; expected http://HOST:PORT") from None
+        if not host:
+            raise RetrieverError(f"--retriever {url}: no host in it; expected http://HOST:PORT")
+        limits = httpx.Limits(keepalive_expiry=2.0)  # before uvicorn closes what is idle, after 5 s
+        self.client = httpx.Client(trust_env=host not in ("127.0.0.1", "localhost", "::1"), limits=limits)
+        self.timeout, self.retries = timeout, retries
+        self.repaired = Counter()
+        self.cancelled = threading.Event()
+        self.last_said = -math.inf
+        # some servers have no /health: a search is the only check that all understand
+        self._search(["health check"], 1, min(retries, START_RETRIES), min(timeout, START_TIMEOUT))
 
     def search(self, queries, k):
-        """list of at most k passages a query, best first; 1,000 queries a request."""
-        queries = list(queries)
-        return [hits for i in range(0, len(queries), 1000) for hits in self._search(queries[i:i + 1000], k)]
+        """list of at most k passages a query, best first. Queries are cut to MAX_QUERY characters."""
+        self.cancelled.clear()
+        queries = [self._query(query) for query in queries]
+        results = []
+        for start in range(0, len(queries), QUERIES_A_REQUEST):
+            results += self._search(queries[start:start + QUERIES_A_REQUEST], k, self.retries, self.timeout)
+        return results
 
-    def _search(self, queries, k):
-        import httpx
-        for attempt in range(self.retries + 1):
+    def cancel(self):
+        """Ends the waiting of searches in other threads, which Ctrl-C would otherwise have to outlast."""
+        self.cancelled.set()
+
+    def _search(self, queries, k, retries, timeout):
+        waits = [min(0.5 * 2 ** attempt, LONGEST_WAIT) for attempt in range(retries)]
+        said = False
+        while True:
             try:
-                reply = self.client.post(self.url + "/retrieve", json={"queries": queries, "topk": k, "return_scores": True})
-                if reply.status_code < 500 and reply.status_code != 429:
-                    reply.raise_for_status()
-                    return self._parse(reply.json(), len(queries))
-                problem = f"HTTP {reply.status_code}"
-            except httpx.HTTPStatusError as error:
-                raise RetrieverError(f"{self.url}/retrieve refused the request: HTTP {error.response.status_code} {error.response.text[:200]}") from None
-            except (httpx.TransportError, json.JSONDecodeError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            if attempt < self.retries:
-                time.sleep(0.5 * 2 ** attempt)
-        raise RetrieverError(f"no search service at {self.url} after {self.retries + 1} tries ({problem}). Start one with "
-                             "`python -m common.retriever serve --corpus FILE`, or use --retriever bm25")
+                results = self._ask(queries, k, timeout)
+                break
+            except Unavailable as error:
+                problem = error
+            if not waits:
+                raise RetrieverError(
+                    f"no search service at {self.url} after {retries + 1} tries ({problem}). Start one with "
+                    "`python -m common.retriever serve --corpus FILE`, or use --retriever bm25")
+            if time.monotonic() - self.last_said >= LONGEST_WAIT:
+                self._say(f" does not answer ({problem}); trying again for up to {sum(waits):.0f} s")
+                self.last_said, said = time.monotonic(), True
+            if self.cancelled.wait(waits.pop(0)):
+                raise RetrieverError(f"gave up waiting for the search server at {self.url} ({problem})")
+        if said:
+            self._say(" answers again")
+        return results
 
-    def _parse(self, reply, expected):
+    def _ask(self, queries, k, timeout):
+        """One request. Raises Unavailable where another try may help, RetrieverError where it cannot."""
+        import httpx
+        request = {"queries": queries, "topk": k, "return_scores": True}
+        patience = httpx.Timeout(timeout, connect=min(timeout, 5.0))
         try:
-            results = [[self._one(hit) for hit in hits] for hits in reply["result"]]
+            reply = self.client.post(self.url + "/retrieve", json=request, timeout=patience)
+        except httpx.RequestError as error:
+            raise Unavailable(f"{type(error).__name__}: {error}".removesuffix(": ")) from None
+        if reply.status_code >= 500 or reply.status_code in (408, 425, 429):
+            raise Unavailable(f"HTTP {reply.status_code}")
+        start = " ".join(reply.content[:200].decode("utf-8", "replace").split())
+        if not reply.is_success:
+            raise RetrieverError(f"{self.url}/retrieve refused the request: HTTP {reply.status_code} {start}")
+        try:
+            text = reply.content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = reply.content.decode("utf-8", "replace")
+            self._repair("answers with bytes that are not UTF-8")
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            if not start or start[0] == "{":
+                raise Unavailable(f"the answer breaks off after {len(reply.content)} bytes") from None
+            raise RetrieverError(f"{self.url}/retrieve answers, but not as a search service does: {start!r}. "
+                                 "Is the address right?") from None
+        return self._parse(answer, len(queries), k)
+
+    def _parse(self, answer, expected, k):
+        try:
+            results = [self._passages(hits, k) for hits in answer["result"]]
         except (KeyError, TypeError, AttributeError) as error:
-            raise RetrieverError(f"{self.url}/retrieve answered in another form than Search-R1's ({type(error).__name__}: {error})") from None
+            raise RetrieverError(f"{self.url}/retrieve answered in another form than Search-R1's "
+                                 f"({type(error).__name__}: {error})") from None
         if len(results) != expected:
             raise RetrieverError(f"{self.url}/retrieve answered {len(results)} lists for {expected} queries")
         return results
 
-    @staticmethod
-    def _one(hit):
-        document = hit.get("document", hit)
-        title, _, text = document["contents"].partition("\n")
-        return Passage(str(document.get("id", "")), title.strip('"'), text or title, float(hit.get("score", 0.0)))
+    def _passages(self, hits, k):
+        self._repair("passages beyond the number asked for", len(hits) - k)
+        found = []
+        for hit in hits[:k]:
+            document = hit.get("document", hit)
+            if document["contents"] is None:
+                self._repair("passages without contents")
+                continue
+            title, _, text = self._text(document["contents"], "passages").partition("\n")
+            number = document.get("id")
+            name = "" if number is None else self._text(str(number), "passages")
+            found.append(Passage(name, title.strip('"'), text or title, self._score(hit.get("score", 0.0))))
+        return found
+
+    def _score(self, score):
+        """A number; 0.0 for what is none. Nothing but the order counts, and that is the server's."""
+        try:
+            if math.isfinite(float(score)):
+                return float(score)
+        except (TypeError, ValueError, OverflowError):
+            pass
+        self._repair("scores that are no numbers")
+        return 0.0
+
+    def _query(self, query):
+        self._repair(f"queries of more than {MAX_QUERY:,} characters", len(query) > MAX_QUERY)
+        return self._text(query[:MAX_QUERY], "queries")
+
+    def _text(self, text, what):
+        clean, halves = HALF_CHARACTER.subn("\ufffd", text)
+        self._repair(f"halves of characters in {what}", halves)
+        return clean
+
+    def _repair(self, what, count=1):
+        """Counts, and says each kind once."""
+        if count <= 0:
+            return
+        if what not in self.repaired:
+            self._say(f": {what}; mended, and counted from here on")
+        self.repaired[what] += int(count)
+
+    def _say(self, words):
+        print(f"search server at {self.url}{words}", file=sys.stderr, flush=True)
 
 
-def make_retriever(spec, corpus):
-    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none."""
+def make_retriever(spec, corpus, timeout=60.0, retries=RETRIES):
+    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none.
+
+    timeout (seconds a request) and retries are those of a server."""
     if spec.startswith(("http://", "https://")):
-        return HTTPRetriever(spec)
+        return HTTPRetriever(spec, timeout, retries)
     if spec == "bm25":
         return BM25Retriever(corpus)
     if spec.startswith("dense:"):
@@ -225,96 +435,12 @@ def make_retriever(spec, corpus):
     raise RetrieverError(f"--retriever {spec}: expected bm25, dense:MODEL, dense:MODEL@INDEX or http://HOST:PORT")
 
 
-def make_app(retriever):
-    """FastAPI application: POST /retrieve and GET /health, and the forms that other agents' code speaks."""
-    from fastapi import FastAPI, HTTPException
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
-    from pydantic import BaseModel, Field, StringConstraints, model_validator
-    Text = Annotated[str, StringConstraints(max_length=20_000)]
-    count = lambda default: Field(default, ge=1, le=1000)  # noqa: E731
-    document = lambda p: {"id": p.id, "contents": f'"{p.title}"\n{p.text}'}  # noqa: E731
-
-    class Retrieve(BaseModel):             # Search-R1, verl, ATPO: queries; SkyRL: query
-        queries: list[Text] = Field([], max_length=4096)
-        query: Text | None = None
-        topk: int = count(3)
-        topk_rerank: int | None = None
-        return_scores: bool = False
-
-        @model_validator(mode="after")
-        def one_form(self):
-            if bool(self.queries) == (self.query is not None):
-                raise ValueError("give queries (a list) or query (a string)")
-            return self
-
-    class Search(BaseModel):               # ReSearch
-        query: Text
-        top_n: int = count(3)
-        return_score: bool = False
-
-    class BatchSearch(Search):
-        query: list[Text] = Field(max_length=4096)
-
-    class Queries(BaseModel):              # R1-Searcher
-        queries: list[Text] = Field(max_length=4096)
-        k: int = count(3)
-
-    app = FastAPI(title="fivehop retriever")
-
-    @app.exception_handler(RequestValidationError)
-    def refuse(_, error):  # FastAPI's own repeats the input, which may be NaN or half a character: no JSON
-        return JSONResponse({"detail": [{k: e[k] for k in ("type", "loc", "msg")} for e in error.errors()]}, 422)
-
-    @app.get("/health")
-    def health():
-        return {"status": "ok"}
-
-    @app.post("/retrieve")
-    def retrieve(request: Retrieve):
-        if request.topk_rerank is not None:
-            raise HTTPException(422, "this server does not rerank; leave topk_rerank out")
-        results = retriever.search([request.query] if request.query is not None else request.queries, request.topk)
-        return {"result": [[{"document": document(p), "score": p.score} if request.return_scores else document(p) for p in hits] for hits in results]}
-
-    @app.post("/search")
-    def search(request: Search):
-        hits = retriever.search([request.query], request.top_n)[0]
-        return [[document(p) for p in hits], [p.score for p in hits]] if request.return_score else [document(p) for p in hits]
-
-    @app.post("/batch_search")
-    def batch_search(request: BatchSearch):
-        results = retriever.search(request.query, request.top_n)
-        documents = [[document(p) for p in hits] for hits in results]
-        return [documents, [[p.score for p in hits] for hits in results]] if request.return_score else documents
-
-    @app.post("/queries")
-    def queries(request: Queries):
-        return {"queries": request.queries, "answers": [[document(p)["contents"] for p in hits] for hits in retriever.search(request.queries, request.k)]}
-
-    return app
-
-
-def main():
-    """Serves a corpus."""
-    parser = argparse.ArgumentParser(prog="python -m common.retriever", description=main.__doc__)
-    parser.add_argument("command", choices=["serve"])
-    parser.add_argument("--corpus", required=True, help="JSONL with id, contents")
-    parser.add_argument("--retriever", default="bm25", help="bm25 or dense:MODEL")
-    parser.add_argument("--host", default="127.0.0.1", help="loopback unless told otherwise")
-    parser.add_argument("--port", type=int, default=8000)
-    args = parser.parse_args()
-    import uvicorn
-    if not 0 <= args.port <= 65535:
-        sys.exit(f"error: --port {args.port}: 0 to 65535")
-
-    from common.data import DataError, load_corpus  # the one place where this module needs files read
-    try:
-        retriever = make_retriever(args.retriever, load_corpus(args.corpus))
-    except (DataError, RetrieverError) as error:
-        sys.exit(f"error: {error}")
-    uvicorn.run(make_app(retriever), host=args.host, port=args.port, log_level="warning")
+def make_app(retriever, **limits):
+    """retriever_server.make_app; a client has no use for what that imports."""
+    from common import retriever_server
+    return retriever_server.make_app(retriever, **limits)
 
 
 if __name__ == "__main__":
-    main()
+    from common import retriever_server
+    retriever_server.main()

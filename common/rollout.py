@@ -66,6 +66,17 @@ class BatchedSearch:
         self.waiting.append((query, k, future))
         return await future
 
+    def cancel(self):
+        """Ends the patience of a remote retriever: an interrupted run need not outlast it."""
+        if getattr(self.retriever, "remote", False):
+            self.retriever.cancel()
+
+    @property
+    def metrics(self):
+        """What a remote retriever sent that had to be mended, so far."""
+        repaired = getattr(self.retriever, "repaired", {})
+        return {"rollout/search_repairs": sum(repaired.values())} if repaired else {}
+
     def flush(self):
         """Sends what waits, one call for each k."""
         waiting, self.waiting = self.waiting, []
@@ -113,6 +124,7 @@ async def _drive(agents, engine, search, progress):
             raise failed().exception()
         return [t.result() for t in tasks]
     finally:
+        search.cancel()
         for t in tasks:
             t.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,8 +3,6 @@
 The one module of common/ that joins the others; a script's method is nowhere in it."""
 
 import inspect
-import itertools
-import json
 import math
 import sys
 import time
@@ -13,17 +11,15 @@ from pathlib import Path
 
 import torch
 
-from common import data, demonstrations, kg, report, retriever, rollout, training, world
-
-
-def given_flags(argv=None):
-    """(argv, {flag: value} as they were typed, whether they mean the embedded world: neither a model nor another data set is named)."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    flags = {a.split("=", 1)[0]: a.split("=", 1)[1] if "=" in a else b for a, b in itertools.zip_longest(argv, argv[1:], fillvalue="")}
-    return argv, flags, flags.get("--data", "world") == "world" and "--model" not in flags
-
+from common import chat, data, demonstrations, kg, process, report, retriever, rollout, training, world
 
 NOT_NEGATIVE = ("eval_temperature", "weight_decay", "lr_final", "sft_lr_final", "clip", "clip_low", "clip_high", "kl_coef", "flaw_rate")
+
+
+def check_model_is_named(cfg):
+    """Whether a model is named where data other than the world's are; called before anything is read."""
+    if cfg.data != "world" and not (cfg.checkpoint or cfg.model):
+        raise training.ModelError(f"--data {cfg.data} needs --model or --checkpoint")
 
 
 def check_flags(cfg, at_least, positive, world_sets=world.SPLITS):
@@ -70,6 +66,11 @@ def world_split(name, size=1.0, questions=400, spec="bm25"):
     return Split(name, data.load_questions(made.questions), retriever.make_retriever(spec, made.corpus()), kg.KnowledgeGraph.from_triples(made.triples))
 
 
+def make_retriever(cfg, corpus):
+    """The retriever of --retriever with the run's time-outs."""
+    return retriever.make_retriever(cfg.retriever, corpus, timeout=cfg.search_timeout, retries=cfg.search_retries)
+
+
 def load_splits(cfg, paper_eval, searched=True):
     """(training split or None, evaluation splits) of --data, --eval-data, --corpus and --retriever. paper_eval: the paper's sets.
 
@@ -78,13 +79,13 @@ def load_splits(cfg, paper_eval, searched=True):
     if cfg.data == "world":
         evals = [world_split(n, cfg.world_size, cfg.eval_limit or 400, cfg.retriever) for n in (cfg.eval_data or "test").split(",")]
         return world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever), evals
-    of_paper = cfg.data in ("hotpotqa", "search-r1")  # the papers' training sets, evaluated on their lists
+    of_paper = cfg.data in ("hotpotqa", "nq", "nq-train", "search-r1")  # the papers' training sets, evaluated on their lists
     if cfg.ask and cfg.corpus != "contexts" and getattr(cfg, "graph", "") != "evidences":  # nothing to pool: no set is read
         names, train = [], None
     elif cfg.eval_only or cfg.ask:
         names, train = (cfg.eval_data or (paper_eval if of_paper else cfg.data)).split(","), None
     else:
-        train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad)
+        train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad, role="train")
         names = [n for n in (cfg.eval_data or (paper_eval if of_paper else "")).split(",") if n]
     sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
     if train and not names:  # a file of one's own: its last tenth is held out
@@ -98,7 +99,7 @@ def load_splits(cfg, paper_eval, searched=True):
             raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
         everything = [q for s in (train, *sets.values()) if s for q in s]
         corpus = data.pool_contexts(everything) if cfg.corpus == "contexts" else data.load_corpus(cfg.corpus)
-    search = retriever.make_retriever(cfg.retriever, corpus) if searched else None
+    search = make_retriever(cfg, corpus) if searched else None
     short = lambda n: Path(n).stem if Path(n).suffix else n.replace("/", "_")  # noqa: E731
     if len(set(map(short, sets))) < len(sets):
         raise data.DataError(f"--eval-data: two sets are called {', '.join(sorted(map(short, sets)))}; predictions are kept by name: rename a file")
@@ -137,7 +138,7 @@ def tiny_policy(cfg, script, words, tags, render, made_by, index=lambda made: re
         model = training.tiny_model(tokenizer)
         groups = demonstrations.groups(tokenizer, lambda *a: render(tokenizer, *a), index, cfg.warmup_steps, cfg.flaw_rate, cfg.world_size)
         started = time.time()
-        report.console.print(f"warming up the tiny policy on {8 * cfg.warmup_steps} demonstrations (cached afterwards)")
+        report.console.print(f"warming up the tiny policy on {8 * cfg.warmup_steps} demonstrations, {torch.get_num_threads()} threads (cached afterwards)")
 
         def progress(step, loss):
             if step % 100 == 99 or step + 1 == cfg.warmup_steps:
@@ -157,11 +158,43 @@ def evaluate_all(cfg, run, policy, splits, evaluate, suffix=""):
         if not (cfg.resume and suffix and file.exists()):
             policy.engine.load_weights()
             policy.search.retriever = split.retriever
-            with report.console.status(f"evaluating {split.name}") as status:
-                rows, summary = evaluate(policy, split, cfg, lambda done, total: status.update(f"evaluating {split.name}: {done}/{total}"))  # noqa: B023
+            with report.Progress(f"evaluating {split.name}") as progress:
+                rows, summary = evaluate(policy, split, cfg, progress)
             run.write(file.name, {"summary": summary, "predictions": rows})
-        results[split.name] = json.loads(file.read_text())
+        results[split.name] = report.read_evaluation(file)
         s = results[split.name]["summary"]
-        report.console.print(f"eval {split.name} (n {s['n']}): EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}] | F1 {s['f1']:.3f} | "
-                             f"searches {s['searches']:.2f} | tokens {s['tokens']:.0f} | format {s['format']:.2f}", markup=False)
+        valid = f" (in valid format {s['em_valid']:.3f})" if "em_valid" in s else ""
+        report.console.print(f"eval {split.name} (n {s['n']}): EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]{valid} | "
+                             f"F1 {s['f1']:.3f} | searches {s['searches']:.2f} | tokens {s['tokens']:.0f} | format {s['format']:.2f}",
+                             markup=False)
     return results
+
+
+def checkpoint_of(run):
+    """The checkpoint that --resume goes on from, all its files as they were saved; None where the run had not saved one yet.
+
+    Refuses, and has changed nothing, where the checkpoint is gone, damaged or another run's."""
+    folder, rows = training.find_checkpoint(run.path / "checkpoint"), report.read_jsonl(run.path / "metrics.jsonl")
+    if folder is None:
+        finished = report.evaluations(run.path)
+        every = run.saved.get("save_every") or math.inf
+        if rows and (finished or len(rows) > every):
+            raise report.RunError(f"--resume: {run.path} has {len(rows)} steps in metrics.jsonl, and its checkpoint/ is gone: "
+                                  "restore it, or start anew with another --name")
+        if rows:
+            report.warn(f"{run.path}: no checkpoint was saved before it stopped (--save-every); beginning again at step 1")
+        return None
+    state = training.read_state(folder)
+    if state.get("run", run.id) != run.id:
+        raise training.ModelError(f"{folder}: checkpoint of another run; put this run's own back, or start anew with another --name")
+    threads = run.saved.get("threads")
+    if process.settled is not None and isinstance(threads, int) and threads > 0:  # (the user did not set them)
+        torch.set_num_threads(threads)  # another number rounds differently: the run would not go on as it began
+    return folder
+
+
+def warn_of_unknown_words(tokenizer, question):
+    """Says which words of a question the tiny policy has never seen: it answers with confidence all the same."""
+    unknown = chat.unknown_words(tokenizer, question)
+    if unknown:
+        report.warn(f"this policy has no word for {', '.join(unknown)}: it knows the embedded world alone, and its answer means nothing here")

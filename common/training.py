@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from common import hub
 from kernels.turn_logprob import turn_logprob
 
 
@@ -23,29 +24,44 @@ class ModelError(RuntimeError):
 
 # ---------------------------------------------------------------- loading
 
-def _hub_error(name, error):
-    return ModelError(f"{name}: no model here and none could be fetched ({type(error).__name__}). Give a folder in Hugging Face form "
-                      "(config.json, *.safetensors, tokenizer files), or a hub id where the hub can be reached")
+def find_model(name):
+    """Folder or hub id that `from_pretrained` can be given; refuses at once what is no model, before anything large is read."""
+    try:
+        found = hub.locate(str(name))
+    except hub.HubError as error:
+        raise ModelError(str(error)) from error
+    if Path(found).is_dir() and not any((Path(found) / f).exists() for f in ("config.json", "adapter_config.json")):
+        raise ModelError(f"{name}: a folder without config.json: no model in Hugging Face form (config.json, *.safetensors, tokenizer files)")
+    return found
+
+
+def _load_error(name, error):
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if Path(name).is_dir():
+        return ModelError(f"{name}: this folder's model or tokenizer cannot be read: a file is missing, damaged, or of another kind ({what})")
+    return ModelError(f"{name}: the hub's model or tokenizer did not load ({what})")
 
 
 def load_tokenizer(name):
     """Tokenizer of a folder or hub id; padding falls back to the end-of-sequence token."""
     from transformers import AutoTokenizer
+    name = find_model(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise _hub_error(name, error) from error
+    except Exception as error:  # the tokenizers library raises bare Exceptions for damaged files
+        raise _load_error(name, error) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_checkpointing=False):
+def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_checkpointing="off"):
     """Policy of a folder (a LoRA adapter folder included, which keeps its own rank) or hub id, in fp32 master weights.
 
     lora: rank of new adapters on all linear layers (alpha = 2 rank, frozen base in bf16 on a GPU); 0 trains all weights.
-    gradient_checkpointing: recompute activations in backward, a layer at a time."""
+    gradient_checkpointing: recompute activations in backward, a layer at a time; auto = where there is a GPU, whose memory is small."""
     from transformers import AutoModelForCausalLM
+    name = find_model(name)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if lora and device != "cpu" else torch.float32
     how = {"dtype": dtype, "attn_implementation": attn_implementation, "trust_remote_code": False, "use_safetensors": True}  # no code, no pickle
@@ -56,11 +72,11 @@ def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_c
         else:
             model = AutoModelForCausalLM.from_pretrained(name, **how)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
-        raise _hub_error(name, error) from error
+        raise _load_error(name, error) from error
     if lora and not hasattr(model, "peft_config"):
         from peft import LoraConfig, get_peft_model
         model = get_peft_model(model, LoraConfig(r=lora, lora_alpha=2 * lora, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"))
-    if gradient_checkpointing:
+    if gradient_checkpointing == "on" or gradient_checkpointing == "auto" and device != "cpu":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None or hasattr(head, "base_layer"):
@@ -74,7 +90,7 @@ def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_c
     return model.to(device)
 
 
-def load_policy(name, lora=0, gradient_checkpointing=False):
+def load_policy(name, lora=0, gradient_checkpointing="off"):
     """(model, tokenizer) of a folder or hub id."""
     tokenizer = load_tokenizer(name)
     if not tokenizer.chat_template:
@@ -178,7 +194,8 @@ def save_checkpoint(folder, model, tokenizer, optimizer, state):
             for p, s in optimizer.state.items():
                 moments.update({f"{by_param[id(p)]}/{k}": v.contiguous() for k, v in s.items()})
             save_file(moments, str(new / "optimizer.safetensors"))
-        (new / "trainer.json").write_text(json.dumps({**state, "weights": sum(p.numel() for p in model.parameters())}, indent=1))
+        about = {"weights": sum(p.numel() for p in model.parameters()), "sha256": {f.name: _digest(f) for f in sorted(new.iterdir())}}
+        (new / "trainer.json").write_text(json.dumps({**state, **about}, indent=1))
         for path in new.iterdir():
             with open(path, "rb") as f:
                 os.fsync(f.fileno())
@@ -201,13 +218,35 @@ def find_checkpoint(folder):
     return None
 
 
-def load_training_state(folder, model, optimizer):
-    """Fills the optimizer from a checkpoint and returns its trainer.json."""
-    weights = sum(p.numel() for p in model.parameters())
+def _digest(path):
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def read_state(folder, verify=True):
+    """trainer.json of a checkpoint whose files are all as they were saved; ModelError where one is missing, cut off or changed.
+    verify=False: without reading the files again."""
+    folder = Path(folder)
+    remedy = "restore it, or start anew with another --name and --checkpoint"
     try:
-        state, saved = json.loads((Path(folder) / "trainer.json").read_text()), load_file(str(Path(folder) / "optimizer.safetensors"))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"{folder}: the checkpoint is damaged ({type(error).__name__}: {error}); start anew with another --name and --checkpoint") from error
+        state = json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: the checkpoint is damaged (trainer.json: {type(error).__name__}); {remedy}") from error
+    kinds = {"step": int, "weights": int, "sha256": dict}
+    if not isinstance(state, dict) or not all(isinstance(state.get(k), kind) for k, kind in kinds.items()) or state["step"] < 0:
+        raise ModelError(f"{folder}: the checkpoint is damaged (trainer.json has no step, weights and sha256); {remedy}")
+    for name, digest in state["sha256"].items() if verify else ():
+        if not (folder / name).is_file() or _digest(folder / name) != digest:
+            what = "changed since it was saved" if (folder / name).is_file() else "missing"
+            raise ModelError(f"{folder}: the checkpoint is damaged ({name} is {what}); {remedy}")
+    return state
+
+
+def load_training_state(folder, model, optimizer):
+    """Fills the optimizer from a checkpoint (checked before by read_state) and returns its trainer.json."""
+    state = read_state(folder, verify=False)
+    saved = load_file(str(Path(folder) / "optimizer.safetensors"))
+    weights = sum(p.numel() for p in model.parameters())
     if state["weights"] != weights:
         raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} weights, the model beside it has {weights}")
     for name, p in model.named_parameters():

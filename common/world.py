@@ -290,7 +290,9 @@ def make_world(split="train", seed=0, size=1.0, questions=400, hop_mix=(.3, .4, 
         gold = [[s, at[s]["facts"].index((s, r, world.facts[s, r]))] for s, r in plan]
         noise = rng.sample([p["title"] for p in world.passages], 6)
         titles = sorted(set([s for s, _ in plan] + noise), key=lambda t: int(at[t]["id"]))
-        aliases = [] if " " not in answer else [answer.split()[0][0] + ". " + answer.split()[1]] if kinds.get(answer) == "person" else []
+        first, _, last = answer.partition(" ")
+        initial = f"{first[0]}. {last}"  # but "A. Fisher" is no alias: scores drop articles, and "Fisher" alone would be right
+        aliases = [initial] if kinds.get(answer) == "person" and last and first[0] != "A" else []
         world.questions.append({
             "_id": f"{split}-{seed}-{len(world.questions)}", "type": kind, "question": text, "answer": answer, "answer_aliases": aliases,
             "hops": hops, "domain": DOMAIN_OF.get(kinds[start], "people"), "supporting_facts": gold, "evidences": evidences,

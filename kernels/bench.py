@@ -19,8 +19,7 @@ from pathlib import Path
 
 import torch
 
-from kernels import turn_logprob as ours
-from kernels.turn_logprob import matmul_fp32, turn_logprob
+from kernels.turn_logprob import matmul_fp32, triton, turn_logprob
 
 HEADS = {"qwen3-0.6b": (1024, 151936), "qwen3-4b": (2560, 151936), "qwen3-8b": (4096, 151936), "small": (64, 2048)}
 FLOOR_TFLOPS = 800.0
@@ -409,7 +408,7 @@ def versions():
     except FileNotFoundError:
         commit = ""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    return f"{device}; torch {torch.__version__}; triton {ours.triton.__version__ if ours.triton else 'none'}; commit {commit or 'unknown'}"
+    return f"{device}; torch {torch.__version__}; triton {triton.__version__ if triton else 'none'}; commit {commit or 'unknown'}"
 
 
 def main():

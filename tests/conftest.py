@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+# one thread: neither time nor rounding then depends on what else the machine does
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1").split(",")[0]))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are imported: they then run on the CPU
 

@@ -88,21 +88,36 @@ def test_path_advantages_by_credit():
 
 # ---- expansion
 
-def test_expansion_takes_the_most_uncertain_turns_and_repeats_from_the_top():
+def test_expansion_takes_the_most_uncertain_turns_then_the_root_and_repeats_from_the_top():
     root = root_of((.5, [(9.0, 0.0)]), (.8, [(9.0, 0.0)]), (.2, 0.0))
     a, b, c = root.children
-    assert at2po.choose_nodes(root, replace(CFG, expand=3), random.Random(0)) == [b, a, b]  # answers (9.0 and .2) are not expanded
+    assert at2po.choose_nodes(root, replace(CFG, expand=4), random.Random(0)) == [b, a, root, b]  # answers (9.0 and .2) are not expanded
     assert at2po.choose_nodes(root, replace(CFG, expand=1, expand_answers=True), random.Random(0)) == [a.children[0]]
     b.resamples = 7
     assert at2po.choose_nodes(root, replace(CFG, expand=1), random.Random(0)) == [a]       # .8 - .35 < .5
     assert at2po.choose_nodes(root, replace(CFG, expand=2, penalty_count="siblings"), random.Random(0)) == [b, a]  # both have two siblings
-    assert at2po.choose_nodes(root_of((1, 0.0)), CFG, random.Random(0)) == []
 
 
-def test_random_expansion_is_seeded():
+def test_a_tree_whose_chains_all_answered_gets_fresh_chains_from_the_root():
+    assert at2po.choose_nodes(root := root_of((1, 0.0), (1, 1.0)), CFG, random.Random(0)) == [root] * CFG.expand
+
+
+def test_random_expansion_is_seeded_without_replacement_and_knows_the_root():
     root = root_of(*[(0, [(0, 0.0)]) for _ in range(9)])
-    draw = lambda seed: at2po.choose_nodes(root, replace(CFG, expansion="random"), random.Random(seed))  # noqa: E731
+
+    def draw(seed):
+        return at2po.choose_nodes(root, replace(CFG, expansion="random"), random.Random(seed))
     assert draw(1) == draw(1) and draw(1) != draw(2)
+    assert all(len(set(map(id, draw(seed)))) == CFG.expand for seed in range(50))
+    assert any(root in draw(seed) for seed in range(50)) and not any(n.done for seed in range(50) for n in draw(seed))
+
+
+def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
+    cfg = replace(CFG, steps=10, group_size=4, token_budget="auto")
+    assert at2po.token_budget(cfg, {"step": 0}) == math.inf
+    assert at2po.token_budget(cfg, {"step": 2, "baseline_tokens": 2 * 3 * 4 * 50.0}) == 10 * 3 * 4 * 50
+    assert at2po.token_budget(replace(cfg, token_budget=0), {"step": 2}) == math.inf
+    assert at2po.token_budget(replace(cfg, token_budget=7), {"step": 2}) == 7
 
 
 # ---- loss
@@ -240,11 +255,13 @@ ANSWER = "<think>found</think><answer>It is \\[ \\boxed{Ada Holt} \\]</answer>"
     ([turn(0, ANSWER.replace("</think>", ""))], "Ada Holt", "think tags"),
     ([turn(0, ANSWER.replace("\\boxed{Ada Holt}", "Ada Holt"))], None, "boxed"),
     ([turn(0, ANSWER + ANSWER)], "Ada Holt", "answer block"),
-    ([turn(0, ANSWER + " and more")], "Ada Holt", "answer block"),
+    ([turn(0, ANSWER + " and more")], "Ada Holt", ""),
+    ([turn(0, ANSWER + ".")], "Ada Holt", ""),  # the rest of a token ">."
+    ([turn(0, GOOD, at2po.LIMIT_MESSAGE), turn(0, ANSWER)], "Ada Holt", "without its result"),
     ([turn(0, GOOD), turn(0, ANSWER)], "Ada Holt", "without its result"),
     ([turn(0, GOOD + "<search>b", "r"), turn(0, ANSWER)], "Ada Holt", "without its result"),
     ([turn(0, "<think>x</think><result>forged</result>" + ANSWER.replace("<think>found</think>", ""))], "Ada Holt", "wrote a result"),
-    ([turn(0, GOOD, "r")], None, "answer block")])
+    ([turn(0, GOOD, "<result>r</result>")], None, "answer block")])
 def test_format_rules(turns, answer, problem):
     got, why = at2po.parse_response(turns)
     assert got == answer and (problem in why if problem else why == "")

@@ -345,14 +345,15 @@ def test_no_answer_is_never_right():
     assert bi_rar.judge(rollout.Trajectory("q", [1], [turn]), data.Question("q", "?", ["A", "The The"])).info["em"] == 0
 
 
-def test_ask_and_refusals(tmp_path, capsys):
+def test_ask_and_refusals(tmp_path, capsys, qwen):
     bi_rar.main([*TINY, "--ask", "Who is the mother of Ada Holt?", "--out", str(tmp_path / "none")])
     assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
     file = tmp_path / "q.jsonl"
-    file.write_text('{"question": "q", "answer": "a"}\n' * 3)
+    file.write_text('{"question": "q", "answer": "Ada"}\n' * 3)
     for message, flags in (("numbers between 0 and 1", ["--lambdas", ".5,2"]), ("--group-size must be at least 2", ["--group-size", "1"]),
-                           ("no config.json", ["--stage", "merge", "--out", tmp_path]), ("no search service", ["--data", file]),
-                           ("no contexts to pool", ["--data", file, "--corpus", "contexts"])):
+                           ("no config.json", ["--stage", "merge", "--out", tmp_path]), ("needs --model", ["--data", file]),
+                           ("no contexts to pool", ["--data", file, "--model", qwen, "--corpus", "contexts"]),
+                           ("no search service", ["--data", file, "--model", qwen, "--retriever", "http://127.0.0.1:9"])):
         with pytest.raises(SystemExit) as stop:
             bi_rar.main([*TINY, *map(str, flags)])
         assert message in str(stop.value.code), stop.value.code

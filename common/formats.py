@@ -1,0 +1,406 @@
+"""A record of any public layout -> Question. The layouts are listed in data.py.
+
+A value of the wrong type is an error that names its field, never its repr or its characters: a gold answer
+"{'value': 'a'}", or a passage "O n e  s e n t e n c e", would train and score a run without a word.
+"""
+
+import ast
+import json
+import math
+import re
+from dataclasses import dataclass, field
+
+from common.metrics import normalize_answer
+
+
+@dataclass
+class Question:
+    """A question with its gold answers and, where the data set has them, its gold evidence.
+
+    MuSiQue's supporting paragraphs are scored by their indices, `support_paragraphs`, as its script does. In
+    `supporting_facts` each is [title, 0] (a paragraph counts as one sentence): two paragraphs with one title,
+    which MuSiQue has, are equal there."""
+    id: str
+    question: str
+    answers: list[str]                       # gold answer and aliases, never empty
+    type: str = ""                           # bridge, comparison, compositional, …
+    hops: int = 0                            # 0 = the data set does not say
+    supporting_facts: list = field(default_factory=list)    # [title, sentence index]
+    context: list = field(default_factory=list)             # [title, [sentences]]
+    evidences: list = field(default_factory=list)           # [subject, relation, object]
+    entities: list = field(default_factory=list)            # [name, id] of topic entities, where known
+    support_paragraphs: list = field(default_factory=list)  # MuSiQue: idx of each supporting paragraph
+    decomposition: list = field(default_factory=list)       # MuSiQue: {question, answer, paragraph_…idx}
+    evidences_id: list = field(default_factory=list)        # 2Wiki: evidences as Wikidata ids, in their order
+    answer_id: str = ""                                     # 2Wiki: Wikidata id of the answer
+
+
+def parse_question(row, number=0):
+    """One record of any supported layout -> Question. Raises ValueError naming the field."""
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object, got {shown(row)}")
+    if "qid_topic_entity" in row:
+        return _parse_tog(row, number)
+    if isinstance(_plain(row.get("question")), list):
+        return _parse_qald(row, number)
+    if "reward_model" in row:
+        return _parse_verl(row, number)
+    return _parse_plain(row, number)
+
+
+# ---------------------------------------------------------------- values
+
+def shown(value):
+    """What a value is, in words that fit into an error's line."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return f"the text {value[:40]!r}"
+    return {dict: "an object", list: "a list", tuple: "a list"}.get(type(value), type(value).__name__)
+
+
+def wrong(name, expected, value):
+    return ValueError(f"field '{name}': expected {expected}, got {shown(value)}")
+
+
+def parse_json(text):
+    """json.loads, without halves of surrogate pairs, which are no text. Raises ValueError."""
+    try:
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        return value
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _plain(value):
+    """A numpy array or number (rows of pandas have them) as Python's."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _dig(record, *path):
+    """The value under nested keys. The error names the way to what is missing."""
+    for depth, key in enumerate(path):
+        if not isinstance(record, dict):
+            raise wrong(".".join(path[:depth]), "an object", record)
+        if key not in record:
+            raise ValueError(f"field '{'.'.join(path[:depth + 1])}' is missing")
+        record = _plain(record[key])
+    return record
+
+
+def _object(value, name):
+    if not isinstance(value, dict):
+        raise wrong(name, "an object", value)
+    return value
+
+
+def _list(value, name, expected="a list"):
+    value = _plain(value)
+    if not isinstance(value, (list, tuple)):
+        raise wrong(name, expected, value)
+    return value
+
+
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _text(value, name):
+    """Text, or a number as text. Tables turn 1984 into 1984.0, and normalisation would turn that into 19840:
+    an integral number is written without a point.
+
+    >>> _text(1984.0, "answer"), _text(2.5, "answer")
+    ('1984', '2.5')
+    """
+    value = _plain(value)
+    if isinstance(value, str):
+        return value
+    if not _is_number(value):
+        raise wrong(name, "text", value)
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def _whole(value, name):
+    """A whole number; a table's cell has it as text."""
+    value = _plain(value)
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if not _is_number(value) or value != int(value):
+        raise wrong(name, "a whole number", value)
+    return int(value)
+
+
+def _question(value, name):
+    if not isinstance(value, str):
+        raise wrong(name, "text", value)
+    if not value.strip():
+        raise ValueError(f"field '{name}' is empty")
+    return value
+
+
+def _identity(number, *values):
+    """The first id that is there (0 is one), else the record's number."""
+    value = next((v for v in values if v is not None and v != ""), number)
+    return _text(value, "id")
+
+
+def _rows(value, name, shape, *columns):
+    """[(a, b, …)] of [[a, b], …], of [{"a": …, "b": …}, …] and of the hub's {"a": […], "b": […]}.
+
+    columns: the names that a column goes by; None among them = it may be missing, and is None then.
+
+    >>> _rows({"title": ["T"], "sent_id": [3]}, "supporting_facts", "", ("title",), ("sent_id", "sent_idx"))
+    [('T', 3)]
+    """
+    def pick(record, names):
+        key = next((n for n in names if n in record), None)
+        if key is None and None not in names:
+            raise ValueError(f"field '{name}.{names[0]}' is missing")
+        return record.get(key)
+
+    value = _plain(value)
+    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):  # a table's cell
+        try:
+            value = parse_json(value)
+        except ValueError:
+            raise wrong(name, shape, value) from None
+    if value is None or value == "":  # (a table's empty cell)
+        return []
+    if isinstance(value, dict):
+        lists = [_list(pick(value, names), f"{name}.{names[0]}") for names in columns]
+        if len(set(map(len, lists))) > 1:
+            raise ValueError(f"field '{name}': its lists differ in length")
+        return list(zip(*lists))
+    rows = []
+    for item in map(_plain, _list(value, name, shape)):
+        if isinstance(item, dict):
+            rows.append(tuple(pick(item, names) for names in columns))
+        elif isinstance(item, (list, tuple)) and len(item) == len(columns):
+            rows.append(tuple(item))
+        else:
+            raise wrong(name, shape, item)
+    return rows
+
+
+# ---------------------------------------------------------------- gold answers
+
+def _answers(value, name):
+    """Gold answers of any layout as a list of texts that are not blank; true and false are "yes" and "no"."""
+    value = _plain(value)
+    if isinstance(value, str):
+        value = _unquoted(value, name)
+    if isinstance(value, dict):
+        value = _answer_object(value, name)
+    found = []
+    for v in map(_plain, value if isinstance(value, (list, tuple)) else [value]):
+        if isinstance(v, dict) and "text" in v:  # SQuAD's own files
+            v = v["text"]
+        if isinstance(v, bool):
+            v = "yes" if v else "no"
+        if v is not None and _text(v, name).strip():
+            found.append(_text(v, name))
+    return found
+
+
+def _answer_object(value, name):
+    """The list in TriviaQA's {"value", "aliases"} (its own files: Value, Aliases) or in SQuAD's {"text"}."""
+    value = {str(key).lower(): v for key, v in value.items()}
+    if "value" in value:
+        first = _text(value["value"], f"{name}.value")
+        if first == "<unk>":
+            raise ValueError(f"field '{name}': '<unk>' stands for an answer that was not published")
+        return list(dict.fromkeys([first, *_answers(value.get("aliases"), f"{name}.aliases")]))
+    if "text" in value:
+        return list(_list(value["text"], f"{name}.text"))
+    raise wrong(name, 'text, a list, {"value", "aliases"} or {"text"}', value)
+
+
+def _unquoted(text, name):
+    """The strings of a list that was written as text (tables, PopQA's possible_answers), else the text.
+
+    Only a whole field is taken apart, and only into strings: "[REC]" and "[1, 2]" are answers, and one that
+    truly looks like a list of strings can be given as ["['a', 'b']"].
+
+    >>> _unquoted("['a', 'b']", "answer"), _unquoted("[REC]", "answer")
+    (['a', 'b'], '[REC]')
+    """
+    inner = text.strip()
+    if not (inner.startswith("[") and inner.endswith("]")):
+        return text
+    for read in (parse_json, ast.literal_eval):
+        try:
+            value = read(inner)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            continue
+        if read is ast.literal_eval and re.search(r"""['"]\s+['"]""", inner):  # a numpy array, printed
+            raise ValueError(f"field '{name}': {inner[:40]!r} lacks commas, so Python would join its strings")
+        return value
+    return text
+
+
+def _golds(answers, name):
+    """The answers that a prediction can be compared with: those that normalise to nothing ("!!!", "The The", a damaged character)
+    make an empty prediction right, and stay only where there is no other (see load_questions)."""
+    if not answers:
+        raise ValueError(f"field '{name}' is empty: a question without an answer cannot be scored")
+    return [a for a in answers if normalize_answer(a)] or answers
+
+
+# ---------------------------------------------------------------- layouts
+
+def _parse_tog(row, number):
+    """QALD-10 as ToG has it: labels of answers and topic entities by their Wikidata ids."""
+    answers = _answers(list(_object(_dig(row, "answer"), "answer").values()), "answer")
+    entities = _object(row["qid_topic_entity"], "qid_topic_entity")
+    entities = [[_text(label, "qid_topic_entity"), qid] for qid, label in entities.items()]
+    text = _question(_dig(row, "question"), "question")
+    return Question(f"qald-{number}", text, _golds(answers, "answer"), entities=entities)
+
+
+def _parse_qald(row, number):
+    """QALD-10's own files: answers are Wikidata ids, numbers and dates as they are, yes or no for ASK."""
+    texts = _rows(row["question"], "question", '[{"language", "string"}, …]', ("language",), ("string",))
+    english = next((text for language, text in texts if language == "en"), "")
+    answers = []
+    for a in _list(_dig(row, "answers"), "answers"):
+        if "boolean" in _object(a, "answers"):
+            answers.append("yes" if str(a["boolean"]).lower() == "true" else "no")
+        results = _object(a.get("results", {}), "answers.results")
+        for binding in _list(results.get("bindings", []), "answers.results.bindings"):
+            for entry in _object(binding, "answers.results.bindings").values():
+                value = _text(_dig({"bindings": entry}, "bindings", "value"), "bindings.value")
+                answers.append(value.rsplit("/entity/", 1)[-1])
+    golds = _golds([a for a in answers if a], "answer")
+    return Question(_identity(number, row.get("id")), _question(english, "question"), golds)
+
+
+def _parse_verl(row, number):
+    """Search-R1 and verl. The question stands behind the last "Question:" of the prompt's last message;
+    without that word the whole message is the question (as in ARPO's rows)."""
+    name = "reward_model.ground_truth"
+    truth = _dig(row, *name.split("."))
+    if isinstance(truth, dict):
+        name += ".target"
+        truth = _dig(row, *name.split("."))
+    question = row.get("question")
+    if question is None:
+        messages = _list(_dig(row, "prompt"), "prompt", "a list of messages")
+        content = _dig({"prompt": messages[-1] if messages else None}, "prompt", "content")
+        question = _question(content, "prompt.content").rsplit("Question:", 1)[-1]
+    extra = {} if row.get("extra_info") is None else _object(row["extra_info"], "extra_info")
+    identity = _identity(number, row.get("id"), extra.get("index"))
+    return Question(identity, _question(question, "question").strip(), _golds(_answers(truth, name), name))
+
+
+ASKED = ("Question", "question", "input")
+ANSWERED = ("golden_answers", "Answer", "answer", "possible_answers", "answers")
+
+
+def _parse_plain(row, number):
+    """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle, UltraDomain, SQuAD."""
+    asked = next((k for k in ASKED if k in row), "question")
+    answered = next((k for k in ANSWERED if k in row), "answer")
+    text = _question(_dig(row, asked), asked)
+    answers = _answers(_dig(row, answered), answered)
+    answers += [a for a in _answers(row.get("answer_aliases"), "answer_aliases") if a not in answers]
+    identity = _identity(number, row.get("_id"), row.get("id"), row.get("question_id"), row.get("idx"))
+    question = Question(identity, text, _golds(answers, answered))
+    meta = row
+    if answered == "golden_answers" and row.get("metadata") is not None:
+        meta = row | _object(row["metadata"], "metadata")
+    question.type = str(meta.get("type") or "")
+    _add_facts(question, meta)
+    _add_triples(question, meta)
+    _add_decomposition(question, meta)
+    if meta.get("paragraphs") is not None:
+        _add_paragraphs(question, meta["paragraphs"], "paragraphs")
+    elif question.decomposition and meta.get("context") is None:
+        _add_paragraphs(question, _support_paragraphs(meta), "question_decomposition.support_paragraph")
+    elif answered == "answers" and isinstance(meta.get("context"), str):
+        if asked != "input":  # SQuAD's paragraph; UltraDomain's is a whole book, yet to be cut into passages
+            question.context = [[_text(meta.get("title") or "", "title"), [meta["context"]]]]
+    else:
+        passages = _rows(meta.get("context"), "context", "[[title, [sentences]], …]",
+                         ("title",), ("sentences", "content"))
+        question.context = [[_text(t, "context"), _sentences(s, "context")] for t, s in passages]
+    titles = {title for title, _ in question.supporting_facts}
+    given = _whole(meta["hops"], "hops") if meta.get("hops") else 0
+    question.hops = given or len(question.decomposition) or len(question.evidences) or len(titles)
+    return question
+
+
+def _add_facts(question, meta):
+    facts = _rows(meta.get("supporting_facts"), "supporting_facts", "[[title, sentence index], …]",
+                  ("title",), ("sent_id", "sent_idx"))
+    for title, index in facts:
+        fact = [_text(title, "supporting_facts.title"), _whole(index, "supporting_facts.sent_id")]
+        question.supporting_facts.append(fact)
+
+
+def _add_triples(question, meta):
+    for name in ("evidences", "evidences_id"):
+        triples = _rows(meta.get(name), name, "triples of texts",
+                        ("fact", "subject"), ("relation",), ("entity", "object"))
+        for part in (part for triple in triples for part in triple):
+            if not isinstance(part, str):
+                raise wrong(name, "triples of texts", part)
+        setattr(question, name, [list(triple) for triple in triples])
+    if question.evidences_id and len(question.evidences_id) != len(question.evidences):
+        raise ValueError("field 'evidences_id': not as many as 'evidences'")
+    if meta.get("answer_id") is not None:
+        question.answer_id = _text(meta["answer_id"], "answer_id")
+
+
+def _steps(meta):
+    """MuSiQue's steps: (question, answer, index of the paragraph or None, paragraph of FlashRAG or None)."""
+    return _rows(meta.get("question_decomposition"), "question_decomposition",
+                 '[{"question", "answer", "paragraph_support_idx"}, …]',
+                 ("question",), ("answer",), ("paragraph_support_idx", None), ("support_paragraph", None))
+
+
+def _support_paragraphs(meta):
+    """FlashRAG keeps no other paragraphs of MuSiQue than those that its steps rest on."""
+    given = [paragraph for *_, paragraph in _steps(meta) if paragraph is not None]
+    return [_object(p, "question_decomposition.support_paragraph") | {"is_supporting": True} for p in given]
+
+
+def _add_decomposition(question, meta):
+    name = "question_decomposition"
+    for text, answer, idx, paragraph in _steps(meta):
+        if idx is None and paragraph is not None:
+            idx = _object(paragraph, f"{name}.support_paragraph").get("idx")
+        question.decomposition.append({
+            "question": _text(text, f"{name}.question"),
+            "answer": _text(answer, f"{name}.answer"),
+            "paragraph_support_idx": None if idx is None else _whole(idx, f"{name}.paragraph_support_idx")})
+
+
+def _add_paragraphs(question, paragraphs, name):
+    """MuSiQue's paragraphs; each counts as one sentence. Those that support are the facts."""
+    facts = []
+    rows = _rows(paragraphs, name, '[{"idx", "title", "paragraph_text", "is_supporting"}, …]',
+                 ("title",), ("paragraph_text", "text"), ("idx", None), ("is_supporting", None))
+    for position, (title, text, idx, supporting) in enumerate(rows):
+        title = _text(title, f"{name}.title")
+        question.context.append([title, _sentences(text, f"{name}.paragraph_text")])
+        if supporting not in (None, True, False):  # (the text "False" would count as true)
+            raise wrong(f"{name}.is_supporting", "true or false", supporting)
+        if supporting:
+            facts.append([title, 0])
+            question.support_paragraphs.append(position if idx is None else _whole(idx, f"{name}.idx"))
+    question.supporting_facts = facts or question.supporting_facts
+
+
+def _sentences(value, name):
+    """A passage's sentences; one text is one sentence."""
+    value = _plain(value)
+    if isinstance(value, str):
+        return [value]
+    for sentence in _list(value, name, "sentences"):
+        if not isinstance(sentence, str):
+            raise wrong(name, "sentences", sentence)
+    return list(value)
