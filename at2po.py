@@ -46,6 +46,7 @@ Where the paper and the authors' code differ, or the paper is silent (decided fo
     flat trees                silent                    kept                          left out, their KL term too
     token budget              "comparable": 16 B        the same steps for all        the baseline's tokens (--token-budget auto):
                                                                                       a tree costs 19.6 chains, not 16
+
 Trees are independent: each expands as soon as its own leaves are in, so the sampler does not idle between rounds (sec. 7).
 
     python at2po.py                               the embedded world, two CPU cores, under ten minutes

@@ -47,7 +47,16 @@ def comments(config):
     return found
 
 
-def cli(config, default, description, argv):
+def summary(docstring):
+    """Of a script's docstring what --help shows: its title and its commands."""
+    title, *rest = docstring.strip().split("\n")
+    commands = [line for line in rest if re.match(r"    python |     {20,}\S", line)]
+    while commands and not commands[0].startswith("    python"):
+        commands.pop(0)
+    return "\n".join([title, "", *commands, "", "Method, sources and differences from the paper: the top of the script."])
+
+
+def cli(config, default, docstring, argv):
     """`default` (an instance of `config`) with the flags of argv over it, one help group a banner."""
     refuse_boolean_values(default, argv)
     hints, told = get_type_hints(config, include_extras=True), comments(config)
@@ -56,15 +65,14 @@ def cli(config, default, description, argv):
         group, words, source = told[f.name]
         value = getattr(default, f.name)
         if source and value != f.default:
-            shown = f"'{f.default}'" if f.default == "" else f.default
-            words += f" (with --model: {shown}, {source})"
+            words += f" (with --model: {f.default!r}, {source})"
         elif source:
             words += f" ({source})"
         kind = Annotated[hints[f.name], tyro.conf.arg(help=words)]
         groups.setdefault(group, []).append((f.name, kind, dataclasses.field(default=value)))
     nested = [(re.sub(r"\W+", "_", name), dataclasses.make_dataclass("Group", fields)) for name, fields in groups.items()]
     whole = dataclasses.make_dataclass("Config", [(name, kind, dataclasses.field(default_factory=kind)) for name, kind in nested])
-    parsed = tyro.cli(tyro.conf.OmitArgPrefixes[whole], description=description, args=argv)
+    parsed = tyro.cli(tyro.conf.OmitArgPrefixes[whole], description=summary(docstring), args=argv)
     values = {f.name: getattr(part, f.name) for part in vars(parsed).values() for f in dataclasses.fields(part)}
     return config(**values)
 

@@ -12,6 +12,7 @@ they sleep (GNU OpenMP's spin count; asleep at once, two threads are slower than
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,9 @@ def _terminate(*_):
 @contextmanager
 def ends_cleanly(errors, saved=str):
     """Around main: an error of `errors` is one line and exit code 1; Ctrl-C is 130 and SIGTERM 143, with what saved() says is kept."""
-    before = [signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, _terminate)]
+    ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _terminate}
+    main_thread = threading.current_thread() is threading.main_thread()  # no other may set handlers
+    before = {number: signal.signal(number, handler) for number, handler in ours.items()} if main_thread else {}
     try:
         yield
     except errors as error:
@@ -73,8 +76,8 @@ def ends_cleanly(errors, saved=str):
         print(f"{'terminated' if terminated else 'interrupted'}; {saved() or 'nothing was written'}", file=sys.stderr)
         sys.exit(143 if terminated else 130)
     finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if Path(sys.argv[0] or ".").resolve().parent == Path(__file__).resolve().parents[1]:  # a script, not a test or a notebook

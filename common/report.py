@@ -73,8 +73,8 @@ class RunFolder:
     processes out until this one ends. `id` names the run in its checkpoints, `saved` is the configuration it was begun with."""
 
     def __init__(self, root, script, name, config, resume=False, free_to_change=()):
-        if name != Path(name).name or name in (".", "..") or "\\" in name:
-            raise RunError(f"--name {name}: the name of a folder in {root}/{script}, without slashes")
+        if name != Path(name).name or name.startswith(".") or "\\" in name:
+            raise RunError(f"--name {name}: the name of a folder in {root}/{script}, without slashes or a dot before it")
         self.path, self.config, self.resume, self.trackers = Path(root) / script / name, config, resume, []
         file = self.path / "config.json"
         if not resume and self.path.exists() and any(f.name != ".lock" for f in self.path.iterdir()):

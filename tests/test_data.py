@@ -60,10 +60,12 @@ def test_real_files(name, n, hops, context):
     assert len(data.load_questions(sample(name), limit=7)) == 7
 
 
-def test_one_gold_answer_of_nq_is_a_bracket_and_is_an_error_that_can_be_skipped():
-    message = error_of(data.load_questions, sample("nq/nq_open_dev.jsonl"))
+def test_one_gold_answer_of_nq_is_a_bracket_which_training_refuses_and_evaluation_keeps(capsys):
+    path = sample("nq/nq_open_dev.jsonl")
+    message = error_of(data.load_questions, path, role="train")
     assert "record 160: field 'answer': " in message and "')'" in message
-    assert len(data.load_questions(sample("nq/nq_open_dev.jsonl"), skip_bad=True)) == 499
+    assert len(data.load_questions(path, role="train", skip_bad=True)) == 499
+    assert len(data.load_questions(path)) == 500 and "record 160: field 'answer'" in capsys.readouterr().err
 
 
 def test_aliases_and_types():

@@ -5,10 +5,11 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from common import data, guards, report, rollout
+from common import data, guards, metrics, report, rollout
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -158,7 +159,7 @@ def test_five_hundred_trajectories_open_in_two_seconds(tmp_path, browser):
 def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
     odd = tree(0, question="line\u2028separator \x1b[31mred\x1b[0m [bold]markup[/oops] " + "w" * 9000)
     odd["nodes"][1] |= {"entropy": float("nan"), "advantage": float("inf"), "logprobs": [float("-inf"), -.1, -.1]}
-    run = make_run(tmp_path / "at2po/x[/bold]", [])
+    run = make_run(tmp_path / "at2po/x[bold]", [])
     (run / "samples.jsonl").write_text("".join(json.dumps(g, ensure_ascii=False) + "\n" for g in (odd, tree(1), {"nodes": [], "trajectories": []})))
     assert len(report.read_jsonl(run / "samples.jsonl")) == 3
     report.main([str(run)])
@@ -176,7 +177,7 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
         f.write('{"cut off')
     assert len(report.read_jsonl(run / "samples.jsonl")) == 3  # a kill leaves such a line
     (run / "metrics.jsonl").write_text('{"broken\n{"step": 1}\n')
-    folder = report.RunFolder(tmp_path, "at2po", "x[/bold]", {"lr": 1e-4, "name": ATTACK}, resume=True)
+    folder = report.RunFolder(tmp_path, "at2po", "x[bold]", {"lr": 1e-4, "name": ATTACK}, resume=True)
     with pytest.raises(report.RunError, match="line 1 is not valid JSON"):
         folder.rewind(5)
     assert (run / "metrics.jsonl").read_text() == '{"broken\n{"step": 1}\n'
@@ -207,6 +208,61 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "r"]
 
 
+def exported(folder, ems, question="Who?"):
+    """A run with an evaluation before and after, as training leaves it."""
+    make_run(folder, [], rows=ROWS)
+    for suffix, values in (("_before", [0.0] * len(ems)), ("", ems), ("_step3", ems)):
+        rows = [{"id": f"q{i}", "question": question, "gold": ["Ada"], "type": "bridge", "hops": 2, "answer": "x", "problem": "", "em": em, "em_valid": em,
+                 "f1": em, "searches": 1, "tokens": 9, "nodes": [], "trajectories": []} for i, em in enumerate(values)]
+        (folder / f"eval_test{suffix}.json").write_text(json.dumps({"summary": metrics.summarize(rows), "predictions": rows}))
+    return folder
+
+
+def test_an_exported_run_has_the_numbers_of_the_run_and_can_be_compared(tmp_path, capsys):
+    names = []
+    for seed, ems in enumerate(([1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1])):
+        for method, values in (("star", ems), ("mygo", [0, *ems[1:]])):
+            run, out = exported(tmp_path / f"run/{method}-seed{seed}", values), tmp_path / f"results/{method}-seed{seed}"
+            report.main([str(run), "--export", str(out)])
+            assert sorted(f.name for f in out.iterdir()) == ["config.json", "metrics.jsonl", "predictions.jsonl.gz"]
+            for when in ("", "before"):
+                assert report.evaluations(out, when)["test"]["summary"] == report.evaluations(run, when)["test"]["summary"]
+            row = report.evaluations(out)["test"]["predictions"][0]
+            assert {"question", "gold", "type", "hops", "answer", "em", "em_valid"} <= row.keys() and "nodes" not in row
+            names.append(str(out))
+    capsys.readouterr()
+    report.main([*sorted(names), "--out", str(tmp_path / "c.png")])
+    said = capsys.readouterr().out
+    assert "intervals over questions" in said and "the seed being the unit" in said
+    # mygo .5 .25 .75, star .75 .5 1: differences .25 each, so their interval is a point
+    assert "+0.250 [+0.250, +0.250]" in said and "0.500 [-0.121, 1.121]" in said
+    report.main([names[0], "--out", str(tmp_path / "c.png")])
+    assert "star-seed0" in capsys.readouterr().out
+    with pytest.raises(report.RunError, match="exists"):
+        report.export(tmp_path / "run/star-seed0", names[0])
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_committed_predictions():
+    root = Path(__file__).resolve().parents[1]
+    runs, readme = sorted((root / "results/at2po").glob("*-seed*")), (root / "README.md").read_text()
+    assert len(runs) == 6
+    for run in runs:
+        for when in ("before", ""):
+            result = report.evaluations(run, when)["test"]
+            for row in result["predictions"]:
+                assert row["em"] == (metrics.exact_match(row["answer"], row["gold"]) if row["answer"] else 0)
+            s = result["summary"]
+            assert f"{s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]" in readme, (run.name, when)
+
+
+def test_every_committed_run_can_be_read():
+    runs = [f.parent for f in (Path(__file__).resolve().parents[1] / "results").rglob("config.json")]
+    assert len(runs) > 60
+    for run in runs:
+        for result in report.evaluations(run).values():
+            assert all({"question", "gold", "type", "hops"} <= row.keys() for row in result["predictions"]), run
+
+
 def test_explain_on_the_terminal(tmp_path, capsys):
     run = make_run(tmp_path / "r/a", [tree(3)])
     report.main([str(run), "--explain", "q3/1"])
@@ -234,7 +290,7 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path):
     report.RunFolder(tmp_path, "at2po", "y", {"lr": 2}).create()
     with pytest.raises(report.RunError, match="exists: choose another --name"):
         late.create()                                                     # … and another has been there before it writes
-    assert json.loads((late.path / "config.json").read_text()) == {"lr": 2}
+    assert json.loads((late.path / "config.json").read_text())["lr"] == 2
 
 
 def test_trackers(tmp_path, monkeypatch):

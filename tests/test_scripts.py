@@ -366,7 +366,7 @@ def test_runs_are_not_overwritten_and_resume_checks_what_it_resumes(tmp_path):
     assert before == {p: p.read_bytes() for p in (tmp_path / "at2po/a").rglob("*") if p.is_file()}
     other = training.tiny_model(training.load_tokenizer(tmp_path / "at2po/a/checkpoint"), width=32)
     other.save_pretrained(tmp_path / "at2po/a/checkpoint")  # weights of another shape under the same run
-    refuse("model.safetensors is changed since it was saved", *TINY, "--out", tmp_path, "--steps", 2, "--name", "a", "--resume")
+    refuse("is changed since it was saved", *TINY, "--out", tmp_path, "--steps", 2, "--name", "a", "--resume")
 
 
 def change(folder, name, value):
@@ -478,7 +478,7 @@ def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(HfApi, "repo_info", asked)
     (tmp_path / "runs").mkdir()
-    for name in ("nothere", "./model", "runs/model", "a/b/c", "~/model", "..", "C:\\model"):
+    for name in ("nothere", "./model", "runs/model", "a/b/c", "~/model", "../none", "C:\\model"):
         with pytest.raises(hub.HubError, match="no such folder here"):
             hub.locate(name)
 

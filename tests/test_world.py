@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from common import data, demonstrations, world
+from common import data, demonstrations, metrics, world
 
 
 def test_same_arguments_same_bytes(tmp_path):
@@ -30,6 +30,17 @@ def test_splits_share_words_and_no_entity():
 @pytest.fixture(scope="module")
 def test_world():
     return world.make_world("test", questions=400)
+
+
+def test_no_alias_makes_a_bare_surname_right(test_world):
+    """ "A. Fisher" normalises to "fisher": scores drop articles."""
+    named = 0
+    for q in test_world.questions:
+        for alias in q["answer_aliases"]:
+            named += 1
+            assert len(metrics.normalize_answer(alias).split()) == 2, alias
+            assert not metrics.exact_match(alias.split()[-1], [q["answer"], *q["answer_aliases"]])
+    assert named > 50 and any(q["answer"].startswith("A") and " " in q["answer"] for q in test_world.questions)
 
 
 def test_questions_follow_from_their_evidence(test_world):
