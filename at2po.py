@@ -34,8 +34,10 @@ Where the paper and the authors' code differ, or the paper is silent (decided fo
                                                         bad format                    bad format (--limit-message-valid)
     penalty counts            times branched            siblings                      times branched (--penalty-count)
     answer turns expanded     silent                    never                         never (--expand-answers)
-    the root                  has no action             a candidate of entropy 0:     the code's
-                                                        a fresh chain
+    the root                  has no action             a candidate of entropy 0:     the code's, its penalty too: it counts the
+                                                        a fresh chain                 chains that the root has, less one
+    the turn told of          silent                    never expanded                expanded like others
+    the limit
     all chains answered       silent                    N fresh chains a round        the code's: always M + L N leaves
     random expansion          silent                    without replacement           the code's
     a turn                    an action                 a run of ones in the mask     turn_ids, written by the rollout
@@ -710,10 +712,11 @@ FREE_ON_RESUME = ("steps", "token_budget", "eval_every", "save_every", "show_eve
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
-    default = replace(Config(), **{**(WORLD if in_world else {}), **BASELINES.get(given.get("--loss"), {})})
+    paper = replace(Config(), **BASELINES.get(given.get("--loss"), {}))
+    default = replace(paper, **{k: v for k, v in WORLD.items() if k not in BASELINES.get(given.get("--loss"), {})}) if in_world else paper
     if in_world and given.get("--loss") == "gspo":
         default = replace(default, clip_low=3e-3, clip_high=4e-3)  # ten times the paper's, as for ATPO
-    return resolve(flags.cli(Config, default, __doc__, argv))
+    return resolve(flags.cli(Config, default, paper, __doc__, argv))
 
 
 def resolve(cfg):
@@ -792,7 +795,7 @@ def train(cfg, run, model, tokenizer, reference, policy, split, evals, start):
     saved_step = state["step"] if start else -1
     run.rewind(state["step"])
     earlier = report.read_jsonl(run.path / "metrics.jsonl")
-    pace = report.Pace(max(state["step"] / max(1, cfg.steps), state["tokens"] / token_budget(cfg, state)))
+    pace = report.Pace(max(state["step"] / max(1, cfg.steps), state["tokens"] / max(1, token_budget(cfg, state))))
     order = data.shuffled_forever(split.questions, stable_seed(cfg.seed, "order"))
     questions = itertools.islice(order, state["step"] * cfg.questions_per_step, None)
     for step in range(state["step"] + 1, cfg.steps + 1):
@@ -854,8 +857,10 @@ def reproduce(cfg):
     start = task.checkpoint_of(run) if cfg.resume else None
     task.check_model_is_named(cfg)
     source = cfg.checkpoint or cfg.model
-    source = source and training.find_model(training.find_checkpoint(source) or source)
+    source = source and training.find_model(source)
     split, evals = task.load_splits(cfg, PAPER_EVAL)
+    # of a resumed run the table compares with the weights that it began with
+    before = {s.name: report.read_evaluation(run.path / f"eval_{s.name}_before.json") for s in evals} if start else {}
     source = source or tiny_policy(cfg)
     model, tokenizer = training.load_policy(start or source, cfg.lora, cfg.gradient_checkpointing)
     report.console.print(training.describe(start or source, model), markup=False)
@@ -865,16 +870,14 @@ def reproduce(cfg):
         return ask(cfg, policy, evals[0])
     for s in filter(None, (split, *evals)):
         s.questions = task.within_limit(s.questions, lambda q: len(render_prompt(tokenizer, q.question, cfg.prompt_form)), cfg.max_prompt, cfg.skip_bad)
-    run.create(threads=torch.get_num_threads())
+    run.create(threads=run.saved.get("threads", torch.get_num_threads()))
     run.trackers = report.open_trackers(cfg.log, run)
     report.console.print(" ".join(f"{k}={v}" for k, v in asdict(cfg).items() if v != ""), style="dim", markup=False)
     if cfg.eval_only:
         report.show_averages(task.evaluate_all(cfg, run, policy, evals, evaluate), AVERAGES)
         return report.console.print(f"predictions in {run.path}, page: {report.write_page(run.path)}", markup=False)
     reference = training.load_model(source).requires_grad_(False) if cfg.kl_coef and not cfg.lora else None
-    if start:  # the table compares with the weights that the run began with
-        before = {s.name: report.read_evaluation(run.path / f"eval_{s.name}_before.json") for s in evals}
-    else:
+    if not start:
         before = task.evaluate_all(cfg, run, policy, evals, evaluate, "_before")
         guards.look_at_start({name: r["summary"] for name, r in before.items()}, report.warn)
     train(cfg, run, model, tokenizer, reference, policy, split, evals, start)
@@ -889,7 +892,7 @@ def reproduce(cfg):
 def main(argv=None):
     cfg = None
     errors = (data.DataError, retriever.RetrieverError, training.ModelError, chat.TemplateError, report.RunError, OSError)
-    with process.ends_cleanly(errors, lambda: report.what_is_saved(cfg, "at2po")):
+    with process.ends_cleanly(errors, lambda: report.what_is_saved(cfg, "at2po", cfg and cfg.name)):
         cfg = parse_args(argv)
         torch.manual_seed(cfg.seed)
         transformers.utils.logging.disable_progress_bar()

@@ -292,8 +292,8 @@ def complexities(scorer, tokenizer, jobs, cfg):
 
     jobs: [(question, answer, step ids)]. Each string stands on a line of its own. Every path is a Trajectory whose turns are what is
     scored, so shared prefixes (Q; Q, A; A; a step under Q or under A) are computed once and everything goes through packed batches."""
-    ids, keys = (lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]), list(dict.fromkeys(jobs))
-    line, part = ids("\n"), lambda scored: Turn(scored, [0.0] * len(scored), "", "", line)
+    ids, keys = (lambda text: chat.encode(tokenizer, chat.Foreign(text))[1]), list(dict.fromkeys(jobs))
+    line, part = tokenizer("\n", add_special_tokens=False)["input_ids"], lambda scored: Turn(scored, [0.0] * len(scored), "", "", line)
     shared, paths = {}, []
     for question, answer, step in keys:
         Q, A = shared.setdefault((question, answer), (part(ids(question)), part(ids(answer))))
@@ -490,6 +490,8 @@ def merge(forward, backward, lam, out):
     forward, backward, out = Path(forward), Path(backward), Path(out)
     if out.resolve() in (forward.resolve(), backward.resolve()):
         raise training.ModelError(f"cannot merge into {out}: it is one of the two; choose another --name")
+    for folder in (forward, backward):
+        training.check_files(folder)
     ours, theirs = weight_files(forward), weight_files(backward)
     kinds = [json.loads((f / "config.json").read_text()).get("architectures") for f in (forward, backward)]
     if kinds[0] != kinds[1] or set(ours) != set(theirs):
@@ -602,7 +604,7 @@ STAGES = ("initial", "baseline", "forward", "backward")
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, _, in_world = flags.given_flags(argv)
-    cfg = flags.cli(Config, replace(Config(), **(WORLD if in_world else {})), __doc__, argv)
+    cfg = flags.cli(Config, replace(Config(), **(WORLD if in_world else {})), Config(), __doc__, argv)
     ones = ("questions_per_step", "mini_batch", "max_turn", "max_prompt", "max_passage", "top_k", "max_batch", "steps")
     zeros = ("limit", "eval_limit", "lora", "max_searches", "explain_limit", "search_retries")
     task.check_flags(cfg, at_least=dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0) | {"max_observation": 20},
@@ -668,7 +670,7 @@ def train(cfg, stage, run, model, tokenizer, initial, policy, split, evals, star
 
 def stage_folder(cfg, stage):
     """The run folder of a stage, opened to go on with where --resume finds it begun."""
-    begun = cfg.resume and (Path(cfg.out) / "bi_rar" / f"{cfg.name}-{stage}").exists()
+    begun = cfg.resume and report.begun(Path(cfg.out) / "bi_rar" / f"{cfg.name}-{stage}")
     return report.RunFolder(cfg.out, "bi_rar", f"{cfg.name}-{stage}", asdict(cfg), begun, FREE_ON_RESUME), begun
 
 
@@ -694,7 +696,7 @@ def run_stage(cfg, stage, source, split, evals, made_from=()):
     policy = Policy(TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb), tokenizer, rollout.BatchedSearch(evals[0].retriever))
     for s in filter(None, (split, *evals)):
         s.questions = task.within_limit(s.questions, lambda q: len(render_prompt(tokenizer, q.question)), cfg.max_prompt, cfg.skip_bad)
-    run.create(threads=torch.get_num_threads())
+    run.create(threads=run.saved.get("threads", torch.get_num_threads()))
     run.trackers = report.open_trackers(cfg.log, run)
     report.console.print(f"[bold]{stage}[/bold]: {report.plain(training.describe(start or source, model))}")
     if trains:
@@ -706,7 +708,7 @@ def run_stage(cfg, stage, source, split, evals, made_from=()):
         with training.reference_weights(model, initial) as scorer:
             score_steps(scorer, tokenizer, pairs, cfg)
     results = task.evaluate_all(cfg, run, policy, evals, lambda *a: evaluate(*a, score=score if trains or initial is not None else None))
-    if not trains:
+    if stage == "initial":
         guards.look_at_start({name: r["summary"] for name, r in results.items()}, report.warn)
     rows = report.read_jsonl(run.path / "metrics.jsonl")
     if rows:
@@ -725,7 +727,7 @@ def scorer_weights(cfg):
 def start_weights(cfg):
     """What every stage starts from: a folder or hub id."""
     source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
-    return (training.find_checkpoint(source) if Path(source).is_dir() else None) or source
+    return training.find_checkpoint(source) or source
 
 
 def show_table(cfg, folders):
@@ -808,7 +810,7 @@ def reproduce(cfg):
 def main(argv=None):
     cfg = None
     errors = (data.DataError, retriever.RetrieverError, training.ModelError, chat.TemplateError, report.RunError, OSError)
-    with process.ends_cleanly(errors, lambda: report.what_is_saved(cfg, "bi_rar", [f"{cfg.name}-{stage}" for stage in STAGES] if cfg else ())):
+    with process.ends_cleanly(errors, lambda: report.what_is_saved(cfg, "bi_rar", cfg and f"{cfg.name}-*")):
         cfg = parse_args(argv)
         torch.manual_seed(cfg.seed)
         transformers.utils.logging.disable_progress_bar()

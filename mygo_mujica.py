@@ -86,7 +86,7 @@ class Config:
     model: str = ""                 # folder or hub id; empty = the tiny policy of the embedded world
     checkpoint: str = ""            # weights to start a stage from; empty = the model, after the warm-up the run's own warm-up
     data: str = "hotpotqa"          # training questions, 2Wiki or HotpotQA: file, hub name, or "world" | sec. 4.1
-    eval_data: str = ""             # evaluation sets with commas; empty = hotpotqa,musique, the world's, or a file's last tenth
+    eval_data: str = ""             # evaluation sets with commas; empty = hotpotqa-dev,musique-dev, the world's, or a file's last tenth
     corpus: str = ""                # text: JSONL with id, contents; or "contexts" = pooled from the questions (2Wiki-Text)
     # bm25, dense:MODEL[@INDEX] (the paper: dense:BAAI/bge-large-en-v1.5) or http://HOST:PORT; empty = bm25 with a corpus, else :8000
     retriever: str = ""
@@ -957,14 +957,21 @@ def start_weights(cfg, stage):
             raise training.ModelError(f"{stage} starts from the warm-up, and {folder} does not exist: run --stage warm-up first, or give --checkpoint")
         return found
     source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
-    return (training.find_checkpoint(source) if Path(source).is_dir() else None) or source
+    return training.find_checkpoint(source) or source
 
 
 def stage_folder(cfg, stage):
     """The run folder of a stage, opened to go on with where --resume finds it begun."""
     name = f"{cfg.name}-{cfg.envs}-{stage}"
-    begun = cfg.resume and (Path(cfg.out) / "mygo_mujica" / name).exists()
+    begun = cfg.resume and report.begun(Path(cfg.out) / "mygo_mujica" / name)
     return report.RunFolder(cfg.out, "mygo_mujica", name, asdict(cfg), begun, FREE_ON_RESUME), begun
+
+
+def resume_point(run, stage):
+    """The checkpoint that a stage goes on from; a warm-up saves once, after its last epoch."""
+    if stage not in ("warm-up", *LEARNING):
+        return None
+    return task.checkpoint_of(run, math.inf if stage == "warm-up" else None)
 
 
 def overlaps(cfg, stage):
@@ -989,7 +996,7 @@ def run_stage(cfg, stage, split, evals):
     if begun and done and all(f.exists() for f in wanted):
         report.console.print(f"{cfg.envs} {stage}: done before")
         return run.path
-    start = task.checkpoint_of(run) if begun and stage in ("warm-up", *LEARNING) else None
+    start = resume_point(run, stage) if begun else None
     source = start_weights(cfg, stage)
     model, tokenizer = training.load_policy(start or source, cfg.lora if stage in ("warm-up", *LEARNING) else 0, cfg.gradient_checkpointing)
     few, shown = replace(cfg, few_shot=cfg.few_shot or stage == "few-shot"), cfg.few_shot or stage in ("few-shot", "warm-up")
@@ -999,7 +1006,7 @@ def run_stage(cfg, stage, split, evals):
         length = lambda q: len(first_prompt(tokenizer, cfg.envs, "planner", opening(q, s, cfg)[1], shown))  # noqa: E731
         return s and replace(s, questions=task.within_limit(s.questions, length, cfg.max_prompt, cfg.skip_bad))
     split, evals = fits(split), [fits(s) for s in evals]
-    run.create(threads=torch.get_num_threads())
+    run.create(threads=run.saved.get("threads", torch.get_num_threads()))
     if stage == "warm-up" or stage in LEARNING and stage != "grpo":
         run.write("dataset_info.json", DATASET_INFO)
     run.trackers = report.open_trackers(cfg.log, run)
@@ -1037,7 +1044,7 @@ def show_table(cfg, env):
                 d = metrics.paired_difference([p["em"] for p in old["predictions"]], [p["em"] for p in result["predictions"]])
                 gain = f"{d[0]:+.3f} [{d[1]:+.3f}, {d[2]:+.3f}]"
             cost = lambda key, form: f"{sum(r.get(key, 0) for r in learned):{form}}" if stage in LEARNING else ""  # noqa: B023, E731
-            paper = PAPER.get(env, {}).get(stage, "") if name.startswith("2wiki") else ""
+            paper = PAPER.get(env, {}).get(stage, "") if name.startswith("2wiki") and "heldout" not in name else ""
             rows.append([stage, name, paper, f"{s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]", f"{s['f1']:.3f}", gain, f"{s['tokens']:.0f}",
                          f"{s['searches']:.2f}", cost("rollout/tokens", ",.0f"), cost("time/rollout", ".0f"), cost("time/train", ".0f")])
     header = ["stage", "set", "paper EM / F1", "EM", "F1", "EM minus the warm-up's", "tokens", "sub-questions", "sampled in training", "sampling s", "update s"]
@@ -1054,7 +1061,7 @@ def show_table(cfg, env):
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
-    cfg = flags.cli(Config, replace(Config(), **(WORLD if in_world else {})), __doc__, argv)
+    cfg = flags.cli(Config, replace(Config(), **(WORLD if in_world else {})), Config(), __doc__, argv)
     ones = ("top_k max_triples max_words max_rounds max_parallel max_turn max_prompt max_batch sft_trajectories sft_epochs steps questions_per_step keep "
             "max_attempts mini_batch").split()
     task.check_flags(cfg, at_least=dict.fromkeys(ones, 1) | dict.fromkeys(("limit", "eval_limit", "lora", "token_budget", "search_retries"), 0),
@@ -1143,10 +1150,10 @@ def reproduce(cfg):
     per_env = [replace(cfg, envs=env) for env in cfg.envs.split(",")]
     for c, stage in itertools.product(per_env, () if cfg.ask else stages):
         run, begun = stage_folder(c, stage)
-        if begun and stage in ("warm-up", *LEARNING):
-            task.checkpoint_of(run)
+        if begun:
+            resume_point(run, stage)
     if cfg.checkpoint or cfg.model:
-        training.find_model(training.find_checkpoint(cfg.checkpoint or cfg.model) or cfg.checkpoint or cfg.model)
+        training.find_model(cfg.checkpoint or cfg.model)
     splits = load(cfg)
     if cfg.ask:
         return ask(per_env[0], splits[1][0])
@@ -1160,11 +1167,7 @@ def reproduce(cfg):
 def main(argv=None):
     cfg = None
     errors = (data.DataError, kg.GraphError, retriever.RetrieverError, training.ModelError, chat.TemplateError, report.RunError, OSError)
-
-    def saved():
-        names = itertools.product(cfg.envs.split(","), ("warm-up", *LEARNING)) if cfg else ()
-        return report.what_is_saved(cfg, "mygo_mujica", [f"{cfg.name}-{env}-{stage}" for env, stage in names])
-    with process.ends_cleanly(errors, saved):
+    with process.ends_cleanly(errors, lambda: report.what_is_saved(cfg, "mygo_mujica", cfg and f"{cfg.name}-*")):
         cfg = parse_args(argv)
         transformers.utils.logging.disable_progress_bar()
         if process.settled:

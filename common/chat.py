@@ -23,17 +23,18 @@ class Foreign(str):
 
 @functools.lru_cache(maxsize=16)
 def added_tokens(tokenizer):
-    """(ids of the tokenizer's added tokens, pattern of their texts). Left out: the unknown token, which any odd word may become, and
-    runs of blanks, which say nothing."""
+    """(ids of the tokenizer's added tokens, pattern of their texts). Left out is what can only be text: the unknown token, which any
+    odd word may become, runs of blanks, and single letters (some tokenizers have added "ü")."""
     special = {text: tokenizer.convert_tokens_to_ids(text) for text in tokenizer.all_special_tokens}
-    added = {text: i for text, i in {**tokenizer.get_added_vocab(), **special}.items() if text != tokenizer.unk_token and text.strip()}
+    added = {text: i for text, i in {**tokenizer.get_added_vocab(), **special}.items()
+             if text != tokenizer.unk_token and text.strip() and not (len(text) == 1 and text.isalpha())}
     longest_first = sorted(added, key=len, reverse=True)
     return frozenset(added.values()), re.compile("|".join(map(re.escape, longest_first)) or r"(?!)", re.IGNORECASE)
 
 
 def harmless(tokenizer, text):
     """The text without halves of surrogate pairs, with "<" before anything but a space, a digit or "=" as a look-alike, and with
-    every spelling of an added token broken up by a space (a token of one character becomes a space)."""
+    every spelling of an added token broken up by a space (a sign that is one becomes a space)."""
     text = str(text).encode("utf-8", "replace").decode()
     text = re.sub(r"<(?=[^\s\d=<])", "‹", text)
     _, pattern = added_tokens(tokenizer)
@@ -84,6 +85,10 @@ def render_chat(tokenizer, messages):
     Messages are tokenised apart from the template, so none can write one of its tokens, and a template that strips thoughts from
     earlier turns leaves those of few-shot examples alone."""
     parts, order = template_parts(tokenizer, tuple(role for role, _ in messages))
+    lost = [role for i, (role, _) in enumerate(messages) if i not in order and (role != "system" or len(messages) == 1)]
+    if lost:  # (the tiny policy's template leaves out system messages, which it cannot read)
+        raise TemplateError(f"this model's chat template prints nothing of a {lost[0]} message in a conversation of "
+                            f"{', '.join(role for role, _ in messages)}; at2po.py has --prompt-form chat")
     ids = list(parts[0])
     for part, i in zip(parts[1:], order, strict=True):
         content = messages[i][1]

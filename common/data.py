@@ -258,7 +258,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
 
     role: "train" or "evaluation", which of its splits a hub name stands for (hub_split). A file, and rows,
     are what they are in either role. An answer of punctuation and articles alone (NQ has a few) would reward
-    saying nothing: training refuses it, evaluation keeps it, so that n stays the official one, and says so."""
+    saying nothing: training leaves it out, evaluation keeps it, so that n stays the official one; both say so."""
     if role not in ("train", "evaluation"):
         raise ValueError(f"role {role!r}: train or evaluation")
     if not isinstance(source, (str, Path)):
@@ -279,10 +279,10 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
                 raise row
             question = parse_question(row, number)
             if not any(map(metrics.normalize_answer, question.answers)):
-                what = f"field 'answer': {question.answers[0][:40]!r} has no word that counts, so an empty prediction would be right"
+                void.append(f"record {number}: field 'answer': {question.answers[0][:40]!r} has no word that counts, so an empty "
+                            f"prediction would be right ({'left out' if role == 'train' else 'kept'})")
                 if role == "train":
-                    raise ValueError(what)
-                void.append(f"record {number}: {what}")
+                    continue
             questions.append(question)
         except ValueError as error:
             if not skip_bad:

@@ -56,18 +56,20 @@ def summary(docstring):
     return "\n".join([title, "", *commands, "", "Method, sources and differences from the paper: the top of the script."])
 
 
-def cli(config, default, docstring, argv):
-    """`default` (an instance of `config`) with the flags of argv over it, one help group a banner."""
+def cli(config, default, paper, docstring, argv):
+    """`default` (an instance of `config`) with the flags of argv over it, one help group a banner. paper: the same with a model."""
     refuse_boolean_values(default, argv)
     hints, told = get_type_hints(config, include_extras=True), comments(config)
     groups = {}
     for f in dataclasses.fields(config):
         group, words, source = told[f.name]
         value = getattr(default, f.name)
-        if source and value != f.default:
-            words += f" (with --model: {f.default!r}, {source})"
-        elif source:
-            words += f" ({source})"
+        with_model = getattr(paper, f.name)
+        cited = source if with_model == f.default else ""
+        if value != with_model:
+            words += f" (with --model: {with_model!r}{cited and ', ' + cited})"
+        elif cited:
+            words += f" ({cited})"
         kind = Annotated[hints[f.name], tyro.conf.arg(help=words)]
         groups.setdefault(group, []).append((f.name, kind, dataclasses.field(default=value)))
     nested = [(re.sub(r"\W+", "_", name), dataclasses.make_dataclass("Group", fields)) for name, fields in groups.items()]
@@ -79,7 +81,9 @@ def cli(config, default, docstring, argv):
 
 def refuse_boolean_values(default, argv):
     """A switch takes no value: `--resume False` is refused with the two forms there are."""
-    for flag, value in itertools.pairwise([*argv, ""]):
-        name = flag.removeprefix("--").replace("-", "_")
-        if isinstance(getattr(default, name, None), bool) and value and not value.startswith("-"):
-            sys.exit(f"error: {flag} {value}: a switch without a value; write {flag} or --no-{flag.removeprefix('--')}")
+    for flag, following in itertools.pairwise([*argv, ""]):
+        flag, equals, value = flag.partition("=")
+        name = re.sub(r"^--(no-)?", "", flag).replace("_", "-")
+        value = value if equals else following
+        if flag.startswith("--") and isinstance(getattr(default, name.replace("-", "_"), None), bool) and value and not value.startswith("-"):
+            sys.exit(f"error: {flag} {value}: a switch without a value; write --{name} or --no-{name}")

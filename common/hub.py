@@ -5,6 +5,7 @@
     hub.locate("runs/at2po/b/checkpoint")     HubError at once: it looks like a path, and is none
 """
 
+import functools
 import os
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def looks_like_path(name):
     return len(parts) != 2 or not all(parts) or name[0] in "./~" or "\\" in name or Path(parts[0]).is_dir()
 
 
+@functools.cache
 def locate(name, kind="model", timeout=10.0):
     """What `from_pretrained` or `load_dataset` should be given for `name`. kind: "model" (encoders too) or "dataset".
 

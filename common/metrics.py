@@ -200,11 +200,3 @@ def average(summaries, key="em"):
         raise ValueError("no questions to average over")
     micro = sum(s["n"] * s[key] for s in summaries) / total
     return micro, sum(s[key] for s in summaries) / len(summaries)
-
-
-def weighted_average(summaries, keys=("em", "em_valid", "f1", "format", "searches", "tokens")):
-    """{"n", "em", …}: summaries of several sets as one, weighted by questions. Keys that one of them lacks
-    are left out, and so are intervals, which do not average."""
-    summaries = list(summaries)
-    shared = [key for key in keys if all(key in s for s in summaries)]
-    return {"n": sum(s["n"] for s in summaries)} | {key: average(summaries, key)[0] for key in shared}

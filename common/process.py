@@ -25,36 +25,47 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, which batch systems send before they kill."""
 
 
+def own_cores():
+    """The cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def busy_cores(seconds=0.1):
-    """How many cores other processes keep busy just now; 0.0 where the system does not say."""
+    """How many of them other processes keep busy just now; 0.0 where the system does not say."""
+    names = {f"cpu{core}" for core in own_cores()}
+
     def sample():
-        user, nice, system, idle, waiting = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:6])
-        own = sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK")
-        return user + nice + system - own, user + nice + system + idle + waiting
+        busy = total = 0
+        for line in Path("/proc/stat").read_text().split("\n"):
+            name, *ticks = line.split()[:6] or [""]
+            if name in names:
+                user, nice, system, idle, waiting = map(int, ticks)
+                busy, total = busy + user + nice + system, total + user + nice + system + idle + waiting
+        return busy - sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK"), total
     try:
         busy, total = sample()
         time.sleep(seconds)
         more_busy, more_total = sample()
     except (OSError, ValueError):
         return 0.0
-    return max(0.0, (more_busy - busy) / max(1, more_total - total)) * (os.cpu_count() or 1)
+    return max(0.0, (more_busy - busy) / max(1, more_total - total)) * len(names)
 
 
 def settle_threads():
     """Sets OpenMP's spin count and number of threads for this process. Returns what it found, in words; None where the user set them."""
     if any(name in os.environ for name in USER_SET):
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    taken = round(busy_cores())
+    cores = len(own_cores())
+    taken = min(cores, round(busy_cores()))
     os.environ["GOMP_SPINCOUNT"] = "10000"  # some 30 microseconds; the default of 300,000 is ten times slower beside a busy process
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores - taken))
     return f"{taken} of {cores} cores are busy with other work" if taken else ""
 
 
-def _leave_at_once(*_):
-    """Ctrl-C while modules are still being imported: nothing has been begun, so nothing is left to close."""
-    os.write(2, b"interrupted; nothing was begun\n")
-    os._exit(130)
+def _leave_at_once(number, _):
+    """Ctrl-C or SIGTERM while modules are still being imported: nothing has been begun, so nothing is left to close."""
+    os.write(2, b"interrupted; nothing was begun\n" if number == signal.SIGINT else b"terminated; nothing was begun\n")
+    os._exit(128 + number)
 
 
 def _terminate(*_):
@@ -65,6 +76,7 @@ def _terminate(*_):
 def ends_cleanly(errors, saved=str):
     """Around main: an error of `errors` is one line and exit code 1; Ctrl-C is 130 and SIGTERM 143, with what saved() says is kept."""
     ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _terminate}
+    ours = {number: handler for number, handler in ours.items() if signal.getsignal(number) is not signal.SIG_IGN}  # as nohup wants it
     main_thread = threading.current_thread() is threading.main_thread()  # no other may set handlers
     before = {number: signal.signal(number, handler) for number, handler in ours.items()} if main_thread else {}
     try:
@@ -73,13 +85,20 @@ def ends_cleanly(errors, saved=str):
         sys.exit(f"error: {error}")
     except KeyboardInterrupt as stop:
         terminated = isinstance(stop, Terminated)
-        print(f"{'terminated' if terminated else 'interrupted'}; {saved() or 'nothing was written'}", file=sys.stderr)
+        try:
+            kept = saved() or "nothing was written"
+        except errors as error:
+            kept = str(error)
+        print(f"{'terminated' if terminated else 'interrupted'}; {kept}", file=sys.stderr)
         sys.exit(143 if terminated else 130)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-if Path(sys.argv[0] or ".").resolve().parent == Path(__file__).resolve().parents[1]:  # a script, not a test or a notebook
-    signal.signal(signal.SIGINT, _leave_at_once)
+program = Path(sys.argv[0])
+if program.is_file() and program.resolve().parent == Path(__file__).resolve().parents[1]:  # a script, not a test or a notebook
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave_at_once)
     settled = settle_threads()

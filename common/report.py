@@ -77,12 +77,15 @@ class RunFolder:
             raise RunError(f"--name {name}: the name of a folder in {root}/{script}, without slashes or a dot before it")
         self.path, self.config, self.resume, self.trackers = Path(root) / script / name, config, resume, []
         file = self.path / "config.json"
-        if not resume and self.path.exists() and any(f.name != ".lock" for f in self.path.iterdir()):
+        if not resume and begun(self.path):
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
         if resume and not file.exists():
             raise RunError(f"--resume: {self.path} holds no run (no config.json)")
         self.saved = read_json(file, dict) if resume else {}
         self.id = self.saved.get("run_id") or os.urandom(8).hex()
+        older = [key for key in config if key not in self.saved and key not in free_to_change] if resume else []
+        if older:
+            raise RunError(f"--resume: {self.path} is a run of an older version of this script (no {older[0]} in its config.json)")
         for key, value in config.items() if resume else ():
             if key not in free_to_change and self.saved.get(key) != json.loads(json.dumps(value)):
                 flag = "--" + key.replace("_", "-")
@@ -338,17 +341,22 @@ def table(title, header, rows):
     console.print(t)
 
 
-def what_is_saved(cfg, script, names=()):
-    """For Ctrl-C and SIGTERM: how far the run folders of a configuration are, and how to go on. names: of its folders, by default one."""
+def begun(folder):
+    """Whether a run folder holds anything but the lock of a run that wrote nothing."""
+    return Path(folder).is_dir() and any(f.name != ".lock" for f in Path(folder).iterdir())
+
+
+def what_is_saved(cfg, script, pattern):
+    """For Ctrl-C and SIGTERM: how far the run folders of a configuration are, and how to go on. pattern: of their names."""
     if cfg is None or cfg.ask:
         return "nothing was written"
-    folders = [Path(cfg.out) / script / name for name in names or [cfg.name]]
-    begun = [f for f in folders if (f / "config.json").exists()]
-    if not begun:
+    folders = [f.parent for f in sorted((Path(cfg.out) / script).glob(f"{pattern}/config.json"))]
+    if not folders:
         return "nothing was written to the run folder yet"
     steps = []
-    for folder in begun:
-        state = next((f / "trainer.json" for f in (folder / "checkpoint", folder / "checkpoint.new") if (f / "trainer.json").exists()), None)
+    for folder in folders:
+        saved = [folder / f"checkpoint{end}/trainer.json" for end in ("", ".new", ".old")]
+        state = next((f for f in saved if f.exists()), None)
         steps += [f"{folder}: checkpoint of step {read_json(state, dict).get('step')}"] if state else []
     return f"{'; '.join(steps) or 'no checkpoint yet'}; go on with the same command and --resume --name {cfg.name}"
 
@@ -574,5 +582,7 @@ def main(argv=None):
 if __name__ == "__main__":
     try:
         main()
-    except (RunError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except RunError as error:
+        raise SystemExit(f"error: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SystemExit(f"error: not a run folder of this version, or damaged ({type(error).__name__}: {error})") from error

@@ -265,7 +265,6 @@ def _refused(spec, error):
 RETRIES = 12           # waits of .5, 1, 2, 4, 8, 15, 15 … seconds, two minutes in all: a server's restart
 LONGEST_WAIT = 15.0    # seconds
 START_RETRIES = 2      # of the first request: a wrong address must not take two minutes
-START_TIMEOUT = 10.0   # seconds
 MAX_QUERY = 4000       # characters: an encoder reads about 1,000 (256 tokens), servers refuse too long ones
 QUERIES_A_REQUEST = 256
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: no text, no tokenizer takes it
@@ -301,7 +300,7 @@ class HTTPRetriever:
         self.cancelled = threading.Event()
         self.last_said = -math.inf
         # some servers have no /health: a search is the only check that all understand
-        self._search(["health check"], 1, min(retries, START_RETRIES), min(timeout, START_TIMEOUT))
+        self._search(["health check"], 1, min(retries, START_RETRIES), timeout)
 
     def search(self, queries, k):
         """list of at most k passages a query, best first. Queries are cut to MAX_QUERY characters."""

@@ -4,6 +4,7 @@ The one module of common/ that joins the others; a script's method is nowhere in
 
 import inspect
 import math
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -79,7 +80,8 @@ def load_splits(cfg, paper_eval, searched=True):
     if cfg.data == "world":
         evals = [world_split(n, cfg.world_size, cfg.eval_limit or 400, cfg.retriever) for n in (cfg.eval_data or "test").split(",")]
         return world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever), evals
-    of_paper = cfg.data in ("hotpotqa", "nq", "nq-train", "search-r1")  # the papers' training sets, evaluated on their lists
+    own = ("hotpotqa", "search-r1") if cfg.eval_only else ("hotpotqa", "nq", "search-r1")  # the papers' training sets
+    of_paper = cfg.data.removesuffix("-train") in own                                      # are evaluated on their lists
     if cfg.ask and cfg.corpus != "contexts" and getattr(cfg, "graph", "") != "evidences":  # nothing to pool: no set is read
         names, train = [], None
     elif cfg.eval_only or cfg.ask:
@@ -92,7 +94,7 @@ def load_splits(cfg, paper_eval, searched=True):
         held = min(max(1, len(train) // 10), cfg.eval_limit or len(train))
         if len(train) < 2:
             raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; give --eval-data")
-        train, sets = train[:-held], {cfg.data: train[-held:]}
+        train, sets = train[:-held], {cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout": train[-held:]}  # (no benchmark's)
     corpus = None
     if searched and not cfg.retriever.startswith("http"):
         if not cfg.corpus:
@@ -100,10 +102,25 @@ def load_splits(cfg, paper_eval, searched=True):
         everything = [q for s in (train, *sets.values()) if s for q in s]
         corpus = data.pool_contexts(everything) if cfg.corpus == "contexts" else data.load_corpus(cfg.corpus)
     search = make_retriever(cfg, corpus) if searched else None
-    short = lambda n: Path(n).stem if Path(n).suffix else n.replace("/", "_")  # noqa: E731
-    if len(set(map(short, sets))) < len(sets):
-        raise data.DataError(f"--eval-data: two sets are called {', '.join(sorted(map(short, sets)))}; predictions are kept by name: rename a file")
-    return (Split("train", train, search) if train else None), [Split(short(n), q, search) for n, q in sets.items()] or [Split("ask", [], search)]
+    named = sorted(map(set_name, sets))
+    if len(set(named)) < len(sets):
+        raise data.DataError(f"--eval-data: two sets are called {', '.join(named)}; predictions are kept by name: rename a file")
+    evals = [Split(set_name(n), q, search) for n, q in sets.items()] or [Split("ask", [], search)]
+    return (Split("train", train, search) if train else None), evals
+
+
+def set_name(source):
+    """What an evaluation set is called in files and tables.
+
+    >>> set_name("data/dev.json.gz"), set_name("owner/name.v2:config"), set_name("2wiki-dev")
+    ('dev', 'owner_name.v2_config', '2wiki-dev')
+    """
+    name = re.sub(r"[/:]", "_", source)
+    if data.suffix_of(source) in data.SUFFIXES:
+        name = Path(Path(source).name.removesuffix(".gz")).stem
+    if re.search(r"_(before|step\d+)$", name):
+        raise data.DataError(f"--eval-data {source}: a set cannot be called {name}, as evaluations during a run are; rename the file")
+    return name
 
 
 def within_limit(questions, prompt_length, limit, skip_bad):
@@ -170,14 +187,15 @@ def evaluate_all(cfg, run, policy, splits, evaluate, suffix=""):
     return results
 
 
-def checkpoint_of(run):
+def checkpoint_of(run, every=None):
     """The checkpoint that --resume goes on from, all its files as they were saved; None where the run had not saved one yet.
+    every: rows of metrics.jsonl between checkpoints, by default the run's --save-every.
 
     Refuses, and has changed nothing, where the checkpoint is gone, damaged or another run's."""
     folder, rows = training.find_checkpoint(run.path / "checkpoint"), report.read_jsonl(run.path / "metrics.jsonl")
     if folder is None:
         finished = report.evaluations(run.path)
-        every = run.saved.get("save_every") or math.inf
+        every = every or run.saved.get("save_every") or math.inf
         if rows and (finished or len(rows) > every):
             raise report.RunError(f"--resume: {run.path} has {len(rows)} steps in metrics.jsonl, and its checkpoint/ is gone: "
                                   "restore it, or start anew with another --name")
@@ -188,8 +206,11 @@ def checkpoint_of(run):
     if state.get("run", run.id) != run.id:
         raise training.ModelError(f"{folder}: checkpoint of another run; put this run's own back, or start anew with another --name")
     threads = run.saved.get("threads")
-    if process.settled is not None and isinstance(threads, int) and threads > 0:  # (the user did not set them)
-        torch.set_num_threads(threads)  # another number rounds differently: the run would not go on as it began
+    if isinstance(threads, int) and 0 < threads != torch.get_num_threads():
+        if process.settled is None:
+            report.warn(f"{run.path} was begun with {threads} threads, here are {torch.get_num_threads()}: it will not go on bit for bit")
+        else:
+            torch.set_num_threads(threads)
     return folder
 
 

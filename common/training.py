@@ -1,6 +1,7 @@
 """The policy's weights: loading, token log-probs, the optimizer, checkpoints, and the tiny policy of the embedded world."""
 
 import fcntl
+import functools
 import hashlib
 import json
 import math
@@ -25,14 +26,30 @@ class ModelError(RuntimeError):
 # ---------------------------------------------------------------- loading
 
 def find_model(name):
-    """Folder or hub id that `from_pretrained` can be given; refuses at once what is no model, before anything large is read."""
+    """Folder or hub id that `from_pretrained` can be given; refuses at once what is no model, or a checkpoint of ours whose files are
+    not as they were saved, before anything large is read."""
+    name = find_checkpoint(name) or name
     try:
         found = hub.locate(str(name))
     except hub.HubError as error:
         raise ModelError(str(error)) from error
     if Path(found).is_dir() and not any((Path(found) / f).exists() for f in ("config.json", "adapter_config.json")):
         raise ModelError(f"{name}: a folder without config.json: no model in Hugging Face form (config.json, *.safetensors, tokenizer files)")
+    check_files(found)
     return found
+
+
+def check_files(folder):
+    """ModelError where a checkpoint's files are not those that were saved (one without digests, of an older version, passes)."""
+    try:
+        saved = json.loads((Path(folder) / "trainer.json").read_text(encoding="utf-8"))["sha256"].items()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return
+    for name, digest in saved:
+        file = Path(folder) / name
+        if not file.is_file() or _digest(str(file), file.stat().st_mtime_ns, file.stat().st_size) != digest:
+            what = "changed since it was saved" if file.is_file() else "missing"
+            raise ModelError(f"{folder}: the checkpoint is damaged ({name} is {what}); restore it, or start anew with another --name and --checkpoint")
 
 
 def _load_error(name, error):
@@ -194,9 +211,10 @@ def save_checkpoint(folder, model, tokenizer, optimizer, state):
             for p, s in optimizer.state.items():
                 moments.update({f"{by_param[id(p)]}/{k}": v.contiguous() for k, v in s.items()})
             save_file(moments, str(new / "optimizer.safetensors"))
-        about = {"weights": sum(p.numel() for p in model.parameters()), "sha256": {f.name: _digest(f) for f in sorted(new.iterdir())}}
+        digests = {str(f.relative_to(new)): _digest(str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in _files(new)}
+        about = {"weights": sum(p.numel() for p in model.parameters()), "sha256": digests}
         (new / "trainer.json").write_text(json.dumps({**state, **about}, indent=1))
-        for path in new.iterdir():
+        for path in _files(new):
             with open(path, "rb") as f:
                 os.fsync(f.fileno())
     except (OSError, SafetensorError) as error:
@@ -218,33 +236,34 @@ def find_checkpoint(folder):
     return None
 
 
-def _digest(path):
+def _files(folder):
+    return sorted(f for f in Path(folder).rglob("*") if f.is_file())
+
+
+@functools.cache
+def _digest(path, *_stamp):
+    """SHA-256 of a file, read once a process while its time and size stay."""
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def read_state(folder, verify=True):
-    """trainer.json of a checkpoint whose files are all as they were saved; ModelError where one is missing, cut off or changed.
-    verify=False: without reading the files again."""
-    folder = Path(folder)
+def read_state(folder):
+    """trainer.json of a checkpoint; ModelError where it is damaged, or another of its files is not as it was saved."""
     remedy = "restore it, or start anew with another --name and --checkpoint"
     try:
-        state = json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
+        state = json.loads((Path(folder) / "trainer.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder}: the checkpoint is damaged (trainer.json: {type(error).__name__}); {remedy}") from error
     kinds = {"step": int, "weights": int, "sha256": dict}
     if not isinstance(state, dict) or not all(isinstance(state.get(k), kind) for k, kind in kinds.items()) or state["step"] < 0:
         raise ModelError(f"{folder}: the checkpoint is damaged (trainer.json has no step, weights and sha256); {remedy}")
-    for name, digest in state["sha256"].items() if verify else ():
-        if not (folder / name).is_file() or _digest(folder / name) != digest:
-            what = "changed since it was saved" if (folder / name).is_file() else "missing"
-            raise ModelError(f"{folder}: the checkpoint is damaged ({name} is {what}); {remedy}")
+    check_files(str(folder))
     return state
 
 
 def load_training_state(folder, model, optimizer):
     """Fills the optimizer from a checkpoint (checked before by read_state) and returns its trainer.json."""
-    state = read_state(folder, verify=False)
+    state = read_state(folder)
     saved = load_file(str(Path(folder) / "optimizer.safetensors"))
     weights = sum(p.numel() for p in model.parameters())
     if state["weights"] != weights:

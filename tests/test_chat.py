@@ -120,3 +120,28 @@ def test_a_passage_is_cut_before_it_is_tokenised(qwen, monkeypatch):
 def test_words_that_a_word_level_tokenizer_lacks_are_named(qwen):
     assert chat.unknown_words(tiny(), "Who wrote Page 1?") == ["wrote"]
     assert chat.unknown_words(AutoTokenizer.from_pretrained(qwen), "Zxqv?") == []
+
+
+def test_letters_that_are_tokens_of_their_own_stay_readable(qwen):
+    """DeepSeek's older tokenizers have such ones; deleting them would delete names."""
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer.add_tokens(["ü", "Á"])
+    text, ids = chat.encode(tokenizer, chat.Foreign("Gerd Müller met Ávila, not á"))
+    assert text == "Gerd Müller met Ávila, not á" and {tokenizer.convert_tokens_to_ids(c) for c in "üÁ"} <= set(ids)
+
+
+def test_a_template_that_drops_the_question_is_refused(qwen):
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer.chat_template = ("{% for m in messages if m['role'] == 'user' %}[USER] {{ messages[0]['content'] if messages[0]['role'] == 'system' }} "
+                               "{{ m['content'] }}{% endfor %}")
+    assert "Who?" in tokenizer.decode(at2po.render_prompt(tokenizer, "Who?", "chat"))
+    with pytest.raises(chat.TemplateError, match="prints nothing of a system message"):
+        at2po.render_prompt(tokenizer, "Who?", "system")
+
+
+def test_the_scorer_of_bi_rar_reads_no_token_of_a_question(qwen):
+    model, tokenizer = training.load_policy(str(qwen))
+    seen = []
+    model.get_decoder().register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True)
+    bi_rar.complexities(model, tokenizer, [("Who <|im_end|>?", "a <|im_start|> b", (5, 6))], bi_rar.Config())
+    assert seen and not set(seen[0].flatten().tolist()) & set(tokenizer.all_special_ids)

@@ -25,7 +25,7 @@ SCRIPTS = {"at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica}
 def test_threads_spin_briefly_and_leave_busy_cores_alone(monkeypatch):
     for name in process.USER_SET:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    monkeypatch.setattr(process, "own_cores", lambda: set(range(4)))
     monkeypatch.setattr(process, "busy_cores", lambda: 1.2)
     assert "1 of 4 cores are busy" in process.settle_threads()
     assert (os.environ["GOMP_SPINCOUNT"], os.environ["OMP_NUM_THREADS"]) == ("10000", "3")
@@ -42,6 +42,16 @@ def test_what_the_user_set_about_threads_stays(monkeypatch, name):
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, "7")
     assert process.settle_threads() is None and [n for n in process.USER_SET if n in os.environ] == [name]
+
+
+def test_an_ignored_ctrl_c_stays_ignored_and_a_command_string_is_no_script():
+    script = "import signal; from common import process; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, process.settled)"
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$0" "$@"', sys.executable]
+    out = subprocess.run([*ignoring, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True,
+                         env={k: v for k, v in os.environ.items() if k not in process.USER_SET}).stdout
+    assert out == "True None\n"
+    code = "import signal; from common import process; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 def test_a_busy_core_is_seen():
@@ -130,9 +140,10 @@ def test_the_papers_citation_never_stands_beside_a_number_that_is_not_the_papers
 
 
 def test_a_switch_with_a_value_names_both_its_forms(capsys):
-    for value in ("False", "0", "no"):
+    for given in (["--expand-answers", "False"], ["--expand-answers", "0"], ["--expand-answers=no"], ["--no-expand-answers", "True"],
+                  ["--expand_answers", "1"]):
         with pytest.raises(SystemExit) as stop:
-            at2po.parse_args(["--expand-answers", value])
+            at2po.parse_args(given)
         assert "write --expand-answers or --no-expand-answers" in str(stop.value.code)
     assert at2po.parse_args(["--expand-answers"]).expand_answers and not at2po.parse_args(["--no-expand-answers"]).expand_answers
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import data, report, retriever, rollout, training
+from common import data, process, report, retriever, rollout, task, training
 from common.engine import TransformersEngine
 from tests.conftest import Scripted, sample
 
@@ -440,6 +440,73 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(tmp_p
     assert [r["step"] for r in rows(folder / "metrics.jsonl")] == [1]
 
 
+def test_a_warm_up_killed_before_its_only_checkpoint_can_go_on(tmp_path):
+    folder = tmp_path / "r/a"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"save_every": 1}))
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    begun = report.RunFolder(tmp_path, "r", "a", {"save_every": 1}, resume=True)
+    assert mygo_mujica.resume_point(begun, "warm-up") is None
+    with pytest.raises(report.RunError, match="checkpoint/ is gone"):
+        mygo_mujica.resume_point(begun, "mygo")
+
+
+def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
+    (tmp_path / "bi_rar/a-forward").mkdir(parents=True)
+    (tmp_path / "bi_rar/a-forward/.lock").touch()
+    assert not bi_rar.stage_folder(bi_rar.parse_args(["--name", "a", "--out", str(tmp_path), "--resume"]), "forward")[1]
+
+
+def test_flipped_bytes_are_seen_wherever_a_checkpoint_of_ours_is_used(tmp_path, finished):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(finished / "checkpoint", folder)
+    change(folder, "model.safetensors", lambda old: old[:-4000] + bytes(b ^ 255 for b in old[-4000:]))
+    refuse("is changed since it was saved", *TINY, "--out", tmp_path, "--eval-only", "--checkpoint", folder)
+    with pytest.raises(training.ModelError, match="is changed since it was saved"):
+        bi_rar.merge(finished / "checkpoint", folder, .5, tmp_path / "merged")
+    older = tmp_path / "older/checkpoint"
+    shutil.copytree(finished / "checkpoint", older)
+    change(older, "trainer.json", without("sha256"))
+    assert training.find_model(older)  # of a version without digests
+
+
+def test_a_checkpoint_with_files_in_folders_is_saved_and_checked(tmp_path, qwen):
+    model, tokenizer = training.load_policy(str(qwen))
+    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": tokenizer.chat_template}
+    training.save_checkpoint(tmp_path / "c", model, tokenizer, None, {"step": 1})
+    names = training.read_state(tmp_path / "c")["sha256"]
+    assert any("/" in name for name in names) and "model.safetensors" in names
+
+
+def test_a_stopped_run_names_its_folders_and_survives_a_damaged_checkpoint(tmp_path):
+    from types import SimpleNamespace
+    folder = tmp_path / "bi_rar/a-merged-0.5/checkpoint.old"
+    folder.mkdir(parents=True)
+    (folder.parent / "config.json").write_text("{}")
+    cfg = SimpleNamespace(ask="", out=str(tmp_path), name="a")
+    (folder / "trainer.json").write_text('{"step": 7}')
+    assert "a-merged-0.5: checkpoint of step 7; go on" in report.what_is_saved(cfg, "bi_rar", "a-*")
+    (folder / "trainer.json").write_text("{")
+    with pytest.raises(SystemExit) as stop, process.ends_cleanly((report.RunError,), lambda: report.what_is_saved(cfg, "bi_rar", "a-*")):
+        raise KeyboardInterrupt
+    assert stop.value.code == 130
+
+
+def test_a_held_out_tenth_is_not_called_by_the_benchmarks_name(monkeypatch):
+    rows = [data.Question(str(i), "Who?", ["Ada"], context=[["T", ["s"]]]) for i in range(20)]
+    monkeypatch.setattr(task.data, "load_questions", lambda *_, **__: list(rows))
+    cfg = at2po.parse_args(["--model", "x", "--data", "2wiki", "--corpus", "contexts", "--retriever", "bm25"])
+    split, evals = task.load_splits(cfg, at2po.PAPER_EVAL)
+    assert [s.name for s in evals] == ["2wiki-heldout"] and len(split.questions) == 18
+    for name in ("hotpotqa", "hotpotqa-train", "nq"):
+        cfg = at2po.parse_args(["--model", "x", "--data", name, "--corpus", "contexts", "--retriever", "bm25"])
+        assert [s.name for s in task.load_splits(cfg, at2po.PAPER_EVAL)[1]] == at2po.PAPER_EVAL.split(",")
+    cfg = at2po.parse_args(["--model", "x", "--data", "nq", "--eval-only", "--corpus", "contexts", "--retriever", "bm25"])
+    assert [s.name for s in task.load_splits(cfg, at2po.PAPER_EVAL)[1]] == ["nq"]
+    with pytest.raises(data.DataError, match="rename the file"):
+        task.set_name("x_before.jsonl")
+
+
 def test_a_name_cannot_leave_the_runs_folder(tmp_path):
     for name in ("../escaped", "a/b", "..", "a\\b", "/tmp/a"):
         for script in (at2po, bi_rar, mygo_mujica):
@@ -459,7 +526,7 @@ def test_what_can_be_refused_is_refused_before_any_data_is_read(tmp_path, monkey
     folder = {"at2po": "a", "bi_rar": "a-baseline", "mygo_mujica": "a-text-warm-up"}[script.__name__]
     folder = tmp_path / script.__name__ / folder
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps(dict.fromkeys(vars(script.Config()), "another")))
     for message, flags in (("exists: choose another --name", ["--model", qwen]), ("was started with", ["--model", qwen, "--resume"]),
                            ("no such folder here", ["--model", "nothere", "--name", "b"]),
                            ("without config.json", ["--model", tmp_path, "--name", "b"]), ("needs --model", ["--data", "q.json", "--name", "b"])):
