@@ -67,8 +67,8 @@ class BatchedSearch:
         return await future
 
     def cancel(self):
-        """Ends the patience of a remote retriever: an interrupted run need not outlast it."""
-        if getattr(self.retriever, "remote", False):
+        """Ends the patience of a retriever that waits for its server: an interrupted run need not outlast it."""
+        if hasattr(self.retriever, "cancel"):
             self.retriever.cancel()
 
     @property
