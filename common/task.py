@@ -32,7 +32,8 @@ def check_flags(cfg, at_least, positive, world_sets=world.SPLITS):
             sys.exit(f"error: --{name.replace('_', '-')} {getattr(cfg, name)}: at least {minimum}")
     for name in positive:
         if not 0 < getattr(cfg, name) < float("inf"):
-            sys.exit(f"error: --{name.replace('_', '-')} {getattr(cfg, name)}: a number above 0")
+            greedy = " (it is that of training; greedy evaluation is --eval-temperature 0)" if name == "temperature" else ""
+            sys.exit(f"error: --{name.replace('_', '-')} {getattr(cfg, name)}: a number above 0{greedy}")
     for name, value in vars(cfg).items():
         if isinstance(value, float) and (not math.isfinite(value) or value < 0 and name in NOT_NEGATIVE):
             sys.exit(f"error: --{name.replace('_', '-')} {value}: a {'number of at least 0' if name in NOT_NEGATIVE else 'finite number'}")
