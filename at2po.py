@@ -67,7 +67,7 @@ import re
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from common import process  # first: torch reads thread settings once
 
@@ -485,57 +485,34 @@ def turn_sums(x, response_mask, turn_ids):
     return zeros.scatter_add(1, index, x * mask), zeros.scatter_add(1, index, mask)
 
 
-class Spans(NamedTuple):
-    """A batch in runs of tokens that share sequence, turn and advantage; M of them were sampled by the policy."""
-    offsets: torch.Tensor          # (runs + 1,) of all runs in the flattened batch
-    sampled: torch.Tensor          # (M,) which of them
-    advantage: torch.Tensor        # (M,)
-    tokens: torch.Tensor           # (M,)
-    turn: torch.Tensor             # (M,) numbered through the batch
-    turn_tokens: torch.Tensor      # (M,) of the span's turn
-    share: torch.Tensor            # (M,) of its sequence's tokens: tokens / |y_i|
+def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low=3e-3, clip_high=4e-3, num_sequences=None):
+    """Eq 10-11. All (B, T); position t speaks of token t. GSPO (Eq 8-9) is the case where every sampled token has turn 0.
 
+    num_sequences: of the whole mini-batch, where this is a part of it. kernels/turn_loss.py has the same in one step a turn."""
+    check_shapes(logprobs, advantages, response_mask)
+    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)               # (B, T)
 
-def find_spans(advantages, response_mask, turn_ids):
-    """Spans of (B, T) tensors; wanted once a batch, when its advantages are known."""
-    B, T = turn_ids.shape
-    first = torch.ones(B * T, dtype=torch.bool, device=turn_ids.device)
-    torch.ne(turn_ids.flatten()[1:], turn_ids.flatten()[:-1], out=first[1:])
-    for x in (response_mask.flatten(), advantages.flatten()):
-        first[1:] |= x[1:] != x[:-1]
-    first.view(B, T)[:, 0] = True
-    start = first.nonzero()[:, 0]
-    offsets = torch.cat([start, start.new_tensor([B * T])])
-    sampled = response_mask.flatten()[start].nonzero()[:, 0]
-    start, tokens = start[sampled], offsets.diff()[sampled].to(advantages.dtype)
-    sequence = start // T
-    turn = torch.unique(sequence * T + turn_ids.flatten()[start], return_inverse=True)[1]
-    turn_tokens, response_tokens = (torch.bincount(key, tokens)[key] for key in (turn, sequence))
-    return Spans(offsets, sampled, advantages.flatten()[start], tokens, turn, turn_tokens, tokens / response_tokens)
-
-
-def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low=3e-3, clip_high=4e-3, num_sequences=None, spans=None):
-    """Eq 10-11; all (B, T), position t speaks of token t. num_sequences: of the whole mini-batch, where this is a part of it.
-
-    Tokens of one turn have one ratio and one advantage, hence one clip decision: past the sums over tokens, all is computed once a span.
-    spans: the batch's, where they are known already; they take the place of advantages, mask and turns.
-    GSPO (Eq 8-9) is the case where every sampled token has turn 0."""
-    spans = find_spans(advantages, response_mask, turn_ids) if spans is None else spans
-    new, old = (torch.segment_reduce(x.flatten(), "sum", offsets=spans.offsets, unsafe=True, initial=0)[spans.sampled] for x in (logprobs, old_logprobs))
-    log_ratio = new.detach() - old                                                  # (M,) sums over a span
-    turn_log_ratio = torch.zeros_like(old).index_add(0, spans.turn, log_ratio)[spans.turn] / spans.turn_tokens
-    log_s = turn_log_ratio + (new - new.detach()) / spans.tokens                    # Eq 11: value log s_k, gradient of the span's mean log-prob
+    # Eq 11: s_k is one number a turn, the exponential of its mean log-ratio. Its value is detached, and the token's own
+    # log-prob put back with value 0, so that the gradient of a token is s_k A_k times that of its log-prob.
+    total, tokens = turn_sums(log_ratio.detach(), response_mask, turn_ids)             # (B, K)
+    log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))             # (B, T)
+    log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
     s = log_s.clamp(max=10).exp()
-    objective = torch.minimum(s * spans.advantage, s.clamp(1 - clip_low, 1 + clip_high) * spans.advantage)
-    loss = -(objective * spans.share).sum() / (num_sequences or len(logprobs))      # Eq 10: its n tokens of |y_i|
-    clipped = (s > 1 + clip_high) & (spans.advantage > 0) | (s < 1 - clip_low) & (spans.advantage < 0)
-    return loss, loss_stats(log_ratio / spans.tokens, clipped, spans.tokens, s)
+
+    # Eq 10: the clipped objective, its mean over a sequence's tokens, then over sequences
+    objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    loss = sequence_mean(-objective, response_mask, num_sequences)
+
+    too_high = (s > 1 + clip_high) & (advantages > 0)
+    too_low = (s < 1 - clip_low) & (advantages < 0)
+    return loss, loss_stats(log_ratio, too_high | too_low, response_mask, s)
 
 
 def grpo_loss(logprobs, old_logprobs, advantages, response_mask, clip_low=.2, clip_high=.2, kl_coef=0.0, ref_logprobs=None,
               num_sequences=None, num_tokens=None, dual_clip=0.0):
     """Eq 6-7 with a ratio for each token, plus kl_coef times the k3 estimate of KL(pi || pi_ref). num_tokens: the mean is that of so
     many tokens (of the whole mini-batch), not of sequences. dual_clip: where A < 0, no token's term falls below dual_clip * A."""
+    check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
     objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
@@ -545,8 +522,9 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, clip_low=.2, cl
         to_ref = torch.where(response_mask, ref_logprobs - logprobs, 0.0)
         objective = objective - kl_coef * (to_ref.exp() - to_ref - 1)
     loss = -(objective * response_mask).sum() / num_tokens if num_tokens else sequence_mean(-objective, response_mask, num_sequences)
-    clipped = ((ratio > 1 + clip_high) & (advantages > 0) | (ratio < 1 - clip_low) & (advantages < 0)) & response_mask
-    return loss, loss_stats(*(x.flatten() for x in (log_ratio, clipped, response_mask.to(ratio.dtype), ratio)))
+    too_high = (ratio > 1 + clip_high) & (advantages > 0)
+    too_low = (ratio < 1 - clip_low) & (advantages < 0)
+    return loss, loss_stats(log_ratio, too_high | too_low, response_mask, ratio)
 
 
 def sequence_mean(x, response_mask, num_sequences=None):
@@ -555,12 +533,20 @@ def sequence_mean(x, response_mask, num_sequences=None):
     return per_sequence.sum() / (num_sequences or len(x))
 
 
-def loss_stats(log_ratio, clipped, tokens, ratio):
-    """Sums over sampled tokens, to be added up over micro-batches and divided by `tokens`. All (M,); an entry stands for so many tokens, or none."""
-    log_ratio, ratio = log_ratio.detach(), ratio.detach()
-    sums = (torch.stack([torch.ones_like(ratio), clipped.to(ratio.dtype), -log_ratio, ratio]) * tokens).sum(1)
-    names = ("tokens", "clip_fraction", "kl", "ratio")
-    return dict(zip(names, sums.tolist(), strict=True)) | {"ratio_max": float((ratio * (tokens > 0)).max())}
+def check_shapes(logprobs, advantages, response_mask):
+    """Says in words what a broadcast would hide."""
+    if advantages.shape != logprobs.shape:
+        raise ValueError(f"advantages {tuple(advantages.shape)}: one a token, {tuple(logprobs.shape)} like logprobs; "
+                         "of one a sequence make advantages[:, None].expand_as(logprobs)")
+    if not response_mask.any():
+        raise ValueError("the policy sampled no token of this batch (response_mask is all 0): there is nothing to learn from")
+
+
+def loss_stats(log_ratio, clipped, response_mask, ratio):
+    """Sums over the sampled tokens of (B, T) tensors, to be added up over micro-batches, and the largest ratio."""
+    log_ratio, clipped, ratio = (x.detach()[response_mask] for x in (log_ratio, clipped, ratio))  # (tokens,)
+    return {"tokens": len(ratio), "clipped_tokens": int(clipped.sum()), "kl_sum": float(-log_ratio.sum()),
+            "ratio_sum": float(ratio.sum()), "ratio_max": float(ratio.max())}
 
 
 def turn_entropy(log_ratio, response_mask, turn_ids):
@@ -579,7 +565,6 @@ def turn_entropy(log_ratio, response_mask, turn_ids):
 class MicroBatch:
     batch: rollout.Batch
     advantages: torch.Tensor              # (B, T)
-    spans: Spans                          # by turn; for GSPO by sequence
     old_logprobs: torch.Tensor            # (B, T) at rollout weights, recomputed
     ref_logprobs: torch.Tensor | None     # (B, T) at initial weights, where the loss has a KL term
 
@@ -594,7 +579,6 @@ def prepare(model, reference, roots, cfg):
         for b, t in enumerate(part):
             per_turn = torch.tensor(path_advantages(leaf_of[id(t)], cfg))
             advantages[b] = torch.where(batch.response_mask[b], per_turn[batch.turn_ids[b].clamp(min=0)], 0.0)
-        spans = find_spans(advantages, batch.response_mask, batch.turn_ids.clamp(max=0) if cfg.loss == "gspo" else batch.turn_ids)
         batch = batch.to(model.device)
         with torch.no_grad():
             old = training.token_logprobs(model, batch, cfg.temperature, cfg.kernels)
@@ -602,7 +586,7 @@ def prepare(model, reference, roots, cfg):
             if cfg.kl_coef:
                 with training.reference_weights(model, reference) as frozen:
                     ref = training.token_logprobs(frozen, batch, cfg.temperature, cfg.kernels)
-        micro.append(MicroBatch(batch, advantages.to(model.device), Spans(*(x.to(model.device) for x in spans)), old, ref))
+        micro.append(MicroBatch(batch, advantages.to(model.device), old, ref))
     return micro
 
 
@@ -613,7 +597,8 @@ def policy_loss(logprobs, m, cfg, num_sequences, num_tokens):
         tokens = num_tokens if cfg.grpo_mean == "token" else None
         return grpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, cfg.clip_low, cfg.clip_high, cfg.kl_coef,
                          m.ref_logprobs, num_sequences, tokens, cfg.dual_clip)
-    return atpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, b.turn_ids, cfg.clip_low, cfg.clip_high, num_sequences, m.spans)
+    turn_ids = b.turn_ids.clamp(max=0) if cfg.loss == "gspo" else b.turn_ids
+    return atpo_loss(logprobs, m.old_logprobs, m.advantages, b.response_mask, turn_ids, cfg.clip_low, cfg.clip_high, num_sequences)
 
 
 def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
@@ -643,7 +628,7 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
             part = {k: max(part.get(k, 0), v) if k == "ratio_max" else part.get(k, 0) + v for k, v in stats.items()}
             if norms:  # before the first update the ratio is 1
                 spread.append(turn_entropy((logprobs.detach() - m.old_logprobs), m.batch.response_mask, m.batch.turn_ids))
-        first_ratio = part["ratio"] / part["tokens"] if first_ratio is None else first_ratio
+        first_ratio = part["ratio_sum"] / part["tokens"] if first_ratio is None else first_ratio
         norms.append(training.optimizer_step(model, optimizer, cfg.grad_clip, part["loss"]))
         if math.isfinite(norms[-1]):
             sums = {k: max(sums.get(k, 0), v) if k == "ratio_max" else sums.get(k, 0) + v for k, v in part.items()}
@@ -654,7 +639,8 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     if norms:
         out |= {"train/first_ratio": first_ratio, "train/updates": len(finite), "train/not_finite": len(norms) - len(finite)}
     if finite:
-        out |= {f"train/{k}": sums[k] / sums["tokens"] for k in ("clip_fraction", "kl", "ratio")}
+        of = {"clip_fraction": "clipped_tokens", "kl": "kl_sum", "ratio": "ratio_sum"}
+        out |= {f"train/{mean}": sums[total] / sums["tokens"] for mean, total in of.items()}
         out |= {"train/loss": sums["loss"] / len(finite), "train/ratio_max": sums["ratio_max"], "train/grad_norm": sum(finite) / len(finite)}
     if spread:
         out["train/turn_entropy"] = sum(spread) / len(spread)

@@ -156,7 +156,7 @@ def test_atpo_loss_by_hand():
     loss, stats = at2po.atpo_loss(new, old, torch.tensor([[0., 2., 2., 0., -1.]]), mask, turns, .2, .1)
     # turn 0: s = sqrt(1.25 * 1) = 1.118 > 1.1: 1.1 * 2 for both tokens; turn 1: s = 1.2, A < 0: min(-1.2, -1.1) = -1.2
     assert loss.item() == pytest.approx(-(2.2 + 2.2 - 1.2) / 3)
-    assert stats["clip_fraction"] == 2 and stats["tokens"] == 3 and stats["ratio_max"] == pytest.approx(1.2)
+    assert stats["clipped_tokens"] == 2 and stats["tokens"] == 3 and stats["ratio_max"] == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -180,17 +180,28 @@ def test_one_turn_is_gspo():
     assert at2po.atpo_loss(new, old, advantages, MASK, TURNS, .005, .01)[0] != loss
 
 
-def test_spans_by_hand():
-    advantages = torch.tensor([[0., 1., 1., 0., 2., 2., 3.], [0., 1., 0., 0., 0., 0., 0.]])
-    spans = at2po.find_spans(advantages, MASK, TURNS)
-    assert spans.offsets.tolist() == [0, 1, 3, 4, 6, 7, 8, 9, 14]        # the advantage changes inside turn 1, and between sequences nothing is shared
-    assert spans.sampled.tolist() == [1, 3, 4, 6] and spans.advantage.tolist() == [1, 2, 3, 1]
-    assert spans.tokens.tolist() == [2, 2, 1, 1] and spans.turn.tolist() == [0, 1, 1, 2] and spans.turn_tokens.tolist() == [2, 3, 3, 1]
-    assert spans.share.tolist() == pytest.approx([2 / 5, 2 / 5, 1 / 5, 1])
-    new, old, _ = loss_inputs()
-    a, b = at2po.atpo_loss(new, old, advantages.double(), MASK, TURNS), at2po.atpo_loss(new, old, advantages.double(), MASK, TURNS, spans=spans)
-    torch.testing.assert_close(a[0], b[0], rtol=1e-6, atol=0)            # spans hold fp32
-    assert a[1] == pytest.approx(b[1])
+def test_what_a_broadcast_would_hide_is_refused_in_words():
+    new, old, advantages = loss_inputs()
+    for loss in (lambda a, m: at2po.atpo_loss(new, old, a, m, TURNS), lambda a, m: at2po.grpo_loss(new, old, a, m)):
+        with pytest.raises(ValueError, match=r"advantages \(2,\): one a token, \(2, 7\)"):
+            loss(advantages[:, 1], MASK)
+        with pytest.raises(ValueError, match="sampled no token"):
+            loss(advantages, torch.zeros_like(MASK))
+
+
+@pytest.mark.parametrize("form, value", [("sequence", (3 - 1 + 5) / 3 / 2 + 4 / 2), ("token", (3 - 1 + 5 + 4) / 4)])
+def test_grpos_two_means(form, value):
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    advantages, zeros = torch.tensor([[3., -1., 5.], [4., 0., 0.]]), torch.zeros(2, 3)
+    loss, _ = at2po.grpo_loss(zeros, zeros, advantages, mask, num_tokens=4 if form == "token" else None)
+    assert loss.item() == pytest.approx(-value)
+
+
+def test_grpos_dual_clip_bounds_what_a_negative_advantage_can_cost():
+    new, old, mask = torch.tensor([[math.log(.9), math.log(.9)]]), torch.tensor([[math.log(.1), math.log(.1)]]), torch.ones(1, 2).bool()
+    advantages = torch.tensor([[-2., 2.]])                                 # ratio 9: min gives -18 and 1.2 * 2
+    assert at2po.grpo_loss(new, old, advantages, mask, .2, .2)[0].item() == pytest.approx((18 - 2.4) / 2)
+    assert at2po.grpo_loss(new, old, advantages, mask, .2, .2, dual_clip=3.)[0].item() == pytest.approx((6 - 2.4) / 2)
 
 
 @pytest.mark.parametrize("junk", [float("nan"), float("-inf"), 1e30])
@@ -211,7 +222,7 @@ def test_grpo_loss_by_hand():
     loss, stats = at2po.grpo_loss(new, old, torch.ones(1, 2), mask, .2, .1, kl_coef=.5, ref_logprobs=ref)
     k3 = .5 + math.log(2) - 1                               # exp(r) - r - 1 with r = log(.3 / .6)
     assert loss.item() == pytest.approx(-1.1 + .5 * k3)
-    assert stats["clip_fraction"] == 1
+    assert stats["clipped_tokens"] == 1
 
 
 def test_masked_positions_and_padding_change_nothing():

@@ -241,7 +241,7 @@ def test_bad_arguments():
 
 def test_no_clip_decision_flips_where_bf16_logits_flip_some():
     """Turn-mean ratios near ATPO's window: decided as in fp64 by us, not by a head that rounds its logits to bf16."""
-    from kernels.bench import clip_flips
+    from benchmarks.bench_kernels import clip_flips
     flips = clip_flips(turns=300, V=2000, H=128, device=DEVICE)
     assert flips["ours"] == 0 and flips["bf16 logits"] > .03 and flips["outside the window"] > .15, flips
 
@@ -271,9 +271,30 @@ def test_a_policy_gradient_through_the_kernels_equals_the_reference(monkeypatch)
 
 
 def test_the_vectorised_loss_equals_the_loop_in_fp64():
-    from kernels.bench import bench_loss
-    result = bench_loss(B=6, T=300, turns=4, device=DEVICE, repeats=1)
-    assert result["loss difference"] < 1e-12 and result["gradient difference"] < 1e-12
+    from benchmarks.bench_kernels import bench_loss
+    rows = bench_loss(B=6, T=300, turns=4, device=DEVICE, repeats=1)
+    assert [row["form"] for row in rows] == ["loop", "formula", "turn_loss", "turn_loss, spans given"]
+    assert all(row["loss difference"] < 1e-12 and row["gradient difference"] < 1e-12 for row in rows)
+
+
+def test_spans_by_hand_and_advantages_that_change_within_a_turn():
+    import at2po
+    from kernels.turn_loss import find_spans, turn_loss
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]]).bool()
+    turns = torch.tensor([[-1, 0, 0, -1, 1, 1, 1], [-1, 0, -1, -1, -1, -1, -1]])
+    advantages = torch.tensor([[0., 1., 1., 0., 2., 2., 3.], [0., 1., 0., 0., 0., 0., 0.]])
+    spans = find_spans(advantages, mask, turns)
+    assert spans.offsets.tolist() == [0, 1, 3, 4, 6, 7, 8, 9, 14]  # the advantage changes inside turn 1, and sequences share nothing
+    assert spans.sampled.tolist() == [1, 3, 4, 6] and spans.advantage.tolist() == [1, 2, 3, 1]
+    assert spans.tokens.tolist() == [2, 2, 1, 1] and spans.turn.tolist() == [0, 1, 1, 2] and spans.turn_tokens.tolist() == [2, 3, 3, 1]
+    assert spans.share.tolist() == pytest.approx([2 / 5, 2 / 5, 1 / 5, 1])
+    for seed in range(5):
+        g = torch.Generator().manual_seed(seed)
+        old = torch.where(mask, -torch.rand(2, 7, generator=g), 0.)
+        new = (old + torch.where(mask, .02 * torch.randn(2, 7, generator=g), 0.)).requires_grad_()
+        fast, formula = turn_loss(new, old, spans, .005, .01), at2po.atpo_loss(new, old, advantages, mask, turns, .005, .01)[0]
+        torch.testing.assert_close(fast, formula)
+        torch.testing.assert_close(torch.autograd.grad(fast, new)[0], torch.autograd.grad(formula, new)[0])
 
 
 # ---- planted errors

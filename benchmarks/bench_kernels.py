@@ -1,4 +1,4 @@
-"""Every kernel against its peers, one table: python -m kernels.bench [--out results/kernels] [--model qwen3-4b] [--rows 8192] …
+"""Every kernel against its peers, one table: python -m benchmarks.bench_kernels [--out results/kernels] [--model qwen3-4b] [--rows 8192] …
 
 On a CUDA device: forward and backward from hidden states to per-token log-probs with an arbitrary upstream gradient, for the heads of
 Qwen3-0.6B, 4B and 8B. Peers run where they are installed (pip install liger-kernel==0.8.5 trl==1.16.0 cut-cross-entropy==25.1.1);
@@ -6,7 +6,7 @@ a peer that is missing or fails is listed with its reason. Each provider sees th
 compacted ones, providers interleaved, outputs poisoned before the run. Time: CUDA events, median and 20/80 percentiles. Memory: peak above
 what the inputs hold. TFLOP/s counts useful work only, 6 N H V of the loss rows, recomputation not. Floor: that work at 800 TFLOP/s (H100).
 
-On a CPU (or with --loss): the vectorised turn-level loss against a loop over turns. Clip decisions flipped against fp64 on both.
+On a CPU (or with --loss): the turn-level loss as the formula and in one step a turn, against a loop over turns. Clip decisions flipped against fp64 on both.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from kernels.turn_logprob import matmul_fp32, triton, turn_logprob
+from kernels.turn_loss import find_spans, turn_loss
 
 HEADS = {"qwen3-0.6b": (1024, 151936), "qwen3-4b": (2560, 151936), "qwen3-8b": (4096, 151936), "small": (64, 2048)}
 FLOOR_TFLOPS = 800.0
@@ -364,15 +365,18 @@ def loss_and_gradient(loss, logprobs, *others):
 
 
 def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=15):
-    """Median seconds of loss and gradient by the loop and by at2po.atpo_loss on the same batch, interleaved, and how far they differ (fp64).
+    """Median seconds of loss and gradient on the same batch, interleaved, and how far each is from the loop over turns (fp64).
 
-    `vectorised` starts from the (B, T) tensors as the loop does; `spans given` is what at2po.update runs, where prepare has found the
-    spans. An untimed call precedes each timed one, for the loop too: caches and memory are its own."""
+    formula: at2po.atpo_loss. turn_loss: kernels/turn_loss.py, with finding the batch's spans, and with the spans found before, as a
+    training step that makes several passes would. An untimed call precedes each timed one: caches and memory are its own."""
     import at2po
     batch = loss_batch(B, T, turns, device)
     _, _, advantages, mask, turn_ids = batch
-    spans = at2po.find_spans(advantages, mask, turn_ids)
-    losses = {"loop": loop_loss, "vectorised": lambda *a: at2po.atpo_loss(*a)[0], "spans given": lambda *a: at2po.atpo_loss(*a, spans=spans)[0]}
+    spans = find_spans(advantages, mask, turn_ids)
+    losses = {"loop": loop_loss,
+              "formula": lambda *a: at2po.atpo_loss(*a)[0],
+              "turn_loss": lambda new, old, adv, mask, turns, *clip: turn_loss(new, old, find_spans(adv, mask, turns), *clip),
+              "turn_loss, spans given": lambda new, old, adv, mask, turns, *clip: turn_loss(new, old, spans, *clip)}
     seconds, results = {name: [] for name in losses}, {}
     wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
     for _ in range(repeats):
@@ -383,11 +387,14 @@ def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=15):
             results[name] = loss_and_gradient(loss, *batch)
             wait()
             seconds[name].append(time.perf_counter() - started)
-    median = {k: sorted(v)[repeats // 2] for k, v in seconds.items()}
-    (a, da), (b, db) = results["loop"], results["vectorised"]
-    return {"loop s": median["loop"], "vectorised s": median["vectorised"], "ratio": median["loop"] / median["vectorised"],
-            "spans given s": median["spans given"], "ratio, spans given": median["loop"] / median["spans given"],
-            "loss difference": abs(float(a - b)), "gradient difference": float((da - db).norm() / da.norm())}
+    value, gradient = results["loop"]
+    rows = []
+    for name, (other, its_gradient) in results.items():
+        median = sorted(seconds[name])[repeats // 2]
+        rows.append({"form": name, "seconds": median, "loop / this": sorted(seconds["loop"])[repeats // 2] / median,
+                     "loss difference": abs(float(value - other)),
+                     "gradient difference": float((gradient - its_gradient).norm() / gradient.norm())})
+    return rows
 
 
 # ---------------------------------------------------------------- tables
@@ -445,7 +452,7 @@ def main():
     say("Turn-level loss and gradient in fp64, 64 sequences x 4,096 tokens x 6 turns:\n")
     try:
         found = bench_loss(device="cuda" if cuda else "cpu")
-        say(markdown([found], tuple(found)))
+        say(markdown(found, tuple(found[0])))
     except ImportError as error:  # of what at2po.py needs; the kernels need none of it
         say(reason(error))
     say("\nClip decisions that differ from fp64's, share of turns (window 3e-3 / 4e-3):\n")
