@@ -1,7 +1,8 @@
-"""Text on its way into a model: chat templates, and text that came from outside and may try to be more than text.
+"""Text on its way into a model: chat templates, and text from outside that may try to be more than text.
 
-Passages, titles, questions, tool results and graph descriptions are Foreign: in their ids no added token of the tokenizer occurs,
-special or not, and no tag can be read. What a script writes itself (instructions, tags, the template's role marks) is plain str.
+Passages, titles, questions, tool results and graph descriptions are Foreign: in their ids no added token of the
+tokenizer occurs, special or not (single letters apart), and no tag can be read. What a script writes itself
+(instructions, tags, the template's role marks) is plain str.
 
     render_chat(tokenizer, [("system", INSTRUCTIONS), ("user", ["Question:", Foreign(f" {question}")])])
     text, ids = encode(tokenizer, "<result>\\n", Foreign(passages), "\\n</result>")

@@ -1,12 +1,13 @@
-"""How a program of this project begins and ends. A script imports it before torch, which reads its thread settings only once.
+"""How a program of this project begins and ends. Imported before torch, which reads its thread settings once.
 
-    from common import process      # threads and wait policy; Ctrl-C during the imports below is one line and exit code 130
+    from common import process      # threads; Ctrl-C during the imports below is one line and exit code 130
     …
-    with process.ends_cleanly(errors, saved): …      # in main: one line for what the user can mend; Ctrl-C 130, SIGTERM 143
+    with process.ends_cleanly(errors, saved): …      # in main: an error is one line; Ctrl-C 130, SIGTERM 143
 
-Two OpenMP threads that spin at every barrier of a tiny matrix product stand still whenever anything else runs: one of them waits for a
-time slice while the other spins through its own. So cores that are busy with other work are left alone, and threads spin briefly before
-they sleep (GNU OpenMP's spin count; asleep at once, two threads are slower than one on a quiet machine). What the user set stays.
+Two OpenMP threads that spin at every barrier of a tiny matrix product stand still whenever anything else runs:
+one of them waits for a time slice while the other spins through its own. So cores that are busy with other work
+are left alone, and threads spin briefly before they sleep (GNU OpenMP's spin count; with threads that sleep at
+once, rollouts on a quiet machine took nearly twice as long). What the user set stays.
 """
 
 import os
@@ -52,18 +53,18 @@ def busy_cores(seconds=0.1):
 
 
 def settle_threads():
-    """Sets OpenMP's spin count and number of threads for this process. Returns what it found, in words; None where the user set them."""
+    """Sets OpenMP's spin count and number of threads. Returns what it found, in words; None where the user set them."""
     if any(name in os.environ for name in USER_SET):
         return None
     cores = len(own_cores())
     taken = min(cores, round(busy_cores()))
-    os.environ["GOMP_SPINCOUNT"] = "10000"  # some 30 microseconds; the default of 300,000 is ten times slower beside a busy process
+    os.environ["GOMP_SPINCOUNT"] = "10000"  # a fraction of a millisecond; OpenMP's own default spins 30 times as long
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores - taken))
     return f"{taken} of {cores} cores are busy with other work" if taken else ""
 
 
 def _leave_at_once(number, _):
-    """Ctrl-C or SIGTERM while modules are still being imported: nothing has been begun, so nothing is left to close."""
+    """Ctrl-C or SIGTERM while modules are still being imported: there is nothing to close yet."""
     os.write(2, b"interrupted; nothing was begun\n" if number == signal.SIGINT else b"terminated; nothing was begun\n")
     os._exit(128 + number)
 
@@ -74,7 +75,8 @@ def _terminate(*_):
 
 @contextmanager
 def ends_cleanly(errors, saved=str):
-    """Around main: an error of `errors` is one line and exit code 1; Ctrl-C is 130 and SIGTERM 143, with what saved() says is kept."""
+    """Around main: an error of `errors` is one line and exit code 1; Ctrl-C is 130 and SIGTERM 143, with what
+    saved() says is kept."""
     ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _terminate}
     ours = {number: handler for number, handler in ours.items() if signal.getsignal(number) is not signal.SIG_IGN}  # as nohup wants it
     main_thread = threading.current_thread() is threading.main_thread()  # no other may set handlers

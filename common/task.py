@@ -18,7 +18,7 @@ NOT_NEGATIVE = ("eval_temperature", "weight_decay", "lr_final", "sft_lr_final", 
 
 
 def check_model_is_named(cfg):
-    """Whether a model is named where data other than the world's are; called before anything is read."""
+    """Refuses data other than the world's without a model; called before anything is read."""
     if cfg.data != "world" and not (cfg.checkpoint or cfg.model):
         raise training.ModelError(f"--data {cfg.data} needs --model or --checkpoint")
 

@@ -50,9 +50,10 @@ def injected(tokenizer, ids, own_ids):
     return [i for i in ids if i in added] != own
 
 
-@pytest.mark.parametrize("which", ["qwen3", "odd", "tiny"])
+@pytest.mark.parametrize("which", ["qwen2.5", "qwen3", "odd", "tiny"])
 def test_no_renderer_of_any_script_lets_foreign_text_write_a_token(which, qwen):
-    tokenizer = tiny() if which == "tiny" else with_odd_tokens(qwen) if which == "odd" else AutoTokenizer.from_pretrained(qwen)
+    tokenizer = {"tiny": tiny, "odd": lambda: with_odd_tokens(qwen), "qwen3": lambda: AutoTokenizer.from_pretrained(qwen),
+                 "qwen2.5": lambda: real("qwen2.5")}[which]()
 
     def passages(title, text):
         return [Passage("1", title, text)]
