@@ -1,16 +1,22 @@
-"""Every kernel against its peers, one table: python -m benchmarks.bench_kernels [--out results/kernels] [--model qwen3-4b] [--rows 8192] …
+"""Every kernel against its peers, one table:
 
-On a CUDA device: forward and backward from hidden states to per-token log-probs with an arbitrary upstream gradient, for the heads of
-Qwen3-0.6B, 4B and 8B. Peers run where they are installed (pip install liger-kernel==0.8.5 trl==1.16.0 cut-cross-entropy==25.1.1);
-a peer that is missing or fails is listed with its reason. Each provider sees the full rows (unsampled ones get gradient 0) and the
-compacted ones, providers interleaved, outputs poisoned before the run. Time: CUDA events, median and 20/80 percentiles. Memory: peak above
-what the inputs hold. TFLOP/s counts useful work only, 6 N H V of the loss rows, recomputation not. Floor: that work at 800 TFLOP/s (H100).
+    python -m benchmarks.bench_kernels [--out results/kernels] [--model qwen3-4b] [--rows 8192] …
 
-On a CPU (or with --loss): the turn-level loss as the formula and in one step a turn, against a loop over turns. Clip decisions flipped against fp64 on both.
+On a CUDA device: forward and backward from hidden states to per-token log-probs with an arbitrary upstream
+gradient, for the heads of Qwen3-0.6B, 4B and 8B. Peers run where they are installed
+(pip install liger-kernel==0.8.5 trl==1.16.0 cut-cross-entropy==25.1.1); a peer that is missing or fails is
+listed with its reason. Each provider sees the full rows (unsampled ones get gradient 0) and the compacted
+ones, providers interleaved, outputs poisoned before the run. Time: CUDA events, median and 20/80
+percentiles. Memory: peak above what the inputs hold. TFLOP/s counts useful work only, 6 N H V of the loss
+rows, recomputation not. Floor: that work at 800 TFLOP/s (H100).
+
+On a CPU (or with --loss): the turn-level loss as the formula and in one step a turn, against a loop over
+turns. Clip decisions flipped against fp64 on both.
 """
 
 import argparse
 import csv
+import itertools
 import math
 import platform
 import subprocess
@@ -22,60 +28,100 @@ import torch
 from kernels.turn_logprob import matmul_fp32, triton, turn_logprob
 from kernels.turn_loss import find_spans, turn_loss
 
-HEADS = {"qwen3-0.6b": (1024, 151936), "qwen3-4b": (2560, 151936), "qwen3-8b": (4096, 151936), "small": (64, 2048)}
+HEADS = {  # (hidden size, vocabulary)
+    "qwen3-0.6b": (1024, 151936),
+    "qwen3-4b": (2560, 151936),
+    "qwen3-8b": (4096, 151936),
+    "small": (64, 2048),
+}
 FLOOR_TFLOPS = 800.0
 
 
 # ---------------------------------------------------------------- inputs
 
 def make_rows(rows, hidden, vocabulary, device, dtype, seed=0):
-    """Hidden states, head, and targets sampled from the model; the hidden states pull so hard that the mean log-prob is near -0.3, as of a
-    trained policy (peers that skip tiny gradients, and all effects of precision, depend on it)."""
+    """Hidden states, head, and targets sampled from the model; the hidden states pull so hard that the mean
+    log-prob is near -0.3, as of a trained policy (peers that skip tiny gradients, and all effects of
+    precision, depend on it)."""
     g = torch.Generator(device=device).manual_seed(seed)
-    base = torch.randn(vocabulary, hidden, generator=g, device=device) / hidden ** .5
+    base = torch.randn(vocabulary, hidden, generator=g, device=device)
+    base = base / hidden ** .5
     favourite = torch.randint(vocabulary, (rows,), generator=g, device=device)
     W = base.to(dtype)
     pull = torch.rand(rows, 1, generator=g, device=device) + 1.2
-    x = (torch.randn(rows, hidden, generator=g, device=device) + pull * math.log(vocabulary) * base[favourite]).to(dtype)
+    noise = torch.randn(rows, hidden, generator=g, device=device)
+    x = noise + pull * math.log(vocabulary) * base[favourite]
+    x = x.to(dtype)
     target = torch.empty(rows, dtype=torch.long, device=device)
     for part in torch.arange(rows, device=device).split(1024):
-        target[part] = torch.multinomial(matmul_fp32(x[part], W.T).softmax(1), 1, generator=g)[:, 0]
+        p = matmul_fp32(x[part], W.T).softmax(1)
+        drawn = torch.multinomial(p, 1, generator=g)
+        target[part] = drawn[:, 0]
     return x, W, target
 
 
 def clip_flips(turns=300, V=2000, H=128, device="cpu", clip=(3e-3, 4e-3), seed=0):
-    """Share of turns whose clip decision differs from fp64's, for our fp32 logits and for logits rounded to bf16. Turns have log-normal
-    lengths around 50; the new hidden states differ from the old ones so that turn-mean ratios lie near the window."""
+    """Share of turns whose clip decision differs from fp64's, for our fp32 logits and for logits rounded to
+    bf16. Turns have log-normal lengths around 50; the new hidden states differ from the old ones so that
+    turn-mean ratios lie near the window."""
     g = torch.Generator().manual_seed(seed)
-    lengths = torch.exp(torch.randn(turns, generator=g) * .6 + math.log(50)).long().clamp(2, 400)
-    turn_ptr = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).to(device)
-    x, W, target = make_rows(int(lengths.sum()), H, V, device, torch.bfloat16, seed)
-    drift = torch.randn(turns, H, generator=g).to(device).repeat_interleave(lengths.to(device), 0) * .05
-    new = (x.float() * (1 + .002 * torch.randn(len(x), 1, generator=g).to(device)) + drift).to(torch.bfloat16)
+    log_length = torch.randn(turns, generator=g) * .6 + math.log(50)
+    lengths = torch.exp(log_length).long().clamp(2, 400)
+    zero = torch.zeros(1, dtype=torch.long)
+    turn_ptr = torch.cat([zero, lengths.cumsum(0)]).to(device)
+    tokens = int(lengths.sum())
+    x, W, target = make_rows(tokens, H, V, device, torch.bfloat16, seed)
+    drift = torch.randn(turns, H, generator=g).to(device)
+    drift = drift.repeat_interleave(lengths.to(device), 0) * .05
+    scale = 1 + .002 * torch.randn(tokens, 1, generator=g).to(device)
+    new = (x.float() * scale + drift).to(torch.bfloat16)
+    backend = "triton" if torch.device(device).type == "cuda" else "torch"
+
+    def ours(hidden):
+        return turn_logprob(hidden, W, target, backend=backend).logprobs
 
     def rounded(hidden):
         logits = matmul_fp32(hidden, W.T).bfloat16().float()
-        return logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(1)
+        chosen = logits.gather(1, target[:, None])[:, 0]
+        return chosen - logits.logsumexp(1)
 
     def exact(hidden):
-        return torch.cat([(p.double() @ W.double().T).log_softmax(1).gather(1, t[:, None])[:, 0]
-                          for p, t in zip(hidden.split(2048), target.split(2048), strict=True)])
-    backend = "triton" if torch.device(device).type == "cuda" else "torch"
+        logprobs = []
+        for rows in torch.arange(len(hidden), device=device).split(2048):
+            logits = hidden[rows].double() @ W.double().T
+            z = logits.log_softmax(1)
+            chosen = z.gather(1, target[rows, None])
+            logprobs.append(chosen[:, 0])
+        return torch.cat(logprobs)
 
     def decisions(logprobs):
-        delta = torch.segment_reduce((logprobs(new) - logprobs(x)).double(), "mean", offsets=turn_ptr, axis=0)
-        return (delta.exp() > 1 + clip[1]).int() - (delta.exp() < 1 - clip[0]).int()
+        change = logprobs(new) - logprobs(x)
+        delta = torch.segment_reduce(change.double(), "mean", offsets=turn_ptr, axis=0)
+        ratio = delta.exp()
+        low, high = clip
+        return (ratio > 1 + high).int() - (ratio < 1 - low).int()
+
     truth = decisions(exact)
-    share = lambda f: float((decisions(f) != truth).double().mean())  # noqa: E731
-    return {"ours": share(lambda h: turn_logprob(h, W, target, backend=backend).logprobs), "bf16 logits": share(rounded),
-            "outside the window": float((truth != 0).double().mean())}
+
+    def share(logprobs):
+        flipped = decisions(logprobs) != truth
+        return float(flipped.double().mean())
+
+    return {
+        "ours": share(ours),
+        "bf16 logits": share(rounded),
+        "outside the window": float((truth != 0).double().mean()),
+    }
 
 
-# ---------------------------------------------------------------- providers: (x, W, target) -> log-probs, differentiable
+# ---------------------------------------------------------------- providers
+#
+# (x, W, target) -> log-probs, differentiable
 
 def naive(x, W, target):
     """What most training code does: bf16 logits, then log-softmax in fp32."""
-    return (x @ W.T).float().log_softmax(-1).gather(1, target[:, None])[:, 0]
+    logprobs = (x @ W.T).float().log_softmax(-1)
+    return logprobs.gather(1, target[:, None])[:, 0]
 
 
 class _Chunked(torch.autograd.Function):
@@ -85,15 +131,20 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx, x, W, target, chunk):
         ctx.save_for_backward(x, W, target)
         ctx.chunk = chunk
-        return torch.cat([naive(p, W, t) for p, t in zip(x.split(chunk), target.split(chunk), strict=True)])
+        logprobs = []
+        for p, t in zip(x.split(chunk), target.split(chunk), strict=True):
+            logprobs.append(naive(p, W, t))
+        return torch.cat(logprobs)
 
     @staticmethod
     def backward(ctx, g):
         x, W, target = ctx.saved_tensors
-        dx, dW = torch.empty_like(x), torch.zeros(W.shape, dtype=torch.float32, device=W.device)
+        dx = torch.empty_like(x)
+        dW = torch.zeros(W.shape, dtype=torch.float32, device=W.device)
         for rows in torch.arange(len(x), device=x.device).split(ctx.chunk):
             p = (x[rows] @ W.T).float().softmax(-1)
-            p.scatter_add_(1, target[rows, None], -torch.ones_like(p[:, :1]))
+            minus_one = -torch.ones_like(p[:, :1])
+            p.scatter_add_(1, target[rows, None], minus_one)
             d = (p * -g[rows, None]).to(x.dtype)
             dx[rows] = d @ W
             dW += (d.T @ x[rows]).float()
@@ -102,17 +153,24 @@ class _Chunked(torch.autograd.Function):
 
 def reason(error):
     """An exception as the table's note: its kind and first line."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:100]}"
 
 
 def providers():
     """{name: function or the reason why it is missing}."""
-    table = {"ours, auto": lambda x, W, t: turn_logprob(x, W, t).logprobs,
-             "ours, save": lambda x, W, t: turn_logprob(x, W, t, mode="save").logprobs,
-             "ours, recompute": lambda x, W, t: turn_logprob(x, W, t, mode="recompute").logprobs,
-             "ours, recompute, compact": lambda x, W, t: turn_logprob(x, W, t, mode="recompute", compact=True).logprobs,
-             "naive bf16": naive, "naive bf16, torch.compile": torch.compile(naive, dynamic=False),
-             "chunked torch (1024)": lambda x, W, t: _Chunked.apply(x, W, t, 1024)}
+    def ours(**how):
+        return lambda x, W, t: turn_logprob(x, W, t, **how).logprobs
+
+    table = {
+        "ours, auto": ours(),
+        "ours, save": ours(mode="save"),
+        "ours, recompute": ours(mode="recompute"),
+        "ours, recompute, compact": ours(mode="recompute", compact=True),
+        "naive bf16": naive,
+        "naive bf16, torch.compile": torch.compile(naive, dynamic=False),
+        "chunked torch (1024)": lambda x, W, t: _Chunked.apply(x, W, t, 1024),
+    }
 
     def peer(name, load):
         try:
@@ -126,11 +184,14 @@ def providers():
 
     def liger_flce():
         from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as F
-        return lambda x, W, t: -F.apply(x, W, t, None, None, -100, 0.0, 0.0, "none", None, False, torch.float32)[0]  # dW summed in fp32, as ours
+        how = (None, None, -100, 0.0, 0.0, "none", None, False, torch.float32)  # dW summed in fp32, as ours
+        return lambda x, W, t: -F.apply(x, W, t, *how)[0]
 
     def liger_scaled():
         import cutlass  # noqa: F401  (its H100 path needs it)
-        from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyFunction as F
+        from liger_kernel.ops.fused_linear_scaled_cross_entropy import (
+            LigerFusedLinearScaledCrossEntropyFunction as F,
+        )
         return lambda x, W, t: -F.apply(x, W, t)
 
     def liger_fallback():
@@ -144,6 +205,7 @@ def providers():
     def cce():
         from cut_cross_entropy import linear_cross_entropy
         return lambda x, W, t: -linear_cross_entropy(x, W, t, reduction="none").float()
+
     for chunk in (8192, 32768):
         peer(f"TRL 1.16 chunked log-prob ({chunk})", lambda chunk=chunk: trl(chunk))
     peer("Liger fused linear CE", liger_flce)
@@ -159,18 +221,23 @@ def providers():
 
 def run_once(provider, x, W, target, g):
     """One forward and backward; returns (logp, dX, dW)."""
-    x, W = x.detach().requires_grad_(), W.detach().requires_grad_()
+    x = x.detach().requires_grad_()
+    W = W.detach().requires_grad_()
     logp = provider(x, W, target)
-    return logp.detach(), *torch.autograd.grad((logp * g).sum(), (x, W))
+    loss = (logp * g).sum()
+    dx, dW = torch.autograd.grad(loss, (x, W))
+    return logp.detach(), dx, dW
 
 
 def count(provider, args):
     """(kernel launches, host syncs) of one forward and backward."""
     import warnings
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as trace:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as trace:
         run_once(provider, *args)
         torch.cuda.synchronize()
-    launches = sum(e.count for e in trace.key_averages() if "aunchKernel" in e.key)
+    events = trace.key_averages()
+    launches = sum(e.count for e in events if "aunchKernel" in e.key)
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -178,88 +245,91 @@ def count(provider, args):
             run_once(provider, *args)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return launches, sum("synchroniz" in str(w.message) for w in caught)
+    syncs = sum("synchroniz" in str(w.message) for w in caught)
+    return launches, syncs
 
 
 def poison():
-    """Fills half of the free memory with bytes 255, NaN in every float dtype, so that what a kernel fails to write is seen."""
+    """Fills half of the free memory with bytes 255, NaN in every float dtype, so that what a kernel fails to
+    write is seen."""
     torch.cuda.empty_cache()  # else the allocator hands out blocks that still hold the last run's results
-    junk = torch.full((torch.cuda.mem_get_info()[0] // 2,), 255, dtype=torch.uint8, device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    half = free // 2
+    junk = torch.full((half,), 255, dtype=torch.uint8, device="cuda")
     del junk
 
 
 def exact(x, W, target, g, chunk=256):
     """(logp, dX, dW) in fp64 of the upstream gradient g."""
-    W, logp, dx = W.double(), [], []
+    W = W.double()
+    logp = []
+    dx = []
     dW = torch.zeros_like(W)
-    for a, t, u in zip(x.double().split(chunk), target.split(chunk), g.double().split(chunk), strict=True):
+    chunks = zip(
+        x.double().split(chunk),
+        target.split(chunk),
+        g.double().split(chunk),
+        strict=True)
+    for a, t, u in chunks:
         z = (a @ W.T).log_softmax(1)
-        logp.append(z.gather(1, t[:, None])[:, 0])
-        p = z.exp_().scatter_add_(1, t[:, None], -torch.ones_like(z[:, :1])).mul_(-u[:, None])
+        chosen = z.gather(1, t[:, None])
+        logp.append(chosen[:, 0])
+        p = z.exp_()
+        minus_one = -torch.ones_like(z[:, :1])
+        p.scatter_add_(1, t[:, None], minus_one)
+        p.mul_(-u[:, None])
         dx.append(p @ W)
         dW.addmm_(p.T, a)
     return torch.cat(logp), torch.cat(dx), dW
 
 
-def bench_gpu(head, rows, fraction, zero, repeats, skip=(), warmup=5):
-    """Yields the rows of the table for one shape: every provider, with compacted and then with full rows."""
+def gpu_inputs(head, rows, fraction, zero):
+    """({"compacted" or "full": (x, W, target, g)}, which rows were sampled)."""
     H, V = HEADS[head]
     x, W, target = make_rows(rows, H, V, "cuda", torch.bfloat16)
-    g = torch.randn(rows, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1)) / rows
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    g = torch.randn(rows, device="cuda", generator=generator) / rows
     generator = torch.Generator().manual_seed(1)
-    sampled = torch.randperm(rows, generator=generator)[:int(rows * fraction)].sort().values.cuda()
+    sampled = torch.randperm(rows, generator=generator)[:int(rows * fraction)]
+    sampled = sampled.sort().values.cuda()
     mask = torch.zeros(rows, device="cuda").index_fill_(0, sampled, 1.0)
     mask[sampled[:int(len(sampled) * zero)]] = 0.0                           # advantage zero, or clipped
     g = g * mask
-    inputs = {"compacted": (x[sampled], W, target[sampled], g[sampled]), "full": (x, W, target, g)}
+    compacted = (x[sampled], W, target[sampled], g[sampled])
+    return {"compacted": compacted, "full": (x, W, target, g)}, sampled
+
+
+def bench_gpu(head, rows, fraction, zero, repeats, skip=(), warmup=5):
+    """Yields the rows of the table for one shape: every provider, with compacted and then with full rows."""
+    inputs, sampled = gpu_inputs(head, rows, fraction, zero)
     truth = exact(*inputs["compacted"])
-    relative = lambda a, b: float((a.double() - b).norm() / b.norm())  # noqa: E731
+    H, V = HEADS[head]
     work = 6e-12 * len(sampled) * H * V
     for form, args in inputs.items():
-        found, live = [], {}
+        compared = slice(None) if form == "compacted" else sampled
+        found = []
+        live = {}
         for name, provider in providers().items():
-            row = {"head": head, "rows": rows, "loss rows": fraction, "zero": zero, "fed": form, "provider": name}
+            row = {
+                "head": head, "rows": rows, "loss rows": fraction, "zero": zero,
+                "fed": form, "provider": name,
+            }
             found.append(row)
-            if isinstance(provider, str) or any(s in name for s in skip):
-                row["note"] = provider if isinstance(provider, str) else "skipped"
+            if isinstance(provider, str):
+                row["note"] = provider
+                continue
+            if any(s in name for s in skip):
+                row["note"] = "skipped"
                 continue
             try:
-                torch._dynamo.reset()
-                run_once(provider, *args)
-                torch.cuda.synchronize()
-                poison()
-                torch.cuda.reset_peak_memory_stats()
-                held = torch.cuda.memory_allocated()
-                logp, dx, dW = run_once(provider, *args)
-                row["memory GB"] = (torch.cuda.max_memory_allocated() - held) / 1e9
-                at = slice(None) if form == "compacted" else sampled
-                row |= {"logp error": float((logp[at].double() - truth[0]).abs().max()), "dX error": relative(dx[at], truth[1]),
-                        "dW error": relative(dW, truth[2])}
-                again = run_once(provider, *args)
-                row["bit equal"] = all(torch.equal(a, b) for a, b in zip((logp, dx, dW), again, strict=True))
-                del logp, dx, dW, again
+                measure_once(row, provider, args, compared, truth)
                 live[name] = (provider, row, [])
             except Exception as error:  # an out-of-memory or a peer's own failure is a result
                 row["note"] = reason(error)
                 torch.cuda.empty_cache()
-        for i in range(warmup + repeats):
-            for name, (provider, row, times) in list(live.items()):  # interleaved
-                try:
-                    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                    start.record()
-                    run_once(provider, *args)
-                    end.record()
-                    torch.cuda.synchronize()
-                except Exception as error:
-                    row["note"] = reason(error)
-                    del live[name]
-                    continue
-                if i >= warmup:
-                    times.append(start.elapsed_time(end))
+        time_interleaved(live, args, warmup, repeats)
         for provider, row, times in live.values():
-            times = sorted(times)
-            row |= {"ms": times[len(times) // 2], "ms 20%": times[len(times) // 5], "ms 80%": times[len(times) * 4 // 5]}
-            row |= {"TFLOP/s": work / row["ms"] * 1e3, "of floor": row["ms"] / (work / FLOOR_TFLOPS * 1e3)}
+            summarize_times(row, sorted(times), work)
             try:
                 row["launches"], row["syncs"] = count(provider, args)
             except Exception as error:
@@ -267,62 +337,189 @@ def bench_gpu(head, rows, fraction, zero, repeats, skip=(), warmup=5):
         yield found
 
 
+def measure_once(row, provider, args, compared, truth):
+    """Fills a provider's row with its peak memory, its errors on the `compared` rows against fp64, and
+    whether a second run is bit for bit the first."""
+    torch._dynamo.reset()
+    run_once(provider, *args)
+    torch.cuda.synchronize()
+    poison()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    logp, dx, dW = run_once(provider, *args)
+    peak = torch.cuda.max_memory_allocated()
+    row["memory GB"] = (peak - held) / 1e9
+    exact_logp, exact_dx, exact_dW = truth
+    difference = logp[compared].double() - exact_logp
+    row |= {
+        "logp error": float(difference.abs().max()),
+        "dX error": relative(dx[compared], exact_dx),
+        "dW error": relative(dW, exact_dW),
+    }
+    again = run_once(provider, *args)
+    pairs = zip((logp, dx, dW), again, strict=True)
+    row["bit equal"] = all(torch.equal(a, b) for a, b in pairs)
+
+
+def relative(a, b):
+    difference = a.double() - b
+    return float(difference.norm() / b.norm())
+
+
+def time_interleaved(live, args, warmup, repeats):
+    """Adds the milliseconds of every repeat to {name: (provider, row, times)}; a provider that fails is taken
+    out, its row says why."""
+    for i in range(warmup + repeats):
+        for name, (provider, row, times) in list(live.items()):
+            try:
+                start = torch.cuda.Event(enable_timing=True)
+                end = torch.cuda.Event(enable_timing=True)
+                start.record()
+                run_once(provider, *args)
+                end.record()
+                torch.cuda.synchronize()
+            except Exception as error:
+                row["note"] = reason(error)
+                del live[name]
+                continue
+            if i >= warmup:
+                times.append(start.elapsed_time(end))
+
+
+def summarize_times(row, times, work):
+    """Fills a row with percentiles of sorted times and the speed of `work` TFLOP."""
+    n = len(times)
+    ms = times[n // 2]
+    row["ms"] = ms
+    row["ms 20%"] = times[n // 5]
+    row["ms 80%"] = times[n * 4 // 5]
+    row["TFLOP/s"] = work / ms * 1e3
+    row["of floor"] = ms / (work / FLOOR_TFLOPS * 1e3)
+
+
 # ---------------------------------------------------------------- a whole update step
 
-LAYERS = {"qwen3-0.6b": dict(num_hidden_layers=28, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128),
-          "qwen3-4b": dict(num_hidden_layers=36, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128),
-          "qwen3-8b": dict(num_hidden_layers=36, intermediate_size=12288, num_attention_heads=32, num_key_value_heads=8, head_dim=128),
-          "small": dict(num_hidden_layers=2, intermediate_size=128, num_attention_heads=2, num_key_value_heads=1, head_dim=32)}
+LAYERS = {
+    "qwen3-0.6b": dict(
+        num_hidden_layers=28, intermediate_size=3072,
+        num_attention_heads=16, num_key_value_heads=8, head_dim=128),
+    "qwen3-4b": dict(
+        num_hidden_layers=36, intermediate_size=9728,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128),
+    "qwen3-8b": dict(
+        num_hidden_layers=36, intermediate_size=12288,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128),
+    "small": dict(
+        num_hidden_layers=2, intermediate_size=128,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32),
+}
 
 
-def bench_update(head, device, groups=2, chains=8, turns=4, sampled=150, observed=220, repeats=3, dtype=torch.bfloat16):
-    """Seconds and peak GB of old log-probs, loss and backward of a policy of that size (random weights; bf16, or fp32 master weights under
-    autocast), with the kernels and without.
+def bench_update(head, device, groups=2, chains=8, turns=4, sampled=150, observed=220, repeats=3,
+                 dtype=torch.bfloat16):
+    """Seconds and peak GB of old log-probs, loss and backward of a policy of that size (random weights; bf16,
+    or fp32 master weights under autocast), with the kernels and without.
 
-    `groups` questions of `chains` chains, each of `turns` turns; 40 % of the tokens are sampled, as with three passages a search."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
+    `groups` questions of `chains` chains, each of `turns` turns; 40 % of the tokens are sampled, as with
+    three passages a search."""
     import at2po
-    from common.rollout import Trajectory, Turn, collate
-    from common.training import token_logprobs
-    H, V = HEADS[head]
+    from common.model import token_logprobs
     torch.manual_seed(0)
-    with torch.device(device):
-        model = Qwen3ForCausalLM(Qwen3Config(hidden_size=H, vocab_size=V, tie_word_embeddings=True, **LAYERS[head])).to(dtype)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    ids = lambda n: torch.randint(V, (n,)).tolist()  # noqa: E731
-    trajectories = []
-    for q in range(groups):
-        prompt = ids(300)
-        trajectories += [Trajectory(str(q), prompt, [Turn(ids(sampled), [0.0] * sampled, "", "", ids(observed), "") for _ in range(turns)])
-                         for _ in range(chains)]
-    batch = collate(trajectories, pack_tokens=8192).to(device)
-    advantages = torch.randn(len(trajectories), turns, device=device).gather(1, batch.turn_ids.clamp(min=0)) * batch.response_mask
-    cuda, found = torch.device(device).type == "cuda", {}
+    model = random_qwen3(head, device, dtype)
+    _, V = HEADS[head]
+    batch = random_batch(V, groups, chains, turns, sampled, observed)
+    batch = batch.to(device)
+    per_turn = torch.randn(groups * chains, turns, device=device)
+    advantages = per_turn.gather(1, batch.turn_ids.clamp(min=0))
+    advantages = advantages * batch.response_mask
+    cuda = torch.device(device).type == "cuda"
+
+    def update(kernels):
+        with torch.no_grad():
+            old = token_logprobs(model, batch, 1.0, kernels)
+        new = token_logprobs(model, batch, 1.0, kernels)
+        loss, _ = at2po.atpo_loss(new, old, advantages, batch.response_mask, batch.turn_ids)
+        loss.backward()
+
+    rows = []
     for kernels in ("on", "off") if cuda else ("off",):
+        seconds = []
         for i in range(repeats + 1):
             if cuda:
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
             started = time.perf_counter()
-            with torch.no_grad():
-                old = token_logprobs(model, batch, 1.0, kernels)
-            at2po.atpo_loss(token_logprobs(model, batch, 1.0, kernels), old, advantages, batch.response_mask, batch.turn_ids)[0].backward()
+            update(kernels)
             if cuda:
                 torch.cuda.synchronize()
             if i:
-                found.setdefault(kernels, []).append(time.perf_counter() - started)
+                seconds.append(time.perf_counter() - started)
             model.zero_grad(set_to_none=True)
-        found[kernels] = {
-            "weights": str(dtype).removeprefix("torch."), "kernels": kernels, "tokens": int((batch.segments >= 0).sum()), "sampled": len(batch.target),
-                          "s": sorted(found[kernels])[repeats // 2], "memory GB": torch.cuda.max_memory_allocated() / 1e9 if cuda else None}
-    return [{"model": head} | row for row in found.values()]
+        rows.append({
+            "model": head,
+            "weights": str(dtype).removeprefix("torch."),
+            "kernels": kernels,
+            "tokens": int((batch.segments >= 0).sum()),
+            "sampled": len(batch.target),
+            "s": sorted(seconds)[repeats // 2],
+            "memory GB": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
+        })
+    return rows
+
+
+def random_qwen3(head, device, dtype):
+    """A policy of that size, activations recomputed in backward."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    H, V = HEADS[head]
+    config = Qwen3Config(
+        hidden_size=H, vocab_size=V,
+        tie_word_embeddings=True,
+        **LAYERS[head])
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config).to(dtype)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def random_batch(vocabulary, groups, chains, turns, sampled, observed):
+    """rollout.Batch of random tokens; the chains of a group share a prompt of 300."""
+    from common.rollout import Trajectory, Turn, collate
+
+    def ids(n):
+        return torch.randint(vocabulary, (n,)).tolist()
+
+    trajectories = []
+    for q in range(groups):
+        prompt = ids(300)
+        for _ in range(chains):
+            path = []
+            for _ in range(turns):
+                turn = Turn(ids(sampled), [0.0] * sampled, "", "")
+                turn.observation_ids = ids(observed)
+                path.append(turn)
+            trajectories.append(Trajectory(str(q), prompt, path))
+    return collate(trajectories, pack_tokens=8192)
+
+
+def whole_updates(heads):
+    """Rows of bench_update for every head, in fp32 too for the first one."""
+    steps = []
+    for head in heads:
+        try:
+            steps += bench_update(head, "cuda")
+            if head == heads[0]:
+                steps += bench_update(head, "cuda", dtype=torch.float32)
+            torch.cuda.empty_cache()
+        except (RuntimeError, ImportError) as error:
+            steps.append({"model": head, "kernels": reason(error)})
+    return steps
 
 
 # ---------------------------------------------------------------- the loss on any device
 
 def loop_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low, clip_high):
-    """ATPO's loss the way a loop over sequences and turns computes it, with the host reads that such a loop makes."""
+    """ATPO's loss the way a loop over sequences and turns computes it, with the host reads that such a loop
+    makes."""
     total = 0.0
     for b in range(len(logprobs)):
         rows = response_mask[b].nonzero()[:, 0]
@@ -331,27 +528,34 @@ def loop_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_
             where = (turn_ids[b] == k).nonzero()[:, 0]
             if where.numel() == 0:
                 continue
-            new, old = logprobs[b, where], old_logprobs[b, where]
+            new = logprobs[b, where]
+            old = old_logprobs[b, where]
             s = (new - old).mean().detach()
-            ratio = (s + new - new.detach()).clamp(max=10).exp()
+            log_ratio = s + new - new.detach()
+            ratio = log_ratio.clamp(max=10).exp()
+            clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
             a = advantages[b, where]
-            terms = terms - torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a).sum()
+            terms = terms - torch.minimum(ratio * a, clipped * a).sum()
             float(s)  # logged a turn
         total = total + terms / rows.numel()
     return total / len(logprobs)
 
 
 def loss_batch(B, T, turns, device="cpu", dtype=torch.float64, seed=0):
-    """Log-probs, old log-probs, advantages (B, T), mask and turn ids of B sequences of `turns` turns with observations between."""
+    """Log-probs, old log-probs, advantages (B, T), mask and turn ids of B sequences of `turns` turns with
+    observations between."""
     g = torch.Generator().manual_seed(seed)
     turn_ids = torch.full((B, T), -1)
     for b in range(B):
-        cuts = torch.sort(torch.randperm(T - 2, generator=g)[:2 * turns] + 1).values.tolist()
+        cuts = torch.randperm(T - 2, generator=g)[:2 * turns] + 1
+        cuts = torch.sort(cuts).values.tolist()
         for k in range(turns):
-            turn_ids[b, cuts[2 * k]:cuts[2 * k + 1]] = k
+            start, end = cuts[2 * k], cuts[2 * k + 1]
+            turn_ids[b, start:end] = k
     mask = turn_ids >= 0
     old = -torch.rand(B, T, generator=g, dtype=dtype) * mask
-    new = (old + 5e-2 * torch.randn(B, T, generator=g, dtype=dtype)) * mask
+    change = 5e-2 * torch.randn(B, T, generator=g, dtype=dtype)
+    new = (old + change) * mask
     per_turn = torch.randn(B, turns, generator=g, dtype=dtype)
     advantages = per_turn.gather(1, turn_ids.clamp(min=0)) * mask
     return [t.to(device) for t in (new, old, advantages, mask, turn_ids)]
@@ -361,24 +565,43 @@ def loss_and_gradient(loss, logprobs, *others):
     """(loss, its gradient): the graph is gone on return, so that its end is timed where it belongs."""
     leaf = logprobs.detach().requires_grad_()
     value = loss(leaf, *others, 3e-3, 4e-3)
-    return value.detach(), torch.autograd.grad(value, leaf)[0]
+    gradient = torch.autograd.grad(value, leaf)[0]
+    return value.detach(), gradient
 
 
 def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=15):
-    """Median seconds of loss and gradient on the same batch, interleaved, and how far each is from the loop over turns (fp64).
+    """Median seconds of loss and gradient on the same batch, interleaved, and how far each is from the loop
+    over turns (fp64).
 
-    formula: at2po.atpo_loss. turn_loss: kernels/turn_loss.py, with finding the batch's spans, and with the spans found before, as a
-    training step that makes several passes would. An untimed call precedes each timed one: caches and memory are its own."""
+    formula: at2po.atpo_loss. turn_loss: kernels/turn_loss.py, with finding the batch's spans, and with the
+    spans found before, as a training step that makes several passes would. An untimed call precedes each
+    timed one: caches and memory are its own."""
     import at2po
     batch = loss_batch(B, T, turns, device)
     _, _, advantages, mask, turn_ids = batch
     spans = find_spans(advantages, mask, turn_ids)
-    losses = {"loop": loop_loss,
-              "formula": lambda *a: at2po.atpo_loss(*a)[0],
-              "turn_loss": lambda new, old, adv, mask, turns, *clip: turn_loss(new, old, find_spans(adv, mask, turns), *clip),
-              "turn_loss, spans given": lambda new, old, adv, mask, turns, *clip: turn_loss(new, old, spans, *clip)}
-    seconds, results = {name: [] for name in losses}, {}
-    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+
+    def formula(*args):
+        return at2po.atpo_loss(*args)[0]
+
+    def with_finding(new, old, advantages, mask, turn_ids, *clip):
+        return turn_loss(new, old, find_spans(advantages, mask, turn_ids), *clip)
+
+    def spans_given(new, old, advantages, mask, turn_ids, *clip):
+        return turn_loss(new, old, spans, *clip)
+
+    def wait():
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize()
+
+    losses = {
+        "loop": loop_loss,
+        "formula": formula,
+        "turn_loss": with_finding,
+        "turn_loss, spans given": spans_given,
+    }
+    seconds = {name: [] for name in losses}
+    results = {}
     for _ in range(repeats):
         for name, loss in losses.items():
             loss_and_gradient(loss, *batch)
@@ -387,53 +610,98 @@ def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=15):
             results[name] = loss_and_gradient(loss, *batch)
             wait()
             seconds[name].append(time.perf_counter() - started)
+    medians = {name: sorted(times)[repeats // 2] for name, times in seconds.items()}
     value, gradient = results["loop"]
     rows = []
     for name, (other, its_gradient) in results.items():
-        median = sorted(seconds[name])[repeats // 2]
-        rows.append({"form": name, "seconds": median, "loop / this": sorted(seconds["loop"])[repeats // 2] / median,
-                     "loss difference": abs(float(value - other)),
-                     "gradient difference": float((gradient - its_gradient).norm() / gradient.norm())})
+        off = (gradient - its_gradient).norm() / gradient.norm()
+        rows.append({
+            "form": name,
+            "seconds": medians[name],
+            "loop / this": medians["loop"] / medians[name],
+            "loss difference": abs(float(value - other)),
+            "gradient difference": float(off),
+        })
     return rows
 
 
 # ---------------------------------------------------------------- tables
 
-COLUMNS = ("provider", "fed", "ms", "ms 20%", "ms 80%", "TFLOP/s", "of floor", "memory GB", "logp error", "dX error", "dW error", "bit equal",
-           "launches", "syncs", "note")
+COLUMNS = (
+    "provider", "fed", "ms", "ms 20%", "ms 80%", "TFLOP/s", "of floor", "memory GB",
+    "logp error", "dX error", "dW error", "bit equal", "launches", "syncs", "note")
+UPDATE_COLUMNS = ("model", "weights", "kernels", "tokens", "sampled", "s", "memory GB")
 
 
 def markdown(rows, columns):
-    cell = lambda v: "" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v)  # noqa: E731
-    return "\n".join(["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns),
-                      *("| " + " | ".join(cell(r.get(c)) for c in columns) + " |" for r in rows)])
+    def cell(value):
+        if value is None:
+            return ""
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    lines = []
+    lines.append("| " + " | ".join(columns) + " |")
+    lines.append("|" + "---|" * len(columns))
+    for row in rows:
+        cells = [cell(row.get(c)) for c in columns]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def versions():
+    command = ["git", "rev-parse", "--short", "HEAD"]
     try:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=Path(__file__).parent)
+        commit = done.stdout.strip()
     except FileNotFoundError:
         commit = ""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    return f"{device}; torch {torch.__version__}; triton {triton.__version__ if triton else 'none'}; commit {commit or 'unknown'}"
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        machine = platform.processor() or platform.machine()
+        device = f"{machine}, {torch.get_num_threads()} threads"
+    return (f"{device}; torch {torch.__version__}; triton {triton.__version__ if triton else 'none'}; "
+            f"commit {commit or 'unknown'}")
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", nargs="+", choices=list(HEADS), default=["qwen3-0.6b", "qwen3-4b", "qwen3-8b"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[8192])
+    parser.add_argument(
+        "--fraction", nargs="+", type=float, default=[1.0, .4],
+        help="of rows that the policy sampled")
+    parser.add_argument(
+        "--zero", nargs="+", type=float, default=[0.0, .5],
+        help="of those, with upstream gradient 0")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument(
+        "--skip", nargs="+", default=[],
+        help="leave out providers whose names contain one of these")
+    parser.add_argument(
+        "--loss", action="store_true",
+        help="the loss against the loop, and clip decisions, only")
+    parser.add_argument("--out", type=Path, help="folder for kernels.md and kernels.csv")
+    args = parser.parse_args()
+    counts = [*args.rows, args.repeats]
+    fractions = all(0 < f <= 1 for f in args.fraction)
+    zeros = all(0 <= z < 1 for z in args.zero)
+    if min(counts) < 1 or not fractions or not zeros:
+        parser.error("--rows and --repeats at least 1, --fraction above 0 and at most 1, "
+                     "--zero at least 0 and below 1")
+    if any(int(n * f) < 1 for n in args.rows for f in args.fraction):
+        parser.error("--fraction of --rows leaves no row")
+    return args
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=list(HEADS), default=["qwen3-0.6b", "qwen3-4b", "qwen3-8b"])
-    parser.add_argument("--rows", nargs="+", type=int, default=[8192])
-    parser.add_argument("--fraction", nargs="+", type=float, default=[1.0, .4], help="of rows that the policy sampled")
-    parser.add_argument("--zero", nargs="+", type=float, default=[0.0, .5], help="of those, with upstream gradient 0")
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--skip", nargs="+", default=[], help="leave out providers whose names contain one of these")
-    parser.add_argument("--loss", action="store_true", help="the loss against the loop, and clip decisions, only")
-    parser.add_argument("--out", type=Path, help="folder for kernels.md and kernels.csv")
-    args = parser.parse_args()
-    if min(args.rows) < 1 or args.repeats < 1 or not all(0 < f <= 1 for f in args.fraction) or not all(0 <= z < 1 for z in args.zero):
-        parser.error("--rows and --repeats at least 1, --fraction above 0 and at most 1, --zero at least 0 and below 1")
-    if any(int(n * f) < 1 for n in args.rows for f in args.fraction):
-        parser.error("--fraction of --rows leaves no row")
-    cuda, text, rows = torch.cuda.is_available(), [versions(), ""], []
+    args = parse_args()
+    cuda = torch.cuda.is_available()
+    text = [versions(), ""]
+    rows = []
 
     def say(line):
         """Prints, and writes what there is so far: a device that dies takes nothing along."""
@@ -456,27 +724,18 @@ def main():
     except ImportError as error:  # of what at2po.py needs; the kernels need none of it
         say(reason(error))
     say("\nClip decisions that differ from fp64's, share of turns (window 3e-3 / 4e-3):\n")
-    flips = clip_flips(**(dict(device="cuda", V=151936, H=1024) if cuda else {}))
+    size = dict(device="cuda", V=151936, H=1024) if cuda else {}
+    flips = clip_flips(**size)
     say(markdown([flips], tuple(flips)))
     if cuda and not args.loss:
-        for head in args.model:
-            for n in args.rows:
-                for fraction in args.fraction:
-                    for zero in args.zero:
-                        say(f"\n{head}, {n} rows, {fraction:.0%} of them sampled, {zero:.0%} of those with gradient 0:\n")
-                        for found in bench_gpu(head, n, fraction, zero, args.repeats, args.skip):
-                            rows += found
-                            say(markdown(found, COLUMNS) + "\n")
+        shapes = itertools.product(args.model, args.rows, args.fraction, args.zero)
+        for head, n, fraction, zero in shapes:
+            say(f"\n{head}, {n} rows, {fraction:.0%} of them sampled, {zero:.0%} of those with gradient 0:\n")
+            for found in bench_gpu(head, n, fraction, zero, args.repeats, args.skip):
+                rows += found
+                say(markdown(found, COLUMNS) + "\n")
         say("\nA whole update step (old log-probs, loss, backward; random weights):\n")
-        steps = []
-        for head in args.model:
-            try:
-                steps += bench_update(head, "cuda")
-                steps += bench_update(head, "cuda", dtype=torch.float32) if head == args.model[0] else []
-                torch.cuda.empty_cache()
-            except (RuntimeError, ImportError) as error:
-                steps.append({"model": head, "kernels": reason(error)})
-        say(markdown(steps, ("model", "weights", "kernels", "tokens", "sampled", "s", "memory GB")))
+        say(markdown(whole_updates(args.model), UPDATE_COLUMNS))
     elif not cuda:
         say("\nNo CUDA device: the table of kernels and peers was not measured.")
 

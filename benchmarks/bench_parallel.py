@@ -1,7 +1,10 @@
-"""Mujica's layers: independent sub-questions side by side against one after another. python -m benchmarks.bench_parallel
+"""Mujica's layers: independent sub-questions side by side against one after another.
 
-A planner that asks one, or three, sub-questions at once (its turns are given), workers that really search, read and write (the tiny policy, two
-cores). Prints one Markdown table; seconds are medians, of this machine and run: compare the rows.
+    python -m benchmarks.bench_parallel
+
+A planner that asks one, or three, sub-questions at once (its turns are given), workers that really search,
+read and write (the tiny policy, two cores). Prints one Markdown table; seconds are medians, of this machine
+and run: compare the rows.
 """
 
 import argparse
@@ -11,18 +14,33 @@ import time
 from dataclasses import replace
 
 import mygo_mujica
-from common import data, rollout, task, training
+from common import data, splits
 from common.engine import Generation, TransformersEngine
+from common.model import load_policy
+from common.rollout import Policy
+
+WORKLOADS = (  # name, sub-questions, whether workers wait for one another
+    ("one sub-question", 1, False),
+    ("three, side by side", 3, False),
+    ("three, one after another", 3, True),
+)
 
 
 class GivenPlans(TransformersEngine):
     """The real engine, but planners say what they are given; one at a time: workers wait for one another."""
-    plans, one_at_a_time, lock = (), False, None
+
+    def __init__(self, model, tokenizer, plans, one_at_a_time):
+        super().__init__(model, tokenizer)
+        self.plans = plans
+        self.one_at_a_time = one_at_a_time
+        self.lock = asyncio.Lock()
 
     async def generate(self, prompt_ids, **request):
         text = self.tokenizer.decode(prompt_ids)
         if "Context" not in text:
-            ids = self.tokenizer(self.plans["Obs" in text], add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
+            plan = self.plans["Obs" in text]
+            ids = self.tokenizer(plan, add_special_tokens=False)["input_ids"]
+            ids.append(self.tokenizer.eos_token_id)
             return Generation(ids, [0.0] * len(ids), "eos")
         if not self.one_at_a_time:
             return await super().generate(prompt_ids, **request)
@@ -30,29 +48,44 @@ class GivenPlans(TransformersEngine):
             return await super().generate(prompt_ids, **request)
 
 
+def films_with_a_director(graph):
+    films = []
+    for name in graph.graph:
+        if any(r == "director" for _, r, _ in graph.facts(name)):
+            films.append(name)
+    return films
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=30)
     repeats = parser.parse_args().repeats
-    cfg = replace(mygo_mujica.Config(), **{**mygo_mujica.WORLD, "envs": "text"})
-    model, tokenizer = training.load_policy(mygo_mujica.tiny_policy(cfg))
-    split = task.world_split("dev", questions=50)
-    films = [name for name in split.graph.graph if any(r == "director" for _, r, _ in split.graph.facts(name))][:3]
+    cfg = replace(mygo_mujica.Config(), **mygo_mujica.WORLD)
+    model, tokenizer = load_policy(mygo_mujica.tiny_policy(cfg))
+    split = splits.world_split("dev", questions=50)
+    place = mygo_mujica.Place("text", **vars(split))
+    films = films_with_a_director(place.graph)
     question = data.Question("q", "Which of them?", ["a"])
     times = {}
     for _ in range(repeats):
-        for name, count, apart in (("one sub-question", 1, False), ("three, side by side", 3, False), ("three, one after another", 3, True)):
-            engine = GivenPlans(model, tokenizer)
-            engine.plans = (" ".join(f"<search> director of {f} </search>" for f in films[:count]), "<answer> a </answer>")
-            engine.one_at_a_time, engine.lock = apart, asyncio.Lock()
-            policy = mygo_mujica.Policy(engine, tokenizer, rollout.BatchedSearch(split.retriever))
+        for name, count, apart in WORKLOADS:
+            searches = [f"<search> director of {f} </search>" for f in films[:count]]
+            plans = (" ".join(searches), "<answer> a </answer>")
+            engine = GivenPlans(model, tokenizer, plans, apart)
+            policy = Policy(model, tokenizer, engine)
+            team = mygo_mujica.Team(policy, place, cfg, temperature=0.0)
             started = time.perf_counter()
-            done = rollout.run_agents([mygo_mujica.plan(policy, split, question, "a", cfg, 0, 0.0)], engine, policy.search)[0]
-            times.setdefault((name, sum(w.sampled_tokens for w in mygo_mujica.examples(done)[1:])), []).append(time.perf_counter() - started)
+            done = team.run([mygo_mujica.plan(team, question, "a", seed=0)])[0]
+            seconds = time.perf_counter() - started
+            workers = mygo_mujica.examples(done)[1:]
+            tokens = sum(worker.sampled_tokens for worker in workers)
+            times.setdefault((name, tokens), []).append(seconds)
     base = statistics.median(next(iter(times.values())))
-    print("| one question, a layer of | sampled tokens of workers | seconds | to one sub-question |\n|---|---|---|---|")
+    print("| one question, a layer of | sampled tokens of workers | seconds | to one sub-question |")
+    print("|---|---|---|---|")
     for (name, tokens), seconds in times.items():
-        print(f"| {name} | {tokens} | {statistics.median(seconds):.3f} | {statistics.median(seconds) / base:.2f} |")
+        median = statistics.median(seconds)
+        print(f"| {name} | {tokens} | {median:.3f} | {median / base:.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Bi-RAR's information distance: packed scoring against the straightforward loop. python -m benchmarks.bench_scoring [--questions 16]
+"""Bi-RAR's information distance: packed scoring against the straightforward loop.
 
-The straightforward loop is Eq 2-4 as written: eight likelihoods a step, a forward pass each. Ours scores the same steps (those of right
-trajectories of one training step in the embedded world, and all of them). Prints one Markdown table; figures are of this machine and run.
+    python -m benchmarks.bench_scoring [--questions 16]
+
+The straightforward loop is Eq 2-4 as written: eight likelihoods a step, a forward pass each. Ours scores the
+same steps (those of right trajectories of one training step in the embedded world, and all of them). Prints
+one Markdown table; figures are of this machine and run.
 """
 
 import argparse
+import math
 import platform
 import time
 
@@ -12,26 +16,44 @@ import torch
 import transformers
 
 import bi_rar
-from common import rollout, task, training
-from common.engine import TransformersEngine
+from common import run, splits
 
 
 @torch.no_grad()
 def straightforward(scorer, tokenizer, jobs):
     """{job: (d_TA, d_TQ)} by eight forward passes a step."""
+    line = tokenizer("\n", add_special_tokens=False)["input_ids"]
+
     def bits(scored, *context):
-        line = tokenizer("\n", add_special_tokens=False)["input_ids"]
-        before = [i for c in context for i in [*c, *line]]
-        logits = scorer(torch.tensor([before + scored], device=scorer.device)).logits[0].float()
-        logprobs = logits.log_softmax(-1)[len(before) - 1:-1].gather(1, torch.tensor(scored, device=scorer.device)[:, None])
-        return -float(logprobs.double().sum()) / 0.6931471805599453
+        before = []
+        for part in context:
+            before += [*part, *line]
+        ids = torch.tensor([before + scored], device=scorer.device)
+        logits = scorer(ids).logits[0].float()
+        logprobs = logits.log_softmax(-1)[len(before) - 1:-1]
+        target = ids[0, len(before):]
+        chosen = logprobs.gather(1, target[:, None])
+        return -float(chosen.double().sum()) / math.log(2)
+
     found = {}
     for job in jobs:
-        Q, A = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in job[:2])
-        T = list(job[2])
-        found[job] = (bi_rar.information_distance(bits(T, Q, A), bits(A, Q, T), bits(T, Q), bits(A, Q)),
-                      bi_rar.information_distance(bits(T, Q, A), bits(Q, A, T), bits(T, A), bits(Q, A)))
+        question, answer, turn = job
+        Q = tokenizer(question, add_special_tokens=False)["input_ids"]
+        A = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        T = list(turn)
+        to_answer = bi_rar.information_distance(
+            bits(T, Q, A), bits(A, Q, T), bits(T, Q), bits(A, Q))
+        to_question = bi_rar.information_distance(
+            bits(T, Q, A), bits(Q, A, T), bits(T, A), bits(Q, A))
+        found[job] = to_answer, to_question
     return found
+
+
+def timed(function, *args):
+    """(result, seconds)"""
+    started = time.perf_counter()
+    result = function(*args)
+    return result, time.perf_counter() - started
 
 
 def main():
@@ -41,27 +63,41 @@ def main():
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     cfg = bi_rar.parse_args([])
-    model, tokenizer = training.load_policy(bi_rar.tiny_policy(cfg))
-    split = task.world_split("train", questions=2000)
-    policy = bi_rar.Policy(TransformersEngine(model, tokenizer, cfg.max_batch), tokenizer, rollout.BatchedSearch(split.retriever))
+    policy = run.load_policy(cfg, bi_rar.tiny_policy(cfg))
+    split = splits.world_split("train", questions=2000)
     questions = split.questions[:args.questions]
-    groups = bi_rar.rollout_groups(policy, questions, cfg, 0)
-    steps = lambda keep: [(q.question, q.answers[0], tuple(turn.ids)) for g, q in zip(groups, questions, strict=True)  # noqa: E731
-                          for t in g if keep(t) for turn in t.turns]
-    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; {args.questions} questions x "
-          f"{cfg.group_size} chains\n")
-    print("| steps | how many | different | straightforward: steps/s | ours: steps/s | ratio | largest difference of d |\n|---|---|---|---|---|---|---|")
-    for name, jobs in (("of right trajectories", steps(lambda t: t.info["em"])), ("all", steps(lambda t: True))):
-        times = {"loop": [], "ours": []}
+    groups = bi_rar.rollout_groups(policy, split.retriever, questions, cfg, 0)
+    right = []
+    everything = []
+    for group, q in zip(groups, questions, strict=True):
+        for t in group:
+            jobs = [(q.question, q.answers[0], tuple(turn.ids)) for turn in t.turns]
+            everything += jobs
+            if t.info["em"]:
+                right += jobs
+    machine = platform.processor() or platform.machine()
+    print(f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
+          f"{args.questions} questions x {cfg.group_size} chains\n")
+    print("| steps | how many | different | straightforward: steps/s | ours: steps/s | ratio "
+          "| largest difference of d |")
+    print("|---|---|---|---|---|---|---|")
+    for name, jobs in (("of right trajectories", right), ("all", everything)):
+        loop_times = []
+        our_times = []
         for _ in range(args.repeats):
-            for how, score in (("loop", lambda: straightforward(model, tokenizer, jobs)), ("ours", lambda: bi_rar.step_distances(model, tokenizer, jobs, cfg))):  # noqa: B023
-                started = time.perf_counter()
-                result = score()
-                times[how].append(time.perf_counter() - started)
-                times[how + " result"] = result
-        loop, ours = (len(jobs) / sorted(times[k])[args.repeats // 2] for k in ("loop", "ours"))
-        gap = max(abs(a - b) for j in set(jobs) for a, b in zip(times["loop result"][j], times["ours result"][j], strict=True))
-        print(f"| {name} | {len(jobs)} | {len(set(jobs))} | {loop:.0f} | {ours:.0f} | {ours / loop:.1f} | {gap:.1e} |")
+            theirs, seconds = timed(straightforward, policy.model, policy.tokenizer, jobs)
+            loop_times.append(seconds)
+            ours, seconds = timed(bi_rar.step_distances, policy.model, policy.tokenizer, jobs, cfg)
+            our_times.append(seconds)
+        loop = len(jobs) / sorted(loop_times)[args.repeats // 2]
+        packed = len(jobs) / sorted(our_times)[args.repeats // 2]
+        different = set(jobs)
+        gap = 0.0
+        for job in different:
+            for a, b in zip(theirs[job], ours[job], strict=True):
+                gap = max(gap, abs(a - b))
+        print(f"| {name} | {len(jobs)} | {len(different)} | {loop:.0f} | {packed:.0f} | {packed / loop:.1f} "
+              f"| {gap:.1e} |")
 
 
 if __name__ == "__main__":

@@ -129,7 +129,9 @@ def suffix_of(path):
     ('.jsonl', '.0')
     """
     path = Path(path)
-    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
+    if path.suffix.lower() == ".gz":
+        path = path.with_suffix("")
+    return path.suffix.lower()
 
 
 def read_records(path):
@@ -184,7 +186,8 @@ def _table(path, text, delimiter):
     try:
         for number, row in enumerate(rows, 1):
             try:
-                _utf8(" ".join(value for value in row.values() if isinstance(value, str)))
+                texts = [value for value in row.values() if isinstance(value, str)]
+                _utf8(" ".join(texts))
             except ValueError as error:
                 row = error
             yield number, row
@@ -206,7 +209,8 @@ def _json_lines(text):
 
 def _whole_json(path, text):
     """The records of a file that is one JSON value, however it is printed; None = one value a line."""
-    lines = [m[0] for m in itertools.islice(re.finditer(r"[^\n]*\S[^\n]*", text), 2)]
+    lines = re.finditer(r"[^\n]*\S[^\n]*", text)
+    lines = [m[0] for m in itertools.islice(lines, 2)]
     start = lines[0].lstrip()[:1] if lines else ""
     if start not in ("[", "{"):
         return None
@@ -241,8 +245,9 @@ def _questions_of_articles(rows):
     """SQuAD's own files keep questions under paragraphs, and those under articles: one record a question."""
     for row in rows:
         paragraphs = row.get("paragraphs") if isinstance(row, dict) else None
-        nested = [p for p in paragraphs if isinstance(p, dict) and isinstance(p.get("qas"), list)] \
-            if isinstance(paragraphs, list) else []
+        if not isinstance(paragraphs, list):
+            paragraphs = []
+        nested = [p for p in paragraphs if isinstance(p, dict) and isinstance(p.get("qas"), list)]
         if not nested:
             yield row
         for p in nested:
@@ -258,19 +263,27 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
 
     role: "train" or "evaluation", which of its splits a hub name stands for (hub_split). A file, and rows,
     are what they are in either role. An answer of punctuation and articles alone (NQ has a few) would reward
-    saying nothing: training leaves it out, evaluation keeps it, so that n stays the official one; both say so."""
+    saying nothing: training leaves it out, evaluation keeps it, so that n stays the official one; both say
+    so."""
     if role not in ("train", "evaluation"):
         raise ValueError(f"role {role!r}: train or evaluation")
     if not isinstance(source, (str, Path)):
-        name, rows = "records", enumerate(source, 1)
+        name = "records"
+        rows = enumerate(source, 1)
     else:
-        path, name = Path(os.path.expanduser(source)), str(source)
+        path = Path(os.path.expanduser(source))
+        name = str(source)
         if path.is_dir() and not _named(name):
             raise DataError(f"{path} is a folder; give one file")
         if not path.exists() and suffix_of(path) in SUFFIXES:
             raise DataError(f"{path}: no such file")
-        rows = _from_hub(name, role) if path.is_dir() or not path.exists() else read_records(path)
-    questions, bad, void = [], 0, []
+        if path.is_dir() or not path.exists():
+            rows = _from_hub(name, role)
+        else:
+            rows = read_records(path)
+    questions = []
+    bad = 0
+    void = []
     for number, row in rows:
         if limit is not None and len(questions) >= limit:
             break
@@ -279,8 +292,9 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
                 raise row
             question = parse_question(row, number)
             if not any(map(metrics.normalize_answer, question.answers)):
-                void.append(f"record {number}: field 'answer': {question.answers[0][:40]!r} has no word that counts, so an empty "
-                            f"prediction would be right ({'left out' if role == 'train' else 'kept'})")
+                fate = "left out" if role == "train" else "kept"
+                void.append(f"record {number}: field 'answer': {question.answers[0][:40]!r} has no word that "
+                            f"counts, so an empty prediction would be right ({fate})")
                 if role == "train":
                     continue
             questions.append(question)
@@ -292,7 +306,8 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     if bad:
         print(f"{name}: skipped {bad} bad records", file=sys.stderr)
     if void:
-        print(f"{name}: {void[0]}" + (f"; so have {len(void) - 1} more" if len(void) > 1 else ""), file=sys.stderr)
+        more = f"; so have {len(void) - 1} more" if len(void) > 1 else ""
+        print(f"{name}: {void[0]}{more}", file=sys.stderr)
     if not questions:
         raise DataError(f"{name}: no questions in it")
     _tell_apart(questions)
@@ -301,7 +316,8 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
 
 def _tell_apart(questions):
     """Gives a repeated id a name of its own: ids key seeds and predictions."""
-    taken, seen = {q.id for q in questions}, set()
+    taken = {q.id for q in questions}
+    seen = set()
     for i, q in enumerate(questions):
         if q.id in seen:
             names = (f"{q.id}#{n}" for n in itertools.count(i))
@@ -316,18 +332,27 @@ def shuffled_forever(items, seed):
         yield from random.Random(f"{seed}/{epoch}").sample(items, len(items))
 
 
+def batch_of_step(items, step, size, seed):
+    """The items of training step 1, 2, …: epoch after epoch, each shuffled anew; a resumed run draws what the
+    first would have."""
+    forever = shuffled_forever(items, seed)
+    return list(itertools.islice(forever, (step - 1) * size, step * size))
+
+
 def load_aliases(path):
     """{Wikidata id: [other names]} of 2Wiki's id_aliases.json (JSON lines of Q_id, aliases, demonyms).
 
     Its script (v1.1) counts them as gold: q.answers + aliases.get(q.answer_id, []), and the names of both
     ends of a triple (metrics.evidence_scores_2wiki)."""
-    path, aliases = Path(os.path.expanduser(path)), {}
+    path = Path(os.path.expanduser(path))
     if not path.is_file():
         raise DataError(f"{path}: no such file (2Wiki's id_aliases.json)")
+    aliases = {}
     for number, row in read_records(path):
         row = row if isinstance(row, dict) else {}
         for name in ("Q_id", "aliases", "demonyms"):
-            value, texts = row.get(name), str if name == "Q_id" else list
+            value = row.get(name)
+            texts = str if name == "Q_id" else list
             if not isinstance(value, texts) or not all(isinstance(x, str) for x in value):
                 expected = "text" if texts is str else "a list of texts"
                 raise DataError(f"{path}: record {number}: {formats.wrong(name, expected, value)}")
@@ -339,7 +364,8 @@ def load_aliases(path):
 
 def pool_contexts(questions):
     """Every distinct passage of the questions' own contexts as corpus rows, in order of appearance."""
-    rows, seen = [], set()
+    rows = []
+    seen = set()
     for q in questions:
         for title, sentences in q.context:
             text = " ".join(s.strip() for s in sentences)
@@ -373,21 +399,23 @@ def load_corpus(source):
 
 def _mapped_corpus(path):
     import datasets
-    form, options = "json", {}
+    form = "json"
+    options = {}
     if suffix_of(path) == ".tsv":  # every column is text: a title may be "1984", "NA" or "True"
-        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+        opened = gzip.open if path.suffix.lower() == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             names = next(csv.reader(file, delimiter="\t"))
         form = "csv"
+        columns = {name: datasets.Value("string") for name in names}
         options = {"delimiter": "\t", "na_filter": False, "encoding": "utf-8-sig",
-                   "features": datasets.Features({name: datasets.Value("string") for name in names})}
+                   "features": datasets.Features(columns)}
     try:
         table = datasets.load_dataset(form, data_files=str(path), split="train", **options)
     except Exception as error:  # its own message says only that it failed
         why = str(error.__cause__ or error).splitlines()[0][:200]
         raise DataError(f"{path}: not readable as {suffix_of(path)[1:]} ({why})") from error
-    columns = table.column_names
     return table.map(lambda row, i: _passage(path, i + 1, dict(row)), with_indices=True,
-                     remove_columns=columns)
+                     remove_columns=table.column_names)
 
 
 def _passage(path, number, row):
@@ -398,7 +426,8 @@ def _passage(path, number, row):
     if not isinstance(row, dict) or not row.keys() & {"contents", "text"}:
         raise DataError(f"{where}: expected id and contents (or title and text)")
     name = "contents" if "contents" in row else "text"
-    title, text = row.get("title"), row[name]
+    title = row.get("title")
+    text = row[name]
     for key, value in (("title", title), (name, text)):
         if not isinstance(value, str) and (key != "title" or value is not None):
             raise DataError(f"{where}: {formats.wrong(key, 'text', value)}")
@@ -406,4 +435,5 @@ def _passage(path, number, row):
         first, _, rest = text.partition("\n")
         title, text = (first, rest) if rest else ("", text)
     identity = number - 1 if row.get("id") is None else row["id"]
-    return {"id": str(identity), "title": (title or "").strip().strip('"'), "text": text.strip()}
+    title = (title or "").strip().strip('"')
+    return {"id": str(identity), "title": title, "text": text.strip()}

@@ -5,17 +5,17 @@ An engine has four methods, and agents know nothing else of it:
     await engine.generate(prompt_ids, stop=(…), max_tokens=…, temperature=…, seed=…) -> Generation
     engine.busy                  whether anything waits or runs
     engine.step()                moves everything that waits or runs by one token (the rollout loop calls it)
-    engine.load_weights(named)   new policy weights; forgets what was computed with the old ones
+    engine.sync(model)           new policy weights; forgets what was computed with the old ones
 
-TransformersEngine runs any decoder-only Hugging Face model on CPU or GPU with continuous batching: whoever waits joins the
-batch at the next token, whoever stops leaves it, and the keys and values of what was read before (earlier turns of the
-trajectory, the common start of siblings) are reused. transformers' own `generate_batch` was tried first: it returns ids
-and log-probs and shares prefixes, but takes one seed for the whole batch and not one a request, and is slower on a CPU
-(benchmarks/bench_engine.py prints all three).
+TransformersEngine runs any decoder-only Hugging Face model on CPU or GPU with continuous batching: whoever
+waits joins the batch at the next token, whoever stops leaves it, and the keys and values of what was read
+before (earlier turns of the trajectory, the common start of siblings) are reused. transformers' own
+`generate_batch` was tried first: it returns ids and log-probs and shares prefixes, but takes one seed for the
+whole batch and not one a request, and is slower on a CPU (benchmarks/bench_engine.py prints all three).
 
-A sample depends on (prompt, seed) alone, up to rounding: one uniform number a token, drawn from the request's own seed, picks the
-token by its cumulative probability, whatever else is in the batch. (A batch of another shape may round logits differently; a draw
-that falls on the edge of two tokens may then change.)
+A sample depends on (prompt, seed) alone, up to rounding: one uniform number a token, drawn from the request's
+own seed, picks the token by its cumulative probability, whatever else is in the batch. (A batch of another
+shape may round logits differently; a draw that falls on the edge of two tokens may then change.)
 """
 
 import asyncio
@@ -34,7 +34,7 @@ BLOCK = 8  # prefixes are found at multiples of this many tokens
 
 @dataclass
 class Generation:
-    token_ids: list[int]      # as sampled, with the token that completes the stop string or is the end of sequence
+    token_ids: list[int]      # as sampled, with the token that completes the stop string or ends the sequence
     logprobs: list[float]     # log pi(token), nats, at the sampling temperature
     stop_reason: str          # the stop string, "eos" or "length"
 
@@ -54,98 +54,140 @@ class _Request:
 
 
 class _SlotCache:
-    """Keys and values as (layers, 2, slots, heads, tokens, head_dim); a forward pass sees `rows`, each row at its own `start`.
+    """Keys and values as (layers, 2, slots, heads, tokens, head_dim); a forward pass sees `rows`, each row at
+    its own `start`.
 
     Duck-types the two calls that transformers' decoder layers make on a cache."""
     is_compileable = False
 
     def __init__(self, config, dtype, device):
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.kv = torch.zeros(config.num_hidden_layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
-        self.bytes_per_token = config.num_hidden_layers * 2 * heads * dim * self.kv.element_size()
+        layers = config.num_hidden_layers
+        heads = getattr(config, "num_key_value_heads", None)
+        heads = heads or config.num_attention_heads
+        dim = getattr(config, "head_dim", None)
+        dim = dim or config.hidden_size // config.num_attention_heads
+        self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
+        self.bytes_per_token = layers * 2 * heads * dim * self.kv.element_size()
 
     def reserve(self, slots, tokens):
         """Grows to at least `slots` x `tokens`: slots by half, tokens by 128."""
-        slots = max(slots, self.kv.shape[2] * 3 // 2) - self.kv.shape[2] if slots > self.kv.shape[2] else 0
-        tokens = max(0, -(-(tokens - self.kv.shape[4]) // 128) * 128)
-        if slots or tokens:
-            self.kv = torch.nn.functional.pad(self.kv, (0, 0, 0, tokens, 0, 0, 0, slots))
+        held_slots = self.kv.shape[2]
+        held_tokens = self.kv.shape[4]
+        more_slots = 0
+        if slots > held_slots:
+            more_slots = max(slots, held_slots * 3 // 2) - held_slots
+        more_tokens = max(0, -(-(tokens - held_tokens) // 128) * 128)
+        if more_slots or more_tokens:
+            padding = (0, 0, 0, more_tokens, 0, 0, 0, more_slots)
+            self.kv = torch.nn.functional.pad(self.kv, padding)
 
     def view(self, rows, start, width):
-        """The next forward pass writes `width` tokens from start (n,) on, in the slots of the slice `rows`."""
-        self.rows, self.end = rows, int(start.max()) + width
-        self.slot = torch.arange(rows.start, rows.stop, device=start.device)[:, None]       # (n, 1)
-        self.position = start[:, None] + torch.arange(width, device=start.device)           # (n, width)
+        """The next forward pass writes `width` tokens from start (n,) on, in the slots of the slice
+        `rows`."""
+        device = start.device
+        self.rows = rows
+        self.end = int(start.max()) + width
+        slot = torch.arange(rows.start, rows.stop, device=device)
+        self.slot = slot[:, None]                                             # (n, 1)
+        self.position = start[:, None] + torch.arange(width, device=device)   # (n, width)
 
     def update(self, keys, values, layer_idx, *args, **kwargs):
-        layer = self.kv[layer_idx]
-        layer[0][self.slot, :, self.position] = keys.transpose(1, 2)     # (n, width, heads, dim)
-        layer[1][self.slot, :, self.position] = values.transpose(1, 2)
-        return layer[0, self.rows, :, :self.end], layer[1, self.rows, :, :self.end]
+        held_keys = self.kv[layer_idx, 0]
+        held_values = self.kv[layer_idx, 1]
+        held_keys[self.slot, :, self.position] = keys.transpose(1, 2)         # (n, width, heads, dim)
+        held_values[self.slot, :, self.position] = values.transpose(1, 2)
+        return held_keys[self.rows, :, :self.end], held_values[self.rows, :, :self.end]
 
     def get_seq_length(self, layer_idx=0):
         return 0
 
 
 def grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
-    """Scaled dot-product attention that reads keys and values where they lie: the query heads that share a key head become rows of
-    one query, (n, key heads, group * width, dim). (transformers copies keys and values once for every query head.)"""
+    """Scaled dot-product attention that reads keys and values where they lie: the query heads that share a
+    key head become rows of one query, (n, key heads, group * width, dim). (transformers copies keys and
+    values once for every query head.)"""
     n, heads, width, dim = query.shape
-    group = heads // key.shape[1]
-    out = torch.nn.functional.scaled_dot_product_attention(query.reshape(n, key.shape[1], group * width, dim), key, value,
-                                                           attention_mask.repeat(1, 1, group, 1), scale=scaling)
-    return out.reshape(n, heads, width, dim).transpose(1, 2).contiguous(), None
+    key_heads = key.shape[1]
+    group = heads // key_heads
+    query = query.reshape(n, key_heads, group * width, dim)
+    mask = attention_mask.repeat(1, 1, group, 1)
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
+    out = out.reshape(n, heads, width, dim)
+    return out.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register("grouped", grouped_attention)
 
 
 class TransformersEngine:
-    """Continuous batching over a Hugging Face causal LM (`model` is shared with training: weights are never copied).
+    """Continuous batching over a Hugging Face causal LM (`model` is shared with training: weights are never
+    copied).
 
-    max_batch: sequences decoded together, at most; fewer where their longest possible lengths would not fit into cache_gb.
-    prefix_cache_gb: memory for keys and values of finished turns. On a GPU the forward pass runs in bf16, as training's does."""
+    max_batch: sequences decoded together, at most; fewer where their longest possible lengths would not fit
+    into cache_gb. prefix_cache_gb: memory for keys and values of finished turns. On a GPU the forward pass
+    runs in bf16, as training's does."""
 
     def __init__(self, model, tokenizer, max_batch=256, cache_gb=4.0, prefix_cache_gb=1.0):
-        self.model, self.tokenizer, self.max_batch = model, tokenizer, max_batch
+        self.model = model
+        self.tokenizer = tokenizer
         self.device = model.device
-        eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-        eos = eos if eos is not None else tokenizer.eos_token_id
+        self.max_batch = max_batch
+        self.cache_bytes = cache_gb * 2**30
+        self.prefix_cache_bytes = prefix_cache_gb * 2**30
+        eos = None
+        if model.generation_config is not None:
+            eos = model.generation_config.eos_token_id
+        if eos is None:
+            eos = tokenizer.eos_token_id
         self.eos = set(eos if isinstance(eos, list) else [eos]) - {None}
-        self.cache_bytes, self.prefix_cache_bytes = cache_gb * 2**30, prefix_cache_gb * 2**30
-        gpu = self.device.type == "cuda"
-        self.autocast = (lambda: torch.autocast("cuda", torch.bfloat16)) if gpu else contextlib.nullcontext
-        self.cache_dtype = torch.bfloat16 if gpu else model.get_input_embeddings().weight.dtype
-        self.waiting, self.active, self.cache = [], [], None
+        if self.device.type == "cuda":
+            self.autocast = lambda: torch.autocast("cuda", torch.bfloat16)
+            self.cache_dtype = torch.bfloat16
+        else:
+            self.autocast = contextlib.nullcontext
+            self.cache_dtype = model.get_input_embeddings().weight.dtype
+        self.waiting = []
+        self.active = []
+        self.cache = None
         self.pieces = {}                     # token id -> its text, for stop strings
-        self.sampled_tokens = self.prefilled_tokens = self.reused_tokens = 0
-        self.load_weights()
+        self.sampled_tokens = 0
+        self.prefilled_tokens = 0
+        self.reused_tokens = 0
+        self.sync(model)
 
-    def load_weights(self, named_tensors=None):
-        """Forgets all keys and values. named_tensors: (name, tensor) pairs to copy in; None where the model is the trainer's."""
+    def sync(self, model):
+        """The engine goes on with the weights of `model`, and forgets all keys and values. An engine on the
+        trainer's own model has them already; one with weights of its own copies them."""
         self._drop_cancelled()
         if self.busy:
-            raise RuntimeError("load_weights while generations are running")
-        if named_tensors is not None:
+            raise RuntimeError("sync while generations are running")
+        if model is not self.model:
             own = dict(self.model.named_parameters())
             with torch.no_grad():
-                for name, tensor in named_tensors:
+                for name, tensor in model.named_parameters():
                     own[name].copy_(tensor)
-        self.prefixes, self.blocks, self.prefix_bytes, self.stored = OrderedDict(), {}, 0, 0
+        self.prefixes = OrderedDict()
+        self.blocks = {}
+        self.prefix_bytes = 0
+        self.stored = 0
         self.head = None                     # of these weights, in the dtype of the products
 
     @property
     def busy(self):
         return bool(self.waiting or self.active)
 
-    async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
+    async def generate(self, prompt_ids, stop=(), max_tokens=512,
+                       temperature=1.0, seed=0):
         """Samples until a stop string, the end of sequence or max_tokens. temperature 0 is greedy."""
         if not prompt_ids or max_tokens < 1:
-            raise ValueError(f"generate needs a prompt and max_tokens >= 1, got {len(prompt_ids)} ids and {max_tokens}")
+            raise ValueError("generate needs a prompt and max_tokens >= 1, "
+                             f"got {len(prompt_ids)} ids and {max_tokens}")
         future = asyncio.get_running_loop().create_future()
-        uniforms = np.random.Generator(np.random.Philox(seed)).random(max_tokens)
-        self.waiting.append(_Request(list(prompt_ids), tuple(stop), max_tokens, temperature, uniforms, future))
+        random = np.random.Generator(np.random.Philox(seed))
+        uniforms = random.random(max_tokens)
+        request = _Request(list(prompt_ids), tuple(stop), max_tokens,
+                           temperature, uniforms, future)
+        self.waiting.append(request)
         return await future
 
     @torch.no_grad()
@@ -156,11 +198,15 @@ class TransformersEngine:
         if self.cache is None:
             self.cache = _SlotCache(self.model.config, self.cache_dtype, self.device)
         self._drop_cancelled()
-        running, hidden = list(self.active), []
+        running = list(self.active)
+        hidden = []
         if running:
-            ids = torch.tensor([[r.token_ids[-1]] for r in running], device=self.device)
-            start = torch.tensor([len(r.prompt_ids) + len(r.token_ids) - 1 for r in running], device=self.device)
-            hidden.append(self._forward(slice(0, len(running)), ids, start)[:, 0])
+            ids = [[r.token_ids[-1]] for r in running]
+            ids = torch.tensor(ids, device=self.device)
+            start = [len(r.prompt_ids) + len(r.token_ids) - 1 for r in running]
+            start = torch.tensor(start, device=self.device)
+            rows = slice(0, len(running))
+            hidden.append(self._forward(rows, ids, start)[:, 0])
         if self.waiting and len(running) < self.max_batch:
             hidden += self._admit()
         if hidden:
@@ -176,54 +222,78 @@ class TransformersEngine:
         self._retire()
 
     def _forward(self, rows, ids, start):
-        """Hidden states (n, width, H) of ids (n, width) that continue the slots `rows`, which hold start (n,) tokens each."""
-        self.cache.reserve(rows.stop, int(start.max()) + ids.shape[1])
-        self.cache.view(rows, start, ids.shape[1])
-        mask = torch.arange(self.cache.end, device=self.device) <= self.cache.position[:, None, :, None]  # (n, 1, width, end)
+        """Hidden states (n, width, H) of ids (n, width) that continue the slots `rows`, which hold start (n,)
+        tokens each."""
+        cache = self.cache
+        width = ids.shape[1]
+        cache.reserve(rows.stop, int(start.max()) + width)
+        cache.view(rows, start, width)
+        column = torch.arange(cache.end, device=self.device)
+        mask = column <= cache.position[:, None, :, None]                     # (n, 1, width, end)
         decoder = self.model.get_decoder()
-        training_attention, decoder.config._attn_implementation = decoder.config._attn_implementation, "grouped"
+        config = decoder.config
+        training_attention = config._attn_implementation
+        config._attn_implementation = "grouped"
         try:
             with self.autocast():
-                return decoder(input_ids=ids, attention_mask=mask, position_ids=self.cache.position,
-                               past_key_values=self.cache, use_cache=True).last_hidden_state
+                output = decoder(input_ids=ids, attention_mask=mask, position_ids=cache.position,
+                                 past_key_values=cache, use_cache=True)
         finally:
-            decoder.config._attn_implementation = training_attention
+            config._attn_implementation = training_attention
+        return output.last_hidden_state
 
     def _admit(self):
         """Prefills waiting requests into the rows after the running ones; equal prompts are computed once.
 
         Returns [] or [their last hidden states (n, H)]."""
-        longest, room = max((len(r.prompt_ids) + r.max_tokens for r in self.active), default=0), 0
-        while room < min(len(self.waiting), self.max_batch - len(self.active)):
-            longest = max(longest, len(self.waiting[room].prompt_ids) + self.waiting[room].max_tokens)
-            if (len(self.active) + room + 1) * longest * self.cache.bytes_per_token > self.cache_bytes and len(self.active) + room:
+        first = len(self.active)
+        longest = max((len(r.prompt_ids) + r.max_tokens for r in self.active), default=0)
+        room = 0
+        while room < min(len(self.waiting), self.max_batch - first):
+            r = self.waiting[room]
+            longest = max(longest, len(r.prompt_ids) + r.max_tokens)
+            batch = first + room + 1
+            needed = batch * longest * self.cache.bytes_per_token
+            if needed > self.cache_bytes and batch > 1:
                 break
             room += 1
         if not room:
             return []
-        new, self.waiting = self.waiting[:room], self.waiting[room:]
+        new = self.waiting[:room]
+        self.waiting = self.waiting[room:]
         unique = OrderedDict()
         for r in new:
             unique.setdefault(tuple(r.prompt_ids), []).append(r)
-        first, start, suffixes = len(self.active), [], []
+        groups = list(unique.values())
+
+        start = []
+        suffixes = []
         for row, ids in enumerate(unique, first):
             known, kv = self._longest_prefix(ids)
-            self.cache.reserve(len(self.active) + len(new), len(ids))
+            self.cache.reserve(first + len(new), len(ids))
             if known:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
             start.append(known)
             suffixes.append(ids[known:])
+            repeats = len(unique[ids]) - 1
             self.prefilled_tokens += len(ids) - known
-            self.reused_tokens += known + len(ids) * (len(unique[ids]) - 1)
+            self.reused_tokens += known + len(ids) * repeats
         width = max(map(len, suffixes))
-        ids = torch.tensor([list(s) + [0] * (width - len(s)) for s in suffixes], device=self.device)
-        hidden = self._forward(slice(first, first + len(unique)), ids, torch.tensor(start, device=self.device))
-        last = hidden[torch.arange(len(unique)), torch.tensor([len(s) - 1 for s in suffixes])]  # (n, H)
-        order = [r for group in unique.values() for r in group[:1]] + [r for group in unique.values() for r in group[1:]]
-        copies = [i for i, group in enumerate(unique.values()) for _ in group[1:]]
+        padded = [list(s) + [0] * (width - len(s)) for s in suffixes]
+        ids = torch.tensor(padded, device=self.device)
+        start = torch.tensor(start, device=self.device)
+        end = first + len(unique)
+        hidden = self._forward(slice(first, end), ids, start)
+        at = torch.tensor([len(s) - 1 for s in suffixes])
+        last = hidden[torch.arange(len(unique)), at]                          # (n, H)
+
+        order = [group[0] for group in groups]
+        order += [r for group in groups for r in group[1:]]
+        copies = [i for i, group in enumerate(groups) for _ in group[1:]]
         if copies:
             rows = torch.tensor(copies, device=self.device) + first
-            self.cache.kv[:, :, first + len(unique):first + len(order)] = self.cache.kv[:, :, rows]
+            kv = self.cache.kv
+            kv[:, :, end:first + len(order)] = kv[:, :, rows]
         self.active += order
         return [torch.cat([last, last[copies]])]
 
@@ -231,13 +301,20 @@ class TransformersEngine:
         """Appends one token to each request, from the last hidden states (n, H)."""
         if self.head is None:
             self.head = self.model.get_output_embeddings().weight.to(self.cache_dtype)
-        logits = matmul_fp32(hidden.to(self.cache_dtype), self.head.T)                        # (n, V), fp32 as in training
-        temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=self.device)
+        hidden = hidden.to(self.cache_dtype)
+        logits = matmul_fp32(hidden, self.head.T)                             # (n, V), fp32 as in training
+        V = logits.shape[1]
+        temperature = [r.temperature or 1.0 for r in requests]
+        temperature = torch.tensor(temperature, device=self.device)
         logprobs = torch.log_softmax(logits / temperature[:, None], -1)
-        cumulative = logprobs.double().exp().cumsum(-1)                                      # float64: V may be 150,000
-        uniforms = torch.tensor([r.uniforms[len(r.token_ids)] for r in requests], device=self.device, dtype=torch.double)
-        drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0].clamp(max=logits.shape[1] - 1)
-        greedy = torch.tensor([r.temperature == 0 for r in requests], device=self.device)
+        cumulative = logprobs.double().exp().cumsum(-1)                       # float64: V may be 150,000
+        uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
+        uniforms = torch.tensor(uniforms, device=self.device, dtype=torch.double)
+        level = uniforms * cumulative[:, -1]
+        drawn = torch.searchsorted(cumulative, level[:, None], right=True)[:, 0]
+        drawn = drawn.clamp(max=V - 1)
+        greedy = [r.temperature == 0 for r in requests]
+        greedy = torch.tensor(greedy, device=self.device)
         token = torch.where(greedy, logits.argmax(-1), drawn)
         chosen = logprobs.gather(1, token[:, None])[:, 0]
         for r, t, lp in zip(requests, token.tolist(), chosen.tolist(), strict=True):
@@ -252,12 +329,16 @@ class TransformersEngine:
             return "eos"
         if token not in self.pieces:
             self.pieces[token] = self.tokenizer.decode([token])
-        r.tail = r.tail[-max(map(len, r.stop), default=0):] + self.pieces[token]
-        found = [s for s in r.stop if s in r.tail]  # a stop string may end in the middle of its token: the token is kept whole
-        return found[0] if found else "length" if len(r.token_ids) >= r.max_tokens else ""
+        longest = max(map(len, r.stop), default=0)
+        r.tail = r.tail[-longest:] + self.pieces[token] if longest else ""
+        for stop in r.stop:  # it may end in the middle of its token: the token is kept whole
+            if stop in r.tail:
+                return stop
+        return "length" if len(r.token_ids) >= r.max_tokens else ""
 
     def _retire(self):
-        """Hands finished requests back; the last row moves into each hole, so that running rows stay contiguous."""
+        """Hands finished requests back; the last row moves into each hole, so that running rows stay
+        contiguous."""
         row = 0
         while row < len(self.active):
             r = self.active[row]
@@ -266,16 +347,21 @@ class TransformersEngine:
                 continue
             if not r.future.done():
                 self._remember(r, row)
-                r.future.set_result(Generation(r.token_ids, r.logprobs, r.stop_reason))
+                result = Generation(r.token_ids, r.logprobs, r.stop_reason)
+                r.future.set_result(result)
             moved = self.active.pop()
             if moved is not r:
                 self.active[row] = moved
+                old_row = len(self.active)
                 held = len(moved.prompt_ids) + len(moved.token_ids)
-                self.cache.kv[:, :, row, :, :held] = self.cache.kv[:, :, len(self.active), :, :held]
+                kv = self.cache.kv[..., :held, :]
+                kv[:, :, row] = kv[:, :, old_row]
 
     def _keys(self, ids):
-        """Chained hashes of the whole blocks of ids: equal keys mean (nearly surely) equal ids from the start on."""
-        key, keys = 0, []
+        """Chained hashes of the whole blocks of ids: equal keys mean (nearly surely) equal ids from the start
+        on."""
+        key = 0
+        keys = []
         for i in range(0, len(ids) - BLOCK + 1, BLOCK):
             key = hash((key, *ids[i:i + BLOCK]))
             keys.append(key)
@@ -285,10 +371,11 @@ class TransformersEngine:
         """Keeps the keys and values of a finished request; the oldest go when memory is full."""
         ids = (*r.prompt_ids, *r.token_ids[:-1])
         kv = self.cache.kv[:, :, row, :, :len(ids)].clone()
-        size, keys = kv.numel() * kv.element_size(), self._keys(ids)
-        name = self.stored = self.stored + 1
+        keys = self._keys(ids)
+        self.stored += 1
+        name = self.stored
         self.prefixes[name] = [ids, kv, len(keys)]
-        self.prefix_bytes += size
+        self.prefix_bytes += kv.numel() * kv.element_size()
         for key in keys:
             old = self.blocks.get(key)
             if old is not None:
@@ -307,11 +394,15 @@ class TransformersEngine:
                 del self.blocks[key]
 
     def _longest_prefix(self, ids):
-        """(tokens known, their keys and values); at least the last token is left, since its hidden state is needed."""
-        for n, key in reversed(list(enumerate(self._keys(ids[:-1]), 1))):
+        """(tokens known, their keys and values); at least the last token is left, since its hidden state is
+        needed."""
+        keys = self._keys(ids[:-1])
+        for number, key in reversed(list(enumerate(keys, 1))):
             if key in self.blocks:
-                known, kv, _ = self.prefixes[self.blocks[key]]
-                if known[:n * BLOCK] == ids[:n * BLOCK]:  # hashes may collide
-                    self.prefixes.move_to_end(self.blocks[key])
-                    return n * BLOCK, kv
+                name = self.blocks[key]
+                known, kv, _ = self.prefixes[name]
+                n = number * BLOCK
+                if known[:n] == ids[:n]:  # hashes may collide
+                    self.prefixes.move_to_end(name)
+                    return n, kv
         return 0, None

@@ -1,49 +1,190 @@
-"""A script's Config on the command line: its comments are the help, its banners the groups.
+"""The flags that all scripts share, and a script's Config on the command line: its comments are the help,
+its banners the groups.
 
     @dataclass
-    class Config:
+    class Config(flags.PolicyFlags):
         # ---- update
         steps: int = 240      # training steps | sec. 5.1
         # a comment above a field is its help too, where it does not fit behind it
 
-Behind the bar stands who set the default: the paper's section or the authors' code. Where another default holds (the embedded
-world's), the help names the paper's number together with its source, never the source beside a number that is not its own.
+Behind the bar stands who set the default: the paper's section or the authors' code. Where another default
+holds (the embedded world's), the help names the paper's number together with its source, never the source
+beside a number that is not its own.
 """
 
 import dataclasses
 import inspect
 import itertools
+import math
 import re
 import sys
 import textwrap
-from typing import Annotated, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_type_hints
 
+import torch
 import tyro
 
+from common import run, world
+
+# ---------------------------------------------------------------- shared fields
+
+@dataclass
+class Flags:
+    """What every script can be told, beside what its paper talks about."""
+
+    # ---- model and data
+    model: str = ""               # folder or hub id; empty = the tiny policy of the embedded world
+    # weights to start from or to evaluate: a run's checkpoint/, any folder or hub id
+    checkpoint: str = ""
+    data: str = ""                # training questions: file, hub name, or "world"
+    eval_data: str = ""           # evaluation sets with commas; empty = the paper's, or a file's last tenth
+    limit: int = 0                # first so many training questions; 0 = all
+    eval_limit: int = 0           # first so many questions of each evaluation set; 0 = all
+    skip_bad: bool = False        # leave malformed records and overlong prompts out, and count them
+
+    # ---- embedded world
+    world_size: float = 1.0       # 1.0 = about 1,000 entities
+
+    # ---- running
+    eval_every: int = 0           # steps between evaluations; 0 = before and after training only
+    save_every: int = 10          # steps between checkpoints; 0 = at the end only
+    show_every: int = 10          # steps between printed trajectories; 0 = none
+    # trackers beside the files: tensorboard, wandb (offline), or both with a comma
+    log: str = ""
+    seed: int = 0                 # of everything that is random
+    name: str = ""                # of the run folder in runs/<script>/; empty = made from the seed
+    out: str = "runs"             # where run folders go
+    resume: bool = False          # go on with the run of this name
+    eval_only: bool = False       # evaluate --checkpoint or --model, no training
+    ask: str = ""                 # answer one question and show how
+
+
+@dataclass
+class PolicyFlags(Flags):
+    """And the scripts that sample a language model, let it search, and train it."""
+
+    # ---- search
+    corpus: str = ""              # JSONL with id, contents; or "contexts" = pooled from the questions
+    # bm25, dense:MODEL[@INDEX] or http://HOST:PORT; empty = bm25 with a corpus, else http://127.0.0.1:8000
+    retriever: str = ""
+    search_timeout: float = 60.0  # seconds a request to a search server may take
+    search_retries: int = 12      # further tries while a search server does not answer; 12 = some two minutes
+
+    # ---- embedded world
+    flaw_rate: float = .6         # share of flawed demonstrations in the last fifth of the warm-up, .1 before
+    warmup_steps: int = 900       # supervised steps of 8 demonstrations that make the tiny policy
+
+    # ---- memory and speed
+    max_batch: int = 256          # sequences decoded together, at most
+    cache_gb: float = 8.0         # keys and values of running sequences; as much again for finished turns
+    micro_tokens: int = 16384     # packed tokens a forward pass; memory only
+    pack_tokens: int = 16384      # tokens a pack of shared prefixes; memory only
+    share_prefixes: Literal["on", "off"] = "on"     # compute shared starts of trajectories once; same results
+    kernels: Literal["auto", "on", "off"] = "auto"  # Triton log-probs; auto = where there is CUDA
+    lora: int = 0                 # rank of adapters; 0 = full weights
+    # recompute activations; auto = on a GPU; memory only
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+
+
+AT_LEAST = {
+    "limit": 0, "eval_limit": 0, "search_retries": 0, "max_batch": 1, "lora": 0, "flaw_rate": 0,
+    "micro_tokens": 1, "pack_tokens": 1, "warmup_steps": 1,
+}
+ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb")
+
+
+def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
+    """Refuses numbers that no run can use, and trackers and sets that do not exist.
+
+    at_least: {field: minimum} and above_zero: names of fields, of the script's own beside the shared ones."""
+    for name, value in vars(cfg).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            refuse(name, value, "a finite number")
+    for name, minimum in (AT_LEAST | at_least).items():
+        if hasattr(cfg, name) and getattr(cfg, name) < minimum:
+            refuse(name, getattr(cfg, name), f"at least {minimum}")
+    for name in (*ABOVE_ZERO, *above_zero):
+        if hasattr(cfg, name) and not getattr(cfg, name) > 0:
+            wanted = "a number above 0"
+            if name == "temperature":
+                wanted += " (it is that of training; greedy evaluation is --eval-temperature 0)"
+            refuse(name, getattr(cfg, name), wanted)
+    if not 0 <= cfg.seed < 2**63:
+        refuse("seed", cfg.seed, "a number from 0 to 2^63 - 1")
+    if getattr(cfg, "flaw_rate", 0) > 1:
+        refuse("flaw_rate", cfg.flaw_rate, "a share, from 0 to 1")
+    if getattr(cfg, "kernels", "auto") == "on" and not torch.cuda.is_available():
+        sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
+    try:
+        run.check_trackers(cfg.log)
+    except run.RunError as error:
+        sys.exit(f"error: {error}")
+    if cfg.data == "world":
+        odd = [n for n in cfg.eval_data.split(",") if n not in ("", *world_sets)]
+        if odd:
+            refuse("eval_data", odd[0], f"with --data world one of {', '.join(world_sets)}")
+
+
+def refuse(name, value, wanted):
+    """Ends the program with what a flag has to be."""
+    sys.exit(f"error: --{name.replace('_', '-')} {value}: {wanted}")
+
+
+def default_retriever(cfg):
+    """What an empty --retriever means."""
+    return "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
+
+
+def needs_a_model(cfg):
+    """Refuses data other than the world's without a model; called before anything is read."""
+    if cfg.data != "world" and not (cfg.checkpoint or cfg.model):
+        sys.exit(f"error: --data {cfg.data} needs --model or --checkpoint")
+
+
+# ---------------------------------------------------------------- command line
 
 def given_flags(argv=None):
-    """(argv, {flag: value} as typed, whether they mean the embedded world: neither a model nor another data set is named)."""
+    """(argv, {flag: value} as typed, whether they mean the embedded world:
+    neither a model nor other data is named)."""
     argv = sys.argv[1:] if argv is None else list(argv)
     flags = {}
     for flag, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        name, _, value = flag.partition("=")
-        flags[name.replace("_", "-")] = value if "=" in flag else following
-    return argv, flags, flags.get("--data", "world") == "world" and "--model" not in flags
+        name, equals, value = flag.partition("=")
+        flags[name.replace("_", "-")] = value if equals else following
+    world_data = flags.get("--data", "world") == "world"
+    return argv, flags, world_data and "--model" not in flags
 
 
 def comments(config):
-    """{field: (group, words, source)} of a dataclass, from the comments in its source."""
-    found, group, above = {}, "options", []
-    for line in textwrap.dedent(inspect.getsource(config)).split("\n"):
+    """{field: (group, words, source)} of a dataclass and its bases, from the comments in their source.
+
+    The script's own groups come first; a field that it has anew is told of as there."""
+    found = {}
+    for cls in config.__mro__[:-1]:
+        for name, told in _comments_of(cls).items():
+            found.setdefault(name, told)
+    return found
+
+
+def _comments_of(cls):
+    found = {}
+    group = "options"
+    above = []
+    source_code = textwrap.dedent(inspect.getsource(cls))
+    for line in source_code.split("\n"):
         banner = re.match(r"    # ---- (.*)", line)
         field = re.match(r"    (\w+): [^#]*?(?:  # (.*))?$", line)
         if banner:
-            group, above = banner[1], []
+            group = banner[1]
+            above = []
         elif line.startswith("    # "):
             above.append(line[6:])
         elif field:
-            words, _, source = " ".join([*above, field[2] or ""]).strip().partition(" | ")
-            found[field[1]], above = (group, words, source), []
+            comment = " ".join([*above, field[2] or ""]).strip()
+            words, _, source = comment.partition(" | ")
+            found[field[1]] = group, words, source
+            above = []
     return found
 
 
@@ -53,29 +194,41 @@ def summary(docstring):
     commands = [line for line in rest if re.match(r"    python |     {20,}\S", line)]
     while commands and not commands[0].startswith("    python"):
         commands.pop(0)
-    return "\n".join([title, "", *commands, "", "Method, sources and differences from the paper: the top of the script."])
+    more = "Method, sources and differences from the paper: the top of the script."
+    return "\n".join([title, "", *commands, "", more])
 
 
-def cli(config, default, paper, docstring, argv):
-    """`default` (an instance of `config`) with the flags of argv over it, one help group a banner. paper: the same with a model."""
+def cli(default, paper, docstring, argv):
+    """`default` (an instance of a Config) with the flags of argv over it, one help group a banner.
+
+    paper: the same with a model."""
+    config = type(default)
     refuse_boolean_values(default, argv)
-    hints, told = get_type_hints(config, include_extras=True), comments(config)
+    hints = get_type_hints(config, include_extras=True)
+    fields = {f.name: f for f in dataclasses.fields(config)}
     groups = {}
-    for f in dataclasses.fields(config):
-        group, words, source = told[f.name]
-        value = getattr(default, f.name)
-        with_model = getattr(paper, f.name)
-        cited = source if with_model == f.default else ""
+    for name, (group, words, source) in comments(config).items():
+        value = getattr(default, name)
+        with_model = getattr(paper, name)
+        cited = source if with_model == fields[name].default else ""
         if value != with_model:
             words += f" (with --model: {with_model!r}{cited and ', ' + cited})"
         elif cited:
             words += f" ({cited})"
-        kind = Annotated[hints[f.name], tyro.conf.arg(help=words)]
-        groups.setdefault(group, []).append((f.name, kind, dataclasses.field(default=value)))
-    nested = [(re.sub(r"\W+", "_", name), dataclasses.make_dataclass("Group", fields)) for name, fields in groups.items()]
-    whole = dataclasses.make_dataclass("Config", [(name, kind, dataclasses.field(default_factory=kind)) for name, kind in nested])
-    parsed = tyro.cli(tyro.conf.OmitArgPrefixes[whole], description=summary(docstring), args=argv)
-    values = {f.name: getattr(part, f.name) for part in vars(parsed).values() for f in dataclasses.fields(part)}
+        kind = Annotated[hints[name], tyro.conf.arg(help=words)]
+        member = (name, kind, dataclasses.field(default=value))
+        groups.setdefault(group, []).append(member)
+    nested = []
+    for name, members in groups.items():
+        kind = dataclasses.make_dataclass("Group", members)
+        name = re.sub(r"\W+", "_", name)
+        nested.append((name, kind, dataclasses.field(default_factory=kind)))
+    whole = dataclasses.make_dataclass("Config", nested)
+    whole = tyro.conf.OmitArgPrefixes[whole]
+    parsed = tyro.cli(whole, description=summary(docstring), args=argv)
+    values = {}
+    for group in vars(parsed).values():
+        values |= vars(group)
     return config(**values)
 
 
@@ -83,7 +236,10 @@ def refuse_boolean_values(default, argv):
     """A switch takes no value: `--resume False` is refused with the two forms there are."""
     for flag, following in itertools.pairwise([*argv, ""]):
         flag, equals, value = flag.partition("=")
+        if not equals:
+            value = following
         name = re.sub(r"^--(no-)?", "", flag).replace("_", "-")
-        value = value if equals else following
-        if flag.startswith("--") and isinstance(getattr(default, name.replace("-", "_"), None), bool) and value and not value.startswith("-"):
+        current = getattr(default, name.replace("-", "_"), None)
+        switch = flag.startswith("--") and isinstance(current, bool)
+        if switch and value and not value.startswith("-"):
             sys.exit(f"error: {flag} {value}: a switch without a value; write --{name} or --no-{name}")

@@ -56,7 +56,9 @@ def shown(value):
         return json.dumps(value)
     if isinstance(value, str):
         return f"the text {value[:40]!r}"
-    return {dict: "an object", list: "a list", tuple: "a list"}.get(type(value), type(value).__name__)
+    kind = type(value)
+    names = {dict: "an object", list: "a list", tuple: "a list"}
+    return names.get(kind, kind.__name__)
 
 
 def wrong(name, expected, value):
@@ -68,7 +70,8 @@ def parse_json(text):
     try:
         value = json.loads(text)
         if "\\ud" in text.lower():
-            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+            text = json.dumps(value, ensure_ascii=False)
+            value = json.loads(text.encode("utf-8", "replace"))
         return value
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -104,7 +107,9 @@ def _list(value, name, expected="a list"):
 
 
 def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return isinstance(value, int) or math.isfinite(value)  # (an integer may be too large for a float)
 
 
 def _text(value, name):
@@ -119,7 +124,9 @@ def _text(value, name):
         return value
     if not _is_number(value):
         raise wrong(name, "text", value)
-    return str(int(value)) if value == int(value) else str(value)
+    if value == int(value):
+        value = int(value)
+    return str(value)
 
 
 def _whole(value, name):
@@ -142,8 +149,10 @@ def _question(value, name):
 
 def _identity(number, *values):
     """The first id that is there (0 is one), else the record's number."""
-    value = next((v for v in values if v is not None and v != ""), number)
-    return _text(value, "id")
+    for value in values:
+        if value is not None and value != "":
+            return _text(value, "id")
+    return _text(number, "id")
 
 
 def _rows(value, name, shape, *columns):
@@ -169,7 +178,9 @@ def _rows(value, name, shape, *columns):
     if value is None or value == "":  # (a table's empty cell)
         return []
     if isinstance(value, dict):
-        lists = [_list(pick(value, names), f"{name}.{names[0]}") for names in columns]
+        lists = []
+        for names in columns:
+            lists.append(_list(pick(value, names), f"{name}.{names[0]}"))
         if len(set(map(len, lists))) > 1:
             raise ValueError(f"field '{name}': its lists differ in length")
         return list(zip(*lists))
@@ -193,14 +204,17 @@ def _answers(value, name):
         value = _unquoted(value, name)
     if isinstance(value, dict):
         value = _answer_object(value, name)
+    if not isinstance(value, (list, tuple)):
+        value = [value]
     found = []
-    for v in map(_plain, value if isinstance(value, (list, tuple)) else [value]):
+    for v in map(_plain, value):
         if isinstance(v, dict) and "text" in v:  # SQuAD's own files
             v = v["text"]
         if isinstance(v, bool):
             v = "yes" if v else "no"
-        if v is not None and _text(v, name).strip():
-            found.append(_text(v, name))
+        text = "" if v is None else _text(v, name)
+        if text.strip():
+            found.append(text)
     return found
 
 
@@ -211,7 +225,8 @@ def _answer_object(value, name):
         first = _text(value["value"], f"{name}.value")
         if first == "<unk>":
             raise ValueError(f"field '{name}': '<unk>' stands for an answer that was not published")
-        return list(dict.fromkeys([first, *_answers(value.get("aliases"), f"{name}.aliases")]))
+        aliases = _answers(value.get("aliases"), f"{name}.aliases")
+        return list(dict.fromkeys([first, *aliases]))
     if "text" in value:
         return list(_list(value["text"], f"{name}.text"))
     raise wrong(name, 'text, a list, {"value", "aliases"} or {"text"}', value)
@@ -234,7 +249,9 @@ def _unquoted(text, name):
             value = read(inner)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        if not isinstance(value, list):
+            continue
+        if not all(isinstance(v, str) for v in value):
             continue
         if read is ast.literal_eval and re.search(r"""['"]\s+['"]""", inner):  # a numpy array, printed
             raise ValueError(f"field '{name}': {inner[:40]!r} lacks commas, so Python would join its strings")
@@ -243,8 +260,9 @@ def _unquoted(text, name):
 
 
 def _golds(answers, name):
-    """The answers that a prediction can be compared with: those that normalise to nothing ("!!!", "The The", a damaged character)
-    make an empty prediction right, and stay only where there is no other (see load_questions)."""
+    """The answers that a prediction can be compared with: those that normalise to nothing ("!!!", "The The",
+    a damaged character) make an empty prediction right, and stay only where there is no other (see
+    load_questions)."""
     if not answers:
         raise ValueError(f"field '{name}' is empty: a question without an answer cannot be scored")
     return [a for a in answers if normalize_answer(a)] or answers
@@ -254,28 +272,34 @@ def _golds(answers, name):
 
 def _parse_tog(row, number):
     """QALD-10 as ToG has it: labels of answers and topic entities by their Wikidata ids."""
-    answers = _answers(list(_object(_dig(row, "answer"), "answer").values()), "answer")
-    entities = _object(row["qid_topic_entity"], "qid_topic_entity")
-    entities = [[_text(label, "qid_topic_entity"), qid] for qid, label in entities.items()]
+    labels = _object(_dig(row, "answer"), "answer")
+    answers = _answers(list(labels.values()), "answer")
+    entities = []
+    topics = _object(row["qid_topic_entity"], "qid_topic_entity")
+    for qid, label in topics.items():
+        entities.append([_text(label, "qid_topic_entity"), qid])
     text = _question(_dig(row, "question"), "question")
     return Question(f"qald-{number}", text, _golds(answers, "answer"), entities=entities)
 
 
 def _parse_qald(row, number):
     """QALD-10's own files: answers are Wikidata ids, numbers and dates as they are, yes or no for ASK."""
-    texts = _rows(row["question"], "question", '[{"language", "string"}, …]', ("language",), ("string",))
+    texts = _rows(row["question"], "question", '[{"language", "string"}, …]',
+                  ("language",), ("string",))
     english = next((text for language, text in texts if language == "en"), "")
     answers = []
     for a in _list(_dig(row, "answers"), "answers"):
         if "boolean" in _object(a, "answers"):
-            answers.append("yes" if str(a["boolean"]).lower() == "true" else "no")
+            true = str(a["boolean"]).lower() == "true"
+            answers.append("yes" if true else "no")
         results = _object(a.get("results", {}), "answers.results")
         for binding in _list(results.get("bindings", []), "answers.results.bindings"):
             for entry in _object(binding, "answers.results.bindings").values():
                 value = _text(_dig({"bindings": entry}, "bindings", "value"), "bindings.value")
                 answers.append(value.rsplit("/entity/", 1)[-1])
     golds = _golds([a for a in answers if a], "answer")
-    return Question(_identity(number, row.get("id")), _question(english, "question"), golds)
+    identity = _identity(number, row.get("id"))
+    return Question(identity, _question(english, "question"), golds)
 
 
 def _parse_verl(row, number):
@@ -289,11 +313,15 @@ def _parse_verl(row, number):
     question = row.get("question")
     if question is None:
         messages = _list(_dig(row, "prompt"), "prompt", "a list of messages")
-        content = _dig({"prompt": messages[-1] if messages else None}, "prompt", "content")
+        last = messages[-1] if messages else None
+        content = _dig({"prompt": last}, "prompt", "content")
         question = _question(content, "prompt.content").rsplit("Question:", 1)[-1]
-    extra = {} if row.get("extra_info") is None else _object(row["extra_info"], "extra_info")
+    extra = {}
+    if row.get("extra_info") is not None:
+        extra = _object(row["extra_info"], "extra_info")
     identity = _identity(number, row.get("id"), extra.get("index"))
-    return Question(identity, _question(question, "question").strip(), _golds(_answers(truth, name), name))
+    text = _question(question, "question").strip()
+    return Question(identity, text, _golds(_answers(truth, name), name))
 
 
 ASKED = ("Question", "question", "input")
@@ -306,8 +334,10 @@ def _parse_plain(row, number):
     answered = next((k for k in ANSWERED if k in row), "answer")
     text = _question(_dig(row, asked), asked)
     answers = _answers(_dig(row, answered), answered)
-    answers += [a for a in _answers(row.get("answer_aliases"), "answer_aliases") if a not in answers]
-    identity = _identity(number, row.get("_id"), row.get("id"), row.get("question_id"), row.get("idx"))
+    aliases = _answers(row.get("answer_aliases"), "answer_aliases")
+    answers += [a for a in aliases if a not in answers]
+    ids = [row.get(name) for name in ("_id", "id", "question_id", "idx")]
+    identity = _identity(number, *ids)
     question = Question(identity, text, _golds(answers, answered))
     meta = row
     if answered == "golden_answers" and row.get("metadata") is not None:
@@ -322,14 +352,16 @@ def _parse_plain(row, number):
         _add_paragraphs(question, _support_paragraphs(meta), "question_decomposition.support_paragraph")
     elif answered == "answers" and isinstance(meta.get("context"), str):
         if asked != "input":  # SQuAD's paragraph; UltraDomain's is a whole book, yet to be cut into passages
-            question.context = [[_text(meta.get("title") or "", "title"), [meta["context"]]]]
+            title = _text(meta.get("title") or "", "title")
+            question.context = [[title, [meta["context"]]]]
     else:
         passages = _rows(meta.get("context"), "context", "[[title, [sentences]], …]",
                          ("title",), ("sentences", "content"))
         question.context = [[_text(t, "context"), _sentences(s, "context")] for t, s in passages]
     titles = {title for title, _ in question.supporting_facts}
     given = _whole(meta["hops"], "hops") if meta.get("hops") else 0
-    question.hops = given or len(question.decomposition) or len(question.evidences) or len(titles)
+    steps = len(question.decomposition) or len(question.evidences)
+    question.hops = given or steps or len(titles)
     return question
 
 

@@ -6,9 +6,11 @@
     graph.node_info(name)                  description, neighbours and edges of one entity
     graph.facts(name)                      its triples, as head
 
-    load_graph("triples.jsonl")            .graphml; .jsonl and .json (lists or {"head", "relation", "tail"}); .tsv, .txt with two tabs
+    load_graph("triples.jsonl")            .graphml; .jsonl and .json (lists or {"head", "relation", "tail"});
+                                           .tsv, .txt with two tabs
 
-The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges `relation` and `description`.
+The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
+`relation` and `description`.
 """
 
 import json
@@ -25,12 +27,14 @@ class GraphError(ValueError):
 
 
 class KnowledgeGraph:
-    """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf), which needs no download."""
+    """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf),
+    which needs no download."""
 
     def __init__(self, graph, encoder=""):
         if not graph.number_of_nodes():
             raise GraphError("the graph is empty: it has no entity")
-        self.graph, self.encoder = graph, encoder
+        self.graph = graph
+        self.encoder = encoder
 
     @classmethod
     def from_triples(cls, rows, encoder=""):
@@ -42,20 +46,31 @@ class KnowledgeGraph:
 
     @classmethod
     def from_graphml(cls, path, encoder=""):
-        """LightRAG's (undirected) or nano-graphrag's file. Names lose the literal quotes of older files; many-valued fields their <SEP>."""
+        """LightRAG's (undirected) or nano-graphrag's file. Names lose the literal quotes of older files;
+        many-valued fields their <SEP>."""
+        def plain(text):
+            text = str(text or "")
+            text = text.replace("<SEP>", " ").replace('"', "")
+            return " ".join(text.split())
+
+        # (XML's ParseError is a SyntaxError)
+        unreadable = (OSError, SyntaxError, LookupError, ValueError, networkx.NetworkXError)
         try:
             read = networkx.read_graphml(path)
-        except (OSError, SyntaxError, LookupError, ValueError, networkx.NetworkXError) as error:  # (XML's ParseError is a SyntaxError)
+        except unreadable as error:
             raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
         if any(not str(n).replace('"', "").strip() for n in read):
             raise GraphError(f"{path}: a node without a name")
-        plain = lambda text: " ".join(str(text or "").replace("<SEP>", " ").replace('"', "").split())  # noqa: E731
         graph = networkx.MultiDiGraph()
         for name, node in read.nodes(data=True):
-            graph.add_node(plain(name), kind=plain(node.get("entity_type")), description=plain(node.get("description")))
+            kind = plain(node.get("entity_type"))
+            description = plain(node.get("description"))
+            graph.add_node(plain(name), kind=kind, description=description)
         for head, tail, edge in read.edges(data=True):
             relation = plain(edge.get("keywords")) or plain(edge.get("relation")) or "related to"
-            graph.add_edge(plain(head), plain(tail), relation, relation=relation, description=plain(edge.get("description")))
+            description = plain(edge.get("description"))
+            graph.add_edge(plain(head), plain(tail), relation,
+                           relation=relation, description=description)
         graph.graph["directed"] = read.is_directed()
         return cls(graph, encoder)
 
@@ -63,13 +78,16 @@ class KnowledgeGraph:
         return name in self.graph
 
     def facts(self, name):
-        """[(name, relation, tail)], tails in the order they were first named; [] where there is no such entity. A LightRAG graph has no direction:
-        there an edge is a fact of both its ends."""
+        """[(name, relation, tail)], tails in the order they were first named; [] where there is no such
+        entity. A LightRAG graph has no direction: there an edge is a fact of both its ends."""
         if name not in self.graph:
             return []
-        found = [(name, r, tail) for _, tail, r in self.graph.out_edges(name, data="relation")]
+        outward = self.graph.out_edges(name, data="relation")
+        found = [(name, relation, tail) for _, tail, relation in outward]
         if not self.graph.graph.get("directed", True):
-            found += [(name, r, head) for head, _, r in self.graph.in_edges(name, data="relation") if head != name]
+            for head, _, relation in self.graph.in_edges(name, data="relation"):
+                if head != name:
+                    found.append((name, relation, head))
         return found
 
     @cached_property
@@ -84,65 +102,102 @@ class KnowledgeGraph:
             except hub.HubError as error:
                 raise GraphError(str(error)) from error
             except Exception as error:  # hub, network and format errors all have the same remedy
-                raise GraphError(f"encoder {self.encoder} did not load ({type(error).__name__}); give a folder with a sentence-transformers model") from error
-            encode = lambda texts: model.encode(texts, normalize_embeddings=True, show_progress_bar=len(texts) > 5000)  # noqa: E731
+                raise GraphError(f"encoder {self.encoder} did not load ({type(error).__name__}); "
+                                 "give a folder with a sentence-transformers model") from error
+
+            def encode(texts):
+                return model.encode(texts, normalize_embeddings=True,
+                                    show_progress_bar=len(texts) > 5000)
         else:
             from sklearn.feature_extraction.text import TfidfVectorizer
-            tfidf = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 3)).fit(names)
-            encode = tfidf.transform
+            tfidf = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 3))
+            encode = tfidf.fit(names).transform
         return names, encode, encode(names)
 
     def entity_matcher(self, name, k=5):
-        """The k entities with the most similar names, best first: [{"name", "kind", "description", "score"}], score = cosine in [0, 1]."""
+        """The k entities with the most similar names, best first:
+        [{"name", "kind", "description", "score"}], score = cosine in [0, 1]."""
         names, encode, vectors = self._vectors
         scores = vectors @ encode([str(name)]).T
-        scores = (scores.toarray() if hasattr(scores, "toarray") else scores)[:, 0]
-        best = sorted(range(len(names)), key=lambda i: (-scores[i], i))[:k]
-        node = self.graph.nodes
-        return [{"name": names[i], "kind": node[names[i]].get("kind", ""), "description": node[names[i]].get("description", ""), "score": float(scores[i])}
-                for i in best]
+        if hasattr(scores, "toarray"):
+            scores = scores.toarray()
+        scores = scores[:, 0]
+        best = sorted(range(len(names)), key=lambda i: (-scores[i], i))
+        found = []
+        for i in best[:k]:
+            node = self.graph.nodes[names[i]]
+            found.append({"name": names[i], "kind": node.get("kind", ""),
+                          "description": node.get("description", ""),
+                          "score": float(scores[i])})
+        return found
 
     def node_info(self, name):
-        """{"name", "kind", "description", "neighbours", "edges": [{"head", "relation", "tail", "description"}]}, or None where there is no such entity."""
+        """{"name", "kind", "description", "neighbours", "edges": [{"head", "relation", "tail",
+        "description"}]}, or None where there is no such entity."""
         if name not in self.graph:
             return None
-        edges = [{"head": h, "relation": e["relation"], "tail": t, "description": e.get("description", "")}
-                 for h, t, e in [*self.graph.out_edges(name, data=True), *((h, t, e) for h, t, e in self.graph.in_edges(name, data=True) if h != t)]]
-        neighbours = list(dict.fromkeys(e["tail"] if e["head"] == name else e["head"] for e in edges))
+        outward = list(self.graph.out_edges(name, data=True))
+        inward = self.graph.in_edges(name, data=True)
+        inward = [(head, tail, edge) for head, tail, edge in inward if head != tail]
+        edges = []
+        neighbours = {}  # in the order they are met
+        for head, tail, edge in outward + inward:
+            edges.append({"head": head, "relation": edge["relation"], "tail": tail,
+                          "description": edge.get("description", "")})
+            neighbours[tail if head == name else head] = None
         node = self.graph.nodes[name]
-        return {"name": name, "kind": node.get("kind", ""), "description": node.get("description", ""), "neighbours": neighbours, "edges": edges}
+        return {"name": name, "kind": node.get("kind", ""),
+                "description": node.get("description", ""),
+                "neighbours": list(neighbours), "edges": edges}
 
 
 def _triple(row):
     """(head, relation, tail) of a list or an object. Raises ValueError."""
-    parts = [row[k] for k in ("head", "relation", "tail")] if isinstance(row, dict) and {"head", "relation", "tail"} <= row.keys() else row
-    if not isinstance(parts, (list, tuple)) or len(parts) != 3 or not all(isinstance(p, str) and p.strip() for p in parts):
+    names = ("head", "relation", "tail")
+    if isinstance(row, dict) and row.keys() >= set(names):
+        row = [row[name] for name in names]
+    if not isinstance(row, (list, tuple)) or len(row) != 3:
         raise ValueError
-    return tuple(p.strip().encode("utf-8", "replace").decode() for p in parts)  # (half a surrogate pair is no text)
+    parts = []
+    for part in row:
+        if not isinstance(part, str) or not part.strip():
+            raise ValueError
+        part = part.strip().encode("utf-8", "replace").decode()  # (half a surrogate pair is no text)
+        parts.append(part)
+    return tuple(parts)
 
 
 def read_triples(path):
     """[(head, relation, tail)] of a JSON list, JSONL or tab-separated file."""
     path = Path(path)
     if not path.is_file():
-        raise GraphError(f"--graph {path}: no such file (.graphml, .jsonl, .json, .tsv or .txt; or 'evidences')")
+        raise GraphError(f"--graph {path}: no such file "
+                         "(.graphml, .jsonl, .json, .tsv or .txt; or 'evidences')")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise GraphError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    triples = []
     suffix = path.suffix.lower()
     try:
-        rows = json.loads(text) if suffix == ".json" else [line for line in text.split("\n") if line.strip()]
+        if suffix == ".json":
+            rows = json.loads(text)
+        else:
+            rows = [line for line in text.split("\n") if line.strip()]
     except (ValueError, RecursionError) as error:
         raise GraphError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(rows, list):
         raise GraphError(f"{path}: expected a list of triples")
+    triples = []
     for number, row in enumerate(rows, 1):
         try:
-            triples.append(_triple(row if suffix == ".json" else json.loads(row) if suffix == ".jsonl" else row.rstrip("\r").split("\t")))
+            if suffix == ".jsonl":
+                row = json.loads(row)
+            elif suffix != ".json":
+                row = row.rstrip("\r").split("\t")
+            triples.append(_triple(row))
         except (ValueError, RecursionError):
-            raise GraphError(f"{path}: record {number}: expected head, relation and tail, three strings") from None
+            raise GraphError(f"{path}: record {number}: "
+                             "expected head, relation and tail, three strings") from None
     return triples
 
 

@@ -23,19 +23,26 @@ def normalize_answer(text):
     'beatles'
     """
     text = text.lower().translate(_PUNCTUATION)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+    text = re.sub(r"\b(a|an|the)\b", " ", text)
+    return " ".join(text.split())
 
 
 def exact_match(prediction, golds):
     """1.0 if the normalised prediction equals any normalised gold answer (str or list of str), else 0.0."""
-    golds = [golds] if isinstance(golds, str) else golds
-    return float(any(normalize_answer(prediction) == normalize_answer(g) for g in golds))
+    if isinstance(golds, str):
+        golds = [golds]
+    for gold in golds:
+        if normalize_answer(prediction) == normalize_answer(gold):
+            return 1.0
+    return 0.0
 
 
 def f1(prediction, golds, yes_no_rule=True):
     """Token F1, the best over the gold answers."""
-    golds = [golds] if isinstance(golds, str) else golds
-    return max(f1_precision_recall(prediction, gold, yes_no_rule)[0] for gold in golds)
+    if isinstance(golds, str):
+        golds = [golds]
+    scores = [f1_precision_recall(prediction, gold, yes_no_rule) for gold in golds]
+    return max(score for score, _, _ in scores)
 
 
 def f1_precision_recall(prediction, gold, yes_no_rule=True):
@@ -43,17 +50,23 @@ def f1_precision_recall(prediction, gold, yes_no_rule=True):
 
     yes_no_rule: HotpotQA's and 2Wiki's scripts give 0 when yes, no or noanswer meets anything else; MuSiQue's
     has no such rule, and scores 1 when both sides are empty after normalisation (pass False)."""
-    prediction, gold = normalize_answer(prediction), normalize_answer(gold)
-    if yes_no_rule and prediction != gold and {prediction, gold} & {"yes", "no", "noanswer"}:
-        return 0.0, 0.0, 0.0
-    p, g = prediction.split(), gold.split()
+    prediction = normalize_answer(prediction)
+    gold = normalize_answer(gold)
+    if yes_no_rule and prediction != gold:
+        if {prediction, gold} & {"yes", "no", "noanswer"}:
+            return 0.0, 0.0, 0.0
+    p = prediction.split()
+    g = gold.split()
     if not yes_no_rule and (not p or not g):
-        return (float(p == g),) * 3
-    same = sum((Counter(p) & Counter(g)).values())
+        score = float(p == g)
+        return score, score, score
+    common = Counter(p) & Counter(g)
+    same = sum(common.values())
     if same == 0:
         return 0.0, 0.0, 0.0
-    precision, recall = same / len(p), same / len(g)
-    return 2 * precision * recall / (precision + recall), precision, recall
+    precision = same / len(p)
+    recall = same / len(g)
+    return _harmonic(precision, recall), precision, recall
 
 
 def evidence_scores(predicted, gold, normalize=None):
@@ -66,19 +79,29 @@ def evidence_scores(predicted, gold, normalize=None):
     normalize: applied to each fact, after repeated ones have gone, as 2Wiki's script does.
     """
     def facts(given):
-        distinct = dict.fromkeys(tuple(x) if isinstance(x, (list, tuple)) else x for x in given)
-        return [normalize(x) for x in distinct] if normalize else list(distinct)
+        distinct = {}
+        for x in given:
+            if isinstance(x, (list, tuple)):
+                x = tuple(x)
+            distinct[x] = None
+        if normalize:
+            return [normalize(x) for x in distinct]
+        return list(distinct)
 
-    predicted, gold = facts(predicted), facts(gold)
+    predicted = facts(predicted)
+    gold = facts(gold)
     right = sum(x in gold for x in predicted)
     missed = sum(x not in predicted for x in gold)
     precision = right / len(predicted) if predicted else 0.0
     recall = right / (right + missed) if gold else 0.0
-    return float(right == len(predicted) and not missed), _harmonic(precision, recall), precision, recall
+    em = float(right == len(predicted) and not missed)
+    return em, _harmonic(precision, recall), precision, recall
 
 
 def _harmonic(precision, recall):
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    if precision + recall == 0:
+        return 0.0
+    return 2 * precision * recall / (precision + recall)
 
 
 def wiki_fact(fact):
@@ -97,7 +120,11 @@ def wiki_triple(triple):
     >>> wiki_triple(["The Zone", "director", "Denys  Desjardins."])
     ('the zone', 'director', 'denys desjardins')
     """
-    return tuple(" ".join(part.lower().translate(_PUNCTUATION).split()) for part in triple)
+    parts = []
+    for part in triple:
+        part = part.lower().translate(_PUNCTUATION)
+        parts.append(" ".join(part.split()))
+    return tuple(parts)
 
 
 def evidence_scores_2wiki(predicted, gold, gold_ids=(), aliases=None):
@@ -109,25 +136,34 @@ def evidence_scores_2wiki(predicted, gold, gold_ids=(), aliases=None):
     predicted = set(map(wiki_triple, predicted))
     accepted = []  # for each gold triple, what counts as it
     for number, (subject, relation, object_) in enumerate(gold):
-        subjects, objects = {subject}, {object_}
+        subjects = {subject}
+        objects = {object_}
         if aliases and gold_ids:
             subject_id, _, object_id = gold_ids[number]
             subjects.update(aliases.get(subject_id, ()))
             objects.update(aliases.get(object_id, ()))
-        accepted.append({wiki_triple((s, relation, o)) for s in subjects for o in objects})
-    right = sum(any(triple in names for names in accepted) for triple in predicted)
+        names = [(s, relation, o) for s in subjects for o in objects]
+        accepted.append(set(map(wiki_triple, names)))
+    right = 0
+    for triple in predicted:
+        right += any(triple in names for names in accepted)
     precision = right / len(predicted) if predicted else 0.0
     recall = right / len(accepted) if accepted else 0.0
-    return float(right == len(predicted) == len(accepted)), _harmonic(precision, recall), precision, recall
+    em = float(right == len(predicted) == len(accepted))
+    return em, _harmonic(precision, recall), precision, recall
 
 
 def bootstrap_interval(values, level=0.95, draws=2000, seed=0):
     """(mean, low, high): percentile interval of the mean under resampling of questions; values (n,)."""
     values = np.asarray(values, dtype=float)
-    if len(values) == 0:
+    n = len(values)
+    if n == 0:
         return float("nan"), float("nan"), float("nan")
-    rows = np.random.default_rng(seed).integers(0, len(values), (draws, len(values)))
-    low, high = np.quantile(values[rows].mean(1), [(1 - level) / 2, (1 + level) / 2])
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, n, (draws, n))
+    means = values[rows].mean(1)
+    ends = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.quantile(means, ends)
     return float(values.mean()), float(low), float(high)
 
 
@@ -135,50 +171,68 @@ def paired_difference(before, after, level=0.95, seed=0):
     """(mean difference, low, high) of two score lists over the same questions in the same order."""
     if len(before) != len(after):
         raise ValueError(f"paired scores differ in length: {len(before)} and {len(after)}")
-    return bootstrap_interval(np.asarray(after, float) - np.asarray(before, float), level, seed=seed)
+    before = np.asarray(before, float)
+    after = np.asarray(after, float)
+    return bootstrap_interval(after - before, level, seed=seed)
 
 
 def seed_interval(values, level=0.95):
-    """(mean, low, high) of one number a seed: Student's t, the seed being the unit. Training again is what a claim about methods has
-    to survive; an interval over questions of the same runs does not hold that spread.
+    """(mean, low, high) of one number a seed: Student's t, the seed being the unit. Training again is what a
+    claim about methods has to survive; an interval over questions of the same runs does not hold that spread.
 
     >>> [round(x, 2) for x in seed_interval([.70, .72, .74])]
     [0.72, 0.67, 0.77]
     """
     from scipy.stats import t
     values = np.asarray(values, dtype=float)
-    half = t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
+    n = len(values)
+    mean = values.mean()
+    factor = t.ppf((1 + level) / 2, n - 1)
+    half = factor * values.std(ddof=1) / np.sqrt(n)
+    return float(mean), float(mean - half), float(mean + half)
 
 
 def is_two_way(row):
     """Whether the question itself offers its answer: a comparison ("Which came first, A or B?") or yes/no.
 
     Guessing is right half the time there, so a mean over all questions hides what a policy can find out."""
-    golds = {normalize_answer(gold) for gold in row.get("gold") or ()}
-    return "comparison" in str(row.get("type") or "").lower() or bool(golds & {"yes", "no"})
+    golds = row.get("gold") or ()
+    golds = set(map(normalize_answer, golds))
+    kind = str(row.get("type") or "").lower()
+    return "comparison" in kind or bool(golds & {"yes", "no"})
 
 
-def summarize(rows, keys=("em", "f1", "searches", "tokens"), by=("type", "hops")):
+def summarize(rows, keys=("em", "f1", "searches", "tokens"),
+              by=("type", "hops")):
     """Means with intervals of prediction rows, share in the right format, and EM by type and hop count.
 
     "em" is that of the extracted answer, whatever its format; "em_valid", where all rows have it, is 0 where
     the format is wrong. "two_way" and "open" part the questions that offer their answer from the others
     (is_two_way; rows with "type" or "gold"); a part without questions is left out, as in "by_type"."""
-    summary = {"n": len(rows), "format": sum(not r["problem"] for r in rows) / len(rows)}
+    well_formed = sum(not r["problem"] for r in rows)
+    summary = {"n": len(rows), "format": well_formed / len(rows)}
     if all("em_valid" in r for r in rows) and "em_valid" not in keys:
         keys = (*keys, "em_valid")
     for key in keys:
-        mean, low, high = bootstrap_interval([r[key] for r in rows])
-        summary |= {key: mean, key + "_low": low, key + "_high": high}
+        values = [r[key] for r in rows]
+        mean, low, high = bootstrap_interval(values)
+        summary[key] = mean
+        summary[key + "_low"] = low
+        summary[key + "_high"] = high
     for field in by:
-        values = sorted({r[field] for r in rows})
-        groups = {v: [r["em"] for r in rows if r[field] == v] for v in values}
-        summary[f"by_{field}"] = {str(v): _part(ems) for v, ems in groups.items()}
+        parts = {}
+        for value in sorted({r[field] for r in rows}):
+            ems = [r["em"] for r in rows if r[field] == value]
+            parts[str(value)] = _part(ems)
+        summary[f"by_{field}"] = parts
     if all("type" in r or "gold" in r for r in rows):
-        parts = {"two_way": [r["em"] for r in rows if is_two_way(r)],
-                 "open": [r["em"] for r in rows if not is_two_way(r)]}
-        summary |= {name: _part(ems) for name, ems in parts.items() if ems}
+        parts = {"two_way": [], "open": []}
+        for r in rows:
+            name = "two_way" if is_two_way(r) else "open"
+            parts[name].append(r["em"])
+        for name, ems in parts.items():
+            if ems:
+                summary[name] = _part(ems)
     return summary
 
 
@@ -199,4 +253,5 @@ def average(summaries, key="em"):
     if not total:
         raise ValueError("no questions to average over")
     micro = sum(s["n"] * s[key] for s in summaries) / total
-    return micro, sum(s[key] for s in summaries) / len(summaries)
+    macro = sum(s[key] for s in summaries) / len(summaries)
+    return micro, macro

@@ -4,10 +4,10 @@
     …
     with process.ends_cleanly(errors, saved): …      # in main: an error is one line; Ctrl-C 130, SIGTERM 143
 
-Two OpenMP threads that spin at every barrier of a tiny matrix product stand still whenever anything else runs:
-one of them waits for a time slice while the other spins through its own. So cores that are busy with other work
-are left alone, and threads spin briefly before they sleep (GNU OpenMP's spin count; with threads that sleep at
-once, rollouts on a quiet machine took nearly twice as long). What the user set stays.
+Two OpenMP threads that spin at every barrier of a tiny matrix product stand still whenever anything else
+runs: one of them waits for a time slice while the other spins through its own. So cores that are busy with
+other work are left alone, and threads spin briefly before they sleep (GNU OpenMP's spin count; with threads
+that sleep at once, rollouts on a quiet machine took nearly twice as long). What the user set stays.
 """
 
 import os
@@ -28,7 +28,9 @@ class Terminated(KeyboardInterrupt):
 
 def own_cores():
     """The cores that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def busy_cores(seconds=0.1):
@@ -41,31 +43,38 @@ def busy_cores(seconds=0.1):
             name, *ticks = line.split()[:6] or [""]
             if name in names:
                 user, nice, system, idle, waiting = map(int, ticks)
-                busy, total = busy + user + nice + system, total + user + nice + system + idle + waiting
-        return busy - sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK"), total
+                busy += user + nice + system
+                total += user + nice + system + idle + waiting
+        own = sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK")
+        return busy - own, total
+
     try:
         busy, total = sample()
         time.sleep(seconds)
         more_busy, more_total = sample()
     except (OSError, ValueError):
         return 0.0
-    return max(0.0, (more_busy - busy) / max(1, more_total - total)) * len(names)
+    share = (more_busy - busy) / max(1, more_total - total)
+    return max(0.0, share) * len(names)
 
 
 def settle_threads():
-    """Sets OpenMP's spin count and number of threads. Returns what it found, in words; None where the user set them."""
+    """Sets OpenMP's spin count and number of threads. Returns what it found, in words; None where the user
+    set them."""
     if any(name in os.environ for name in USER_SET):
         return None
     cores = len(own_cores())
     taken = min(cores, round(busy_cores()))
-    os.environ["GOMP_SPINCOUNT"] = "10000"  # a fraction of a millisecond; OpenMP's own default spins 30 times as long
+    # a fraction of a millisecond; OpenMP's own default spins 30 times as long
+    os.environ["GOMP_SPINCOUNT"] = "10000"
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores - taken))
     return f"{taken} of {cores} cores are busy with other work" if taken else ""
 
 
 def _leave_at_once(number, _):
     """Ctrl-C or SIGTERM while modules are still being imported: there is nothing to close yet."""
-    os.write(2, b"interrupted; nothing was begun\n" if number == signal.SIGINT else b"terminated; nothing was begun\n")
+    word = b"interrupted" if number == signal.SIGINT else b"terminated"
+    os.write(2, word + b"; nothing was begun\n")
     os._exit(128 + number)
 
 
@@ -78,9 +87,11 @@ def ends_cleanly(errors, saved=str):
     """Around main: an error of `errors` is one line and exit code 1; Ctrl-C is 130 and SIGTERM 143, with what
     saved() says is kept."""
     ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _terminate}
-    ours = {number: handler for number, handler in ours.items() if signal.getsignal(number) is not signal.SIG_IGN}  # as nohup wants it
-    main_thread = threading.current_thread() is threading.main_thread()  # no other may set handlers
-    before = {number: signal.signal(number, handler) for number, handler in ours.items()} if main_thread else {}
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        for number, handler in ours.items():
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+                before[number] = signal.signal(number, handler)
     try:
         yield
     except errors as error:
@@ -99,7 +110,8 @@ def ends_cleanly(errors, saved=str):
 
 
 program = Path(sys.argv[0])
-if program.is_file() and program.resolve().parent == Path(__file__).resolve().parents[1]:  # a script, not a test or a notebook
+project = Path(__file__).resolve().parents[1]
+if program.is_file() and program.resolve().parent == project:  # a script, not a test or a notebook
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave_at_once)

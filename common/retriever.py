@@ -71,7 +71,8 @@ def tokens(text):
     >>> tokens("Toy Story 3"), tokens("Alice's A. B. Fisher"), tokens("北京 is It"), tokens("It")
     (['toy', 'story', '3'], ['alice', 'b', 'fisher'], ['北', '京'], ['it'])
     """
-    found = TOKEN.findall(ENDING.sub("", unicodedata.normalize("NFKC", text).lower()))
+    text = unicodedata.normalize("NFKC", text).lower()
+    found = TOKEN.findall(ENDING.sub("", text))
     return [word for word in found if word not in STOP_WORDS] or found
 
 
@@ -103,12 +104,16 @@ class BM25Retriever:
         results = []
         for query in queries:
             words = tokens(query)
-            scores = self.index.get_scores(words) if words else np.zeros(len(self.corpus))
+            if words:
+                scores = self.index.get_scores(words)
+            else:
+                scores = np.zeros(len(self.corpus))
             if k * 20 > len(scores):
                 best = np.lexsort((np.arange(len(scores)), -scores))[:k]
             else:
                 best = self._top(scores, k)
-            results.append([_passage(self.corpus[int(i)], scores[i]) for i in best if scores[i] > 0])
+            best = [i for i in best if scores[i] > 0]
+            results.append([_passage(self.corpus[int(i)], scores[i]) for i in best])
         return results
 
     @staticmethod
@@ -163,12 +168,16 @@ class DenseRetriever:
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")
         index, nprobe = _split_nprobe(index)
-        self.corpus, self.batch_size = corpus, batch_size
+        self.corpus = corpus
+        self.batch_size = batch_size
         self.encoder = load_encoder(model)
-        family = next((f for f in PREFIXES if f in Path(model).name.lower()), None)
+        name = Path(model).name.lower()
+        family = next((family for family in PREFIXES if family in name), None)
         self.query_prefix, self.passage_prefix = PREFIXES.get(family, ("", ""))
-        if family == "bge" and not (Path(model) / "modules.json").exists() and Path(model).is_dir():
-            self.encoder[1].pooling_mode_mean_tokens, self.encoder[1].pooling_mode_cls_token = False, True
+        bare = Path(model).is_dir() and not (Path(model) / "modules.json").exists()
+        if family == "bge" and bare:
+            self.encoder[1].pooling_mode_mean_tokens = False
+            self.encoder[1].pooling_mode_cls_token = True
         self.encoder.max_seq_length = min(max_tokens, self.encoder.max_seq_length or max_tokens)
 
         empty = self._make(faiss, index, nprobe)  # what cannot be is refused before hours of encoding
@@ -203,13 +212,15 @@ class DenseRetriever:
     def _fill(self, index, spec, piece):
         """Encodes and adds `piece` passages at a time; what needs training first sees a sample of as many."""
         if not index.is_trained:
-            sample = self._encode_passages(range(0, len(self.corpus), -(-len(self.corpus) // piece)))
+            every = -(-len(self.corpus) // piece)
+            sample = self._encode_passages(range(0, len(self.corpus), every))
             try:
                 index.train(sample)
             except RuntimeError as error:
                 raise _refused(spec, error) from error
         for start in range(0, len(self.corpus), piece):
-            index.add(self._encode_passages(range(start, min(start + piece, len(self.corpus)))))
+            end = min(start + piece, len(self.corpus))
+            index.add(self._encode_passages(range(start, end)))
         return index
 
     def _encode_passages(self, numbers):
@@ -228,8 +239,11 @@ class DenseRetriever:
             return []
         vectors = self._encode([self.query_prefix + query for query in queries])
         scores, ids = self.index.search(vectors, min(k, len(self.corpus)))  # (queries, k); id -1: none found
-        return [[_passage(self.corpus[int(i)], score) for score, i in zip(*row, strict=True) if i >= 0]
-                for row in zip(scores, ids, strict=True)]
+        results = []
+        for row in zip(scores, ids, strict=True):
+            found = [(score, int(i)) for score, i in zip(*row, strict=True) if i >= 0]
+            results.append([_passage(self.corpus[i], score) for score, i in found])
+        return results
 
 
 def _split_nprobe(spec):
@@ -253,7 +267,8 @@ def _set_nprobe(faiss, index, nprobe):
         return
     if nprobe > lists.nlist:
         raise RetrieverError(f"--retriever dense:…,nprobe={nprobe}: the index has {lists.nlist} lists")
-    lists.nprobe = nprobe or min(lists.nlist, max(8, min(lists.nlist // 4, 256)))
+    quarter = min(lists.nlist // 4, 256)
+    lists.nprobe = nprobe or min(lists.nlist, max(8, quarter))
 
 
 def _refused(spec, error):
@@ -294,8 +309,10 @@ class HTTPRetriever:
         if not host:
             raise RetrieverError(f"--retriever {url}: no host in it; expected http://HOST:PORT")
         limits = httpx.Limits(keepalive_expiry=2.0)  # before uvicorn closes what is idle, after 5 s
-        self.client = httpx.Client(trust_env=host not in ("127.0.0.1", "localhost", "::1"), limits=limits)
-        self.timeout, self.retries = timeout, retries
+        loopback = host in ("127.0.0.1", "localhost", "::1")
+        self.client = httpx.Client(trust_env=not loopback, limits=limits)
+        self.timeout = timeout
+        self.retries = retries
         self.repaired = Counter()
         self.cancelled = threading.Event()
         self.last_said = -math.inf
@@ -308,7 +325,8 @@ class HTTPRetriever:
         queries = [self._query(query) for query in queries]
         results = []
         for start in range(0, len(queries), QUERIES_A_REQUEST):
-            results += self._search(queries[start:start + QUERIES_A_REQUEST], k, self.retries, self.timeout)
+            some = queries[start:start + QUERIES_A_REQUEST]
+            results += self._search(some, k, self.retries, self.timeout)
         return results
 
     def cancel(self):
@@ -330,7 +348,8 @@ class HTTPRetriever:
                     "`python -m common.retriever serve --corpus FILE`, or use --retriever bm25")
             if time.monotonic() - self.last_said >= LONGEST_WAIT:
                 self._say(f" does not answer ({problem}); trying again for up to {sum(waits):.0f} s")
-                self.last_said, said = time.monotonic(), True
+                self.last_said = time.monotonic()
+                said = True
             if self.cancelled.wait(waits.pop(0)):
                 raise RetrieverError(f"gave up waiting for the search server at {self.url} ({problem})")
         if said:
@@ -348,7 +367,8 @@ class HTTPRetriever:
             raise Unavailable(f"{type(error).__name__}: {error}".removesuffix(": ")) from None
         if reply.status_code >= 500 or reply.status_code in (408, 425, 429):
             raise Unavailable(f"HTTP {reply.status_code}")
-        start = " ".join(reply.content[:200].decode("utf-8", "replace").split())
+        start = reply.content[:200].decode("utf-8", "replace")
+        start = " ".join(start.split())
         if not reply.is_success:
             raise RetrieverError(f"{self.url}/retrieve refused the request: HTTP {reply.status_code} {start}")
         try:
@@ -386,7 +406,8 @@ class HTTPRetriever:
             title, _, text = self._text(document["contents"], "passages").partition("\n")
             number = document.get("id")
             name = "" if number is None else self._text(str(number), "passages")
-            found.append(Passage(name, title.strip('"'), text or title, self._score(hit.get("score", 0.0))))
+            score = self._score(hit.get("score", 0.0))
+            found.append(Passage(name, title.strip('"'), text or title, score))
         return found
 
     def _score(self, score):
@@ -431,7 +452,8 @@ def make_retriever(spec, corpus, timeout=60.0, retries=RETRIES):
     if spec.startswith("dense:"):
         model, _, index = spec.removeprefix("dense:").partition("@")
         return DenseRetriever(corpus, model, index or "Flat")
-    raise RetrieverError(f"--retriever {spec}: expected bm25, dense:MODEL, dense:MODEL@INDEX or http://HOST:PORT")
+    raise RetrieverError(f"--retriever {spec}: "
+                         "expected bm25, dense:MODEL, dense:MODEL@INDEX or http://HOST:PORT")
 
 
 def make_app(retriever, **limits):

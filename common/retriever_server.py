@@ -92,7 +92,9 @@ def make_app(retriever, max_body=MAX_BODY, patience=PATIENCE):
 
     @app.exception_handler(RequestValidationError)
     def refuse(_, error):  # FastAPI's own repeats the input, which may be NaN or half a character: no JSON
-        problems = [{key: e[key] for key in ("type", "loc", "msg")} for e in error.errors()]
+        problems = []
+        for e in error.errors():
+            problems.append({key: e[key] for key in ("type", "loc", "msg")})
         return JSONResponse({"detail": problems}, 422)
 
     @app.get("/health")
@@ -134,12 +136,15 @@ class WholeBody:
     """ASGI middleware: reads the body before the application does, unless it is too large or too slow."""
 
     def __init__(self, app, max_body, patience):
-        self.app, self.max_body, self.patience = app, max_body, patience
+        self.app = app
+        self.max_body = max_body
+        self.patience = patience
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        body, more = bytearray(), True
+        body = bytearray()
+        more = True
         size = int(Headers(scope=scope).get("content-length", 0))  # an announced excess is not waited for
         try:
             async with asyncio.timeout(self.patience):
@@ -158,11 +163,13 @@ class WholeBody:
 
         async def replay():
             return messages.pop() if messages else await receive()
+
         return await self.app(scope, replay, send)
 
     @staticmethod
     async def _refuse(status, detail, scope, receive, send):
-        await JSONResponse({"detail": detail}, status, {"connection": "close"})(scope, receive, send)
+        response = JSONResponse({"detail": detail}, status, {"connection": "close"})
+        await response(scope, receive, send)
 
 
 class ImpatientProtocol(H11Protocol):
@@ -170,7 +177,8 @@ class ImpatientProtocol(H11Protocol):
 
     def __init__(self, *args, patience, **kwargs):
         super().__init__(*args, **kwargs)
-        self.patience, self.head_timer = patience, None
+        self.patience = patience
+        self.head_timer = None
 
     def connection_made(self, transport):
         super().connection_made(transport)

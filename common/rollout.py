@@ -1,11 +1,11 @@
 """Turns and trajectories, the loop that runs many agents at once, and the batches that training sees.
 
-An agent is a coroutine: it awaits generations and searches and otherwise reads like its paper's algorithm box.
-`run_agents` drives any number of them; engine and retriever batch whatever waits.
+An agent is a coroutine: it awaits generations and searches and otherwise reads like its paper's algorithm
+box. `run_agents` drives any number of them; engine and retriever batch whatever waits.
 
     prompt   | turn 0: sampled ids | observation | turn 1: sampled ids | observation | …
-    mask       1 1 1 1 1 1 1 1 1 1   0 0 0 0 0 0   1 1 1 1 1 …                            (response_mask; prompt 0)
-    turn_ids   0 0 0 0 0 0 0 0 0 0  -1 -1 -1 …     1 1 1 1 1 …                            (-1 = not the policy's)
+    mask       1 1 1 1 1 1 1 1 1 1   0 0 0 0 0 0   1 1 1 1 1 …               (response_mask; prompt 0)
+    turn_ids   0 0 0 0 0 0 0 0 0 0  -1 -1 -1 …     1 1 1 1 1 …               (-1 = not the policy's)
 """
 
 import asyncio
@@ -15,9 +15,19 @@ from dataclasses import dataclass, field
 import torch
 
 
+@dataclass
+class Policy:
+    """A language model that is sampled and trained: `run.load_policy` makes one."""
+    model: object         # Hugging Face causal LM, the one that is trained
+    tokenizer: object
+    engine: object        # samples; engine.sync(model) gives it the model's weights
+
+
 @dataclass(eq=False)
 class Turn:
-    """What the policy sampled in one go, and the observation that followed. Paths of a tree share Turn objects."""
+    """What the policy sampled in one go, and the observation that followed.
+
+    Paths of a tree share Turn objects."""
     ids: list[int]                  # sampled, stop token included
     logprobs: list[float]           # of the sampler, one a token
     stop_reason: str
@@ -33,11 +43,14 @@ class Turn:
 
 @dataclass(eq=False)
 class Trajectory:
+    """info explains the reward: "answer" (or None), "problem" (what is wrong with the format, or ""), "em",
+    "f1", "searches"; what else a script puts there is listed where it does."""
     question_id: str
     prompt_ids: list[int]
     turns: list[Turn]
     reward: float = 0.0
-    info: dict = field(default_factory=dict)   # what explains the reward: parsed answer, format, searches, …
+    advantages: list[float] = field(default_factory=list)   # one a turn, from the paper's credit rule
+    info: dict = field(default_factory=dict)
 
     @property
     def sampled_tokens(self):
@@ -45,12 +58,32 @@ class Trajectory:
 
     @property
     def length(self):
-        return len(self.prompt_ids) + sum(len(t.ids) + len(t.observation_ids) for t in self.turns)
+        after_prompt = sum(len(t.ids) + len(t.observation_ids) for t in self.turns)
+        return len(self.prompt_ids) + after_prompt
+
+
+def context_ids(prompt_ids, turns):
+    """What the policy reads next: the prompt and all that was sampled and observed since."""
+    return prompt_ids + [i for t in turns for i in t.ids + t.observation_ids]
 
 
 def stable_seed(*parts):
-    """A 63-bit seed from (run seed, question id, sample path, turn, …): the same in every process and on every machine."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big") >> 1
+    """A 63-bit seed from (run seed, question id, sample path, turn, …).
+
+    The same in every process and on every machine."""
+    text = "/".join(map(str, parts))
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def question_seeds(questions, *parts):
+    """A seed a question. One that is drawn twice in a step gets two, so that its samples differ."""
+    ids = [q.id for q in questions]
+    seeds = []
+    for i, question_id in enumerate(ids):
+        drawn_before = ids[:i].count(question_id)
+        seeds.append(stable_seed(*parts, question_id, drawn_before))
+    return seeds
 
 
 class BatchedSearch:
@@ -59,7 +92,9 @@ class BatchedSearch:
     A retriever with `remote = True` is called in a thread, so that generation goes on while it answers."""
 
     def __init__(self, retriever):
-        self.retriever, self.waiting, self.running = retriever, [], set()
+        self.retriever = retriever
+        self.waiting = []
+        self.running = set()
 
     async def __call__(self, query, k):
         future = asyncio.get_running_loop().create_future()
@@ -67,31 +102,31 @@ class BatchedSearch:
         return await future
 
     def cancel(self):
-        """Ends the patience of a retriever that waits for its server: an interrupted run need not outlast it."""
+        """Ends the patience of a retriever that waits for its server.
+
+        An interrupted run need not outlast it."""
         if hasattr(self.retriever, "cancel"):
             self.retriever.cancel()
 
-    @property
-    def metrics(self):
-        """What a remote retriever sent that had to be mended, so far."""
-        repaired = getattr(self.retriever, "repaired", {})
-        return {"rollout/search_repairs": sum(repaired.values())} if repaired else {}
-
     def flush(self):
         """Sends what waits, one call for each k."""
-        waiting, self.waiting = self.waiting, []
+        waiting = self.waiting
+        self.waiting = []
         for k in dict.fromkeys(k for _, k, _ in waiting):
-            queries, futures = zip(*[(q, f) for q, kk, f in waiting if kk == k], strict=True)
+            queries = [query for query, its_k, _ in waiting if its_k == k]
+            futures = [future for _, its_k, future in waiting if its_k == k]
             if getattr(self.retriever, "remote", False):
                 task = asyncio.ensure_future(self._in_thread(queries, k, futures))
                 self.running.add(task)
                 task.add_done_callback(self.running.discard)
             else:
-                self._deliver(self.retriever.search(list(queries), k), futures)
+                results = self.retriever.search(queries, k)
+                self._deliver(results, futures)
 
     async def _in_thread(self, queries, k, futures):
         try:
-            self._deliver(await asyncio.to_thread(self.retriever.search, list(queries), k), futures)
+            results = await asyncio.to_thread(self.retriever.search, queries, k)
+            self._deliver(results, futures)
         except Exception as error:  # reaches every agent that waits for it
             for f in futures:
                 if not f.done():
@@ -104,14 +139,36 @@ class BatchedSearch:
                 future.set_result(result)
 
 
+def search_repairs(retriever):
+    """{"rollout/search_repairs": answers of a search server that had to be mended so far}.
+
+    {} where none had."""
+    repaired = getattr(retriever, "repaired", {})
+    if not repaired:
+        return {}
+    return {"rollout/search_repairs": sum(repaired.values())}
+
+
 async def _drive(agents, engine, search, progress):
     tasks = [asyncio.ensure_future(a) for a in agents]
+
+    def say_progress(_):
+        done = sum(t.done() for t in tasks)
+        progress(done, len(tasks))
+
     for task in tasks:
-        task.add_done_callback(lambda _: progress(sum(t.done() for t in tasks), len(tasks)))
-    failed = lambda: next((t for t in tasks if t.done() and not t.cancelled() and t.exception()), None)  # noqa: E731
+        task.add_done_callback(say_progress)
+
+    def failed():
+        for t in tasks:
+            if t.done() and not t.cancelled() and t.exception():
+                return t
+        return None
+
     try:
         while not all(t.done() for t in tasks):
-            for _ in range(4):  # let every agent go on until it waits for something (nested gathers take a few turns)
+            # let every agent go on until it waits for something (nested gathers take a few turns)
+            for _ in range(4):
                 await asyncio.sleep(0)
             if failed():
                 break
@@ -130,22 +187,59 @@ async def _drive(agents, engine, search, progress):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def run_agents(agents, engine, search, progress=lambda done, total: None):
-    """Results of the coroutines, in order. The first exception cancels the rest and is raised."""
+def mean(values):
+    """
+    >>> mean([1, 2]), mean([])
+    (1.5, 0.0)
+    """
+    values = list(values)
+    return sum(values) / len(values) if values else 0.0
+
+
+def means(trajectories):
+    """What every script's step tells of its trajectories, under the names of metric_table.ROLLOUT."""
+    return {
+        "reward/mean": mean(t.reward for t in trajectories),
+        "reward/em": mean(t.info["em"] for t in trajectories),
+        "reward/format": mean(not t.info["problem"] for t in trajectories),
+        "rollout/response_tokens": mean(t.sampled_tokens for t in trajectories),
+        "rollout/turns": mean(len(t.turns) for t in trajectories),
+        "rollout/searches": mean(t.info["searches"] for t in trajectories),
+    }
+
+
+def entropy(turns):
+    """Mean -log pi of the tokens of some turns, nats."""
+    return -sum(sum(t.logprobs) for t in turns) / sum(len(t.ids) for t in turns)
+
+
+def no_progress(done, total):
+    """What run_agents tells of its progress where nobody asks."""
+
+
+def run_agents(agents, engine, search, progress=no_progress):
+    """Results of the coroutines, in order. The first exception cancels the rest and is raised.
+
+    search: the BatchedSearch that the agents were given."""
     return asyncio.run(_drive(list(agents), engine, search, progress))
 
+
+# ---------------------------------------------------------------- batches
 
 @dataclass
 class Batch:
     """Trajectories as (B, T), right-padded, and the same tokens packed for the model.
 
     Position t of a (B, T) tensor speaks of token t: logprobs[b, t] = log pi(token t | tokens < t).
-    The model runs on P packs of N tokens. With shared prefixes a pack holds every distinct turn once and `ancestors` says
-    which segment may see which; without, a pack is one trajectory and `ancestors` is None. `predecessor` and `target` list
-    the R distinct sampled tokens; `gather` (B, T) leads from (b, t) to its row, R where nothing was sampled."""
+    The model runs on P packs of N tokens. With shared prefixes a pack holds every distinct turn once and
+    `ancestors` says which segment may see which; without, a pack is one trajectory and `ancestors` is None.
+    `predecessor` and `target` list the R distinct sampled tokens; `gather` (B, T) leads from (b, t) to its
+    row, R where nothing was sampled."""
+    trajectories: list              # the B trajectories, in the order of the rows
     input_ids: torch.Tensor         # (B, T)
     response_mask: torch.Tensor     # (B, T) bool, 1 = sampled by the policy
     turn_ids: torch.Tensor          # (B, T) index of the turn, -1 = not the policy's
+    advantages: torch.Tensor        # (B, T) of the token's turn, 0 where nothing was sampled
     rollout_logprobs: torch.Tensor  # (B, T) from the sampler, 0 where nothing was sampled
     packed_ids: torch.Tensor        # (P, N)
     positions: torch.Tensor         # (P, N) along the path
@@ -154,26 +248,39 @@ class Batch:
     predecessor: torch.Tensor       # (R,) flat index into (P * N): the token whose hidden state predicts
     target: torch.Tensor            # (R,) the token that was sampled there
     gather: torch.Tensor            # (B, T) index into R
+    # (B, T) of the weights that sampled, recomputed (training.prepare), and of the reference
+    old_logprobs: torch.Tensor | None = None
+    ref_logprobs: torch.Tensor | None = None
 
     def to(self, device):
-        return Batch(**{k: v if v is None else v.to(device) for k, v in vars(self).items()})
+        moved = dict(vars(self))
+        for name, value in moved.items():
+            if isinstance(value, torch.Tensor):
+                moved[name] = value.to(device)
+        return Batch(**moved)
 
     def attention_mask(self):
         """(P, 1, N, N) bool, 1 = may attend: earlier tokens of the own segment and of its ancestors."""
         P, N = self.segments.shape
         i = torch.arange(N, device=self.segments.device)
-        if self.ancestors is None:
-            seen = (self.segments >= 0)[:, None, :].expand(P, N, N)
-        else:
+        earlier = i[None, :] <= i[:, None]                          # (N, N)
+        itself = torch.eye(N, dtype=torch.bool, device=i.device)    # padding sees itself
+        real = self.segments >= 0
+        seen = real[:, None, :].expand(P, N, N)
+        if self.ancestors is not None:
             s = self.segments.clamp(min=0)
-            rows = self.ancestors[torch.arange(P, device=s.device)[:, None], s]              # (P, N, S)
-            seen = rows.gather(2, s[:, None, :].expand(P, N, N)) & (self.segments >= 0)[:, None, :]
-        return (seen & (i[None, :] <= i[:, None]) | torch.eye(N, dtype=torch.bool, device=i.device)).unsqueeze(1)
+            pack = torch.arange(P, device=s.device)[:, None]
+            rows = self.ancestors[pack, s]                          # (P, N, S)
+            seen = rows.gather(2, s[:, None, :].expand(P, N, N)) & seen
+        return (seen & earlier | itself).unsqueeze(1)
 
 
 def _path(trajectory, prompts):
-    """[(key, ids, turn)] from the prompt down. A Turn object below the same shared start has the same key wherever it occurs."""
-    key = (prompts.setdefault(tuple(trajectory.prompt_ids), len(prompts)),)
+    """[(key, ids, turn)] from the prompt down.
+
+    A Turn object below the same shared start has the same key wherever it occurs."""
+    prompt = prompts.setdefault(tuple(trajectory.prompt_ids), len(prompts))
+    key = (prompt,)
     path = [(key, trajectory.prompt_ids, None)]
     for turn in trajectory.turns:
         key += (id(turn),)
@@ -182,74 +289,136 @@ def _path(trajectory, prompts):
 
 
 def prefix_order(trajectories):
-    """The same trajectories with those that share a start side by side (depth first), as packing wants them."""
-    prompts, rank = {}, {}
-    ranks = [[rank.setdefault(key, len(rank)) for key, _, _ in _path(t, prompts)] for t in trajectories]
-    return [t for _, t in sorted(zip(ranks, trajectories, strict=True), key=lambda pair: pair[0])]
+    """The same trajectories with those that share a start side by side (depth first),
+    as packing wants them."""
+    prompts = {}
+    rank = {}    # key of a path's part -> when it was first met
+    ranks = []
+    for trajectory in trajectories:
+        keys = [key for key, _, _ in _path(trajectory, prompts)]
+        ranks.append([rank.setdefault(key, len(rank)) for key in keys])
+    pairs = zip(ranks, trajectories, strict=True)
+    return [t for _, t in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def micro_batches(trajectories, max_tokens, share_prefixes=True):
-    """Splits into runs of at most `max_tokens` tokens, shared ones counted once (at least one trajectory each)."""
-    batches, prompts, seen, total = [], {}, set(), 0
+    """Splits into runs of at most `max_tokens` tokens, shared ones counted once
+    (at least one trajectory each)."""
+    batches = []
+    prompts = {}
+    seen = set()
+    total = 0
     for t in prefix_order(trajectories):
         path = _path(t, prompts)
-        new = sum(len(ids) for key, ids, _ in path if not (share_prefixes and key in seen))
+        unseen = [ids for key, ids, _ in path if not (share_prefixes and key in seen)]
+        new = sum(map(len, unseen))
         if not batches or total + new > max_tokens:
             batches.append([])
-            seen, total, new = set(), 0, t.length
+            seen = set()
+            total = 0
+            new = t.length
         batches[-1].append(t)
         seen.update(key for key, _, _ in path)
         total += new
     return batches
 
 
+@dataclass
+class _Pack:
+    """Distinct segments (prompts and turns) in a row, parents before children."""
+    ids: list = field(default_factory=list)
+    positions: list = field(default_factory=list)
+    segments: list = field(default_factory=list)  # a token's segment
+    segment: dict = field(default_factory=dict)   # key of a path's part -> its segment
+    lineage: list = field(default_factory=list)   # a segment's ancestors and itself
+    start: list = field(default_factory=list)     # index of a segment's first token
+    rows: dict = field(default_factory=dict)      # a turn's segment -> index of its first row in the targets
+
+    def room_wanted(self, path):
+        new = [ids for key, ids, _ in path if key not in self.segment]
+        return len(self.ids) + sum(map(len, new))
+
+    def add(self, key, ids, lineage, position):
+        """A new segment."""
+        self.lineage.append(lineage)
+        self.start.append(len(self.ids))
+        self.ids += ids
+        self.positions += range(position, position + len(ids))
+        self.segments += [lineage[-1]] * len(ids)
+
+
 def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
-    """Batch of the trajectories in the given order. pack_tokens: a pack is closed when the next path would pass it."""
-    B, T = len(trajectories), max(t.length for t in trajectories)
+    """Batch of the trajectories in the given order.
+
+    pack_tokens: a pack is closed when the next path would pass it."""
+    B = len(trajectories)
+    T = max(t.length for t in trajectories)
     input_ids = torch.full((B, T), pad_id)
     response_mask = torch.zeros(B, T, dtype=torch.bool)
     turn_ids = torch.full((B, T), -1)
+    advantages = torch.zeros(B, T)
     rollout_logprobs = torch.zeros(B, T)
     gather = torch.full((B, T), -1)
-    packs, predecessor, target, prompts = [], [], [], {}  # a pack: ids, positions, segments, {key: segment}, [parents], {segment: token index}
+    packs = []
+    predecessor = []    # (pack, index in the pack)
+    target = []
+    prompts = {}
     for b, trajectory in enumerate(trajectories):
         path = _path(trajectory, prompts)
-        new = sum(len(ids) for key, ids, _ in path if not packs or key not in packs[-1]["segment"])
-        if not packs or not share_prefixes or len(packs[-1]["ids"]) + new > pack_tokens:
-            packs.append({"ids": [], "positions": [], "segments": [], "segment": {}, "ancestors": [], "rows": {}, "start": {}})
-        pack, position, lineage = packs[-1], 0, []
+        if not packs or not share_prefixes or packs[-1].room_wanted(path) > pack_tokens:
+            packs.append(_Pack())
+        pack = packs[-1]
+        lineage = []
+        position = 0
         for k, (key, ids, turn) in enumerate(path):
-            first_time = key not in pack["segment"]
-            segment = pack["segment"].setdefault(key, len(pack["segment"]))
+            first_time = key not in pack.segment
+            segment = pack.segment.setdefault(key, len(pack.segment))
             lineage = lineage + [segment]
+            if first_time and turn is not None:
+                # rows of the sampled tokens; the first one is predicted by the parent's last token
+                _, parent_ids, _ = path[k - 1]
+                before = pack.start[lineage[-2]] + len(parent_ids) - 1
+                begin = len(pack.ids)
+                here = [before, *range(begin, begin + len(turn.ids) - 1)]
+                pack.rows[segment] = len(target)
+                predecessor += [(len(packs) - 1, i) for i in here]
+                target += turn.ids
             if first_time:
-                pack["ancestors"].append(lineage)
-                pack["start"][segment] = len(pack["ids"])
-                if turn is not None:  # rows of the sampled tokens; the first one is predicted by the parent's last token
-                    before = pack["start"][lineage[-2]] + len(path[k - 1][1]) - 1
-                    here = [before] + [len(pack["ids"]) + j for j in range(len(turn.ids) - 1)]
-                    pack["rows"][segment] = len(target)
-                    predecessor += [(len(packs) - 1, i) for i in here]
-                    target += turn.ids
-                pack["ids"] += ids
-                pack["positions"] += range(position, position + len(ids))
-                pack["segments"] += [segment] * len(ids)
+                pack.add(key, ids, lineage, position)
             input_ids[b, position:position + len(ids)] = torch.tensor(ids)
             if turn is not None:
                 span = slice(position, position + len(turn.ids))
                 response_mask[b, span] = True
                 turn_ids[b, span] = k - 1
                 rollout_logprobs[b, span] = torch.tensor(turn.logprobs)
-                gather[b, span] = pack["rows"][segment] + torch.arange(len(turn.ids))
+                gather[b, span] = pack.rows[segment] + torch.arange(len(turn.ids))
+                if trajectory.advantages:
+                    advantages[b, span] = trajectory.advantages[k - 1]
             position += len(ids)
-    P, N, S = len(packs), max(len(p["ids"]) for p in packs), max(len(p["segment"]) for p in packs)
-    packed_ids, positions, segments = torch.full((P, N), pad_id), torch.zeros(P, N, dtype=torch.long), torch.full((P, N), -1)
+    gather[gather < 0] = len(target)
+    packed_ids, positions, segments, ancestors = _stack(packs, pad_id)
+    N = packed_ids.shape[1]
+    predecessor = torch.tensor([p * N + i for p, i in predecessor])
+    return Batch(
+        list(trajectories), input_ids, response_mask, turn_ids, advantages, rollout_logprobs,
+        packed_ids, positions, segments, ancestors if share_prefixes else None,
+        predecessor, torch.tensor(target), gather)
+
+
+def _stack(packs, pad_id):
+    """The packs as tensors of P rows."""
+    P = len(packs)
+    N = max(len(p.ids) for p in packs)
+    S = max(len(p.segment) for p in packs)
+    packed_ids = torch.full((P, N), pad_id)
+    positions = torch.zeros(P, N, dtype=torch.long)
+    segments = torch.full((P, N), -1)
     ancestors = torch.zeros(P, S, S, dtype=torch.bool)
     for p, pack in enumerate(packs):
-        n = len(pack["ids"])
-        packed_ids[p, :n], positions[p, :n], segments[p, :n] = (torch.tensor(pack[key]) for key in ("ids", "positions", "segments"))
-        for segment, lineage in enumerate(pack["ancestors"]):
+        n = len(pack.ids)
+        packed_ids[p, :n] = torch.tensor(pack.ids)
+        positions[p, :n] = torch.tensor(pack.positions)
+        segments[p, :n] = torch.tensor(pack.segments)
+        for segment, lineage in enumerate(pack.lineage):
             ancestors[p, segment, lineage] = True
-    gather[gather < 0] = len(target)
-    return Batch(input_ids, response_mask, turn_ids, rollout_logprobs, packed_ids, positions, segments, ancestors if share_prefixes else None,
-                 torch.tensor([p * N + i for p, i in predecessor]), torch.tensor(target), gather)
+    return packed_ids, positions, segments, ancestors

@@ -1,4 +1,5 @@
-"""Kernels to copy: log-probs of sampled tokens without logits in memory, and weighted cross entropy on the same passes.
+"""Kernels to copy: log-probs of sampled tokens without logits in memory, and weighted cross entropy on the
+same passes.
 
     from kernels import turn_logprob, weighted_cross_entropy, think_weights
 """

@@ -1,4 +1,5 @@
-"""turn_logprob: hidden states and the head's weight to the log-prob of one token a row, summed over turns, without the logits in memory.
+"""turn_logprob: hidden states and the head's weight to the log-prob of one token a row, summed over turns,
+without the logits in memory.
 
 The maths. x (N, H) hidden states, W (V, H) the head, y (N,) the sampled tokens, T the temperature:
 
@@ -10,13 +11,13 @@ For any upstream gradient g_t = dL/dlogp_t, with P'_tj = p_tj - [j = y_t] ("soft
 
     dX_t = -(g_t / T) (P' W)_t                dW = P'^T X',   X'_t = -(g_t / T) x_t
 
-P' does not know g. That matters here: the coefficient of a token in a turn-level objective depends on the whole turn, so it is unknown
-while its logits are at hand. `save` mode writes P' in the operands' dtype in forward and needs three matrix products in all; g enters on
-the (N, H) side of two of them. The subtraction is done in fp32, before rounding: where p_y is near 1, p_y - 1 of a rounded p_y has no
-correct digit.
+P' does not know g. That matters here: the coefficient of a token in a turn-level objective depends on the
+whole turn, so it is unknown while its logits are at hand. `save` mode writes P' in the operands' dtype in
+forward and needs three matrix products in all; g enters on the (N, H) side of two of them. The subtraction is
+done in fp32, before rounding: where p_y is near 1, p_y - 1 of a rounded p_y has no correct digit.
 
-Why fp32 logits: ATPO clips turn-mean ratios at 3e-3 and 4e-3, GSPO at 3e-4 and 4e-4; logits rounded to bf16 are off by more, and decide
-wrongly what is clipped (tests/test_kernels.py counts it).
+Why fp32 logits: ATPO clips turn-mean ratios at 3e-3 and 4e-3, GSPO at 3e-4 and 4e-4; logits rounded to bf16
+are off by more, and decide wrongly what is clipped (tests/test_kernels.py counts it).
 
                     matrix products   memory beyond x, W, dX, dW
     save            3                 N V itemsize for P', one tile of fp32 logits
@@ -24,8 +25,9 @@ wrongly what is clipped (tests/test_kernels.py counts it).
     without grad    1                 one tile of fp32 logits
     mode="auto" is save where P' fits into `budget_gb`, recompute elsewhere. A tile of logits has TILE_BYTES.
 
-Large products are the vendor library's (torch.mm with fp32 output); what is ours are the passes over a tile, one read each, as Triton
-kernels: `_stats_kernel`, `_gradient_kernel`, and `_turn_sum_kernel`. No atomics, no host reads, the same bits in every run.
+Large products are the vendor library's (torch.mm with fp32 output); what is ours are the passes over a tile,
+one read each, as Triton kernels: `_stats_kernel`, `_gradient_kernel`, and `_turn_sum_kernel`. No atomics, no
+host reads, the same bits in every run.
 """
 
 from contextlib import nullcontext
@@ -41,7 +43,7 @@ except ImportError:  # no Triton on this platform: the PyTorch paths remain
     triton = None
 
 TILE_BYTES = 512 * 2**20
-BLOCK = 8192                      # columns a program reads at once; 8 warps hold them in registers without spilling
+BLOCK = 8192                # columns a program reads at once; 8 warps hold them in registers without spilling
 
 
 class TurnLogprob(NamedTuple):
@@ -53,13 +55,18 @@ class TurnLogprob(NamedTuple):
 # ---------------------------------------------------------------- reference
 
 def turn_logprob_reference(hidden, weight, target_ids, temperature=1.0, chunk=4096):
-    """The same in plain PyTorch: (N,) log-probs. Logits are formed in fp32, `chunk` rows at a time, and recomputed in backward."""
+    """The same in plain PyTorch: (N,) log-probs. Logits are formed in fp32, `chunk` rows at a time, and
+    recomputed in backward."""
     def some(rows, target):
-        logits = rows.float() @ weight.float().T / temperature                                # (chunk, V)
-        return logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(1)
+        logits = rows.float() @ weight.float().T / temperature             # (chunk, V)
+        chosen = logits.gather(1, target[:, None])[:, 0]
+        return chosen - logits.logsumexp(1)
+
     if len(hidden) <= chunk and weight.shape[0] < 8192:
         return some(hidden, target_ids)
-    parts = [checkpoint(some, r, t, use_reentrant=False) for r, t in zip(hidden.split(chunk), target_ids.split(chunk), strict=True)]
+    parts = []
+    for rows, target in zip(hidden.split(chunk), target_ids.split(chunk), strict=True):
+        parts.append(checkpoint(some, rows, target, use_reentrant=False))
     return torch.cat(parts)
 
 
@@ -67,22 +74,33 @@ def turn_logprob_reference(hidden, weight, target_ids, temperature=1.0, chunk=40
 
 if triton is not None:
     @triton.jit
-    def _stats_kernel(logits, target, logprobs, lse, entropy, stride, inv_temperature, V: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr):
+    def _stats_kernel(logits, target, logprobs, lse, entropy,
+                      stride, inv_temperature,
+                      V: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr):
         """One program a row: running maximum m, S = sum exp(z - m), U = sum exp(z - m) (z - m), and z_y."""
         row = tl.program_id(0).to(tl.int64)
         y = tl.load(target + row)
-        m, S, U, z_y = -1e30, 0.0, 0.0, -float("inf")
+        m = -1e30
+        S = 0.0
+        U = 0.0
+        z_y = -float("inf")
         for start in range(0, V, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            z = tl.load(logits + row * stride + column, mask=column < V, other=-float("inf")).to(tl.float32) * inv_temperature
+            inside = column < V
+            at = logits + row * stride + column
+            z = tl.load(at, mask=inside, other=-float("inf"))
+            z = z.to(tl.float32) * inv_temperature
             m_new = tl.maximum(m, tl.max(z, 0))
             e = tl.exp(z - m_new)
             shrink = tl.exp(m - m_new)
             if ENTROPY:
-                U = (U + S * (m - m_new)) * shrink + tl.sum(tl.where(e > 0, e * (z - m_new), 0.0), 0)
+                U = (U + S * (m - m_new)) * shrink
+                terms = tl.where(e > 0, e * (z - m_new), 0.0)
+                U = U + tl.sum(terms, 0)
             S = S * shrink + tl.sum(e, 0)
             m = m_new
-            z_y = tl.maximum(z_y, tl.max(tl.where(column == y, z, -float("inf")), 0))
+            at_y = tl.where(column == y, z, -float("inf"))
+            z_y = tl.maximum(z_y, tl.max(at_y, 0))
         log_sum = m + tl.log(S)
         tl.store(lse + row, log_sum)
         tl.store(logprobs + row, z_y - log_sum)
@@ -90,20 +108,31 @@ if triton is not None:
             tl.store(entropy + row, tl.log(S) - U / S)
 
     @triton.jit
-    def _gradient_kernel(logits, target, lse, out, stride, out_stride, first, V, inv_temperature, BLOCK: tl.constexpr):
-        """One program a row and block of columns: P' = exp(z - lse) - [j = y], subtracted in fp32. `first`: vocabulary id of column 0."""
+    def _gradient_kernel(logits, target, lse, out,
+                         stride, out_stride, first, V, inv_temperature,
+                         BLOCK: tl.constexpr):
+        """One program a row and block of columns: P' = exp(z - lse) - [j = y], subtracted in fp32.
+        `first`: vocabulary id of column 0."""
         blocks = tl.cdiv(V, BLOCK)
         row = (tl.program_id(0) // blocks).to(tl.int64)
-        column = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-        z = tl.load(logits + row * stride + column, mask=column < V, other=-float("inf")).to(tl.float32) * inv_temperature
-        p = tl.exp(z - tl.load(lse + row)) - tl.where(column + first == tl.load(target + row), 1.0, 0.0)
-        tl.store(out + row * out_stride + column, p.to(out.dtype.element_ty), mask=column < V)
+        block = tl.program_id(0) % blocks
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        inside = column < V
+        at = logits + row * stride + column
+        z = tl.load(at, mask=inside, other=-float("inf"))
+        z = z.to(tl.float32) * inv_temperature
+        p = tl.exp(z - tl.load(lse + row))
+        is_y = column + first == tl.load(target + row)
+        p = p - tl.where(is_y, 1.0, 0.0)
+        at = out + row * out_stride + column
+        tl.store(at, p.to(out.dtype.element_ty), mask=inside)
 
     @triton.jit
     def _turn_sum_kernel(x, turn_ptr, out, BLOCK: tl.constexpr):
         """One program a turn: the sum of x over rows turn_ptr[k] to turn_ptr[k + 1], in a fixed order."""
         k = tl.program_id(0)
-        row, end = tl.load(turn_ptr + k), tl.load(turn_ptr + k + 1)
+        row = tl.load(turn_ptr + k)
+        end = tl.load(turn_ptr + k + 1)
         total = tl.zeros((BLOCK,), tl.float32)
         while row < end:
             at = row + tl.arange(0, BLOCK)
@@ -122,34 +151,52 @@ def row_stats(logits, target, inv_temperature, entropy, backend):
     if backend == "torch":
         z = logits * inv_temperature
         lse = z.logsumexp(1)
-        p = (z - lse[:, None]).exp() if entropy else None
-        return z.gather(1, target[:, None])[:, 0] - lse, lse, lse - torch.where(p > 0, p * z, 0.0).sum(1) if entropy else None
-    logp, lse, ent = (torch.empty(len(logits), dtype=torch.float32, device=logits.device) for _ in range(3))
+        z_y = z.gather(1, target[:, None])[:, 0]
+        logp = z_y - lse
+        if not entropy:
+            return logp, lse, None
+        p = (z - lse[:, None]).exp()
+        ent = lse - torch.where(p > 0, p * z, 0.0).sum(1)
+        return logp, lse, ent
+    logp = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    lse = torch.empty_like(logp)
+    ent = torch.empty_like(logp)
     if len(logits):
         with on_device(logits):
-            _stats_kernel[(len(logits),)](logits, target, logp, lse, ent, logits.stride(0), inv_temperature, V=logits.shape[1],
-                                          ENTROPY=entropy, BLOCK=BLOCK, num_warps=8)
+            _stats_kernel[(len(logits),)](
+                logits, target, logp, lse, ent,
+                logits.stride(0), inv_temperature,
+                V=logits.shape[1], ENTROPY=entropy,
+                BLOCK=BLOCK, num_warps=8)
     return logp, lse, ent if entropy else None
 
 
 def softmax_minus_one_hot(logits, target, lse, first, inv_temperature, out, backend):
-    """Writes P' of a tile of raw logits (n, V) fp32, whose first column is vocabulary id `first`, into out (n, V) of any float dtype."""
+    """Writes P' of a tile of raw logits (n, V) fp32, whose first column is vocabulary id `first`, into out
+    (n, V) of any float dtype."""
+    n, V = logits.shape
     if backend == "torch":
-        column = torch.arange(first, first + logits.shape[1], device=logits.device)
-        return out.copy_((logits * inv_temperature - lse[:, None]).exp() - (column == target[:, None]).float())
-    if len(logits):
-        n, V = logits.shape
+        p = (logits * inv_temperature - lse[:, None]).exp()
+        column = torch.arange(first, first + V, device=logits.device)
+        one_hot = column == target[:, None]
+        return out.copy_(p - one_hot.float())
+    if n:
         with on_device(logits):
-            _gradient_kernel[(n * triton.cdiv(V, BLOCK),)](logits, target, lse, out, logits.stride(0), out.stride(0), first, V, inv_temperature,
-                                                           BLOCK=BLOCK, num_warps=8)
+            _gradient_kernel[(n * triton.cdiv(V, BLOCK),)](
+                logits, target, lse, out,
+                logits.stride(0), out.stride(0), first, V, inv_temperature,
+                BLOCK=BLOCK, num_warps=8)
     return out
 
 
 def matmul_fp32(a, b):
-    """a @ b with fp32 accumulation and output; half-precision operands stay what they are where the library can (CUDA)."""
+    """a @ b with fp32 accumulation and output; half-precision operands stay what they are where the library
+    can (CUDA)."""
     if a.dtype == torch.float32:
         return a @ b
-    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
 
 
 def matmul_into(out, a, b):
@@ -165,48 +212,75 @@ def matmul_into(out, a, b):
 # ---------------------------------------------------------------- forward and backward over tiles
 
 def tile_size(bytes_each):
-    """How many rows or columns of so many bytes make a tile; a multiple of 128, which suits matrix products."""
+    """How many rows or columns of so many bytes make a tile; a multiple of 128, which suits matrix
+    products."""
     n = max(1, TILE_BYTES // bytes_each)
     return n if n < 128 else n - n % 128
 
 
 def forward_tiles(x, W, target, inv_temperature, keep, entropy, backend):
-    """(logp (N,), lse (N,), entropy or None, P' of the first `keep` rows or None), a tile of whole rows at a time."""
+    """(logp (N,), lse (N,), entropy or None, P' of the first `keep` rows or None), a tile of whole rows at a
+    time."""
     N, V = len(x), len(W)
     kept = x.new_empty(keep, V) if keep else None
-    tile, parts = tile_size(4 * V), []
+    tile = tile_size(4 * V)
+    parts = []
     for start in range(0, N, tile):
-        rows = slice(start, min(start + tile, N))
-        logits = matmul_fp32(x[rows], W.T)                                                    # (tile, V)
-        parts.append(row_stats(logits, target[rows], inv_temperature, entropy, backend))
-        n = min(rows.stop, keep) - start                                                      # rows of this tile that are kept
+        end = min(start + tile, N)
+        y = target[start:end]
+        logits = matmul_fp32(x[start:end], W.T)                            # (tile, V)
+        stats = row_stats(logits, y, inv_temperature, entropy, backend)
+        parts.append(stats)
+        n = min(end, keep) - start                                         # rows of this tile that are kept
         if n > 0:
-            softmax_minus_one_hot(logits[:n], target[rows][:n], parts[-1][1][:n], 0, inv_temperature, kept[start:start + n], backend)
+            lse = stats[1]
+            out = kept[start:start + n]
+            softmax_minus_one_hot(logits[:n], y[:n], lse[:n], 0, inv_temperature, out, backend)
         del logits
-    logp, lse, ent = zip(*parts, strict=True) if parts else ((x.new_empty(0, dtype=torch.float32),),) * 3
-    return torch.cat(logp), torch.cat(lse), torch.cat(ent) if entropy else None, kept
+    if not parts:
+        empty = x.new_empty(0, dtype=torch.float32)
+        parts = [(empty, empty, empty)]
+    logp, lse, ent = zip(*parts, strict=True)
+    ent = torch.cat(ent) if entropy else None
+    return torch.cat(logp), torch.cat(lse), ent, kept
 
 
-def backward_tiles(x, W, target, lse, kept, rows, coefficient, inv_temperature, need_x, need_w, w_dtype, backend):
-    """(dX (n, H) fp32, dW (V, H) in w_dtype): coefficient_t (P' W)_t and P'^T (coefficient x) of the given rows (an index or a slice of all N).
+def backward_tiles(x, W, target, lse, kept, rows,
+                   coefficient, inv_temperature,
+                   need_x, need_w, w_dtype, backend):
+    """(dX (n, H) fp32, dW (V, H) in w_dtype): coefficient_t (P' W)_t and P'^T (coefficient x) of the given
+    rows (an index or a slice of all N).
 
-    Tiles of the vocabulary: every tile of dW is complete when it is written, and dX is the only sum over tiles. Small coefficients (1 / tokens
-    of a batch) would vanish when coefficient x is rounded to fp16: there the largest is taken out, and put back in fp32."""
-    x, target, lse, coefficient, V = x[rows], target[rows], lse[rows], coefficient[:, None], len(W)
+    Tiles of the vocabulary: every tile of dW is complete when it is written, and dX is the only sum over
+    tiles. Small coefficients (1 / tokens of a batch) would vanish when coefficient x is rounded to fp16:
+    there the largest is taken out, and put back in fp32."""
+    V = len(W)
+    x = x[rows]
+    target = target[rows]
+    lse = lse[rows]
+    coefficient = coefficient[:, None]
     fp16 = x.dtype == torch.float16 and len(x) > 0
     scale = coefficient.abs().amax().clamp(min=1e-30) if fp16 else 1.0
-    dx = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need_x else None
-    dw = torch.empty(W.shape, dtype=w_dtype, device=x.device) if need_w else None
-    weighted = (coefficient / scale * x.float()).to(x.dtype) if need_w else None             # (n, H)
-    ready = kept is not None and isinstance(rows, slice)                                      # P' is read where it lies
-    tile = V if ready and not fp16 else tile_size(4 * max(1, x.shape[1], 0 if ready else len(x)))  # of dW, and of logits or P'
+    dx = dw = weighted = None
+    if need_x:
+        dx = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    if need_w:
+        dw = torch.empty(W.shape, dtype=w_dtype, device=x.device)
+        weighted = (coefficient / scale * x.float()).to(x.dtype)           # (n, H)
+    ready = kept is not None and isinstance(rows, slice)                   # P' is read where it lies
+    if ready and not fp16:
+        tile = V
+    else:
+        height = 0 if ready else len(x)
+        tile = tile_size(4 * max(1, x.shape[1], height))                   # of dW, and of logits or P'
     for first in range(0, V, tile):
         columns = slice(first, min(first + tile, V))
         if kept is not None:
             p = kept[rows, columns]
         else:
-            logits = matmul_fp32(x, W[columns].T)                                             # (n, tile)
-            p = softmax_minus_one_hot(logits, target, lse, first, inv_temperature, x.new_empty(logits.shape), backend)
+            logits = matmul_fp32(x, W[columns].T)                          # (n, tile)
+            p = x.new_empty(logits.shape)
+            softmax_minus_one_hot(logits, target, lse, first, inv_temperature, p, backend)
             del logits
         if need_x:
             dx += matmul_fp32(p, W[columns])
@@ -215,19 +289,26 @@ def backward_tiles(x, W, target, lse, kept, rows, coefficient, inv_temperature, 
         elif need_w:
             matmul_into(dw[columns], p.T, weighted)
         del p
-    return dx.mul_(coefficient) if need_x else None, dw
+    if need_x:
+        dx.mul_(coefficient)
+    return dx, dw
 
 
 class _LinearLogprob(torch.autograd.Function):
-    """x (N, H), weight (V, H), target (N,) -> logp (N,), entropy (N,) or (0,). Gradients reach the first `active` rows."""
+    """x (N, H), weight (V, H), target (N,) -> logp (N,), entropy (N,) or (0,). Gradients reach the first
+    `active` rows."""
 
     @staticmethod
-    def forward(ctx, x, weight, target, inv_temperature, entropy, active, keep, compact, backend):
+    def forward(ctx, x, weight, target, inv_temperature,
+                entropy, active, keep, compact, backend):
         W = weight.to(x.dtype)
-        logp, lse, ent, kept = forward_tiles(x, W, target, inv_temperature, active if keep else 0, entropy, backend)
+        kept_rows = active if keep else 0
+        logp, lse, ent, kept = forward_tiles(
+            x, W, target, inv_temperature, kept_rows, entropy, backend)
         ctx.save_for_backward(x, weight, target, lse, kept)
         ctx.options = inv_temperature, active, compact, backend
-        ent = ent if entropy else logp.new_empty(0)
+        if not entropy:
+            ent = logp.new_empty(0)
         ctx.mark_non_differentiable(ent)
         return logp, ent
 
@@ -238,9 +319,15 @@ class _LinearLogprob(torch.autograd.Function):
         inv_temperature, active, compact, backend = ctx.options
         need_x, need_w = ctx.needs_input_grad[:2]
         with torch.autocast(x.device.type, enabled=False):
-            rows = g[:active].nonzero()[:, 0] if compact else slice(0, active)
-            dx_rows, dw = backward_tiles(x, weight.to(x.dtype), target, lse, kept, rows, -inv_temperature * g[rows], inv_temperature,
-                                         need_x, need_w, weight.dtype, backend)
+            rows = slice(0, active)
+            if compact:
+                rows = g[rows].nonzero()[:, 0]
+            W = weight.to(x.dtype)
+            coefficient = -inv_temperature * g[rows]
+            dx_rows, dw = backward_tiles(
+                x, W, target, lse, kept, rows,
+                coefficient, inv_temperature,
+                need_x, need_w, weight.dtype, backend)
             dx = None
             if need_x:
                 dx = torch.zeros_like(x)
@@ -253,24 +340,30 @@ class _TurnSum(torch.autograd.Function):
     def forward(ctx, x, turn_ptr):
         ctx.save_for_backward(turn_ptr)
         ctx.rows = len(x)
-        out = torch.empty(len(turn_ptr) - 1, dtype=torch.float32, device=x.device)
-        if len(out):
+        turns = len(turn_ptr) - 1
+        out = torch.empty(turns, dtype=torch.float32, device=x.device)
+        if turns:
+            x = x.contiguous()
+            turn_ptr = turn_ptr.contiguous()
             with on_device(x):
-                _turn_sum_kernel[(len(out),)](x.contiguous(), turn_ptr.contiguous(), out, BLOCK=256, num_warps=4)
+                _turn_sum_kernel[(turns,)](x, turn_ptr, out, BLOCK=256, num_warps=4)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g):
         turn_ptr, = ctx.saved_tensors
-        return torch.repeat_interleave(g, turn_ptr.diff(), output_size=ctx.rows), None
+        lengths = turn_ptr.diff()
+        return torch.repeat_interleave(g, lengths, output_size=ctx.rows), None
 
 
 def turn_sum(x, turn_ptr, backend="auto"):
-    """Sums of x (N,) over turns: row turn_ptr[k] up to turn_ptr[k + 1], turn_ptr (K + 1,) from 0 to N. Empty turns sum to 0."""
+    """Sums of x (N,) over turns: row turn_ptr[k] up to turn_ptr[k + 1], turn_ptr (K + 1,) from 0 to N. Empty
+    turns sum to 0."""
     if _backend(x, backend) == "triton":
         return _TurnSum.apply(x, turn_ptr)
-    return torch.segment_reduce(x, "sum", offsets=turn_ptr.long(), axis=0, unsafe=True, initial=0)
+    offsets = turn_ptr.long()
+    return torch.segment_reduce(x, "sum", offsets=offsets, axis=0, unsafe=True, initial=0)
 
 
 def _backend(x, backend):
@@ -285,17 +378,23 @@ def _backend(x, backend):
 
 # ---------------------------------------------------------------- public
 
-def turn_logprob(hidden, weight, target_ids, *, rows=None, turn_ptr=None, temperature=1.0, entropy=False, active=None, mode="auto",
-                 compact=False, budget_gb=2.0, backend="auto"):
+def turn_logprob(hidden, weight, target_ids, *,
+                 rows=None, turn_ptr=None, temperature=1.0, entropy=False,
+                 active=None, mode="auto", compact=False,
+                 budget_gb=2.0, backend="auto"):
     """TurnLogprob of the tokens that follow some hidden states.
 
-    hidden (..., H) and weight (V, H): bf16, fp16 or fp32; products take the dtype of hidden (a weight in another one is cast for the
-    product and gets its gradient in its own). target_ids (N,): ids in [0, V). rows (N,): which of the flattened hidden states, all by
-    default; an index may occur twice. turn_ptr (K + 1,): row offsets of turns, for turn_sums.
-    entropy: also the entropy of every row, as a metric. active: rows from here on get no gradient and cost none (put turns of
-    zero advantage last). compact: backward leaves out rows whose upstream gradient is 0, such as clipped turns, at the price of one host
-    read of their number. mode: save | recompute | auto (see above). backend: triton on CUDA, the reference elsewhere;
-    "torch" runs the tiles with plain PyTorch passes. A weight that needs no gradient (LoRA) skips dW; under no_grad nothing is kept.
+    hidden (..., H) and weight (V, H): bf16, fp16 or fp32; products take the dtype of hidden (a weight in
+    another one is cast for the product and gets its gradient in its own). target_ids (N,): ids in [0, V).
+    rows (N,): which of the flattened hidden states, all by default; an index may occur twice.
+    turn_ptr (K + 1,): row offsets of turns, for turn_sums.
+    entropy: also the entropy of every row, as a metric.
+    active: rows from here on get no gradient and cost none (put turns of zero advantage last).
+    compact: backward leaves out rows whose upstream gradient is 0, such as clipped turns, at the price of one
+    host read of their number.
+    mode: save | recompute | auto (see above). backend: triton on CUDA, the reference elsewhere; "torch" runs
+    the tiles with plain PyTorch passes.
+    A weight that needs no gradient (LoRA) skips dW; under no_grad nothing is kept.
     """
     if hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"hidden has width {hidden.shape[-1]}, weight {weight.shape[1]}")
@@ -305,20 +404,37 @@ def turn_logprob(hidden, weight, target_ids, *, rows=None, turn_ptr=None, temper
     x = x if rows is None else x[rows]
     if len(x) != len(target_ids):
         raise ValueError(f"{len(x)} rows of hidden states, {len(target_ids)} target ids")
-    backend, active = _backend(x, backend), len(x) if active is None else min(active, len(x))
+    backend = _backend(x, backend)
+    N = len(x)
+    active = N if active is None else min(active, N)
+    ent = None
+    sums = None
     with torch.autocast(x.device.type, enabled=False):
         if backend == "reference":
-            logp, ent = turn_logprob_reference(x, weight, target_ids, temperature), None
-            logp = torch.cat([logp[:active], logp[active:].detach()]) if active < len(x) else logp
+            logp = turn_logprob_reference(x, weight, target_ids, temperature)
+            if active < N:
+                rest = logp[active:].detach()
+                logp = torch.cat([logp[:active], rest])
             if entropy:
+                parts = []
                 with torch.no_grad():
-                    ent = torch.cat([-(z.exp() * z.clamp(min=-1e4)).sum(1) for z in ((part.float() @ weight.float().T / temperature).log_softmax(1)
-                                                                                     for part in x.split(4096))])
+                    for part in x.split(4096):
+                        z = part.float() @ weight.float().T / temperature
+                        z = z.log_softmax(1)
+                        parts.append(-(z.exp() * z.clamp(min=-1e4)).sum(1))
+                    ent = torch.cat(parts)
         else:
             needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-            fits = active * len(weight) * x.element_size() <= budget_gb * 2**30
+            bytes_to_keep = active * len(weight) * x.element_size()
+            fits = bytes_to_keep <= budget_gb * 2**30
             keep = needs_grad and (mode == "save" or mode == "auto" and fits)
-            x, target_ids = x.contiguous(), target_ids.contiguous()
-            logp, ent = _LinearLogprob.apply(x, weight, target_ids, 1.0 / temperature, entropy, active, keep, compact, backend)
-        sums = None if turn_ptr is None else turn_sum(logp, turn_ptr, "torch" if backend == "reference" else backend)
-    return TurnLogprob(logp, ent if entropy else None, sums)
+            x = x.contiguous()
+            target_ids = target_ids.contiguous()
+            logp, ent = _LinearLogprob.apply(
+                x, weight, target_ids, 1.0 / temperature,
+                entropy, active, keep, compact, backend)
+        if turn_ptr is not None:
+            sums = turn_sum(logp, turn_ptr, "torch" if backend == "reference" else backend)
+    if not entropy:
+        ent = None
+    return TurnLogprob(logp, ent, sums)

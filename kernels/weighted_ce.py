@@ -1,10 +1,14 @@
-"""Weighted-mask cross entropy from hidden states: Omne-R1's Algorithm 1 (stage 2), where thoughts count for less than actions.
+"""Weighted-mask cross entropy from hidden states: Omne-R1's Algorithm 1 (stage 2), where thoughts count for
+less than actions.
 
-    L = sum_t w_t (-logp_t) / sum_t w_t        over labels that are not ignored; w from `<think>` to `</think>`, 1 elsewhere
+    L = sum_t w_t (-logp_t) / sum_t w_t
 
-The coefficients w are known before the first product, so forward computes the gradient as well, in the same pass over the logits
-(see turn_logprob.py for P' and the tiles): dX_t = w_t (P' W)_t / sum w and dW = P'^T (w x) / sum w. The weights enter on the (N, H) side
-and the sum divides once, in fp32, at the end: w / sum w of 1e-6 would vanish in fp16. Rows of weight 0 are left out before any product.
+over labels that are not ignored; w from `<think>` to `</think>`, 1 elsewhere.
+
+The coefficients w are known before the first product, so forward computes the gradient as well, in the same
+pass over the logits (see turn_logprob.py for P' and the tiles): dX_t = w_t (P' W)_t / sum w and
+dW = P'^T (w x) / sum w. The weights enter on the (N, H) side and the sum divides once, in fp32, at the end:
+w / sum w of 1e-6 would vanish in fp16. Rows of weight 0 are left out before any product.
 """
 
 import torch
@@ -13,11 +17,14 @@ from kernels.turn_logprob import _backend, backward_tiles, forward_tiles, turn_l
 
 
 def think_weights(labels, start_ids, end_ids, weight):
-    """Algorithm 1, lines 3-15: (B, T) fp32 weights, `weight` from each start tag to the first end tag behind it, tags included, 1 elsewhere.
+    """Algorithm 1, lines 3-15: (B, T) fp32 weights, `weight` from each start tag to the first end tag behind
+    it, tags included, 1 elsewhere.
 
-    labels (B, T): token ids, ignored ones negative. start_ids, end_ids: the ids of the tags, one or several each, as the tokenizer
-    splits them. A start without an end changes nothing. A start in an ignored part is not seen, as in the paper (it searches the labels)."""
-    start, end = torch.as_tensor(start_ids), torch.as_tensor(end_ids)
+    labels (B, T): token ids, ignored ones negative. start_ids, end_ids: the ids of the tags, one or several
+    each, as the tokenizer splits them. A start without an end changes nothing. A start in an ignored part is
+    not seen, as in the paper (it searches the labels)."""
+    start = torch.as_tensor(start_ids)
+    end = torch.as_tensor(end_ids)
     if not start.numel() or not end.numel():
         raise ValueError("think_weights needs at least one id for each tag")
     weights = torch.ones(labels.shape, dtype=torch.float32)
@@ -26,7 +33,8 @@ def think_weights(labels, start_ids, end_ids, weight):
         for s in _occurrences(row, start):
             later = [e for e in ends if e >= s]
             if later:
-                weights[b, s:later[0] + len(end)] = weight
+                stop = later[0] + len(end)
+                weights[b, s:stop] = weight
     return weights.to(labels.device)
 
 
@@ -34,55 +42,95 @@ def _occurrences(row, ids):
     """Positions at which the ids stand in the row (T,)."""
     if len(row) < len(ids):
         return []
-    return (row.unfold(0, len(ids), 1) == ids).all(1).nonzero()[:, 0].tolist()
+    windows = row.unfold(0, len(ids), 1)
+    equal = (windows == ids).all(1)
+    return equal.nonzero()[:, 0].tolist()
 
 
 class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, target, w, inv_total, grad, keep, backend):
-        need_x, need_w = (needed and grad for needed in ctx.needs_input_grad[:2])  # (needs_input_grad does not know no_grad)
+    def forward(ctx, x, weight, target, w, inv_total,
+                grad, keep, backend):
+        # (needs_input_grad does not know no_grad)
+        need_x = grad and ctx.needs_input_grad[0]
+        need_w = grad and ctx.needs_input_grad[1]
         W = weight.to(x.dtype)
-        logp, lse, _, kept = forward_tiles(x, W, target, 1.0, len(x) if keep and (need_x or need_w) else 0, False, backend)
+        kept_rows = len(x) if keep and (need_x or need_w) else 0
+        logp, lse, _, kept = forward_tiles(
+            x, W, target, 1.0, kept_rows, False, backend)
         dx = dw = None
         if need_x or need_w:
-            dx, dw = backward_tiles(x, W, target, lse, kept, slice(None), w, 1.0, need_x, need_w, torch.float32, backend)
+            dx, dw = backward_tiles(
+                x, W, target, lse, kept, slice(None),
+                w, 1.0, need_x, need_w,
+                torch.float32, backend)
         ctx.save_for_backward(dx, dw, inv_total)
         ctx.dtypes = x.dtype, weight.dtype
-        return -(w * logp).sum() * inv_total
+        weighted = (w * logp).sum()
+        return -weighted * inv_total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g):
-        dx, dw, inv_total = ctx.saved_tensors  # in fp32: rounded once, after the upstream gradient (a loss scale) is known
-        scaled = (None if d is None else torch.mul(d, g * inv_total, out=torch.empty_like(d, dtype=dtype))
-                  for d, dtype in zip((dx, dw), ctx.dtypes, strict=True))
-        return *scaled, *[None] * 6
+        # in fp32: rounded once, after the upstream gradient (a loss scale) is known
+        *gradients, inv_total = ctx.saved_tensors
+        scaled = []
+        for d, dtype in zip(gradients, ctx.dtypes, strict=True):
+            if d is not None:
+                out = torch.empty_like(d, dtype=dtype)
+                d = torch.mul(d, g * inv_total, out=out)
+            scaled.append(d)
+        return *scaled, None, None, None, None, None, None
 
 
-def weighted_cross_entropy(hidden, weight, labels, weights, total=None, *, ignore_index=-100, budget_gb=2.0, backend="auto"):
+def weighted_cross_entropy(hidden, weight, labels, weights,
+                           total=None, *, ignore_index=-100,
+                           budget_gb=2.0, backend="auto"):
     """sum of w (-log p(label)) / total, a scalar in fp32 with gradients to hidden and weight.
 
-    hidden (..., H), each predicting the label at its place (shift before you call: hidden[:, :-1], labels[:, 1:], weights[:, 1:]);
-    weight (V, H); labels (...) with ignore_index where nothing is learned; weights (...) >= 0. total: the sum of weights over the *whole*
-    batch, all micro-batches and ranks, as a number or a tensor; None takes this call's own. A total of at most 1e-8 gives 0, with zero
-    gradients. Labels and weights that are still on the CPU are compacted there; on the device that takes one host read."""
-    if hidden.shape[:-1] != labels.shape or labels.shape != weights.shape:
-        raise ValueError(f"hidden {tuple(hidden.shape[:-1])}, labels {tuple(labels.shape)} and weights {tuple(weights.shape)} must agree")
-    x, labels, weights = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1), weights.reshape(-1).float()
+    hidden (..., H), each predicting the label at its place (shift before you call: hidden[:, :-1],
+    labels[:, 1:], weights[:, 1:]); weight (V, H); labels (...) with ignore_index where nothing is learned;
+    weights (...) >= 0. total: the sum of weights over the *whole* batch, all micro-batches and ranks, as a
+    number or a tensor; None takes this call's own. A total of at most 1e-8 gives 0, with zero gradients.
+    Labels and weights that are still on the CPU are compacted there; on the device that takes one host
+    read."""
+    places = hidden.shape[:-1]
+    if places != labels.shape or labels.shape != weights.shape:
+        raise ValueError(f"hidden {tuple(places)}, labels {tuple(labels.shape)} and "
+                         f"weights {tuple(weights.shape)} must agree")
+    width = hidden.shape[-1]
+    x = hidden.reshape(-1, width)
+    labels = labels.reshape(-1)
+    weights = weights.reshape(-1).float()
     weights = weights * (labels != ignore_index)
     rows = weights.nonzero()[:, 0]
-    if not weights.is_cuda and len(rows) and float(weights[rows].min()) < 0:
+    target = labels[rows]
+    w = weights[rows]
+    if not w.is_cuda and len(rows) and float(w.min()) < 0:
         raise ValueError("weights must not be negative")
-    total = weights.sum() if total is None else torch.as_tensor(total, dtype=torch.float32)
-    rows, target, w, total = (t.to(x.device, non_blocking=True) for t in (rows, labels[rows], weights[rows], total))
-    inv_total = torch.where(total > 1e-8, 1 / total.clamp(min=1e-8), 0.0)
+    if total is None:
+        total = weights.sum()
+    total = torch.as_tensor(total, dtype=torch.float32)
+
+    rows = rows.to(x.device, non_blocking=True)
+    target = target.to(x.device, non_blocking=True)
+    w = w.to(x.device, non_blocking=True)
+    total = total.to(x.device, non_blocking=True)
+    inv_total = 1 / total.clamp(min=1e-8)
+    inv_total = torch.where(total > 1e-8, inv_total, 0.0)
     backend = _backend(x, backend)
     with torch.autocast(x.device.type, enabled=False):
         if not len(rows):
-            return x[:0].float().sum() + weight[:0].float().sum()
-        if backend == "reference":
-            return -(w * turn_logprob_reference(x[rows], weight, target)).sum() * inv_total
-        keep = len(rows) * len(weight) * x.element_size() <= budget_gb * 2**30
+            no_x = x[:0].float()
+            no_weight = weight[:0].float()
+            return no_x.sum() + no_weight.sum()
         x = x[rows]
+        if backend == "reference":
+            logp = turn_logprob_reference(x, weight, target)
+            weighted = (w * logp).sum()
+            return -weighted * inv_total
+        bytes_to_keep = len(rows) * len(weight) * x.element_size()
+        keep = bytes_to_keep <= budget_gb * 2**30
         grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        return _WeightedCrossEntropy.apply(x, weight, target, w, inv_total, grad, keep, backend)
+        return _WeightedCrossEntropy.apply(
+            x, weight, target, w, inv_total, grad, keep, backend)

@@ -1,4 +1,5 @@
-"""Samples of the real data sets live beside the checkout (or in $FIVEHOP_DATA); tests that want them skip where they are missing."""
+"""Samples of the real data sets live beside the checkout (or in $FIVEHOP_DATA); tests that
+want them skip where they are missing."""
 
 import os
 import shutil
@@ -27,6 +28,7 @@ def sample(name):
 
 class Scripted:
     """An engine that plays given turns; every other part of the rollout is the real one."""
+
     busy = False
 
     def __init__(self, tokenizer, texts):
@@ -36,19 +38,24 @@ class Scripted:
         self.contexts.append(list(prompt_ids))
         ids = self.tokenizer(self.texts[len(self.contexts) - 1], add_special_tokens=False)["input_ids"]
         text = self.tokenizer.decode(ids)
-        return engine.Generation(ids, [-.5] * len(ids), next((s for s in stop if text.rstrip().endswith(s)), "length"))
+        return engine.Generation(
+            ids, [-0.5] * len(ids), next((s for s in stop if text.rstrip().endswith(s)), "length")
+        )
 
 
 @pytest.fixture(scope="session")
 def qwen(tmp_path_factory):
     """A Qwen3 folder with the real tokenizer and small random weights."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
     folder = tmp_path_factory.mktemp("qwen3")
     for name in ("qwen2.5/vocab.json", "qwen2.5/merges.txt", "qwen3/tokenizer_config.json"):
         shutil.copyfile(sample("tokenizers/" + name), folder / Path(name).name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=151936, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-                                 head_dim=16, max_position_embeddings=32768, tie_word_embeddings=True, eos_token_id=151645, pad_token_id=151643)
-                     ).save_pretrained(folder)
+    Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=151936, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=32768,
+        tie_word_embeddings=True, eos_token_id=151645, pad_token_id=151643,
+    )).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -3,12 +3,14 @@
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
+from common import grpo
 
 CFG = Config(rollout="tree")
 
@@ -36,22 +38,30 @@ def root_of(*specs):
 
 # ---- credit
 
+
 def test_leaf_values_population_and_sample():
-    assert at2po.leaf_values([1, 0, 0, 0]) == pytest.approx([.75 / math.sqrt(.1875), *[-.25 / math.sqrt(.1875)] * 3], rel=1e-4)
-    assert at2po.leaf_values([1, 0, 0, 0], sample_std=True)[0] == pytest.approx(.75 / .5, rel=1e-4)
+    assert at2po.leaf_values([1, 0, 0, 0]) == pytest.approx(
+        [0.75 / math.sqrt(0.1875), *[-0.25 / math.sqrt(0.1875)] * 3], rel=1e-4
+    )
+    assert at2po.leaf_values([1, 0, 0, 0], sample_std=True)[0] == pytest.approx(0.75 / 0.5, rel=1e-4)
 
 
-@pytest.mark.parametrize("rule, expected", [
-    # leaves 1, 0 | 0, 0: z = sqrt(3), -1/sqrt(3) (three times); entropies 0, ln 3 below the first turn, 0, ln 2 below the root
-    ("child-weighted", ((.25 * math.sqrt(3) - .75 / math.sqrt(3)), -1 / math.sqrt(3))),
-    ("child-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
-    ("leaf-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3)))])
+@pytest.mark.parametrize(
+    "rule, expected",
+    [
+        # leaves 1, 0 | 0, 0: z = sqrt(3), -1/sqrt(3) (three times); entropies 0, ln 3 below the first turn,
+        # 0, ln 2 below the root
+        ("child-weighted", ((0.25 * math.sqrt(3) - 0.75 / math.sqrt(3)), -1 / math.sqrt(3))),
+        ("child-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
+        ("leaf-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
+    ],
+)
 def test_values(rule, expected):
     root = root_of((0, [(0, 1.0), (math.log(3), 0.0)]), (math.log(2), [(0, 0.0), (0, 0.0)]))
     assert at2po.assign_advantages(root, replace(CFG, value=rule))
     a, b = root.children
     assert (a.value, b.value) == pytest.approx(expected, rel=1e-4)
-    weights = (1 / 3, 2 / 3) if rule == "child-weighted" else (.5, .5)
+    weights = (1 / 3, 2 / 3) if rule == "child-weighted" else (0.5, 0.5)
     assert root.value == pytest.approx(weights[0] * expected[0] + weights[1] * expected[1], rel=1e-4)
     assert a.advantage == a.value and a.children[0].advantage == pytest.approx(math.sqrt(3), rel=1e-4)
 
@@ -64,42 +74,60 @@ def test_child_mean_and_leaf_mean_differ_on_uneven_trees():
     assert root.value == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("kind, expected", [("value", 1.0), ("td", 2 / 3), ("global", 4 / 3), ("combined", 2.0)])
+@pytest.mark.parametrize(
+    "kind, expected", [("value", 1.0), ("td", 2 / 3), ("global", 4 / 3), ("combined", 2.0)]
+)
 def test_advantages(kind, expected):
     root = root_of((0, [(0, 1.0), (0, 1.0), (0, 0.0)]), (0, 0.0))
     at2po.assign_advantages(root, replace(CFG, value="child-mean", advantage=kind))
-    assert root.children[0].children[0].advantage == pytest.approx(expected, rel=1e-4)  # V = 1, V(parent) = 1/3, V(root) = -1/3
+    # V = 1, V(parent) = 1/3, V(root) = -1/3
+    assert root.children[0].children[0].advantage == pytest.approx(expected, rel=1e-4)
 
 
 def test_equal_rewards_teach_nothing():
     root = root_of((0, [(0, 1.0), (1, 1.0)]), (0, 1.0))
     assert not at2po.assign_advantages(root, CFG)
     assert all(n.advantage == 0 for n in root.nodes())
+    assert all(leaf.trajectory.advantages == [] for leaf in root.leaves())
 
 
 def test_path_advantages_by_credit():
     root = root_of((0, [(0, 1.0), (0, 0.0)]), (0, 0.0))
-    at2po.assign_advantages(root, CFG)
     leaf = root.leaves()[0]
-    assert at2po.path_advantages(leaf, CFG) == [root.children[0].advantage, leaf.advantage]
-    assert at2po.path_advantages(leaf, replace(CFG, credit="outcome")) == [leaf.value] * 2
-    assert at2po.path_advantages(leaf, replace(CFG, flip_advantages=True)) == [-root.children[0].advantage, -leaf.advantage]
+
+    def of_path(**options):
+        assert at2po.assign_advantages(root, replace(CFG, **options))
+        return leaf.trajectory.advantages
+
+    assert of_path() == [root.children[0].advantage, leaf.advantage] and leaf.advantage != 0
+    assert of_path(credit="outcome") == [leaf.value] * 2
+    assert of_path(flip_advantages=True) == [-root.children[0].advantage, -leaf.advantage]
+    assert [len(leaf.trajectory.advantages) for leaf in root.leaves()] == [2, 2, 1]
 
 
 # ---- expansion
 
+
 def test_expansion_takes_the_most_uncertain_turns_then_the_root_and_repeats_from_the_top():
-    root = root_of((.5, [(9.0, 0.0)]), (.8, [(9.0, 0.0)]), (.2, 0.0))
+    root = root_of((0.5, [(9.0, 0.0)]), (0.8, [(9.0, 0.0)]), (0.2, 0.0))
     a, b, c = root.children
-    assert at2po.choose_nodes(root, replace(CFG, expand=4), random.Random(0)) == [b, a, root, b]  # answers (9.0 and .2) are not expanded
-    assert at2po.choose_nodes(root, replace(CFG, expand=1, expand_answers=True), random.Random(0)) == [a.children[0]]
+    # answers (9.0 and .2) are not expanded
+    assert at2po.choose_nodes(root, replace(CFG, expand=4), random.Random(0)) == [b, a, root, b]
+    assert at2po.choose_nodes(
+        root, replace(CFG, expand=1, expand_answers=True), random.Random(0)
+    ) == [a.children[0]]
     b.resamples = 7
-    assert at2po.choose_nodes(root, replace(CFG, expand=1), random.Random(0)) == [a]       # .8 - .35 < .5
-    assert at2po.choose_nodes(root, replace(CFG, expand=2, penalty_count="siblings"), random.Random(0)) == [b, a]  # both have two siblings
+    assert at2po.choose_nodes(root, replace(CFG, expand=1), random.Random(0)) == [a]  # .8 - .35 < .5
+    # both have two siblings
+    assert at2po.choose_nodes(
+        root, replace(CFG, expand=2, penalty_count="siblings"), random.Random(0)
+    ) == [b, a]
 
 
 def test_a_tree_whose_chains_all_answered_gets_fresh_chains_from_the_root():
-    assert at2po.choose_nodes(root := root_of((1, 0.0), (1, 1.0)), CFG, random.Random(0)) == [root] * CFG.expand
+    assert (
+        at2po.choose_nodes(root := root_of((1, 0.0), (1, 1.0)), CFG, random.Random(0)) == [root] * CFG.expand
+    )
 
 
 def test_random_expansion_is_seeded_without_replacement_and_knows_the_root():
@@ -107,17 +135,22 @@ def test_random_expansion_is_seeded_without_replacement_and_knows_the_root():
 
     def draw(seed):
         return at2po.choose_nodes(root, replace(CFG, expansion="random"), random.Random(seed))
+
     assert draw(1) == draw(1) and draw(1) != draw(2)
     assert all(len(set(map(id, draw(seed)))) == CFG.expand for seed in range(50))
-    assert any(root in draw(seed) for seed in range(50)) and not any(n.done for seed in range(50) for n in draw(seed))
+    assert (
+        any(root in draw(seed) for seed in range(50))
+        and not any(n.done for seed in range(50) for n in draw(seed))
+    )
 
 
 def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
     cfg = replace(CFG, steps=10, group_size=4, token_budget="auto")
-    assert at2po.token_budget(cfg, {"step": 0}) == math.inf
-    assert at2po.token_budget(cfg, {"step": 2, "baseline_tokens": 2 * 3 * 4 * 50.0}) == 10 * 3 * 4 * 50
-    assert at2po.token_budget(replace(cfg, token_budget=0), {"step": 2}) == math.inf
-    assert at2po.token_budget(replace(cfg, token_budget=7), {"step": 2}) == 7
+    spent = {"tokens": 0, "baseline_tokens": 2 * 3 * 4 * 50.0}
+    assert at2po.token_budget(cfg, {"tokens": 0, "baseline_tokens": 0.0}, 0) == math.inf
+    assert at2po.token_budget(cfg, spent, 2) == 10 * 3 * 4 * 50
+    assert at2po.token_budget(replace(cfg, token_budget=0), spent, 2) == math.inf
+    assert at2po.token_budget(replace(cfg, token_budget=7), spent, 2) == 7
 
 
 # ---- loss
@@ -128,9 +161,9 @@ TURNS = torch.tensor([[-1, 0, 0, -1, 1, 1, 1], [-1, 0, -1, -1, -1, -1, -1]])
 
 def loss_inputs(seed=0):
     g = torch.Generator().manual_seed(seed)
-    old = torch.where(MASK, -torch.rand(2, 7, generator=g, dtype=torch.double), 0.)
-    new = old + torch.where(MASK, .02 * torch.randn(2, 7, generator=g, dtype=torch.double), 0.)
-    advantages = torch.where(MASK, torch.randn(2, 7, generator=g, dtype=torch.double), 0.)
+    old = torch.where(MASK, -torch.rand(2, 7, generator=g, dtype=torch.double), 0.0)
+    new = old + torch.where(MASK, 0.02 * torch.randn(2, 7, generator=g, dtype=torch.double), 0.0)
+    advantages = torch.where(MASK, torch.randn(2, 7, generator=g, dtype=torch.double), 0.0)
     return new.requires_grad_(), old, advantages
 
 
@@ -144,17 +177,20 @@ def looped_atpo(new, old, advantages, low, high):
             s = torch.exp(sum(new[b, t].detach() - old[b, t] for t in at) / len(at))
             for t in at:
                 ratio = s * torch.exp(new[b, t] - new[b, t].detach())
-                sequence = sequence + torch.minimum(ratio * advantages[b, t], ratio.clamp(1 - low, 1 + high) * advantages[b, t])
+                sequence = sequence + torch.minimum(
+                    ratio * advantages[b, t], ratio.clamp(1 - low, 1 + high) * advantages[b, t]
+                )
         total = total - sequence / MASK[b].sum()
     return total / len(new)
 
 
 def test_atpo_loss_by_hand():
-    new = torch.tensor([[0., math.log(.5), math.log(.5), 0., math.log(.6)]], dtype=torch.double)
-    old = torch.tensor([[0., math.log(.4), math.log(.5), 0., math.log(.5)]], dtype=torch.double)
+    new = torch.tensor([[0.0, math.log(0.5), math.log(0.5), 0.0, math.log(0.6)]], dtype=torch.double)
+    old = torch.tensor([[0.0, math.log(0.4), math.log(0.5), 0.0, math.log(0.5)]], dtype=torch.double)
     mask, turns = torch.tensor([[0, 1, 1, 0, 1]]).bool(), torch.tensor([[-1, 0, 0, -1, 1]])
-    loss, stats = at2po.atpo_loss(new, old, torch.tensor([[0., 2., 2., 0., -1.]]), mask, turns, .2, .1)
-    # turn 0: s = sqrt(1.25 * 1) = 1.118 > 1.1: 1.1 * 2 for both tokens; turn 1: s = 1.2, A < 0: min(-1.2, -1.1) = -1.2
+    loss, stats = at2po.atpo_loss(new, old, torch.tensor([[0.0, 2.0, 2.0, 0.0, -1.0]]), mask, turns, 0.2, 0.1)
+    # turn 0: s = sqrt(1.25 * 1) = 1.118 > 1.1: 1.1 * 2 for both tokens;
+    # turn 1: s = 1.2, A < 0: min(-1.2, -1.1) = -1.2
     assert loss.item() == pytest.approx(-(2.2 + 2.2 - 1.2) / 3)
     assert stats["clipped_tokens"] == 2 and stats["tokens"] == 3 and stats["ratio_max"] == pytest.approx(1.2)
 
@@ -162,46 +198,63 @@ def test_atpo_loss_by_hand():
 @pytest.mark.parametrize("seed", range(5))
 def test_atpo_loss_and_gradient_equal_the_loops(seed):
     new, old, advantages = loss_inputs(seed)
-    loss, _ = at2po.atpo_loss(new, old, advantages, MASK, TURNS, .005, .01)
-    expected = looped_atpo(new, old, advantages, .005, .01)
+    loss, _ = at2po.atpo_loss(new, old, advantages, MASK, TURNS, 0.005, 0.01)
+    expected = looped_atpo(new, old, advantages, 0.005, 0.01)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, new)[0], torch.autograd.grad(expected, new)[0])
 
 
 def test_one_turn_is_gspo():
     new, old, advantages = loss_inputs()
-    loss, _ = at2po.atpo_loss(new, old, advantages, MASK, TURNS.clamp(max=0), .005, .01)
+    loss, _ = at2po.atpo_loss(new, old, advantages, MASK, TURNS.clamp(max=0), 0.005, 0.01)
     expected = 0
     for b in range(2):  # Eq 8-9: one length-normalised ratio for the sequence
         at = MASK[b].nonzero()[:, 0]
         s = torch.exp((new[b, at].detach() - old[b, at]).mean()) * torch.exp(new[b, at] - new[b, at].detach())
-        expected = expected - torch.minimum(s * advantages[b, at], s.clamp(1 - .005, 1 + .01) * advantages[b, at]).mean() / 2
+        expected = expected - (
+            torch.minimum(s * advantages[b, at], s.clamp(1 - 0.005, 1 + 0.01) * advantages[b, at]).mean() / 2
+        )
     torch.testing.assert_close(loss, expected)
-    assert at2po.atpo_loss(new, old, advantages, MASK, TURNS, .005, .01)[0] != loss
+    assert at2po.atpo_loss(new, old, advantages, MASK, TURNS, 0.005, 0.01)[0] != loss
 
 
 def test_what_a_broadcast_would_hide_is_refused_in_words():
     new, old, advantages = loss_inputs()
-    for loss in (lambda a, m: at2po.atpo_loss(new, old, a, m, TURNS), lambda a, m: at2po.grpo_loss(new, old, a, m)):
+    for loss in (
+        lambda a, m: at2po.atpo_loss(new, old, a, m, TURNS),
+        lambda a, m: grpo.grpo_loss(new, old, a, m, grpo.sequence_weights(m)),
+    ):
         with pytest.raises(ValueError, match=r"advantages \(2,\): one a token, \(2, 7\)"):
             loss(advantages[:, 1], MASK)
         with pytest.raises(ValueError, match="sampled no token"):
             loss(advantages, torch.zeros_like(MASK))
 
 
-@pytest.mark.parametrize("form, value", [("sequence", (3 - 1 + 5) / 3 / 2 + 4 / 2), ("token", (3 - 1 + 5 + 4) / 4)])
+@pytest.mark.parametrize(
+    "form, value", [("sequence", (3 - 1 + 5) / 3 / 2 + 4 / 2), ("token", (3 - 1 + 5 + 4) / 4)]
+)
 def test_grpos_two_means(form, value):
     mask = torch.tensor([[True, True, True], [True, False, False]])
-    advantages, zeros = torch.tensor([[3., -1., 5.], [4., 0., 0.]]), torch.zeros(2, 3)
-    loss, _ = at2po.grpo_loss(zeros, zeros, advantages, mask, num_tokens=4 if form == "token" else None)
+    advantages, zeros = torch.tensor([[3.0, -1.0, 5.0], [4.0, 0.0, 0.0]]), torch.zeros(2, 3)
+    batch = SimpleNamespace(
+        old_logprobs=zeros, ref_logprobs=None, advantages=advantages, response_mask=mask
+    )
+    loss, _ = at2po.policy_loss(zeros, batch, replace(CFG, loss="grpo", grpo_mean=form), 2, 4)
     assert loss.item() == pytest.approx(-value)
 
 
 def test_grpos_dual_clip_bounds_what_a_negative_advantage_can_cost():
-    new, old, mask = torch.tensor([[math.log(.9), math.log(.9)]]), torch.tensor([[math.log(.1), math.log(.1)]]), torch.ones(1, 2).bool()
-    advantages = torch.tensor([[-2., 2.]])                                 # ratio 9: min gives -18 and 1.2 * 2
-    assert at2po.grpo_loss(new, old, advantages, mask, .2, .2)[0].item() == pytest.approx((18 - 2.4) / 2)
-    assert at2po.grpo_loss(new, old, advantages, mask, .2, .2, dual_clip=3.)[0].item() == pytest.approx((6 - 2.4) / 2)
+    new, old, mask = (
+        torch.tensor([[math.log(0.9), math.log(0.9)]]),
+        torch.tensor([[math.log(0.1), math.log(0.1)]]),
+        torch.ones(1, 2).bool(),
+    )
+    advantages = torch.tensor([[-2.0, 2.0]])  # ratio 9: min gives -18 and 1.2 * 2
+    weights = grpo.sequence_weights(mask)
+    loss, _ = grpo.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2)
+    assert loss.item() == pytest.approx((18 - 2.4) / 2)
+    loss, _ = grpo.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2, dual_clip=3.0)
+    assert loss.item() == pytest.approx((6 - 2.4) / 2)
 
 
 @pytest.mark.parametrize("junk", [float("nan"), float("-inf"), 1e30])
@@ -209,48 +262,72 @@ def test_what_stands_at_unsampled_positions_reaches_neither_loss_nor_gradient(ju
     new, old, advantages = loss_inputs()
     plain, dirty = new.detach().requires_grad_(), torch.where(MASK, new.detach(), junk).requires_grad_()
     loss = at2po.atpo_loss(plain, old, advantages, MASK, TURNS)[0]
-    again, stats = at2po.atpo_loss(dirty, torch.where(MASK, old, junk), torch.where(MASK, advantages, 5.), MASK, TURNS)
+    again, stats = at2po.atpo_loss(
+        dirty, torch.where(MASK, old, junk), torch.where(MASK, advantages, 5.0), MASK, TURNS
+    )
     assert torch.equal(loss, again) and all(math.isfinite(v) for v in stats.values())
     assert torch.equal(torch.autograd.grad(loss, plain)[0], torch.autograd.grad(again, dirty)[0])
 
 
 def test_grpo_loss_by_hand():
-    new = torch.tensor([[0., math.log(.6)]], dtype=torch.double, requires_grad=True)
-    old = torch.tensor([[0., math.log(.5)]], dtype=torch.double)
-    ref = torch.tensor([[0., math.log(.3)]], dtype=torch.double)
+    new = torch.tensor([[0.0, math.log(0.6)]], dtype=torch.double, requires_grad=True)
+    old = torch.tensor([[0.0, math.log(0.5)]], dtype=torch.double)
+    ref = torch.tensor([[0.0, math.log(0.3)]], dtype=torch.double)
     mask = torch.tensor([[False, True]])
-    loss, stats = at2po.grpo_loss(new, old, torch.ones(1, 2), mask, .2, .1, kl_coef=.5, ref_logprobs=ref)
-    k3 = .5 + math.log(2) - 1                               # exp(r) - r - 1 with r = log(.3 / .6)
-    assert loss.item() == pytest.approx(-1.1 + .5 * k3)
+    weights = grpo.sequence_weights(mask)
+    loss, stats = grpo.grpo_loss(
+        new, old, torch.ones(1, 2), mask, weights, 0.2, 0.1, kl_coef=0.5, ref_logprobs=ref
+    )
+    k3 = 0.5 + math.log(2) - 1  # exp(r) - r - 1 with r = log(.3 / .6)
+    assert loss.item() == pytest.approx(-1.1 + 0.5 * k3)
     assert stats["clipped_tokens"] == 1
 
 
 def test_masked_positions_and_padding_change_nothing():
     new, old, advantages = loss_inputs()
-    noisy = lambda x: torch.where(MASK, x.detach(), torch.full_like(x, 7.5))  # noqa: E731
-    pad = lambda x, v: torch.cat([x, torch.full((2, 3), v, dtype=x.dtype)], 1)  # noqa: E731
-    for loss in (lambda *a: at2po.atpo_loss(*a[:4], a[4])[0], lambda *a: at2po.grpo_loss(*a[:4])[0]):
+
+    def noisy(x):
+        return torch.where(MASK, x.detach(), torch.full_like(x, 7.5))
+
+    def pad(x, v):
+        return torch.cat([x, torch.full((2, 3), v, dtype=x.dtype)], 1)
+
+    for loss in (
+        lambda *a: at2po.atpo_loss(*a[:4], a[4])[0],
+        lambda *a: grpo.grpo_loss(*a[:4], grpo.sequence_weights(a[3]))[0],
+    ):
         plain = loss(new, old, advantages, MASK, TURNS)
         torch.testing.assert_close(loss(noisy(new), noisy(old), noisy(advantages), MASK, TURNS), plain)
-        torch.testing.assert_close(loss(pad(new, 3.), pad(old, -9.), pad(advantages, 1.), pad(MASK, False), pad(TURNS, -1)), plain)
+        torch.testing.assert_close(
+            loss(pad(new, 3.0), pad(old, -9.0), pad(advantages, 1.0), pad(MASK, False), pad(TURNS, -1)), plain
+        )
 
 
 def test_parts_of_a_mini_batch_add_up():
     new, old, advantages = loss_inputs()
     whole = at2po.atpo_loss(new, old, advantages, MASK, TURNS)[0]
-    parts = sum(at2po.atpo_loss(new[b:b + 1], old[b:b + 1], advantages[b:b + 1], MASK[b:b + 1], TURNS[b:b + 1], num_sequences=2)[0] for b in range(2))
+    parts = sum(
+        at2po.atpo_loss(
+            new[b : b + 1], old[b : b + 1], advantages[b : b + 1], MASK[b : b + 1], TURNS[b : b + 1],
+            num_sequences=2,
+        )[0]
+        for b in range(2)
+    )
     torch.testing.assert_close(parts, whole)
 
 
 def test_turn_entropy():
-    even = torch.tensor([[0., .1, .1, 0., .1, .1, 0.], [0., .3, 0, 0, 0, 0, 0]])
+    even = torch.tensor([[0.0, 0.1, 0.1, 0.0, 0.1, 0.1, 0.0], [0.0, 0.3, 0, 0, 0, 0, 0]])
     mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0], [0, 1, 0, 0, 0, 0, 0]]).bool()
     turns = torch.tensor([[-1, 0, 0, -1, 1, 1, -1], [-1, 0, -1, -1, -1, -1, -1]])
-    assert at2po.turn_entropy(even, mask, turns) == pytest.approx(.5)      # 1 for the even sequence, 0 for the one of a single turn
+    # 1 for the even sequence, 0 for the one of a single turn
+    assert at2po.turn_entropy(even, mask, turns) == pytest.approx(0.5)
     uneven = even.clone()
-    uneven[0, 4:6] = 0                                                     # shares 1 and 0: softmax = e/(1+e), 1/(1+e)
+    uneven[0, 4:6] = 0  # shares 1 and 0: softmax = e/(1+e), 1/(1+e)
     p = math.e / (1 + math.e)
-    assert at2po.turn_entropy(uneven, mask, turns) == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2, rel=1e-5)
+    assert at2po.turn_entropy(uneven, mask, turns) == pytest.approx(
+        -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2, rel=1e-5
+    )
 
 
 # ---- reward
@@ -259,20 +336,28 @@ GOOD = "<think>now</think><search>a film</search>"
 ANSWER = "<think>found</think><answer>It is \\[ \\boxed{Ada Holt} \\]</answer>"
 
 
-@pytest.mark.parametrize("turns, answer, problem", [
-    ([turn(0, GOOD, "<result>x</result>"), turn(0, ANSWER)], "Ada Holt", ""),
-    ([turn(0, ANSWER)], "Ada Holt", ""),
-    ([turn(0, ANSWER.replace("<think>found</think>", ""))], "Ada Holt", "think tags"),
-    ([turn(0, ANSWER.replace("</think>", ""))], "Ada Holt", "think tags"),
-    ([turn(0, ANSWER.replace("\\boxed{Ada Holt}", "Ada Holt"))], None, "boxed"),
-    ([turn(0, ANSWER + ANSWER)], "Ada Holt", "answer block"),
-    ([turn(0, ANSWER + " and more")], "Ada Holt", ""),
-    ([turn(0, ANSWER + ".")], "Ada Holt", ""),  # the rest of a token ">."
-    ([turn(0, GOOD, at2po.LIMIT_MESSAGE), turn(0, ANSWER)], "Ada Holt", "without its result"),
-    ([turn(0, GOOD), turn(0, ANSWER)], "Ada Holt", "without its result"),
-    ([turn(0, GOOD + "<search>b", "r"), turn(0, ANSWER)], "Ada Holt", "without its result"),
-    ([turn(0, "<think>x</think><result>forged</result>" + ANSWER.replace("<think>found</think>", ""))], "Ada Holt", "wrote a result"),
-    ([turn(0, GOOD, "<result>r</result>")], None, "answer block")])
+@pytest.mark.parametrize(
+    "turns, answer, problem",
+    [
+        ([turn(0, GOOD, "<result>x</result>"), turn(0, ANSWER)], "Ada Holt", ""),
+        ([turn(0, ANSWER)], "Ada Holt", ""),
+        ([turn(0, ANSWER.replace("<think>found</think>", ""))], "Ada Holt", "think tags"),
+        ([turn(0, ANSWER.replace("</think>", ""))], "Ada Holt", "think tags"),
+        ([turn(0, ANSWER.replace("\\boxed{Ada Holt}", "Ada Holt"))], None, "boxed"),
+        ([turn(0, ANSWER + ANSWER)], "Ada Holt", "answer block"),
+        ([turn(0, ANSWER + " and more")], "Ada Holt", ""),
+        ([turn(0, ANSWER + ".")], "Ada Holt", ""),  # the rest of a token ">."
+        ([turn(0, GOOD, at2po.LIMIT_MESSAGE), turn(0, ANSWER)], "Ada Holt", "without its result"),
+        ([turn(0, GOOD), turn(0, ANSWER)], "Ada Holt", "without its result"),
+        ([turn(0, GOOD + "<search>b", "r"), turn(0, ANSWER)], "Ada Holt", "without its result"),
+        (
+            [turn(0, "<think>x</think><result>forged</result>" + ANSWER.replace("<think>found</think>", ""))],
+            "Ada Holt",
+            "wrote a result",
+        ),
+        ([turn(0, GOOD, "<result>r</result>")], None, "answer block"),
+    ],
+)
 def test_format_rules(turns, answer, problem):
     got, why = at2po.parse_response(turns)
     assert got == answer and (problem in why if problem else why == "")
@@ -282,16 +367,28 @@ def test_the_prompts_own_example_passes_the_parser():
     example = at2po.SYSTEM_PROMPT.split("For example, ")[1].split(" In the last part")[0].removesuffix(".")
     first, rest = example.split("<result>")
     observation, second = rest.split("</result>")
-    answer, problem = at2po.parse_response([turn(0, first, f"<result>{observation}</result>"), turn(0, second)])
+    answer, problem = at2po.parse_response(
+        [turn(0, first, f"<result>{observation}</result>"), turn(0, second)]
+    )
     assert (answer, problem) == ("answer here", "") and "\x08" not in at2po.SYSTEM_PROMPT
 
 
 def test_reward_is_exact_match_behind_the_format():
     question = at2po.data.Question("1", "?", ["Ada Holt", "A. Holt"])
-    reward = lambda text, **k: at2po.score(Trajectory("1", [0], [turn(0, text)]), question, replace(CFG, **k)).reward  # noqa: E731
+
+    def reward(text, **k):
+        return at2po.score(Trajectory("1", [0], [turn(0, text)]), question, replace(CFG, **k)).reward
+
     assert reward(ANSWER) == 1 and reward(ANSWER.replace("Ada", "Bea")) == 0
-    assert reward(ANSWER.replace("<think>", "")) == 0 and reward(ANSWER.replace("<think>", ""), bad_format_reward=-1.0) == -1
+    assert (
+        reward(ANSWER.replace("<think>", "")) == 0
+        and reward(ANSWER.replace("<think>", ""), bad_format_reward=-1.0) == -1
+    )
 
 
 def test_boxed():
-    assert at2po.boxed("\\boxed{a} then \\boxed{b{c}d}") == "b{c}d" and at2po.boxed("\\boxed{open") is None and at2po.boxed("none") is None
+    assert (
+        at2po.boxed("\\boxed{a} then \\boxed{b{c}d}") == "b{c}d"
+        and at2po.boxed("\\boxed{open") is None
+        and at2po.boxed("none") is None
+    )

@@ -36,6 +36,7 @@ def error_of(load, *args, **kwargs):
 
 # ---------------------------------------------------------------- real files
 
+
 @pytest.mark.parametrize("name, n, hops, context", [
     ("hotpotqa/dev_distractor.json", 94, {2}, 10),
     ("hotpotqa/train.json", 54, {2}, 2),
@@ -46,7 +47,8 @@ def error_of(load, *args, **kwargs):
     ("triviaqa/test.jsonl", 300, {0}, 0),
     ("popqa/test.jsonl", 300, {0}, 0),
     ("bamboogle/test.csv", 64, {0}, 0),
-    ("rl_formats/arpo_valid.parquet", 88, {0}, 0)])
+    ("rl_formats/arpo_valid.parquet", 88, {0}, 0),
+])
 def test_real_files(name, n, hops, context):
     questions = data.load_questions(sample(name))
     assert len(questions) == n and len({q.id for q in questions}) == n
@@ -96,6 +98,7 @@ def test_popqa_and_ultradomain_in_their_own_layouts():
 
 # ---------------------------------------------------------------- hub names and roles
 
+
 @pytest.fixture
 def loads(monkeypatch):
     """The arguments of every datasets.load_dataset; the hub has every set."""
@@ -104,16 +107,21 @@ def loads(monkeypatch):
     def load_dataset(name, config=None, split=None, **_):
         calls.append((name, config, split))
         return [GOOD]
+
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(hub, "locate", lambda name, kind="model": name)
     return calls
 
 
 @pytest.mark.parametrize("name, config, train, evaluation", [
-    ("nq", "nq", "train", "test"), ("triviaqa", "triviaqa", "train", "test"),
-    ("hotpotqa", "hotpotqa", "train", "dev"), ("2wiki", "2wikimultihopqa", "train", "dev"),
-    ("musique", "musique", "train", "dev"), ("popqa", "popqa", None, "test"),
-    ("bamboogle", "bamboogle", None, "test")])
+    ("nq", "nq", "train", "test"),
+    ("triviaqa", "triviaqa", "train", "test"),
+    ("hotpotqa", "hotpotqa", "train", "dev"),
+    ("2wiki", "2wikimultihopqa", "train", "dev"),
+    ("musique", "musique", "train", "dev"),
+    ("popqa", "popqa", None, "test"),
+    ("bamboogle", "bamboogle", None, "test"),
+])
 def test_a_name_is_its_training_split_for_training_only(loads, name, config, train, evaluation):
     flashrag = "RUC-NLPIR/FlashRAG_datasets"
     data.load_questions(name)
@@ -130,11 +138,14 @@ def test_a_split_behind_a_name_is_that_split(loads):
     for source in ("hotpotqa-dev", "nq-dev", "nq-train", "search-r1", "search-r1-train"):
         data.load_questions(source)
     assert [(config, split) for _, config, split in loads] == [
-        ("hotpotqa", "dev"), ("nq", "dev"), ("nq", "train"), (None, "test"), (None, "train")]
+        ("hotpotqa", "dev"), ("nq", "dev"), ("nq", "train"), (None, "test"), (None, "train")
+    ]
     data.load_questions("nq-train", role="train")
     data.load_questions("search-r1", role="train")
-    assert loads[-2:] == [("RUC-NLPIR/FlashRAG_datasets", "nq", "train"),
-                          ("PeterJinGo/nq_hotpotqa_train", None, "train")]
+    assert loads[-2:] == [
+        ("RUC-NLPIR/FlashRAG_datasets", "nq", "train"),
+        ("PeterJinGo/nq_hotpotqa_train", None, "train"),
+    ]
 
 
 @pytest.mark.parametrize("source, role, message", [
@@ -142,7 +153,8 @@ def test_a_split_behind_a_name_is_that_split(loads):
     ("hotpotqa-dev", "train", "train on hotpotqa-train"),
     ("popqa-test", "train", "popqa has no training split"),
     ("hotpotqa-test", "evaluation", "hotpotqa has no test split, only train, dev"),
-    ("popqa-train", "train", "popqa has no train split, only test")])
+    ("popqa-train", "train", "popqa has no train split, only test"),
+])
 def test_training_refuses_the_splits_of_named_sets_that_are_evaluated_on(loads, source, role, message):
     assert message in error_of(data.load_questions, source, role=role) and not loads
 
@@ -152,13 +164,20 @@ def test_a_hub_id_in_full_is_taken_as_it_is_in_either_role(loads):
         data.load_questions("a/b:c:validation", role=role)
         data.load_questions("a/b:c", role=role)
         data.load_questions("a/b::test", role=role)
-    assert loads == [("a/b", "c", "validation"), ("a/b", "c", "train"), ("a/b", None, "test"),
-                     ("a/b", "c", "validation"), ("a/b", "c", "test"), ("a/b", None, "test")]
+    assert loads == [
+        ("a/b", "c", "validation"),
+        ("a/b", "c", "train"),
+        ("a/b", None, "test"),
+        ("a/b", "c", "validation"),
+        ("a/b", "c", "test"),
+        ("a/b", None, "test"),
+    ]
 
 
 def test_a_misspelt_name_is_not_asked_of_the_hub_and_gets_a_guess(loads, monkeypatch):
     def never(*_, **__):
         raise AssertionError("the hub was asked")
+
     monkeypatch.setattr(hub, "locate", never)
     assert "hotpotqe: no such file here; did you mean hotpotqa?" in error_of(data.load_questions, "hotpotqe")
     assert "no such file here. Give a file" in error_of(data.load_questions, "my/own/questions")
@@ -168,6 +187,7 @@ def test_a_misspelt_name_is_not_asked_of_the_hub_and_gets_a_guess(loads, monkeyp
 def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
     def refuse(name, kind):
         raise hub.HubError(f"{name}: the hub has no such {kind}, or it is private")
+
     monkeypatch.setattr(hub, "locate", refuse)
     message = error_of(data.load_questions, "nobody/nothing")
     assert "the hub data set 'nobody/nothing' did not load: nobody/nothing: the hub has no such" in message
@@ -176,7 +196,8 @@ def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
 
 def test_a_split_that_a_hub_set_lacks_is_one_line(loads, monkeypatch):
     def load_dataset(*_, **__):
-        raise ValueError('Unknown split "test". Should be one of [\'train\'].\nsecond line')
+        raise ValueError("Unknown split \"test\". Should be one of ['train'].\nsecond line")
+
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", load_dataset)
     message = error_of(data.load_questions, "a/b")
     assert 'split test (ValueError: Unknown split "test". Should be one of' in message
@@ -184,6 +205,7 @@ def test_a_split_that_a_hub_set_lacks_is_one_line(loads, monkeypatch):
 
 
 # ---------------------------------------------------------------- gold answers
+
 
 @pytest.mark.parametrize("answer, golds", [
     ({"value": "Ada", "aliases": ["A. H.", "Ada"], "normalized_aliases": ["ada"]}, ["Ada", "A. H."]),
@@ -197,14 +219,16 @@ def test_a_split_that_a_hub_set_lacks_is_one_line(loads, monkeypatch):
     (True, ["yes"]), (False, ["no"]), ([True], ["yes"]),
     (["Ada", None, " "], ["Ada"]),
     (["The The", "!!!", "Matt Johnson"], ["Matt Johnson"]),
-    ("C++", ["C++"])])
+    ("C++", ["C++"]),
+])
 def test_a_gold_answer_is_what_its_layout_means_by_it(answer, golds):
     assert one({"question": "Who?", "answer": answer}).answers == golds
 
 
 @pytest.mark.parametrize("answer", [
     float("nan"), float("inf"), {}, [[]], [["a b"]], {"a": {"b": "c d"}}, [{"value": ["x y"]}],
-    {"value": None}, {"value": "<unk>", "aliases": []}, "['Ada' 'Bea']", "[]", b"Ada"])
+    {"value": None}, {"value": "<unk>", "aliases": []}, "['Ada' 'Bea']", "[]", b"Ada",
+])
 def test_an_answer_that_cannot_be_compared_is_an_error_naming_the_field(answer):
     row = {"question": "Who?", "answer": answer}
     assert "records: record 1: field 'answer" in error_of(data.load_questions, [row])
@@ -238,15 +262,18 @@ def test_no_gold_answer_makes_an_empty_prediction_right():
     {"input": "Who?", "answers": ["Ada", "A. H."], "context": "a whole book"},
     {"question": "Who?", "answers": {"text": ["Ada", "A. H."], "answer_start": [0, 9]}},
     {"question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}, {"text": "A. H."}]},
-    {"question": "Who?", "answers": ["Ada", "A. H."]}])
+    {"question": "Who?", "answers": ["Ada", "A. H."]},
+])
 def test_other_names_of_the_answer_field(row):
     q = one(row)
     assert (q.question, q.answers, q.context) == ("Who?", ["Ada", "A. H."], [])
 
 
 def test_squad_keeps_its_paragraph_as_context(tmp_path):
-    row = {"id": "7", "title": "Ada", "context": "Ada Holt wrote it.", "question": "Who?",
-           "answers": {"text": ["Ada Holt"]}}
+    row = {
+        "id": "7", "title": "Ada", "context": "Ada Holt wrote it.", "question": "Who?",
+        "answers": {"text": ["Ada Holt"]},
+    }
     assert one(row).context == [["Ada", ["Ada Holt wrote it."]]]
     asked = {"id": "7", "question": "Who?", "answers": [{"text": "Ada Holt", "answer_start": 0}]}
     article = {"title": "Ada", "paragraphs": [{"context": "Ada Holt wrote it.", "qas": [asked]}]}
@@ -255,9 +282,12 @@ def test_squad_keeps_its_paragraph_as_context(tmp_path):
 
 
 def test_search_r1_rows():
-    row = {"data_source": "nq", "prompt": [{"role": "user", "content": "Answer … Question: who is it?\n"}],
-           "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada", "A. H."]}},
-           "extra_info": {"split": "train", "index": 7}}
+    row = {
+        "data_source": "nq",
+        "prompt": [{"role": "user", "content": "Answer … Question: who is it?\n"}],
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada", "A. H."]}},
+        "extra_info": {"split": "train", "index": 7},
+    }
     q = data.parse_question(row)
     assert (q.id, q.question, q.answers) == ("7", "who is it?", ["Ada", "A. H."])
     row["prompt"][0]["content"] = "who is it?"  # without the word, all of the message is the question
@@ -265,6 +295,7 @@ def test_search_r1_rows():
 
 
 # ---------------------------------------------------------------- contexts, evidence, ids
+
 
 def test_a_passage_of_one_string_is_one_sentence_and_not_its_characters():
     assert one(GOOD | {"context": [["T", "One sentence."]]}).context == [["T", ["One sentence."]]]
@@ -277,15 +308,19 @@ def test_a_passage_of_one_string_is_one_sentence_and_not_its_characters():
 
 @pytest.mark.parametrize("context", [
     "text", 1.5, True, [1], ["text"], [["T"]], [["T", 3]], [[None, ["s"]]], "[not json]",
-    {"title": ["T"]}, {"title": ["T"], "sentences": []}, {"title": "T", "sentences": "s"}])
+    {"title": ["T"]}, {"title": ["T"], "sentences": []}, {"title": "T", "sentences": "s"},
+])
 def test_a_context_of_a_wrong_type_is_an_error_naming_the_field(context):
     assert "record 1: field 'context" in error_of(data.load_questions, [GOOD | {"context": context}])
 
 
 def test_2wiki_in_the_hubs_layout():
-    meta = {"type": "comparison", "supporting_facts": {"title": ["T"], "sent_id": [0]},
-            "context": {"title": ["T"], "content": [["One.", "Two."]]},
-            "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]}}
+    meta = {
+        "type": "comparison",
+        "supporting_facts": {"title": ["T"], "sent_id": [0]},
+        "context": {"title": ["T"], "content": [["One.", "Two."]]},
+        "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]},
+    }
     q = one({"id": "x", "question": "Who?", "golden_answers": ["Ada"], "metadata": meta})
     assert (q.context, q.evidences) == ([["T", ["One.", "Two."]]], [["Ada", "mother", "Bea"]])
     assert (q.supporting_facts, q.type, q.hops) == ([["T", 0]], "comparison", 1)
@@ -310,16 +345,24 @@ def test_musique_of_flashrag_has_the_paragraphs_that_its_steps_rest_on():
     def step(question, answer, idx, title):
         paragraph = {"idx": idx, "title": title, "paragraph_text": f"{title} text.", "is_supporting": True}
         return {"id": idx, "question": question, "answer": answer, "support_paragraph": paragraph}
+
     steps = [step("Who owns it?", "Bea", 3, "T"), step("Where is #1?", "Ulm", 11, "T")]
-    q = one({"id": "dev_0", "question": "Where?", "golden_answers": ["Ulm"],
-             "metadata": {"answerable": True, "question_decomposition": steps}})
+    q = one({
+        "id": "dev_0",
+        "question": "Where?",
+        "golden_answers": ["Ulm"],
+        "metadata": {"answerable": True, "question_decomposition": steps},
+    })
     assert (q.hops, q.support_paragraphs, q.context) == (2, [3, 11], [["T", ["T text."]]] * 2)
     assert q.decomposition[1] == {"question": "Where is #1?", "answer": "Ulm", "paragraph_support_idx": 11}
 
 
 def test_a_context_beside_a_decomposition_and_facts_beside_paragraphs_are_kept_once():
-    both = GOOD | {"context": [["T", ["One."]]], "supporting_facts": [["T", 0]],
-                   "question_decomposition": [STEP]}
+    both = GOOD | {
+        "context": [["T", ["One."]]],
+        "supporting_facts": [["T", 0]],
+        "question_decomposition": [STEP],
+    }
     assert (one(both).context, one(both).supporting_facts) == ([["T", ["One."]]], [["T", 0]])
     assert one(both | {"paragraphs": [PARAGRAPH]}).supporting_facts == [["T", 0]]
 
@@ -327,6 +370,7 @@ def test_a_context_beside_a_decomposition_and_facts_beside_paragraphs_are_kept_o
 def test_repeated_ids_are_told_apart():
     def ids(*given):
         return [q.id for q in data.load_questions([GOOD | {"id": i} for i in given])]
+
     assert ids("x", "x", "x") == ["x", "x#1", "x#2"]
     assert len(set(ids("a", "a#2", "a"))) == 3 and ids("a", "a#2", "a")[:2] == ["a", "a#2"]
     assert len(set(ids("a", "a", "a#1", "a#1#2"))) == 4
@@ -340,39 +384,80 @@ STEP = {"id": 1, "question": "Who?", "answer": "Ada", "paragraph_support_idx": 4
 BINDING = {"result": {"type": "uri", "value": "http://www.wikidata.org/entity/Q7"}}
 PASSAGES = {"title": ["T"], "sentences": [["One.", "Two."]]}
 LAYOUTS = {
-    "hotpotqa": {"_id": "x", "question": "Who?", "answer": "Ada", "type": "bridge", "level": "hard",
-                 "supporting_facts": [["T", 0]], "context": [["T", ["One.", "Two."]]]},
-    "2wiki": {"_id": "x", "question": "Who?", "answer": "Ada", "type": "comparison",
-              "supporting_facts": [["T", 0]], "context": [["T", ["One."]]],
-              "evidences": [["Ada", "mother", "Bea"]],
-              "evidences_id": [["Q1", "mother", "Q2"]], "answer_id": "Q1", "entity_ids": "Q1_Q2"},
-    "2wiki hub": {"id": "x", "question": "Who?", "answer": "Ada", "type": "comparison",
-                  "supporting_facts": {"title": ["T"], "sent_id": [0]},
-                  "context": {"title": ["T"], "content": [["One.", "Two."]]},
-                  "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]}},
-    "musique": {"id": "2hop__1_2", "question": "Who?", "answer": "Ada", "answer_aliases": ["A. H."],
-                "answerable": True, "paragraphs": [PARAGRAPH], "question_decomposition": [STEP]},
-    "flashrag": {"id": "dev_0", "question": "Who?", "golden_answers": ["Ada", "A. H."],
-                 "metadata": {"type": "bridge", "hops": 2, "context": PASSAGES,
-                              "supporting_facts": {"title": ["T"], "sent_id": [0]}}},
-    "musique of flashrag": {"id": "dev_0", "question": "Who?", "golden_answers": ["Ada"], "metadata": {
-        "question_decomposition": [{"question": "Who?", "answer": "Ada", "support_paragraph": PARAGRAPH}]}},
+    "hotpotqa": {
+        "_id": "x", "question": "Who?", "answer": "Ada", "type": "bridge", "level": "hard",
+        "supporting_facts": [["T", 0]], "context": [["T", ["One.", "Two."]]],
+    },
+    "2wiki": {
+        "_id": "x", "question": "Who?", "answer": "Ada", "type": "comparison",
+        "supporting_facts": [["T", 0]], "context": [["T", ["One."]]],
+        "evidences": [["Ada", "mother", "Bea"]], "evidences_id": [["Q1", "mother", "Q2"]], "answer_id": "Q1",
+        "entity_ids": "Q1_Q2",
+    },
+    "2wiki hub": {
+        "id": "x",
+        "question": "Who?",
+        "answer": "Ada",
+        "type": "comparison",
+        "supporting_facts": {"title": ["T"], "sent_id": [0]},
+        "context": {"title": ["T"], "content": [["One.", "Two."]]},
+        "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]},
+    },
+    "musique": {
+        "id": "2hop__1_2", "question": "Who?", "answer": "Ada", "answer_aliases": ["A. H."],
+        "answerable": True, "paragraphs": [PARAGRAPH], "question_decomposition": [STEP],
+    },
+    "flashrag": {
+        "id": "dev_0",
+        "question": "Who?",
+        "golden_answers": ["Ada", "A. H."],
+        "metadata": {
+            "type": "bridge",
+            "hops": 2,
+            "context": PASSAGES,
+            "supporting_facts": {"title": ["T"], "sent_id": [0]},
+        },
+    },
+    "musique of flashrag": {
+        "id": "dev_0",
+        "question": "Who?",
+        "golden_answers": ["Ada"],
+        "metadata": {
+            "question_decomposition": [{"question": "Who?", "answer": "Ada", "support_paragraph": PARAGRAPH}]
+        },
+    },
     "nq-open": {"question": "who?", "answer": ["Ada", "A. H."]},
-    "search-r1": {"data_source": "nq", "prompt": [{"role": "user", "content": "Answer. Question: who?\n"}],
-                  "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada"]}}, "ability": "qa",
-                  "extra_info": {"split": "train", "index": 0}},
+    "search-r1": {
+        "data_source": "nq",
+        "prompt": [{"role": "user", "content": "Answer. Question: who?\n"}],
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada"]}},
+        "ability": "qa",
+        "extra_info": {"split": "train", "index": 0},
+    },
     "verl": {"question": "who?", "reward_model": {"style": "rule", "ground_truth": "Ada"}, "id": "x"},
-    "qald": {"id": 3, "question": [{"language": "en", "string": "Who?"}],
-             "answers": [{"head": {"vars": ["result"]}, "results": {"bindings": [BINDING]}},
-                         {"head": {}, "boolean": True}]},
+    "qald": {
+        "id": 3,
+        "question": [{"language": "en", "string": "Who?"}],
+        "answers": [
+            {"head": {"vars": ["result"]}, "results": {"bindings": [BINDING]}},
+            {"head": {}, "boolean": True},
+        ],
+    },
     "tog": {"question": "Who?", "answer": {"Q7": "Ada"}, "sparql": "…", "qid_topic_entity": {"Q1": "Bea"}},
-    "triviaqa hub": {"question_id": "tc_1", "question": "Who?",
-                     "answer": {"value": "Ada", "aliases": ["A. H."], "normalized_value": "ada"}},
+    "triviaqa hub": {
+        "question_id": "tc_1",
+        "question": "Who?",
+        "answer": {"value": "Ada", "aliases": ["A. H."], "normalized_value": "ada"},
+    },
     "popqa": {"id": 4, "question": "Who?", "possible_answers": '["Ada", "A. H."]', "obj": "Ada"},
-    "squad": {"id": "7", "title": "T", "context": "One.", "question": "Who?",
-              "answers": {"text": ["Ada"], "answer_start": [0]}},
-    "ultradomain": {"_id": "x", "input": "Who?", "answers": ["Ada Holt"], "context": "a book",
-                    "meta": {"title": "T"}}}
+    "squad": {
+        "id": "7", "title": "T", "context": "One.", "question": "Who?",
+        "answers": {"text": ["Ada"], "answer_start": [0]},
+    },
+    "ultradomain": {
+        "_id": "x", "input": "Who?", "answers": ["Ada Holt"], "context": "a book", "meta": {"title": "T"}
+    },
+}
 
 
 def paths(value, path=()):
@@ -385,8 +470,9 @@ def paths(value, path=()):
 
 def mutations(record):
     """(path, what was done, the record after it): each path deleted, null, and of each other type."""
-    others = (None, True, 7, 1.5, float("nan"), "", "text",
-              [], [[]], ["text"], [None], {}, {"k": 1}, [{"k": 1}])
+    others = (
+        None, True, 7, 1.5, float("nan"), "", "text", [], [[]], ["text"], [None], {}, {"k": 1}, [{"k": 1}]
+    )
     for path in paths(record):
         for new in ("delete", *others):
             changed = copy.deepcopy(record)
@@ -403,6 +489,7 @@ def mutations(record):
 def assert_well_typed(q):
     def texts(*values):
         return all(type(v) is str for v in values)
+
     assert texts(q.id, q.question, q.type, q.answer_id) and q.question.strip() and type(q.hops) is int
     assert q.answers and texts(*q.answers) and all(a.strip() for a in q.answers)
     assert not metrics.exact_match("", q.answers)
@@ -438,15 +525,17 @@ def test_a_damaged_record_is_an_error_with_record_and_field_or_a_well_typed_ques
 
 # ---------------------------------------------------------------- files
 
-BAD = {"missing answer": ('{"question": "q"}', "field 'answer' is missing"),
-       "empty answer": ('{"question": "q", "answer": ""}', "field 'answer' is empty"),
-       "empty list": ('{"question": "q", "golden_answers": []}', "field 'golden_answers' is empty"),
-       "empty question": ('{"question": " ", "answer": "Ada"}', "field 'question' is empty"),
-       "no question": ('{"answer": "Ada"}', "field 'question' is missing"),
-       "not an object": ('[1, 2]', "expected an object, got a list"),
-       "a null paragraph": ('{"question": "q", "answer": "Ada", "paragraphs": [null]}', "field 'paragraphs'"),
-       "no JSON": ('{"question": "q", "ans', "not valid JSON"),
-       "no UTF-8": (b'{"question": "q", "answer": "\xff"}', "not UTF-8 text \\(byte 0xff")}
+BAD = {
+    "missing answer": ('{"question": "q"}', "field 'answer' is missing"),
+    "empty answer": ('{"question": "q", "answer": ""}', "field 'answer' is empty"),
+    "empty list": ('{"question": "q", "golden_answers": []}', "field 'golden_answers' is empty"),
+    "empty question": ('{"question": " ", "answer": "Ada"}', "field 'question' is empty"),
+    "no question": ('{"answer": "Ada"}', "field 'question' is missing"),
+    "not an object": ("[1, 2]", "expected an object, got a list"),
+    "a null paragraph": ('{"question": "q", "answer": "Ada", "paragraphs": [null]}', "field 'paragraphs'"),
+    "no JSON": ('{"question": "q", "ans', "not valid JSON"),
+    "no UTF-8": (b'{"question": "q", "answer": "\xff"}', "not UTF-8 text \\(byte 0xff"),
+}
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -478,6 +567,7 @@ def test_bad_files(tmp_path):
         path.write_bytes(content)
         with pytest.raises(data.DataError, match=message):
             load(path)
+
     fails(b'[{"question": "q",]', "q.json: not valid JSON: .* line 1")
     fails(b'{\n "question": "q",\n]', "q.json: not valid JSON: .* line 3")
     fails(b'{"question": \n', "record 1: not valid JSON", "q.jsonl")
@@ -517,9 +607,15 @@ def test_parquet_with_damaged_pages_is_a_data_error(tmp_path):
 def test_every_form_of_file_gives_the_same_questions_compressed_or_not(tmp_path):
     rows = [GOOD, {"question": "Two\nlines?", "answer": "Bea, Céline"}]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    forms = {"a.jsonl": lines, "a.json": json.dumps(rows), "b.json": lines,
-             "c.json": json.dumps(rows, indent=2), "d.json": json.dumps({"data": rows}, indent=2),
-             "e.json": json.dumps({"data": rows}), "f.json": json.dumps({"version": 1, "questions": rows})}
+    forms = {
+        "a.jsonl": lines,
+        "a.json": json.dumps(rows),
+        "b.json": lines,
+        "c.json": json.dumps(rows, indent=2),
+        "d.json": json.dumps({"data": rows}, indent=2),
+        "e.json": json.dumps({"data": rows}),
+        "f.json": json.dumps({"version": 1, "questions": rows}),
+    }
     for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
         with open(tmp_path / name, "w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, ["question", "answer"], delimiter=delimiter)
@@ -540,9 +636,11 @@ def test_every_form_of_file_gives_the_same_questions_compressed_or_not(tmp_path)
 
 
 DPR = 'id\ttext\ttitle\n1\t"Aaron said ""no"". He\tleft."\tAaron\n2\tA year.\t1984\n3\tNot known.\tNA\n'
-PASSAGES_OF_DPR = [{"id": "1", "title": "Aaron", "text": 'Aaron said "no". He\tleft.'},
-                   {"id": "2", "title": "1984", "text": "A year."},
-                   {"id": "3", "title": "NA", "text": "Not known."}]
+PASSAGES_OF_DPR = [
+    {"id": "1", "title": "Aaron", "text": 'Aaron said "no". He\tleft.'},
+    {"id": "2", "title": "1984", "text": "A year."},
+    {"id": "3", "title": "NA", "text": "Not known."},
+]
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -587,14 +685,17 @@ def test_line_separators_inside_strings(tmp_path):
     ({"supporting_facts": [["t", float("inf")]]}, "field 'supporting_facts.sent_id'"),
     ({"supporting_facts": [["t"]]}, "field 'supporting_facts'"),
     ({"hops": "two"}, "field 'hops'"),
-    ({"id": {}}, "field 'id'")])
+    ({"id": {}}, "field 'id'"),
+])
 def test_odd_fields_of_a_record_are_its_error(row, message, tmp_path):
     path = write(tmp_path, [GOOD | row])
     assert f"q.jsonl: record 1: {message}" in error_of(data.load_questions, path)
 
 
-@pytest.mark.parametrize("text", ['{"dataset": {}}', '{"dataset": {}, "questions": null}', "[" * 100_000, "5",
-                                  '[{"question": "a", "answer": ' + "9" * 5000 + "}]"])
+@pytest.mark.parametrize("text", [
+    '{"dataset": {}}', '{"dataset": {}, "questions": null}', "[" * 100_000, "5",
+    '[{"question": "a", "answer": ' + "9" * 5000 + "}]",
+])
 def test_odd_json_is_one_error(text, tmp_path):
     (tmp_path / "a.json").write_text(text)
     assert "a.json" in error_of(data.load_questions, tmp_path / "a.json")
@@ -616,3 +717,7 @@ def test_aliases_of_wikidata_ids(tmp_path):
     bad = write(tmp_path, [{"Q_id": "Q30", "aliases": "US", "demonyms": []}], "bad.json")
     assert "bad.json: record 1: field 'aliases': expected a list of texts" in error_of(data.load_aliases, bad)
     assert "no such file" in error_of(data.load_aliases, tmp_path / "none.json")
+
+
+def test_an_answer_larger_than_any_float_is_text_too():
+    assert data.parse_question({"question": "How many?", "answer": 10**400}).answers == [str(10**400)]

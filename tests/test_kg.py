@@ -7,18 +7,35 @@ import pytest
 from common import data, kg, world
 from tests.conftest import sample
 
-TRIPLES = [("Pale Tower", "director", "Ada Adler"), ("Ada Adler", "mother", "Cora Cole"), ("Ada Adler", "spouse", "Abel Adler"),
-           ("Abel Adler", "spouse", "Ada Adler"), ("Pale Tower", "director", "Ada Adler"), ("Pale Tower", "composer", "Ada Adler")]
+TRIPLES = [
+    ("Pale Tower", "director", "Ada Adler"),
+    ("Ada Adler", "mother", "Cora Cole"),
+    ("Ada Adler", "spouse", "Abel Adler"),
+    ("Abel Adler", "spouse", "Ada Adler"),
+    ("Pale Tower", "director", "Ada Adler"),
+    ("Pale Tower", "composer", "Ada Adler"),
+]
 
 
 def test_facts_neighbours_and_edges():
     graph = kg.KnowledgeGraph.from_triples(TRIPLES)
-    assert graph.facts("Pale Tower") == [("Pale Tower", "director", "Ada Adler"), ("Pale Tower", "composer", "Ada Adler")]  # given twice: one edge
-    assert graph.facts("nobody") == [] and graph.node_info("nobody") is None and "Cora Cole" in graph and "nobody" not in graph
+    # given twice: one edge
+    assert graph.facts("Pale Tower") == [
+        ("Pale Tower", "director", "Ada Adler"),
+        ("Pale Tower", "composer", "Ada Adler"),
+    ]
+    assert (
+        graph.facts("nobody") == []
+        and graph.node_info("nobody") is None
+        and "Cora Cole" in graph
+        and "nobody" not in graph
+    )
     info = graph.node_info("Ada Adler")
     assert info["neighbours"] == ["Cora Cole", "Abel Adler", "Pale Tower"]
-    assert sorted((e["head"], e["relation"], e["tail"]) for e in info["edges"]) == sorted([*TRIPLES[:4], TRIPLES[5]])
-    assert [e["head"] for e in info["edges"]][:2] == ["Ada Adler"] * 2                        # its own facts first
+    assert sorted((e["head"], e["relation"], e["tail"]) for e in info["edges"]) == sorted(
+        [*TRIPLES[:4], TRIPLES[5]]
+    )
+    assert [e["head"] for e in info["edges"]][:2] == ["Ada Adler"] * 2  # its own facts first
 
 
 def test_the_entity_matcher_finds_misspelt_names():
@@ -39,18 +56,26 @@ def test_the_graph_of_the_world_holds_every_plan():
             assert (head, relation, tail) in graph.facts(head)
 
 
-@pytest.mark.parametrize("name,nodes,entity", [("christmas_carol", 322, "Ebenezer Scrooge"), ("christmas_carol_nano_graphrag", 694, "SCROOGE"),
-                                               ("ultradomain_mix", 450, None)])
+@pytest.mark.parametrize("name,nodes,entity", [
+    ("christmas_carol", 322, "Ebenezer Scrooge"),
+    ("christmas_carol_nano_graphrag", 694, "SCROOGE"),
+    ("ultradomain_mix", 450, None),
+])
 def test_graphml_of_lightrag_and_nano_graphrag(name, nodes, entity):
     graph = kg.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
     assert graph.graph.number_of_nodes() == nodes
     assert not any('"' in n or "<SEP>" in d["description"] for n, d in graph.graph.nodes(data=True))
     isolated = sum(not graph.facts(n) for n in graph.graph)
-    assert isolated == sum(d == 0 for _, d in graph.graph.degree())                       # no direction: an edge is a fact of both ends
+    # no direction: an edge is a fact of both ends
+    assert isolated == sum(d == 0 for _, d in graph.graph.degree())
     if entity:
         assert graph.entity_matcher(entity.lower().replace("scrooge", "scroogge"))[0]["name"] == entity
         info = graph.node_info(entity)
-        assert info["description"] and info["neighbours"] and all(entity in (e["head"], e["tail"]) for e in info["edges"])
+        assert (
+            info["description"]
+            and info["neighbours"]
+            and all(entity in (e["head"], e["tail"]) for e in info["edges"])
+        )
 
 
 def test_files_of_triples(tmp_path):
@@ -64,13 +89,19 @@ def test_files_of_triples(tmp_path):
 
 
 @pytest.mark.parametrize("name,text,message", [
-    ("a.jsonl", '["A", "r", "B"]\n["A", "r"]\n', "record 2: expected head, relation and tail"), ("a.jsonl", "{\n", "record 1"),
+    ("a.jsonl", '["A", "r", "B"]\n["A", "r"]\n', "record 2: expected head, relation and tail"),
+    ("a.jsonl", "{\n", "record 1"),
     ("a.jsonl", '["A", 1, "B"]\n', "record 1"),
-    ("a.json", "[", "not valid JSON"), ("a.tsv", "A B C\n", "record 1"),
-    ("a.graphml", "<graphml>", "not a GraphML file"), ("a.graphml", "no", "not a GraphML file"),
-    ("a.json", "5", "expected a list"), ("a.json", "[" * 100_000, "not valid JSON"),
+    ("a.json", "[", "not valid JSON"),
+    ("a.tsv", "A B C\n", "record 1"),
+    ("a.graphml", "<graphml>", "not a GraphML file"),
+    ("a.graphml", "no", "not a GraphML file"),
+    ("a.json", "5", "expected a list"),
+    ("a.json", "[" * 100_000, "not valid JSON"),
     ("a.graphml", '<?xml version="1.0" encoding="bogus-8"?><graphml/>', "GraphML"),
-    ("a.jsonl", "", "the graph is empty"), ("a.jsonl", '{"head": "A", "relation": "r"}', "record 1")])
+    ("a.jsonl", "", "the graph is empty"),
+    ("a.jsonl", '{"head": "A", "relation": "r"}', "record 1"),
+])
 def test_a_bad_file_is_one_clear_error(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(kg.GraphError, match=message):
@@ -82,7 +113,10 @@ def test_a_bad_file_is_one_clear_error(tmp_path, name, text, message):
 
 def test_qald_questions_of_both_forms():
     official = data.load_questions(sample("qald10/qald_10.json"), skip_bad=True)
-    assert official[0].answers == ["Q1739008"] and official[0].question.startswith("among the founders of tencent")
+    assert (
+        official[0].answers == ["Q1739008"]
+        and official[0].question.startswith("among the founders of tencent")
+    )
     assert {"yes", "no"} & {q.answers[0] for q in official} and not official[0].entities
     tog = data.load_questions(sample("qald10/qald_10_en_topic_entities.json"), skip_bad=True)
     assert tog[0].answers == ["Ma Huateng"] and tog[0].entities[0] == ["Tencent", "Q860580"]

@@ -5,7 +5,8 @@ import json
 import pytest
 
 import at2po
-from common import metrics, report
+from common import metrics
+from common.files import read_jsonl
 
 SHORT = "--steps 8 --lr 3e-4 --eval-limit 300 --eval-every 0 --show-every 0".split()
 
@@ -20,13 +21,13 @@ def test_atpo_learns_and_flipped_advantages_do_not(tmp_path):
     at2po.main([*SHORT, "--out", str(tmp_path), "--name", "flipped", "--flip-advantages"])
     learns, flipped = tmp_path / "at2po/learns", tmp_path / "at2po/flipped"
     before = em(learns, "eval_test_before.json")
-    assert .25 <= sum(before) / len(before) <= .5                     # room to learn at the start
+    assert 0.25 <= sum(before) / len(before) <= 0.5  # room to learn at the start
     gain, low, _ = metrics.paired_difference(before, em(learns, "eval_test.json"))
-    assert gain > .15 and low > .08, gain
+    assert gain > 0.15 and low > 0.08, gain
     _, _, high = metrics.paired_difference(before, em(flipped, "eval_test.json"))
-    assert high < .05, high
+    assert high < 0.05, high
     hops = json.loads((learns / "eval_test_before.json").read_text())["summary"]["by_hops"]
-    assert set(hops) == {"1", "2", "3", "4"} and all(h["em"] < .8 for h in hops.values())
-    for row in report.read_jsonl(learns / "metrics.jsonl"):
-        assert row["rollout/logprob_drift_max"] < 1e-3                # the sampler's log-probs are the trainer's
+    assert set(hops) == {"1", "2", "3", "4"} and all(h["em"] < 0.8 for h in hops.values())
+    for row in read_jsonl(learns / "metrics.jsonl"):
+        assert row["rollout/logprob_drift_max"] < 1e-3  # the sampler's log-probs are the trainer's
         assert not any(v for k, v in row.items() if k.startswith("guard/")), row  # a healthy run is silent

@@ -14,15 +14,15 @@ def test_normalisation_and_rules():
     assert metrics.normalize_answer("The  U.S. a Dog's") == "us dogs"
     assert metrics.exact_match("the Beatles!", ["Rolling Stones", "Beatles"]) == 1
     assert metrics.exact_match("", ["x"]) == 0
-    assert metrics.f1("born in Paris", "Paris") == pytest.approx(.5)
+    assert metrics.f1("born in Paris", "Paris") == pytest.approx(0.5)
     assert metrics.f1("yes it is", "yes") == 0
-    assert metrics.f1("yes it is", "yes", yes_no_rule=False) == pytest.approx(.5)
+    assert metrics.f1("yes it is", "yes", yes_no_rule=False) == pytest.approx(0.5)
     assert metrics.f1("the", "a", yes_no_rule=False) == 1 and metrics.f1("the", "a") == 0
 
 
 def test_evidence_scores_by_hand():
     em, f1, precision, recall = metrics.evidence_scores([["A", 0], ["B", 1]], [("A", 0), ("C", 2), ("D", 0)])
-    assert (em, precision) == (0, .5) and recall == pytest.approx(1 / 3) and f1 == pytest.approx(.4)
+    assert (em, precision) == (0, 0.5) and recall == pytest.approx(1 / 3) and f1 == pytest.approx(0.4)
     assert metrics.evidence_scores([3, 1], [1, 3]) == (1, 1, 1, 1)
     assert metrics.evidence_scores([], [1]) == (0, 0, 0, 0)
 
@@ -30,7 +30,7 @@ def test_evidence_scores_by_hand():
 def _joint(em, answer, evidence):
     """The official joint score of an answer's and a support's (em, f1, precision, recall)."""
     precision, recall = answer[1] * evidence[2], answer[2] * evidence[3]
-    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     return [em * evidence[0], f1, precision, recall]
 
 
@@ -41,7 +41,7 @@ def test_equals_the_official_hotpotqa_script():
     rows = []
     for q in gold:
         answer, facts = predicted["answer"].get(q.id), predicted["sp"].get(q.id)
-        a = s = joint = [0.] * 4
+        a = s = joint = [0.0] * 4
         if answer is not None:
             a = [metrics.exact_match(answer, q.answers), *metrics.f1_precision_recall(answer, q.answers[0])]
         if facts is not None:
@@ -72,7 +72,7 @@ def _scores_2wiki(predicted, aliases, retitled=_as_found, respelt=_as_found):
     rows = []
     for q in data.load_questions(sample("2wikimultihopqa/dev.json")):
         answer, facts, triples = (predicted[k].get(q.id) for k in ("answer", "sp", "evidence"))
-        a = s = e = joint = [0.] * 4
+        a = s = e = joint = [0.0] * 4
         if answer is not None:
             golds = q.answers + aliases.get(q.answer_id, [])
             best = [metrics.f1_precision_recall(answer, gold) for gold in golds]
@@ -92,8 +92,9 @@ def _scores_2wiki(predicted, aliases, retitled=_as_found, respelt=_as_found):
     return {name: round(float(v), 2) for name, v in zip(names, 100 * np.mean(rows, axis=0), strict=True)}
 
 
-@pytest.mark.parametrize("retitled, respelt", [
-    (_as_found, _as_found), (_recased, _recased), (str.lower, _repunctuated)])
+@pytest.mark.parametrize(
+    "retitled, respelt", [(_as_found, _as_found), (_recased, _recased), (str.lower, _repunctuated)]
+)
 @pytest.mark.parametrize("version", ["v1", "v1.1_empty_aliases", "v1.1"])
 def test_equals_the_official_2wiki_script_whatever_case_and_punctuation(version, retitled, respelt):
     predicted = json.loads(sample("metrics_expected/2wikimultihopqa_pred.json").read_text())
@@ -112,22 +113,27 @@ def test_titles_are_compared_with_their_case_in_hotpotqa_and_without_in_2wiki():
     # repeated facts go before case does, as in the script
     twice, gold = [["A", 0], ["a", 0]], [["A", 0], ["B", 0]]
     em, f1, precision, recall = metrics.evidence_scores(twice, gold, metrics.wiki_fact)
-    assert (em, precision) == (0, 1) and recall == pytest.approx(2 / 3) and f1 == pytest.approx(.8)
+    assert (em, precision) == (0, 1) and recall == pytest.approx(2 / 3) and f1 == pytest.approx(0.8)
 
 
 def test_2wiki_triples_by_hand():
-    gold = [["The Zone", "director", "Denys Desjardins"],
-            ["Denys Desjardins", "place of birth", "Montreal, Quebec"]]
+    gold = [
+        ["The Zone", "director", "Denys Desjardins"],
+        ["Denys Desjardins", "place of birth", "Montreal, Quebec"],
+    ]
     ids = [["Q1", "director", "Q2"], ["Q2", "place of birth", "Q3"]]
     aliases = {"Q2": ["D. Desjardins"], "Q3": ["Montréal", "Montreal"]}
 
     def scores(predicted, **more):
         return pytest.approx(metrics.evidence_scores_2wiki(predicted, gold, **more))
-    spelt = [["the zone.", "Director", "denys desjardins"],
-             ["Denys Desjardins", "place of birth", "montreal quebec"]]
+
+    spelt = [
+        ["the zone.", "Director", "denys desjardins"],
+        ["Denys Desjardins", "place of birth", "montreal quebec"],
+    ]
     assert scores(spelt) == (1, 1, 1, 1)
     assert scores([["Zone", "director", "Denys Desjardins"]]) == (0, 0, 0, 0)  # articles count here
-    assert scores(gold[:1]) == (0, 2 / 3, 1, .5)
+    assert scores(gold[:1]) == (0, 2 / 3, 1, 0.5)
     assert scores([]) == (0, 0, 0, 0) and metrics.evidence_scores_2wiki([], []) == (1, 0, 0, 0)
     named = [["The Zone", "director", "D. Desjardins"], ["d desjardins", "place of birth", "Montréal"]]
     assert scores(named) == (0, 0, 0, 0) and scores(named, gold_ids=ids) == (0, 0, 0, 0)
@@ -144,9 +150,11 @@ def test_equals_the_official_musique_script_by_support_paragraphs():
     scores = []
     for p, q in zip(map(json.loads, lines), gold, strict=True):
         answer, paragraphs = p["predicted_answer"], p["predicted_support_idxs"]
-        scores.append([metrics.exact_match(answer, q.answers),
-                       metrics.f1(answer, q.answers, yes_no_rule=False),
-                       metrics.evidence_scores(paragraphs, q.support_paragraphs)[1]])
+        scores.append([
+            metrics.exact_match(answer, q.answers),
+            metrics.f1(answer, q.answers, yes_no_rule=False),
+            metrics.evidence_scores(paragraphs, q.support_paragraphs)[1],
+        ])
     em, f1, support = np.mean(scores, axis=0)
     found = {"answer_em": round(em, 3), "answer_f1": round(f1, 3), "support_f1": round(support, 3)}
     assert found == expected
@@ -166,7 +174,7 @@ def test_equals_the_scores_of_real_agents(name):
 
 def test_intervals():
     mean, low, high = metrics.bootstrap_interval([0, 1] * 50)
-    assert mean == .5 and .38 < low < .43 and .57 < high < .62
+    assert mean == 0.5 and 0.38 < low < 0.43 and 0.57 < high < 0.62
     assert metrics.paired_difference([0, 0, 1], [1, 1, 1])[0] == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="differ in length"):
         metrics.paired_difference([1], [1, 2])
@@ -180,18 +188,23 @@ def test_em_counts_whatever_the_format_and_em_valid_does_not():
     rows = [_row(1, em_valid=0, problem="no answer tag")] * 20 + [_row(1, em_valid=1)] * 20
     rows += [_row(0, em_valid=0)] * 10
     s = metrics.summarize(rows)
-    assert (s["n"], s["em"], s["em_valid"], s["format"]) == (50, .8, .4, .6)
-    assert s["em_valid_low"] < .4 < s["em_valid_high"] and s["em_low"] < .8 < s["em_high"]
+    assert (s["n"], s["em"], s["em_valid"], s["format"]) == (50, 0.8, 0.4, 0.6)
+    assert s["em_valid_low"] < 0.4 < s["em_valid_high"] and s["em_low"] < 0.8 < s["em_high"]
     assert "em_valid" not in metrics.summarize([*rows, _row(1)])
 
 
 def test_questions_that_offer_their_answer_are_counted_apart():
-    rows = [_row(1, type="comparison", gold=["Film A"]), _row(0, type="bridge_comparison", gold=["Film B"]),
-            _row(1, type="bridge", gold=["No"]), _row(1, type="bridge", gold=["yes!"]),
-            _row(0, type="compositional", gold=["Ada"]), _row(0, gold=["No Country"]),
-            _row(1, gold=["Ada", "A. H."])]
+    rows = [
+        _row(1, type="comparison", gold=["Film A"]),
+        _row(0, type="bridge_comparison", gold=["Film B"]),
+        _row(1, type="bridge", gold=["No"]),
+        _row(1, type="bridge", gold=["yes!"]),
+        _row(0, type="compositional", gold=["Ada"]),
+        _row(0, gold=["No Country"]),
+        _row(1, gold=["Ada", "A. H."]),
+    ]
     s = metrics.summarize(rows)
-    assert s["two_way"] == {"n": 4, "em": .75} and s["open"] == {"n": 3, "em": pytest.approx(1 / 3)}
+    assert s["two_way"] == {"n": 4, "em": 0.75} and s["open"] == {"n": 3, "em": pytest.approx(1 / 3)}
     assert s["by_type"]["comparison"] == {"n": 1, "em": 1}
     assert s["by_hops"] == {"2": {"n": 7, "em": pytest.approx(4 / 7)}}
     only_open = metrics.summarize([_row(1)])
@@ -201,7 +214,7 @@ def test_questions_that_offer_their_answer_are_counted_apart():
 def test_averages_of_sets_as_the_at2po_paper_prints_them():
     """Qwen3-4B, multi-hop: printed 48.81, the average over questions; the mean of the four sets is 46.01."""
     sizes, ems = (7405, 12576, 2417, 125), (49.44, 52.99, 24.80, 56.80)
-    sets = [{"n": n, "em": em, "f1": 2 * em, "em_low": 0., "seed": 3} for n, em in zip(sizes, ems)]
+    sets = [{"n": n, "em": em, "f1": 2 * em, "em_low": 0.0, "seed": 3} for n, em in zip(sizes, ems)]
     micro, macro = metrics.average(sets)
     assert round(micro, 2) == 48.82 and round(macro, 2) == 46.01
     assert metrics.average(sets, "f1") == pytest.approx((2 * micro, 2 * macro))

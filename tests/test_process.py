@@ -1,4 +1,5 @@
-"""How programs begin and end: threads beside other work, Ctrl-C and SIGTERM at any moment, flags and their help."""
+"""How programs begin and end: threads beside other work, Ctrl-C and
+SIGTERM at any moment, flags and their help."""
 
 import dataclasses
 import os
@@ -14,13 +15,15 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import flags, process, report
+from common import flags, process
+from common.files import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = {"at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica}
 
 
 # ---- threads
+
 
 def test_threads_spin_briefly_and_leave_busy_cores_alone(monkeypatch):
     for name in process.USER_SET:
@@ -45,13 +48,27 @@ def test_what_the_user_set_about_threads_stays(monkeypatch, name):
 
 
 def test_an_ignored_ctrl_c_stays_ignored_and_a_command_string_is_no_script():
-    script = "import signal; from common import process; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, process.settled)"
+    script = (
+        "import signal; from common import process; "
+        "print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, process.settled)"
+    )
     ignoring = ["sh", "-c", 'trap "" INT; exec "$0" "$@"', sys.executable]
-    out = subprocess.run([*ignoring, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True,
-                         env={k: v for k, v in os.environ.items() if k not in process.USER_SET}).stdout
+    out = subprocess.run(
+        [*ignoring, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={k: v for k, v in os.environ.items() if k not in process.USER_SET},
+    ).stdout
     assert out == "True None\n"
-    code = "import signal; from common import process; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "True\n"
+    code = (
+        "import signal; from common import process; "
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    assert subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout == "True\n"
 
 
 def test_a_busy_core_is_seen():
@@ -59,46 +76,71 @@ def test_a_busy_core_is_seen():
         pytest.skip("no /proc/stat here")
     spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        time.sleep(.3)
-        assert process.busy_cores(.5) > .4
+        time.sleep(0.3)
+        assert process.busy_cores(0.5) > 0.4
     finally:
         spinning.kill()
         spinning.wait()
 
 
 def test_a_library_import_changes_neither_handlers_nor_threads():
-    code = ("import os, signal, sys; sys.argv = ['/elsewhere/tool.py']; before = signal.getsignal(signal.SIGINT); from common import process; "
-            "assert signal.getsignal(signal.SIGINT) is before and 'GOMP_SPINCOUNT' not in os.environ")
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env={k: v for k, v in os.environ.items() if k not in process.USER_SET})
+    code = (
+        "import os, signal, sys; sys.argv = ['/elsewhere/tool.py']; "
+        "before = signal.getsignal(signal.SIGINT); from common import process; "
+        "assert signal.getsignal(signal.SIGINT) is before and 'GOMP_SPINCOUNT' not in os.environ"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        check=True,
+        env={k: v for k, v in os.environ.items() if k not in process.USER_SET},
+    )
 
 
 # ---- Ctrl-C and SIGTERM
 
+
 def started(*args):
-    return subprocess.Popen([sys.executable, *map(str, args)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, *map(str, args)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_ctrl_c_during_the_imports_is_one_line_and_130(name, tmp_path):
     running = started(f"{name}.py", "--out", tmp_path)
-    time.sleep(.6)  # importing torch and transformers takes longer
+    time.sleep(0.6)  # importing torch and transformers takes longer
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 130 and "Traceback" not in said and said.startswith("interrupted")
 
 
-@pytest.mark.parametrize("sent, code, word", [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+@pytest.mark.parametrize(
+    "sent, code, word", [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
 def test_stopping_a_run_says_what_is_saved_and_how_to_go_on(tmp_path, monkeypatch, sent, code, word):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    running = started("at2po.py", "--warmup-steps", 2, "--questions-per-step", 2, "--mini-batch", 2, "--chains", 2, "--rounds", 0, "--eval-limit", 2,
-                      "--limit", 10, "--steps", 10_000, "--max-response", 40, "--bad-format-reward", -1, "--out", tmp_path, "--name", "a")
+    running = started(
+        "at2po.py", "--warmup-steps", 2, "--questions-per-step", 2, "--mini-batch", 2, "--chains", 2,
+        "--rounds", 0, "--eval-limit", 2, "--limit", 10, "--steps", 10_000, "--max-response", 40,
+        "--bad-format-reward", -1, "--out", tmp_path, "--name", "a",
+    )
     deadline = time.time() + 120
-    while len(report.read_jsonl(tmp_path / "at2po/a/metrics.jsonl")) < 3 and running.poll() is None and time.time() < deadline:
-        time.sleep(.05)
+    while (
+        len(read_jsonl(tmp_path / "at2po/a/metrics.jsonl")) < 3
+        and running.poll() is None
+        and time.time() < deadline
+    ):
+        time.sleep(0.05)
     running.send_signal(sent)
     _, said = running.communicate(timeout=60)
     assert running.returncode == code, said
-    assert said.startswith(word) and "checkpoint of step" in said and "--resume --name a" in said and "Traceback" not in said
+    assert (
+        said.startswith(word)
+        and "checkpoint of step" in said
+        and "--resume --name a" in said
+        and "Traceback" not in said
+    )
 
 
 def test_handlers_are_put_back_and_errors_are_one_line():
@@ -111,13 +153,16 @@ def test_handlers_are_put_back_and_errors_are_one_line():
 
 # ---- flags
 
+
 @pytest.mark.parametrize("script", SCRIPTS.values())
 def test_every_flag_has_words_and_a_group(script):
     told = flags.comments(script.Config)
     assert set(told) == {f.name for f in dataclasses.fields(script.Config)}
     for name, (group, words, _) in told.items():
         assert len(words) > 4 and group != "options", name
-        assert not re.match(r"(sec\.|Table|App|authors|ours|D\.\d)", words), f"{name}: a citation in place of words"
+        assert not re.match(r"(sec\.|Table|App|authors|ours|D\.\d)", words), (
+            f"{name}: a citation in place of words"
+        )
 
 
 def test_the_papers_citation_never_stands_beside_a_number_that_is_not_the_papers(capsys, monkeypatch):
@@ -127,6 +172,7 @@ def test_the_papers_citation_never_stands_beside_a_number_that_is_not_the_papers
         with pytest.raises(SystemExit):
             at2po.parse_args([*args, "--help"])
         return " ".join(re.sub("[─│╭╮╰╯]", " ", capsys.readouterr().out).split())
+
     world, paper = help_of(), help_of("--model", "x")
     assert "training steps (with --model: 240, sec. 5.1) (default: 60)" in world
     assert "training steps (sec. 5.1) (default: 240)" in paper
@@ -140,18 +186,29 @@ def test_the_papers_citation_never_stands_beside_a_number_that_is_not_the_papers
 
 
 def test_a_switch_with_a_value_names_both_its_forms(capsys):
-    for given in (["--expand-answers", "False"], ["--expand-answers", "0"], ["--expand-answers=no"], ["--no-expand-answers", "True"],
-                  ["--expand_answers", "1"]):
+    for given in (
+        ["--expand-answers", "False"],
+        ["--expand-answers", "0"],
+        ["--expand-answers=no"],
+        ["--no-expand-answers", "True"],
+        ["--expand_answers", "1"],
+    ):
         with pytest.raises(SystemExit) as stop:
             at2po.parse_args(given)
         assert "write --expand-answers or --no-expand-answers" in str(stop.value.code)
-    assert at2po.parse_args(["--expand-answers"]).expand_answers and not at2po.parse_args(["--no-expand-answers"]).expand_answers
+    assert (
+        at2po.parse_args(["--expand-answers"]).expand_answers
+        and not at2po.parse_args(["--no-expand-answers"]).expand_answers
+    )
 
 
 def test_flags_given_with_underscores_count_too():
-    assert flags.given_flags(["--eval_data=dev", "--model", "x"])[1] == {"--eval-data": "dev", "--model": "x", "x": ""}
+    assert flags.given_flags(["--eval_data=dev", "--model", "x"])[1] == {
+        "--eval-data": "dev", "--model": "x", "x": ""
+    }
 
 
 def test_importing_the_kernels_package_gives_its_three_functions():
     from kernels import think_weights, turn_logprob, weighted_cross_entropy
+
     assert all(map(callable, (think_weights, turn_logprob, weighted_cross_entropy)))

@@ -1,4 +1,5 @@
-"""Pages in a real browser, comparisons, explanations, guards that fire on their fault and stay silent without it."""
+"""Pages in a real browser, comparisons, explanations, guards that fire on
+their fault and stay silent without it."""
 
 import json
 import shutil
@@ -9,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from common import data, guards, metrics, report, rollout
+import mygo_mujica
+from common import data, guards, metric_table, metrics, report, rollout
+from common.files import RunError, read_jsonl
+from common.page import record, write_page
+from common.results import evaluations
+from common.run import RunFolder, open_trackers
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -17,20 +23,41 @@ ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=\"d
 
 def tree(number, rewards=(1, 0, 0), **question):
     """A group with one first turn per trajectory, a shared root, and an attack in every text."""
-    q = data.Question(f"q{number}", question.pop("question", f"Who directed film {number}? {ATTACK}"), ["Ada Holt"], hops=1 + number % 3,
-                      type=("bridge", "comparison")[number % 2], supporting_facts=[["Film", 1]],
-                      context=[["Film", ["It is a film.", "Its director was Ada Holt."]]])
-    turn = lambda text, observation="": rollout.Turn([1, 2, 3], [-.1, -2.0, -.5], "</search>", text, [4], observation)  # noqa: E731
+    q = data.Question(
+        f"q{number}",
+        question.pop("question", f"Who directed film {number}? {ATTACK}"),
+        ["Ada Holt"],
+        hops=1 + number % 3,
+        type=("bridge", "comparison")[number % 2],
+        supporting_facts=[["Film", 1]],
+        context=[["Film", ["It is a film.", "Its director was Ada Holt."]]],
+    )
+
+    def turn(text, observation=""):
+        return rollout.Turn([1, 2, 3], [-0.1, -2.0, -0.5], "</search>", text, [4], observation)
+
     nodes, trajectories = [{"id": 0, "parents": [], "label": "question", "sampled": False}], []
     for i, reward in enumerate(rewards):
         a, b = 2 * i + 1, 2 * i + 2
-        for k, parent, t in ((a, 0, turn("<search> film </search>", f"<result> Its director was Ada Holt. {ATTACK} </result>")),
-                             (b, a, turn(f"answer {i} {ATTACK}"))):
-            nodes.append(report.turn_node(k, [parent], t, label="search: film" if k == a else "answer", advantage=reward - .5, value=.1)
-                         | {"pieces": [t.text[:3], t.text[3:9], t.text[9:]], "logprobs": t.logprobs})
-        trajectories.append({"path": [0, a, b], "reward": reward, "answer": f"Ada {i}", "problem": "" if reward >= 0 else "no answer", "correct": reward == 1,
-                             "why": ["exact match: 'x' against 'y'"]})
-    return report.group(q, nodes, trajectories, step=number + 1, **question)
+        for k, parent, t in (
+            (a, 0, turn(
+                "<search> film </search>", f"<result> Its director was Ada Holt. {ATTACK} </result>"
+            )),
+            (b, a, turn(f"answer {i} {ATTACK}")),
+        ):
+            nodes.append(
+                record.turn_node(
+                    k, [parent], t, label="search: film" if k == a else "answer", advantage=reward - 0.5,
+                    value=0.1,
+                )
+                | {"pieces": [t.text[:3], t.text[3:9], t.text[9:]], "logprobs": t.logprobs}
+            )
+        trajectories.append({
+            "path": [0, a, b], "reward": reward, "answer": f"Ada {i}",
+            "problem": "" if reward >= 0 else "no answer", "correct": reward == 1,
+            "why": ["exact match: 'x' against 'y'"],
+        })
+    return record.group(q, nodes, trajectories, step=number + 1, **question)
 
 
 def make_run(folder, groups, predictions=(), rows=()):
@@ -41,15 +68,25 @@ def make_run(folder, groups, predictions=(), rows=()):
     ems = [p["em"] for p in predictions]
     if predictions:
         mean = sum(ems) / len(ems)
-        summary = {"em": mean, "em_low": mean, "em_high": mean, "n": len(ems), "f1": mean, "searches": 1.0, "tokens": 9.0}
+        summary = {
+            "em": mean, "em_low": mean, "em_high": mean, "n": len(ems), "f1": mean, "searches": 1.0,
+            "tokens": 9.0,
+        }
         (folder / "eval_test.json").write_text(json.dumps({"summary": summary, "predictions": predictions}))
     return folder
 
 
-ROWS = [{"step": i + 1, "reward/mean": i / 20, "reward/em": i / 20, "reward/format": .9, "rollout/entropy": .2, "rollout/tokens": 100} for i in range(20)]
+ROWS = [
+    {
+        "step": i + 1, "reward/mean": i / 20, "reward/em": i / 20, "reward/format": 0.9,
+        "rollout/entropy": 0.2, "rollout/tokens": 100,
+    }
+    for i in range(20)
+]
 
 
 # ---- the page
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -57,8 +94,13 @@ def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium here")
     with playwright.sync_playwright() as p:
-        b = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-                                                              "--disable-component-update", "--disable-sync"])
+        b = p.chromium.launch(
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+                "--disable-component-update", "--disable-sync",
+            ],
+        )
         yield b
         b.close()
 
@@ -68,7 +110,9 @@ def open_page(browser, folder, **options):
     page.problems, page.requests = [], []
     page.on("pageerror", lambda e: page.problems.append(str(e)))
     page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
-    page.on("request", lambda r: page.requests.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+    page.on(
+        "request", lambda r: page.requests.append(r.url) if not r.url.startswith(("file:", "data:")) else None
+    )
     page.on("dialog", lambda d: page.problems.append("dialog"))
     page.goto(f"file://{folder / 'trajectories.html'}")
     page.wait_for_selector("#list li")
@@ -76,29 +120,49 @@ def open_page(browser, folder, **options):
 
 
 def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, browser):
-    run = make_run(tmp_path / "at2po/x", [tree(i, (1, 0, -1) if i == 2 else (1, 0, 0)) for i in range(9)], rows=ROWS)
-    report.write_page(run)
+    run = make_run(
+        tmp_path / "at2po/x", [tree(i, (1, 0, -1) if i == 2 else (1, 0, 0)) for i in range(9)], rows=ROWS
+    )
+    write_page(run)
     page = open_page(browser, run)
     assert page.title() == "at2po / x" and not page.problems and not page.requests
-    assert page.locator("#list li").count() == 9 and page.locator("#graph circle").count() == 6 and page.locator("#graph rect").count() == 1
-    assert ATTACK in page.locator("#main").inner_text() and ATTACK in page.locator("pre.seen").first.inner_text()
+    assert (
+        page.locator("#list li").count() == 9
+        and page.locator("#graph circle").count() == 6
+        and page.locator("#graph rect").count() == 1
+    )
+    assert (
+        ATTACK in page.locator("#main").inner_text() and ATTACK in page.locator("pre.seen").first.inner_text()
+    )
     assert page.locator("#main img, #main script").count() == 0
     assert page.locator("mark").first.inner_text() == "Its director was Ada Holt."
-    assert page.locator(".turn").count() == 2 and page.locator(".why").inner_text().startswith("right · reward 1")
+    assert (
+        page.locator(".turn").count() == 2
+        and page.locator(".why").inner_text().startswith("right · reward 1")
+    )
     page.keyboard.press("l")
     assert page.locator(".why").inner_text().startswith("wrong · reward 0")
     page.locator("#graph circle").nth(5).click()
-    assert page.locator(".paths button[aria-pressed=true]").count() == 1 and page.locator(".paths button").nth(2).get_attribute("aria-pressed") == "true"
+    assert (
+        page.locator(".paths button[aria-pressed=true]").count() == 1
+        and page.locator(".paths button").nth(2).get_attribute("aria-pressed") == "true"
+    )
     assert "film 8" in page.locator("h2").inner_text()  # newest first
     page.keyboard.press("j")
     assert "film 7" in page.locator("h2").inner_text()
     page.keyboard.press("k")
     page.keyboard.press("3")
-    assert page.locator("#list li").count() == 1 and "film 2" in page.locator("h2").inner_text() and "bad format" in page.locator(".why").inner_text()
+    assert (
+        page.locator("#list li").count() == 1
+        and "film 2" in page.locator("h2").inner_text()
+        and "bad format" in page.locator(".why").inner_text()
+    )
     page.keyboard.press("0")
     page.keyboard.press("/")
     page.keyboard.type("film 5")
-    assert page.locator("#list li").count() == 1 and page.locator("#count").inner_text().startswith("1 of 9 questions")
+    assert page.locator("#list li").count() == 1 and page.locator("#count").inner_text().startswith(
+        "1 of 9 questions"
+    )
     page.keyboard.press("Escape")
     assert page.locator("#list li").count() == 9
     page.select_option("#hops", "2")
@@ -115,27 +179,36 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     spans = page.locator("pre >> span")
     assert spans.count() >= 6 and "probability 0.135" in spans.nth(1).get_attribute("title")
     page.keyboard.press("c")
-    assert page.locator("#curves").evaluate("d => d.open") and page.locator("#curves-image").evaluate("i => i.naturalWidth") > 400
+    assert (
+        page.locator("#curves").evaluate("d => d.open")
+        and page.locator("#curves-image").evaluate("i => i.naturalWidth") > 400
+    )
     assert page.title() == "at2po / x" and not page.problems and not page.requests
     page.close()
 
 
 def test_a_dag_with_several_parents_is_drawn(tmp_path, browser):
     g = tree(0, (1,))
-    g["nodes"] = [{"id": i, "parents": p, "label": f"n{i}", "text": "t", "observation": "", "sampled": i % 2 == 0}
-                  for i, p in enumerate([[], [0], [0], [1, 2], [3]])]
+    g["nodes"] = [
+        {"id": i, "parents": p, "label": f"n{i}", "text": "t", "observation": "", "sampled": i % 2 == 0}
+        for i, p in enumerate([[], [0], [0], [1, 2], [3]])
+    ]
     g["trajectories"][0]["path"] = [0, 1, 2, 3, 4]
     run = make_run(tmp_path / "mygo/x", [g])
-    report.write_page(run)
+    write_page(run)
     page = open_page(browser, run)
-    assert page.locator("#graph path").count() == 5 and page.locator("#graph rect").count() == 2 and not page.problems
+    assert (
+        page.locator("#graph path").count() == 5
+        and page.locator("#graph rect").count() == 2
+        and not page.problems
+    )
     page.close()
 
 
 @pytest.mark.parametrize("scheme, width", [("dark", 1400), ("light", 420)])
 def test_dark_and_narrow(tmp_path, browser, scheme, width):
     run = make_run(tmp_path / "at2po/x", [tree(0)])
-    report.write_page(run)
+    write_page(run)
     page = open_page(browser, run, color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 800})
     light = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
@@ -147,7 +220,7 @@ def test_dark_and_narrow(tmp_path, browser, scheme, width):
 def test_five_hundred_trajectories_open_in_two_seconds(tmp_path, browser):
     predictions = [{"id": f"q{i}", "em": 1.0} | {k: v for k, v in tree(i, (1,)).items()} for i in range(400)]
     run = make_run(tmp_path / "at2po/x", [tree(i, (1,) * 10) for i in range(10)], predictions)
-    report.write_page(run)
+    write_page(run)
     started = time.time()
     page = open_page(browser, run)
     page.keyboard.press("j")
@@ -158,10 +231,17 @@ def test_five_hundred_trajectories_open_in_two_seconds(tmp_path, browser):
 
 def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
     odd = tree(0, question="line\u2028separator \x1b[31mred\x1b[0m [bold]markup[/oops] " + "w" * 9000)
-    odd["nodes"][1] |= {"entropy": float("nan"), "advantage": float("inf"), "logprobs": [float("-inf"), -.1, -.1]}
+    odd["nodes"][1] |= {
+        "entropy": float("nan"),
+        "advantage": float("inf"),
+        "logprobs": [float("-inf"), -0.1, -0.1],
+    }
     run = make_run(tmp_path / "at2po/x[bold]", [])
-    (run / "samples.jsonl").write_text("".join(json.dumps(g, ensure_ascii=False) + "\n" for g in (odd, tree(1), {"nodes": [], "trajectories": []})))
-    assert len(report.read_jsonl(run / "samples.jsonl")) == 3
+    (run / "samples.jsonl").write_text("".join(
+        json.dumps(g, ensure_ascii=False) + "\n"
+        for g in (odd, tree(1), {"nodes": [], "trajectories": []})
+    ))
+    assert len(read_jsonl(run / "samples.jsonl")) == 3
     report.main([str(run)])
     page = open_page(browser, run)
     page.keyboard.press("j")
@@ -175,10 +255,10 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
     assert "\x1b[31m" not in out and "[bold]markup[/oops]" in out
     with open(run / "samples.jsonl", "a") as f:
         f.write('{"cut off')
-    assert len(report.read_jsonl(run / "samples.jsonl")) == 3  # a kill leaves such a line
+    assert len(read_jsonl(run / "samples.jsonl")) == 3  # a kill leaves such a line
     (run / "metrics.jsonl").write_text('{"broken\n{"step": 1}\n')
-    folder = report.RunFolder(tmp_path, "at2po", "x[bold]", {"lr": 1e-4, "name": ATTACK}, resume=True)
-    with pytest.raises(report.RunError, match="line 1 is not valid JSON"):
+    folder = RunFolder(tmp_path, "at2po", "x[bold]", {"lr": 1e-4, "name": ATTACK}, resume=True)
+    with pytest.raises(RunError, match="line 1 is not valid JSON"):
         folder.rewind(5)
     assert (run / "metrics.jsonl").read_text() == '{"broken\n{"step": 1}\n'
 
@@ -186,17 +266,22 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
 def test_a_page_without_a_browser(tmp_path):
     """What the file says to any reader: one script with a matching hash, no tag from the data, no address."""
     run = make_run(tmp_path / "at2po/x", [tree(0)], rows=ROWS)
-    text = report.write_page(run).read_text()
+    text = write_page(run).read_text()
     assert text.count("<script") == 2 and "owned'</script>" not in text and "https://" not in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert json.loads(text.split('id="data">')[1].split("</script>")[0])["groups"][0]["question"].endswith(ATTACK)
+    assert json.loads(text.split('id="data">')[1].split("</script>")[0])["groups"][0]["question"].endswith(
+        ATTACK
+    )
 
 
 # ---- comparison, explanation, trackers
 
+
 def test_comparison_is_paired_by_question(tmp_path, capsys):
     a = make_run(tmp_path / "r/a", [], [{"id": str(i), "em": float(i < 40)} for i in range(100)], ROWS)
-    b = make_run(tmp_path / "r/b", [], [{"id": str(i), "em": float(i < 60)} for i in reversed(range(100))], ROWS)
+    b = make_run(
+        tmp_path / "r/b", [], [{"id": str(i), "em": float(i < 60)} for i in reversed(range(100))], ROWS
+    )
     report.main([str(a), str(b), "--out", str(tmp_path / "both.png")])
     out = capsys.readouterr().out
     assert "+0.200 [+0.1" in out and "(n 100)" in out and "2000" in out
@@ -211,10 +296,19 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
 def exported(folder, ems, question="Who?"):
     """A run with an evaluation before and after, as training leaves it."""
     make_run(folder, [], rows=ROWS)
+    (folder / "metrics.json").write_text(json.dumps(metric_table.STEP | metric_table.ROLLOUT))
     for suffix, values in (("_before", [0.0] * len(ems)), ("", ems), ("_step3", ems)):
-        rows = [{"id": f"q{i}", "question": question, "gold": ["Ada"], "type": "bridge", "hops": 2, "answer": "x", "problem": "", "em": em, "em_valid": em,
-                 "f1": em, "searches": 1, "tokens": 9, "nodes": [], "trajectories": []} for i, em in enumerate(values)]
-        (folder / f"eval_test{suffix}.json").write_text(json.dumps({"summary": metrics.summarize(rows), "predictions": rows}))
+        rows = [
+            {
+                "id": f"q{i}", "question": question, "gold": ["Ada"], "type": "bridge", "hops": 2,
+                "answer": "x", "problem": "", "em": em, "em_valid": em, "f1": em, "searches": 1, "tokens": 9,
+                "nodes": [], "trajectories": [],
+            }
+            for i, em in enumerate(values)
+        ]
+        (folder / f"eval_test{suffix}.json").write_text(
+            json.dumps({"summary": metrics.summarize(rows), "predictions": rows})
+        )
     return folder
 
 
@@ -222,13 +316,24 @@ def test_an_exported_run_has_the_numbers_of_the_run_and_can_be_compared(tmp_path
     names = []
     for seed, ems in enumerate(([1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1])):
         for method, values in (("star", ems), ("mygo", [0, *ems[1:]])):
-            run, out = exported(tmp_path / f"run/{method}-seed{seed}", values), tmp_path / f"results/{method}-seed{seed}"
+            run, out = (
+                exported(tmp_path / f"run/{method}-seed{seed}", values),
+                tmp_path / f"results/{method}-seed{seed}",
+            )
             report.main([str(run), "--export", str(out)])
-            assert sorted(f.name for f in out.iterdir()) == ["config.json", "metrics.jsonl", "predictions.jsonl.gz"]
+            assert sorted(f.name for f in out.iterdir()) == [
+                "config.json", "metrics.json", "metrics.jsonl", "predictions.jsonl.gz"
+            ]
             for when in ("", "before"):
-                assert report.evaluations(out, when)["test"]["summary"] == report.evaluations(run, when)["test"]["summary"]
-            row = report.evaluations(out)["test"]["predictions"][0]
-            assert {"question", "gold", "type", "hops", "answer", "em", "em_valid"} <= row.keys() and "nodes" not in row
+                assert (
+                    evaluations(out, when)["test"]["summary"]
+                    == evaluations(run, when)["test"]["summary"]
+                )
+            row = evaluations(out)["test"]["predictions"][0]
+            assert (
+                {"question", "gold", "type", "hops", "answer", "em", "em_valid"} <= row.keys()
+                and "nodes" not in row
+            )
             names.append(str(out))
     capsys.readouterr()
     report.main([*sorted(names), "--out", str(tmp_path / "c.png")])
@@ -238,17 +343,17 @@ def test_an_exported_run_has_the_numbers_of_the_run_and_can_be_compared(tmp_path
     assert "+0.250 [+0.250, +0.250]" in said and "0.500 [-0.121, 1.121]" in said
     report.main([names[0], "--out", str(tmp_path / "c.png")])
     assert "star-seed0" in capsys.readouterr().out
-    with pytest.raises(report.RunError, match="exists"):
+    with pytest.raises(RunError, match="exists"):
         report.export(tmp_path / "run/star-seed0", names[0])
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_committed_predictions():
     root = Path(__file__).resolve().parents[1]
-    runs, readme = sorted((root / "results/at2po").glob("*-seed*")), (root / "README.md").read_text()
+    runs, readme = sorted((root / "results/at2po").glob("*-seed*")), (root / "results/README.md").read_text()
     assert len(runs) == 6
     for run in runs:
         for when in ("before", ""):
-            result = report.evaluations(run, when)["test"]
+            result = evaluations(run, when)["test"]
             for row in result["predictions"]:
                 assert row["em"] == (metrics.exact_match(row["answer"], row["gold"]) if row["answer"] else 0)
             s = result["summary"]
@@ -259,15 +364,24 @@ def test_every_committed_run_can_be_read():
     runs = [f.parent for f in (Path(__file__).resolve().parents[1] / "results").rglob("config.json")]
     assert len(runs) > 60
     for run in runs:
-        rows = report.read_jsonl(run / "predictions.jsonl.gz")
-        assert rows and all({"set", "when", "id", "question", "gold", "type", "hops", "answer", "em", "f1", "tokens"} <= row.keys() for row in rows), run
+        rows = read_jsonl(run / "predictions.jsonl.gz")
+        assert rows and all(
+            {"set", "when", "id", "question", "gold", "type", "hops", "answer", "em", "f1", "tokens"}
+            <= row.keys()
+            for row in rows
+        ), run
 
 
 def test_explain_on_the_terminal(tmp_path, capsys):
     run = make_run(tmp_path / "r/a", [tree(3)])
     report.main([str(run), "--explain", "q3/1"])
     out = capsys.readouterr().out
-    assert "reward 0, answer: Ada 1" in out and "exact match: 'x' against 'y'" in out and "advantage -0.5" in out and "reward 1" not in out
+    assert (
+        "reward 0, answer: Ada 1" in out
+        and "exact match: 'x' against 'y'" in out
+        and "advantage -0.5" in out
+        and "reward 1" not in out
+    )
     with pytest.raises(SystemExit, match="there are q3"):
         report.main([str(run), "--explain", "q4"])
     with pytest.raises(SystemExit, match="no such trajectory"):
@@ -277,67 +391,96 @@ def test_explain_on_the_terminal(tmp_path, capsys):
 
 
 def test_two_processes_do_not_write_into_one_folder(tmp_path):
-    begin = "import sys; from common import report; run = report.RunFolder(sys.argv[1], 'at2po', 'x', {}, sys.argv[2] == 'resume'); run.create()"
-    hold = subprocess.Popen([sys.executable, "-c", begin + "; print('held', flush=True); input()", tmp_path, "new"], stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, text=True)
+    begin = (
+        "import sys; from common.run import RunFolder; "
+        "folder = RunFolder(sys.argv[1], 'at2po', 'x', {}, sys.argv[2] == 'resume'); folder.create()"
+    )
+    hold = subprocess.Popen(
+        [sys.executable, "-c", begin + "; print('held', flush=True); input()", tmp_path, "new"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert hold.stdout.readline() == "held\n"
     other = subprocess.run([sys.executable, "-c", begin, tmp_path, "resume"], capture_output=True, text=True)
     assert other.returncode == 1 and "RunError: another process is writing to" in other.stderr
-    hold.kill()                                                           # a killed one holds no lock
+    hold.kill()  # a killed one holds no lock
     hold.wait()
     assert subprocess.run([sys.executable, "-c", begin, tmp_path, "resume"]).returncode == 0
-    late = report.RunFolder(tmp_path, "at2po", "y", {"lr": 1})            # begins while there is nothing …
-    report.RunFolder(tmp_path, "at2po", "y", {"lr": 2}).create()
-    with pytest.raises(report.RunError, match="exists: choose another --name"):
-        late.create()                                                     # … and another has been there before it writes
+    late = RunFolder(tmp_path, "at2po", "y", {"lr": 1})  # begins while there is nothing …
+    RunFolder(tmp_path, "at2po", "y", {"lr": 2}).create()
+    with pytest.raises(RunError, match="exists: choose another --name"):
+        late.create()  # … and another has been there before it writes
     assert json.loads((late.path / "config.json").read_text())["lr"] == 2
 
 
 def test_trackers(tmp_path, monkeypatch):
-    run = report.RunFolder(tmp_path, "at2po", "x", {"lr": 1})
+    run = RunFolder(tmp_path, "at2po", "x", {"lr": 1})
     run.create()
-    with pytest.raises(report.RunError, match="tensorboard, wandb, or both"):
-        report.open_trackers("mlflow", run)
+    with pytest.raises(RunError, match="tensorboard, wandb, or both"):
+        open_trackers("mlflow", run)
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(report.RunError, match="pip install wandb"):
-        report.open_trackers("wandb", run)
+    with pytest.raises(RunError, match="pip install wandb"):
+        open_trackers("wandb", run)
     pytest.importorskip("tensorboard", reason="pip install tensorboard")
-    run.trackers = report.open_trackers("tensorboard", run)
-    run.log({"step": 3, "reward/mean": .5})
+    run.trackers = open_trackers("tensorboard", run)
+    run.log({"step": 3, "reward/mean": 0.5})
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(run.path / "tensorboard"))
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(3, .5)]
-    assert report.read_jsonl(run.path / "metrics.jsonl") == [{"step": 3, "reward/mean": .5}]
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(3, 0.5)]
+    assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 3, "reward/mean": 0.5}]
 
 
 def test_pieces_join_to_the_text():
     class Words:
         def decode(self, ids):
             return {1: "Ada", 2: " Holt", 3: "", 4: "xx", 5: "?"}[ids[0]]
-    for ids, text in (([1, 2, 5], "Ada Holt?"), ([1, 3, 2], "Ada Holt"), ([4, 1], "Ada"), ([], ""), ([1, 1], "Ada Ada")):
-        cut = report.pieces(Words(), ids, text)
+
+    for ids, text in (
+        ([1, 2, 5], "Ada Holt?"),
+        ([1, 3, 2], "Ada Holt"),
+        ([4, 1], "Ada"),
+        ([], ""),
+        ([1, 1], "Ada Ada"),
+    ):
+        cut = record.pieces(Words(), ids, text)
         assert len(cut) == len(ids) and "".join(cut) == (text if ids else "")
-    assert report.pieces(Words(), [1, 2, 5], "Ada Holt?") == ["Ada ", "Holt", "?"]
+    assert record.pieces(Words(), [1, 2, 5], "Ada Holt?") == ["Ada ", "Holt", "?"]
 
 
 # ---- guards
 
-HEALTHY = {"train/not_finite": 0, "rollout/logprob_drift_mean": 1e-6, "train/first_ratio": 1.0, "rollout/flat_groups": .3, "reward/mean": .5,
-           "reward/format": .9, "rollout/response_tokens": 100.0, "rollout/entropy": .5, "train/kl": .002}
+HEALTHY = {
+    "train/not_finite": 0, "rollout/logprob_drift_mean": 1e-6, "train/first_ratio": 1.0,
+    "rollout/flat_groups": 0.3, "reward/mean": 0.5, "reward/format": 0.9, "rollout/response_tokens": 100.0,
+    "rollout/entropy": 0.5, "train/kl": 0.002,
+}
 
 
 @pytest.mark.parametrize("name, fault, flag", [
-    ("not_finite", {"train/not_finite": 1}, "--lr"), ("drift", {"rollout/logprob_drift_mean": .2}, "--temperature"),
-    ("first_ratio", {"train/first_ratio": 1.01}, "--share-prefixes"), ("flat_groups", {"rollout/flat_groups": .95}, "--group-size"),
-    ("format", {"reward/format": .5}, "--lr"), ("length", {"rollout/response_tokens": 300.0}, "--max-response"),
-    ("length", {"rollout/response_tokens": 20.0}, "--kl-coef"), ("entropy", {"rollout/entropy": .01}, "--clip-high"),
-    ("entropy", {"rollout/entropy": 2.0}, "clip window"), ("kl", {"train/kl": .5}, "--mini-batch"),
-    ("selection", {"select/accepted": .01}, "--max-attempts"), ("selection", {"select/accepted": 0.0}, "--threshold")])
+    ("not_finite", {"train/not_finite": 1}, "--lr"),
+    ("drift", {"rollout/logprob_drift_mean": 0.2}, "--temperature"),
+    ("first_ratio", {"train/first_ratio": 1.01}, "--share-prefixes"),
+    ("flat_groups", {"rollout/flat_groups": 0.95}, "--group-size"),
+    ("format", {"reward/format": 0.5}, "--lr"),
+    ("length", {"rollout/response_tokens": 300.0}, "--max-response"),
+    ("length", {"rollout/response_tokens": 20.0}, "--kl-coef"),
+    ("entropy", {"rollout/entropy": 0.01}, "--clip-high"),
+    ("entropy", {"rollout/entropy": 2.0}, "clip window"),
+    ("kl", {"train/kl": 0.5}, "--mini-batch"),
+    ("selection", {"select/accepted": 0.01}, "--max-attempts"),
+    ("selection", {"select/accepted": 0.0}, "--threshold"),
+])
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
-    healthy = [dict(HEALTHY) for _ in range(10)]
-    assert guards.check(healthy[-1], healthy[:-1]) == [] and not any(guards.counts([]).values())
+    healthy, own, said = [dict(HEALTHY) for _ in range(10)], {"selection": mygo_mujica.few_are_chosen}, []
+    assert guards.check(healthy[-1], healthy[:-1], more=own) == []
+    counts = guards.watch(healthy[-1], healthy[:-1], said.append, more=own)
+    assert counts == {f"guard/{n}": 0 for n in (*guards.GUARDS, "selection")} and said == []
     ill = [HEALTHY | fault for _ in range(3)]
-    fired = guards.check(ill[-1], healthy + ill[:-1])
+    fired = guards.check(ill[-1], healthy + ill[:-1], more=own)
     assert [n for n, _ in fired] == [name] and flag in fired[0][1]
-    assert guards.counts(fired)[f"guard/{name}"] == 1 and sum(guards.counts(fired).values()) == 1
+    counts = guards.watch(ill[-1], healthy + ill[:-1], said.append, more=own)
+    assert counts[f"guard/{name}"] == 1 and sum(counts.values()) == 1
+    assert said == [f"guard {name}: {fired[0][1]}"]

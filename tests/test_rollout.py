@@ -5,24 +5,27 @@ import asyncio
 import pytest
 import torch
 
-from common import rollout, training
+from common import rollout
+from common.model import token_logprobs
 from common.rollout import Trajectory, Turn, collate
+from common.world import tiny
 
 
 def turn(ids, observation=(), logprobs=None):
-    return Turn(list(ids), logprobs or [-.1 * i for i in range(1, len(ids) + 1)], "", "", list(observation))
+    return Turn(list(ids), logprobs or [-0.1 * i for i in range(1, len(ids) + 1)], "", "", list(observation))
 
 
 def three_turns():
-    return Trajectory("q", [5, 6], [turn([7, 8], [9]), turn([10]), turn([11, 12, 13])])  # the second has an empty observation
+    # the second has an empty observation
+    return Trajectory("q", [5, 6], [turn([7, 8], [9]), turn([10]), turn([11, 12, 13])])
 
 
 def test_a_literal_trajectory():
     b = collate([three_turns()])
     assert b.input_ids.tolist() == [[5, 6, 7, 8, 9, 10, 11, 12, 13]]
     assert b.response_mask.int().tolist() == [[0, 0, 1, 1, 0, 1, 1, 1, 1]]
-    assert b.turn_ids.tolist() == [[-1, -1, 0, 0, -1, 1, 2, 2, 2]]      # adjacent turns stay apart
-    assert b.rollout_logprobs[0].tolist() == pytest.approx([0, 0, -.1, -.2, 0, -.1, -.1, -.2, -.3])
+    assert b.turn_ids.tolist() == [[-1, -1, 0, 0, -1, 1, 2, 2, 2]]  # adjacent turns stay apart
+    assert b.rollout_logprobs[0].tolist() == pytest.approx([0, 0, -0.1, -0.2, 0, -0.1, -0.1, -0.2, -0.3])
     assert b.target.tolist() == [7, 8, 10, 11, 12, 13] and b.predecessor.tolist() == [1, 2, 4, 5, 6, 7]
 
 
@@ -30,8 +33,12 @@ def tree():
     """Two leaves share a turn, a third shares the prompt, a fourth has another prompt."""
     shared = turn([20, 21], [22])
     other = Trajectory("p", [3, 4, 5], [turn([30, 31, 32])])
-    return [Trajectory("q", [1, 2], [shared, turn([23])]), other, Trajectory("q", [1, 2], [turn([26, 27])]),
-            Trajectory("q", [1, 2], [shared, turn([24], [25]), turn([28, 29])])]
+    return [
+        Trajectory("q", [1, 2], [shared, turn([23])]),
+        other,
+        Trajectory("q", [1, 2], [turn([26, 27])]),
+        Trajectory("q", [1, 2], [shared, turn([24], [25]), turn([28, 29])]),
+    ]
 
 
 def test_shared_turns_are_packed_once_with_their_ancestors():
@@ -42,9 +49,12 @@ def test_shared_turns_are_packed_once_with_their_ancestors():
     assert b.positions.tolist() == [[0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 2, 3, 0, 1, 2, 3, 4, 5]]
     mask = b.attention_mask()[0, 0].int()
     assert mask[5].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
-    assert mask[8].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]      # not the sibling at 5
-    assert mask[10].nonzero()[:, 0].tolist() == [0, 1, 10] and mask[15].nonzero()[:, 0].tolist() == [12, 13, 14, 15]
-    assert b.target.numel() == 11                                            # the shared tokens once
+    assert mask[8].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]  # not the sibling at 5
+    assert (
+        mask[10].nonzero()[:, 0].tolist() == [0, 1, 10]
+        and mask[15].nonzero()[:, 0].tolist() == [12, 13, 14, 15]
+    )
+    assert b.target.numel() == 11  # the shared tokens once
 
 
 def test_packs_are_closed_and_micro_batches_cover_everything():
@@ -57,25 +67,28 @@ def test_packs_are_closed_and_micro_batches_cover_everything():
 
 @pytest.fixture(scope="module")
 def model():
-    tokenizer = training.tiny_tokenizer([str(i) for i in range(60)], ["<a>"])
-    return training.tiny_model(tokenizer, width=32)
+    tokenizer = tiny.tiny_tokenizer([str(i) for i in range(60)], ["<a>"])
+    return tiny.tiny_model(tokenizer, width=32)
 
 
 def loss_and_gradient(model, trajectories, **how):
     model.zero_grad()
-    total = 0.
+    total = 0.0
     parts = how.pop("parts", [trajectories])
     for part in parts:
         b = collate(part, **how)
-        weights = torch.where(b.response_mask, (b.input_ids * 37 % 11).float() - 4, 0.)  # an arbitrary upstream gradient
-        loss = (training.token_logprobs(model, b, .7) * weights).sum()
+        # an arbitrary upstream gradient
+        weights = torch.where(b.response_mask, (b.input_ids * 37 % 11).float() - 4, 0.0)
+        loss = (token_logprobs(model, b, 0.7) * weights).sum()
         loss.backward()
         total += float(loss.detach())
     return total, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("how", [dict(pack_tokens=11), dict(pack_tokens=6), dict(pad_id=9), dict(parts="each"), dict(order="reversed"),
-                                 dict(share_prefixes=False)])
+@pytest.mark.parametrize("how", [
+    dict(pack_tokens=11), dict(pack_tokens=6), dict(pad_id=9), dict(parts="each"),
+    dict(order="reversed"), dict(share_prefixes=False),
+])
 def test_sharing_packing_order_and_micro_batches_change_nothing(model, how):
     trajectories = rollout.prefix_order(tree())
     loss, gradient = loss_and_gradient(model, trajectories, share_prefixes=False)
@@ -91,13 +104,17 @@ def test_sharing_packing_order_and_micro_batches_change_nothing(model, how):
 def test_token_logprobs_equal_a_plain_forward(model):
     t = three_turns()
     b = collate([t])
-    logits = model(b.input_ids).logits[0].double() / .7
-    expected = torch.tensor([float(logits[i - 1].detach().log_softmax(-1)[b.input_ids[0, i]]) if b.response_mask[0, i] else 0. for i in range(9)])
-    torch.testing.assert_close(training.token_logprobs(model, b, .7)[0], expected.float(), atol=1e-5, rtol=1e-5)
+    logits = model(b.input_ids).logits[0].double() / 0.7
+    expected = torch.tensor([
+        float(logits[i - 1].detach().log_softmax(-1)[b.input_ids[0, i]]) if b.response_mask[0, i] else 0.0
+        for i in range(9)
+    ])
+    torch.testing.assert_close(token_logprobs(model, b, 0.7)[0], expected.float(), atol=1e-5, rtol=1e-5)
 
 
 class Echo:
     """An engine that answers `n` ids per request, a step a batch."""
+
     def __init__(self):
         self.waiting, self.batches = [], []
 
@@ -137,7 +154,10 @@ def test_agents_are_batched_and_do_not_wait_for_each_other(remote):
             total += await engine.generate([i])
         both = await asyncio.gather(search(str(total), 2), search("x", 2))
         return both[0][0], i
-    assert rollout.run_agents([agent(i) for i in range(6)], engine, search) == [("0", 0), ("2", 1), ("2", 2), ("6", 3), ("4", 4), ("10", 5)]
+
+    assert rollout.run_agents([agent(i) for i in range(6)], engine, search) == [
+        ("0", 0), ("2", 1), ("2", 2), ("6", 3), ("4", 4), ("10", 5)
+    ]
     assert engine.batches[0] == 6 and sum(engine.batches) == 9 and words.calls[0] == (6, 2)
 
 
@@ -149,6 +169,7 @@ def test_the_first_failure_reaches_the_caller(remote):
     async def agent(i):
         await engine.generate([i])
         return await search("boom" if i == 3 else "fine", 1)
+
     with pytest.raises(RuntimeError, match="the service is gone"):
         rollout.run_agents([agent(i) for i in range(6)], engine, search)
 

@@ -1,10 +1,12 @@
-"""The embedded world: determinism, separation of splits, questions that their passages answer, demonstrations."""
+"""The embedded world: determinism, separation of splits, questions that
+their passages answer, demonstrations."""
 
 import json
 
 import pytest
 
-from common import data, demonstrations, metrics, world
+from common import data, metrics, world
+from common.world import demonstrations
 
 
 def test_same_arguments_same_bytes(tmp_path):
@@ -12,7 +14,10 @@ def test_same_arguments_same_bytes(tmp_path):
         world.make_world("dev", seed=3, questions=50).write(tmp_path / name)
     for file in ("questions.json", "corpus.jsonl", "triples.jsonl"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert world.make_world("dev", seed=4, questions=50).questions != world.make_world("dev", seed=3, questions=50).questions
+    assert (
+        world.make_world("dev", seed=4, questions=50).questions
+        != world.make_world("dev", seed=3, questions=50).questions
+    )
 
 
 def test_splits_share_words_and_no_entity():
@@ -24,7 +29,7 @@ def test_splits_share_words_and_no_entity():
                 assert not set(worlds[a].kinds) & set(worlds[b].kinds)
                 assert not set(worlds[a].triples) & set(worlds[b].triples)
     words = [{w for name in w.kinds for w in name.split()} for w in worlds.values()]
-    assert len(set.intersection(*words)) > .8 * len(set.union(*words))
+    assert len(set.intersection(*words)) > 0.8 * len(set.union(*words))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +45,10 @@ def test_no_alias_makes_a_bare_surname_right(test_world):
             named += 1
             assert len(metrics.normalize_answer(alias).split()) == 2, alias
             assert not metrics.exact_match(alias.split()[-1], [q["answer"], *q["answer_aliases"]])
-    assert named > 50 and any(q["answer"].startswith("A") and " " in q["answer"] for q in test_world.questions)
+    assert (
+        named > 50
+        and any(q["answer"].startswith("A") and " " in q["answer"] for q in test_world.questions)
+    )
 
 
 def test_questions_follow_from_their_evidence(test_world):
@@ -51,12 +59,15 @@ def test_questions_follow_from_their_evidence(test_world):
         hops.add(q["hops"])
         assert len(q["evidences"]) == q["hops"] == len(q["supporting_facts"])
         for (title, i), triple in zip(q["supporting_facts"], q["evidences"], strict=True):
-            assert triple[0] == title and triple[2] in at[title]["sentences"][i]      # the gold sentence states the gold triple
+            # the gold sentence states the gold triple
+            assert triple[0] == title and triple[2] in at[title]["sentences"][i]
         if q["type"] in ("compositional", "inference"):
             assert q["evidences"][-1][2] == q["answer"]
             assert [e[2] for e in q["evidences"][:-1]] == [e[0] for e in q["evidences"][1:]]
         elif q["type"] == "bridge_comparison":
-            assert q["answer"] == min((int(q["evidences"][i + 1][2]), q["evidences"][i][0]) for i in (0, 2))[1]
+            assert (
+                q["answer"] == min((int(q["evidences"][i + 1][2]), q["evidences"][i][0]) for i in (0, 2))[1]
+            )
         elif q["answer"] in ("yes", "no"):
             assert (q["evidences"][0][2] == q["evidences"][1][2]) == (q["answer"] == "yes")
     assert types == {"compositional", "inference", "comparison", "bridge_comparison"} and hops == {1, 2, 3, 4}
@@ -72,7 +83,7 @@ def test_one_passage_an_entity_with_facts_beside_its_sentences(test_world):
     assert [p["title"] for p in test_world.passages] == list(test_world.kinds)
     stated = [t for p in test_world.passages for t in p["facts"] if t]
     assert sorted(stated) == sorted(test_world.triples)
-    assert any(f is None for p in test_world.passages for f in p["facts"][1:])         # distractors
+    assert any(f is None for p in test_world.passages for f in p["facts"][1:])  # distractors
     words = set(world.vocabulary())
     for p in test_world.passages:
         for w in " ".join(p["sentences"]).replace(".", " .").split():
@@ -82,21 +93,36 @@ def test_one_passage_an_entity_with_facts_beside_its_sentences(test_world):
 def test_demonstrations_answer_or_carry_their_flaw(test_world):
     for q in test_world.questions[:100]:
         clean = demonstrations.demonstrate(test_world, q, 0, flaw_rate=0)
-        assert clean.flaw is None and clean.answer == q["answer"] and [s.found for s in clean.steps] == [e[2] for e in q["evidences"]]
-    flawed = [demonstrations.demonstrate(test_world, q, s, flaw_rate=1) for q in test_world.questions for s in range(3)]
+        assert (
+            clean.flaw is None
+            and clean.answer == q["answer"]
+            and [s.found for s in clean.steps] == [e[2] for e in q["evidences"]]
+        )
+    flawed = [
+        demonstrations.demonstrate(test_world, q, s, flaw_rate=1)
+        for q in test_world.questions
+        for s in range(3)
+    ]
     assert {d.flaw for d in flawed} == set(demonstrations.FLAWS)
-    wrong = sum(d.answer != q["answer"] for d, q in zip(flawed, [q for q in test_world.questions for _ in range(3)], strict=True))
-    assert wrong > .5 * len(flawed)
+    wrong = sum(
+        d.answer != q["answer"]
+        for d, q in zip(flawed, [q for q in test_world.questions for _ in range(3)], strict=True)
+    )
+    assert wrong > 0.5 * len(flawed)
     for d in flawed:
         for s in d.steps:
-            assert s.found == test_world.facts.get((s.subject, s.relation))            # what a step finds is what the world says
+            # what a step finds is what the world says
+            assert s.found == test_world.facts.get((s.subject, s.relation))
 
 
 def test_the_graph_holds_the_triples(test_world):
     graph = test_world.graph()
     assert graph.number_of_edges() == len(test_world.triples) and set(test_world.kinds) <= set(graph)
     head, relation, tail = test_world.triples[0]
-    assert graph[head][tail][relation]["relation"] == relation and graph.nodes[head]["kind"] == test_world.kinds[head]
+    assert (
+        graph[head][tail][relation]["relation"] == relation
+        and graph.nodes[head]["kind"] == test_world.kinds[head]
+    )
 
 
 def test_too_much_is_asked_of_a_world():

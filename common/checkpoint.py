@@ -1,0 +1,142 @@
+"""Checkpoints: model in Hugging Face form, optimizer.safetensors, trainer.json with a digest of every file.
+
+The new one is complete on disk before the old one goes;
+what a kill between two renames leaves is found again.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+
+class ModelError(RuntimeError):
+    """A model or checkpoint that cannot be used; the message says what to do."""
+
+
+REMEDY = "restore it, or start anew with another --name and --checkpoint"
+
+
+def save(folder, model, tokenizer, optimizer, state):
+    """Replaces the checkpoint as a whole. state: plain JSON with "step".
+
+    A failed save leaves the old one as it was."""
+    folder = Path(folder)
+    new = folder.with_name(folder.name + ".new")
+    old = folder.with_name(folder.name + ".old")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        if optimizer is not None:
+            save_file(_moments(model, optimizer), str(new / "optimizer.safetensors"))
+        digests = {}
+        for file in _files(new):
+            stamp = file.stat()
+            digests[str(file.relative_to(new))] = _digest(str(file), stamp.st_mtime_ns, stamp.st_size)
+        weights = sum(p.numel() for p in model.parameters())
+        about = {**state, "weights": weights, "sha256": digests}
+        (new / "trainer.json").write_text(json.dumps(about, indent=1))
+        for path in _files(new):
+            with open(path, "rb") as f:
+                os.fsync(f.fileno())
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise ModelError(f"cannot save {folder}: {error}. What was saved before is untouched; free some "
+                         "space and use --resume") from error
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _moments(model, optimizer):
+    """{"<parameter>/<name>": tensor} of the optimizer's state."""
+    moments = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            moments[f"{name}/{key}"] = value.contiguous()
+    return moments
+
+
+def find(folder):
+    """The folder itself, or what a kill between the two renames left of it; None where nothing was saved."""
+    folder = Path(folder)
+    new = folder.with_name(folder.name + ".new")
+    old = folder.with_name(folder.name + ".old")
+    for path in (folder, new, old):
+        if (path / "trainer.json").exists():
+            return path
+    return None
+
+
+def _files(folder):
+    return sorted(f for f in Path(folder).rglob("*") if f.is_file())
+
+
+@functools.cache
+def _digest(path, *_stamp):
+    """SHA-256 of a file, read once a process while its time and size stay."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def check_files(folder):
+    """ModelError where a checkpoint's files are not those that were saved
+    (one without digests, of an older version, passes)."""
+    try:
+        state = json.loads((Path(folder) / "trainer.json").read_text(encoding="utf-8"))
+        saved = state["sha256"].items()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return
+    for name, digest in saved:
+        file = Path(folder) / name
+        if not file.is_file():
+            raise ModelError(f"{folder}: the checkpoint is damaged ({name} is missing); {REMEDY}")
+        stamp = file.stat()
+        if _digest(str(file), stamp.st_mtime_ns, stamp.st_size) != digest:
+            raise ModelError(f"{folder}: the checkpoint is damaged ({name} is changed since it was saved); "
+                             f"{REMEDY}")
+
+
+def read_state(folder):
+    """trainer.json of a checkpoint;
+    ModelError where it is damaged, or another of its files is not as it was saved."""
+    try:
+        state = json.loads((Path(folder) / "trainer.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        what = type(error).__name__
+        raise ModelError(f"{folder}: the checkpoint is damaged (trainer.json: {what}); {REMEDY}") from error
+    kinds = {"step": int, "weights": int, "sha256": dict}
+    whole = isinstance(state, dict)
+    whole = whole and all(isinstance(state.get(key), kind) for key, kind in kinds.items())
+    if not whole or state["step"] < 0:
+        raise ModelError(f"{folder}: the checkpoint is damaged (trainer.json has no step, weights and "
+                         f"sha256); {REMEDY}")
+    check_files(str(folder))
+    return state
+
+
+def load_training_state(folder, model, optimizer):
+    """Fills the optimizer from a checkpoint (checked before by read_state) and returns its trainer.json."""
+    state = read_state(folder)
+    saved = load_file(str(Path(folder) / "optimizer.safetensors"))
+    weights = sum(p.numel() for p in model.parameters())
+    if state["weights"] != weights:
+        raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} "
+                         f"weights, the model beside it has {weights}")
+    for name, p in model.named_parameters():
+        if f"{name}/exp_avg" in saved:
+            optimizer.state[p] = {
+                "step": saved[f"{name}/step"].cpu(),
+                "exp_avg": saved[f"{name}/exp_avg"].to(p.device),
+                "exp_avg_sq": saved[f"{name}/exp_avg_sq"].to(p.device),
+            }
+    return state

@@ -1,0 +1,172 @@
+"""The terminal, and files that are whole or not there: JSON, JSON lines, atomic writes.
+
+Imports nothing of the project."""
+
+import gzip
+import json
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+console = Console(highlight=False, soft_wrap=True)
+if not console.is_terminal:  # logs are not cut at 80 columns
+    console.width = 160
+
+
+class RunError(RuntimeError):
+    """A run folder or one of its files cannot be used as asked; the message says what to do."""
+
+
+# ---------------------------------------------------------------- terminal
+
+def say(text):
+    """A line on the terminal, whatever brackets it has."""
+    console.print(text, markup=False)
+
+
+def warn(message):
+    console.print(message, style="yellow", markup=False)
+
+
+def plain(text):
+    """Text of a model or a passage for the terminal: one line, no control characters, no markup."""
+    one_line = " ".join(str(text).split())
+    return escape(re.sub(r"[\x00-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", one_line))
+
+
+def table(title, header, rows):
+    """A plain table."""
+    t = Table(title=plain(title), title_justify="left")
+    for i, h in enumerate(header):
+        t.add_column(plain(h), justify="left" if i == 0 else "right")
+    for row in rows:
+        t.add_row(*map(plain, row))
+    console.print(t)
+
+
+def clock(seconds):
+    """
+    >>> clock(42), clock(188), clock(7500)
+    ('42s', '3m08s', '2h05m')
+    """
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+class Progress:
+    """A long piece of work, done of total: a live line on a terminal, a line every 20 seconds in a log."""
+
+    def __init__(self, what, every=20.0):
+        self.what = what
+        self.every = every
+        self.began = self.said = time.time()
+        self.status = console.status(what) if console.is_terminal else None
+
+    def __enter__(self):
+        if self.status:
+            self.status.start()
+        return self
+
+    def __exit__(self, *_):
+        if self.status:
+            self.status.stop()
+
+    def __call__(self, done, total):
+        now = time.time()
+        line = f"{self.what}: {done}/{total}, {clock(now - self.began)}"
+        if done:
+            left = (now - self.began) * (total - done) / done
+            line += f", {clock(left)} left"
+        if self.status:
+            self.status.update(line)
+        elif now - self.said > self.every:
+            self.said = now
+            say(line)
+
+
+# ---------------------------------------------------------------- files
+
+def write_atomic(path, text):
+    """The file is the old one or the new one, never a part; a full disk leaves the old one."""
+    path = Path(path)
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error.strerror}. "
+                       "What was written before is untouched") from error
+
+
+def write_json(path, value):
+    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def read_json(path, kind):
+    """The value of a JSON file that must be a `kind` (dict or list);
+    RunError names a missing or damaged file."""
+    remedy = "restore it, or start anew with another --name"
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing: {remedy}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged ({type(error).__name__}): {remedy}") from error
+    if not isinstance(value, kind):
+        wanted = "object" if kind is dict else "list"
+        raise RunError(f"{path} is damaged (no {wanted}): {remedy}")
+    return value
+
+
+def read_evaluation(path):
+    """{"summary", "predictions"} of an eval_<set>.json."""
+    value = read_json(path, dict)
+    summary = value.get("summary")
+    predictions = value.get("predictions")
+    if not isinstance(summary, dict) or not isinstance(predictions, list):
+        raise RunError(f"{path} is damaged (no summary and predictions): "
+                       "restore it, or start anew with another --name")
+    return value
+
+
+def read_jsonl(path):
+    """Rows of a JSON-lines file, .gz too; a last line cut off by a kill is left out. No file: no rows."""
+    path = Path(path)
+    try:
+        if path.suffix == ".gz":
+            opened = gzip.open(path, "rt", encoding="utf-8")
+        else:
+            opened = open(path, encoding="utf-8", newline="\n")
+        with opened as f:
+            lines = f.read().split("\n")  # (splitlines would also cut at U+2028)
+    except FileNotFoundError:
+        lines = []
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise RunError(f"{path} is damaged ({type(error).__name__}); nothing was changed") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line:
+                rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                message = f"{path}: line {number} is not valid JSON ({error.msg}); nothing was changed"
+                raise RunError(message) from error
+    return rows

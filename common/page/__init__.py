@@ -1,0 +1,95 @@
+"""trajectories.html of a run folder: one self-contained file that runs no text of a model."""
+
+import base64
+import hashlib
+import html
+import io
+import json
+import math
+import re
+from pathlib import Path
+
+from common.curves import draw_curves
+from common.files import read_jsonl, write_atomic
+from common.results import evaluations, interval, panels_of
+
+HERE = Path(__file__).parent
+INK = "#858b96"  # of the curves: readable on a light and on a dark page
+
+
+def write_page(folder, most_groups=60, most_predictions=400):
+    """The page: sampled groups of training, evenly spaced, and final predictions. Returns its path."""
+    folder = Path(folder)
+    rows = read_jsonl(folder / "metrics.jsonl")
+    results = evaluations(folder)
+    groups = _training_groups(folder, most_groups)
+    summaries = []
+    for name, result in results.items():
+        shown = result["predictions"][:most_predictions]
+        groups += [g | {"where": name} for g in shown if "nodes" in g]
+        s = result["summary"]
+        summaries.append(f"{name} EM {interval(s)} n {s['n']}")
+    if rows:
+        summaries.append(f"{len(rows)} steps")
+    title = f"{folder.parent.name} / {folder.name}"
+    content = {
+        "title": title,
+        "summary": " · ".join(summaries),
+        "config": json.loads((folder / "config.json").read_text()),
+        "groups": [_for_the_page(g) for g in groups],
+        "curves": _curves(folder, rows) if rows else "",
+    }
+    script = (HERE / "trajectories.js").read_text(encoding="utf-8")
+    digest = hashlib.sha256(script.encode()).digest()
+    packed = json.dumps(finite(content), ensure_ascii=False, allow_nan=False)
+    fill = {
+        "TITLE": html.escape(title),
+        "DATA": packed.replace("<", "\\u003c"),
+        "SCRIPT": script,
+        "SCRIPT_HASH": "sha256-" + base64.b64encode(digest).decode(),
+    }
+    template = (HERE / "trajectories.html").read_text(encoding="utf-8")
+    page = re.sub("@(TITLE|DATA|SCRIPT|SCRIPT_HASH)@", lambda m: fill[m[1]], template)
+    write_atomic(folder / "trajectories.html", page)
+    return folder / "trajectories.html"
+
+
+def _training_groups(folder, most):
+    """At most so many of samples.jsonl, evenly spaced, the newest first."""
+    samples = read_jsonl(folder / "samples.jsonl")
+    groups = [g for g in samples if g.get("nodes") and g.get("trajectories")]
+    keep = {round(i * (len(groups) - 1) / max(1, most - 1)) for i in range(most)}
+    kept = [g | {"where": "training"} for i, g in enumerate(groups) if i in keep]
+    return kept[::-1]
+
+
+def _for_the_page(group):
+    """Without token ids, and with log-probs as short as anyone reads them."""
+    def tidy(value):
+        if isinstance(value, list) and value and isinstance(value[0], float):
+            return [round(x, 3) for x in value]
+        return value
+
+    private = ("ids", "observation_ids")
+    nodes = []
+    for node in group["nodes"]:
+        nodes.append({k: tidy(v) for k, v in node.items() if k not in private})
+    rest = {k: v for k, v in group.items() if k != "prompt_ids"}
+    return rest | {"id": group["question_id"], "nodes": nodes}
+
+
+def _curves(folder, rows):
+    image = io.BytesIO()
+    draw_curves({folder.name: rows}, image, "", panels_of(folder), ink=INK)
+    return "data:image/png;base64," + base64.b64encode(image.getvalue()).decode()
+
+
+def finite(value):
+    """The value with null for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,143 @@
+"""Trajectories as plain JSON, one form for every script; the page, `explain` and the terminal know no paper.
+
+A group is a question with the trajectories sampled for it:
+
+    question_id question type hops gold evidence step    evidence: gold sentences,
+                                                         marked where they are observed
+    nodes         [{id, parents [ids], text, observation, entropy, …}]
+                                                         what else a script adds is shown as it is
+    trajectories  [{path [node ids], reward, answer, problem, correct, why [lines]}]
+"""
+
+from common.files import console, plain
+from common.metrics import normalize_answer
+
+PRIVATE = ("id", "parents", "text", "observation", "ids", "observation_ids", "logprobs", "pieces", "label")
+
+
+def group(question, nodes, trajectories, **extra):
+    """The record of a data.Question, its nodes and trajectories."""
+    return {
+        "question_id": question.id,
+        "question": question.question,
+        "type": question.type,
+        "hops": question.hops,
+        "gold": question.answers,
+        "evidence": gold_sentences(question),
+        "nodes": nodes,
+        "trajectories": trajectories,
+        **extra,
+    }
+
+
+def root_node():
+    return {"id": 0, "parents": [], "label": "question", "sampled": False}
+
+
+def turn_node(number, parents, turn, tokenizer=None, **extra):
+    """A rollout.Turn as a node; with a tokenizer also the ids that were trained on, their log-probs
+    and their pieces of text."""
+    node = {
+        "id": number,
+        "parents": parents,
+        "text": turn.text,
+        "observation": turn.observation,
+        "stopped by": turn.stop_reason,
+        "tokens": len(turn.ids),
+        "entropy": round(turn.entropy, 4),
+        **extra,
+    }
+    if tokenizer is not None:
+        node["ids"] = turn.ids
+        node["observation_ids"] = turn.observation_ids
+        node["logprobs"] = turn.logprobs
+        node["pieces"] = pieces(tokenizer, turn.ids, turn.text)
+    return node
+
+
+def outcome(trajectory, path, why):
+    """A trajectory of a group. path: the numbers of its nodes; why: lines that say what led to its reward."""
+    info = trajectory.info
+    return {
+        "path": path,
+        "reward": trajectory.reward,
+        "answer": info["answer"],
+        "problem": info["problem"],
+        "correct": info["em"] == 1,
+        "why": why,
+    }
+
+
+def compared(answer, golds):
+    """The strings that exact match compares.
+
+    >>> compared("The Beatles!", ["Beatles"])
+    "'beatles' against 'beatles'"
+    """
+    answer = normalize_answer(answer or "")
+    golds = " | ".join(map(normalize_answer, golds))
+    return f"{answer!r} against {golds!r}"
+
+
+def pieces(tokenizer, ids, text):
+    """The text cut where its tokens begin; joined they are the text.
+
+    Special tokens that decoding leaves out become empty."""
+    starts = []
+    at = 0
+    for token in ids:
+        piece = tokenizer.decode([token]).strip()
+        found = text.find(piece, at) if piece else -1
+        if 0 <= found <= at + 8:
+            starts.append(found)
+            at = found + len(piece)
+        else:
+            starts.append(at)
+    if not starts:
+        return []
+    starts[0] = 0
+    ends = [*starts[1:], None]
+    return [text[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def gold_sentences(question):
+    """The sentences that the question's supporting facts name, where the question carries its contexts."""
+    context = {title: sentences for title, sentences in question.context}
+    found = []
+    for title, index in question.supporting_facts:
+        if title in context and isinstance(index, int) and 0 <= index < len(context[title]):
+            found.append(context[title][index].strip())
+    return found
+
+
+def explain(group, index):
+    """One trajectory on the terminal: turns, what the script knows of each,
+    and why the reward is what it is."""
+    trajectory = group["trajectories"][index]
+    by_id = {node["id"]: node for node in group["nodes"]}
+    gold = " | ".join(group["gold"])
+    console.print(f"[bold]{plain(group['question'])}[/bold]  gold: {plain(gold)}")
+    for number in trajectory["path"]:
+        node = by_id[number]
+        if not node.get("text"):
+            continue
+        facts = []
+        for key, value in node.items():
+            if key not in PRIVATE:
+                short = f"{value:.4g}" if isinstance(value, float) else value
+                facts.append(f"{key} {short}")
+        console.print(f"  [cyan]{plain(', '.join(facts))}[/cyan]")
+        console.print(f"    {plain(node['text'])}")
+        if node.get("observation"):
+            console.print(f"    [dim]{plain(node['observation'][:400])}[/dim]")
+    reward = f"reward {trajectory['reward']:g}, answer: {trajectory['answer']}"
+    for line in [reward, *trajectory.get("why", ())]:
+        console.print(f"  {plain(line)}")
+
+
+def explain_best_and_worst(group):
+    rewards = [t["reward"] for t in group["trajectories"]]
+    best = rewards.index(max(rewards))
+    worst = rewards.index(min(rewards))
+    for index in dict.fromkeys((best, worst)):
+        explain(group, index)

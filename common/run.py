@@ -1,0 +1,384 @@
+"""A run: its folder, what --resume may go on from, the policy it trains, its evaluations,
+and how a program ends.
+
+    runs/<script>/<name>/  config.json  metrics.json  metrics.jsonl  samples.jsonl  eval_<set>.json
+                           curves.png  trajectories.html  checkpoint/
+
+Everything is JSON, PNG or HTML and can be read without this code; docs/runs.md has every file. A script with
+several stages has a folder for each. The order is always the same:
+
+    # refuses what cannot go on; writes nothing
+    folder = run.open_folder(cfg, "at2po", cfg.name, FREE_ON_RESUME)
+    policy = run.load_policy(cfg, folder.start or source)
+    with run.stage(cfg, folder, METRICS, title):    # the folder exists; at its end curves and page
+        …                                           # train, evaluate
+"""
+
+import fcntl
+import importlib.util
+import json
+import math
+import os
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import transformers
+
+from common import chat, checkpoint, data, kg, process, results, retriever, rollout
+from common import model as models
+from common.curves import draw_curves
+from common.engine import TransformersEngine
+from common.files import (
+    Progress,
+    RunError,
+    console,
+    plain,
+    read_evaluation,
+    read_json,
+    read_jsonl,
+    say,
+    warn,
+    write_atomic,
+    write_json,
+)
+from common.page import write_page
+
+# what a program ends with in one line; anything else is a bug and shows where it is
+ERRORS = (
+    data.DataError, kg.GraphError, retriever.RetrieverError, models.ModelError, chat.TemplateError,
+    RunError, OSError)
+FREE_ON_RESUME = (
+    "steps", "eval_every", "save_every", "show_every", "log", "resume", "out",
+    "search_timeout", "search_retries")
+opened = []  # the folders of this process, for what Ctrl-C says
+
+
+# ---------------------------------------------------------------- the folder
+
+class RunFolder:
+    """runs/<script>/<name>. A new run never overwrites one that exists;
+    a resumed one must be configured as it was.
+
+    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded,
+    and keeps other processes out until this one ends. `id` names the run in its checkpoints, `saved` is the
+    configuration it was begun with, `start` the checkpoint that it goes on from."""
+
+    def __init__(self, root, script, name, config, resume=False, free_to_change=()):
+        if name != Path(name).name or name.startswith(".") or "\\" in name:
+            raise RunError(f"--name {name}: the name of a folder in {root}/{script}, "
+                           "without slashes or a dot before it")
+        self.path = Path(root) / script / name
+        self.config = config
+        self.resume = resume
+        self.trackers = []
+        self.start = None
+        if not resume and begun(self.path):
+            raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
+        if resume and not (self.path / "config.json").exists():
+            raise RunError(f"--resume: {self.path} holds no run (no config.json)")
+        self.saved = {}
+        if resume:
+            self.saved = read_json(self.path / "config.json", dict)
+        self.id = self.saved.get("run_id") or os.urandom(8).hex()
+        if resume:
+            self._refuse_changes(free_to_change)
+        opened.append(self)
+
+    def _refuse_changes(self, free_to_change):
+        for key, value in self.config.items():
+            if key in free_to_change:
+                continue
+            if key not in self.saved:
+                raise RunError(f"--resume: {self.path} is a run of an older version of this script "
+                               f"(no {key} in its config.json)")
+            if self.saved[key] != json.loads(json.dumps(value)):
+                flag = "--" + key.replace("_", "-")
+                raise RunError(f"--resume: this run was started with {key} = {self.saved[key]!r}, "
+                               f"not {value!r}; leave {flag} as it was")
+
+    def create(self, **facts):
+        """Makes the folder. facts: what else config.json keeps of the process that began the run."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = open(self.path / ".lock", "w")
+        except OSError as error:
+            raise RunError(f"cannot create {self.path}: {error.strerror}") from error
+        try:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise RunError(f"another process is writing to {self.path}: wait for it, "
+                           "or choose another --name") from error
+        except OSError:
+            warn(f"{self.path}: this file system has no locks; see that no other process writes there")
+        if not self.resume and (self.path / "config.json").exists():
+            # begun and ended while this one was loading
+            raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
+        config = self.config | {"run_id": self.id} | facts
+        write_atomic(self.path / "config.json", json.dumps(config, indent=1))
+
+    def rewind(self, step):
+        """Drops the lines of steps after `step`, which a killed run may have written past its last
+        checkpoint, from every .jsonl file of the folder."""
+        written = {f.name for f in self.path.glob("*.jsonl")}
+        # (one that cannot be read: nothing is dropped)
+        for name in sorted({"metrics.jsonl", "samples.jsonl"} | written):
+            rows = read_jsonl(self.path / name)
+            for number, row in enumerate(rows, 1):
+                if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                    raise RunError(f"{self.path / name}: line {number} has no step; nothing was changed")
+            kept = [json.dumps(r) + "\n" for r in rows if r["step"] <= step]
+            write_atomic(self.path / name, "".join(kept))
+
+    def append(self, name, rows):
+        """Adds rows to metrics.jsonl or samples.jsonl, flushed to disk."""
+        try:
+            with open(self.path / name, "a", encoding="utf-8", errors="replace") as f:
+                lines = [json.dumps(r, ensure_ascii=False) + "\n" for r in rows]
+                f.write("".join(lines))
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / name}: {error.strerror}") from error
+
+    def write(self, name, value):
+        write_json(self.path / name, value)
+
+    def log(self, row):
+        """A line of metrics.jsonl, and the same to the trackers of --log."""
+        self.append("metrics.jsonl", [row])
+        numbers = {k: v for k, v in row.items() if k != "step"}
+        for tracker in self.trackers:
+            tracker(numbers, row["step"])
+
+    def evaluated(self, splits, newer_than=0):
+        """Whether the final evaluation of every split is there, and younger than a time."""
+        files = [self.path / f"eval_{s.name}.json" for s in splits]
+        return all(f.exists() and f.stat().st_mtime > newer_than for f in files)
+
+    def evaluation(self, split, when=""):
+        """{"summary", "predictions"} of an evaluation that was made."""
+        return read_evaluation(self.path / f"eval_{split.name}{when}.json")
+
+    def nonfinite(self, step):
+        """How the files begin that keep the batches of a skipped update."""
+        return self.path / f"nonfinite_step{step}"
+
+    def forget_evaluations(self, splits):
+        """Of fewer steps, before training goes on."""
+        for s in splits:
+            (self.path / f"eval_{s.name}.json").unlink(missing_ok=True)
+
+
+def begun(folder):
+    """Whether a run folder holds anything but the lock of a run that wrote nothing."""
+    folder = Path(folder)
+    return folder.is_dir() and any(f.name != ".lock" for f in folder.iterdir())
+
+
+def open_folder(cfg, script, name, free_to_change=FREE_ON_RESUME,
+                one_of_many=False, saves=True, save_every=None):
+    """The RunFolder of a run or stage, checked, with the checkpoint that --resume goes on from.
+
+    one_of_many: a stage, which --resume begins where it was not begun yet.
+    saves: False = it has no checkpoints.
+    save_every: rows of metrics.jsonl between two of them, by default the run's --save-every."""
+    resume = cfg.resume
+    if resume and one_of_many:
+        resume = begun(Path(cfg.out) / script / name)
+    folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, free_to_change)
+    if resume and saves:
+        folder.start = checkpoint_of(folder, save_every)
+    return folder
+
+
+def checkpoint_of(folder, save_every=None):
+    """The checkpoint that --resume goes on from, all its files as they were saved;
+    None where none was saved yet.
+
+    Refuses, and has changed nothing, where the checkpoint is gone, damaged or another run's."""
+    found = checkpoint.find(folder.path / "checkpoint")
+    rows = read_jsonl(folder.path / "metrics.jsonl")
+    if found is None:
+        save_every = save_every or folder.saved.get("save_every") or math.inf
+        if rows and (results.evaluations(folder.path) or len(rows) > save_every):
+            raise RunError(f"--resume: {folder.path} has {len(rows)} steps in metrics.jsonl, "
+                           "and its checkpoint/ is gone: restore it, or start anew with another --name")
+        if rows:
+            warn(f"{folder.path}: no checkpoint was saved before it stopped (--save-every); "
+                 "beginning again at step 1")
+        return None
+    if checkpoint.read_state(found).get("run", folder.id) != folder.id:
+        raise models.ModelError(f"{found}: checkpoint of another run; put this run's own back, "
+                                "or start anew with another --name")
+    _same_threads(folder)
+    return found
+
+
+def _same_threads(folder):
+    """A sum over other threads rounds otherwise:
+    a run goes on bit for bit with as many as it was begun with."""
+    threads = folder.saved.get("threads")
+    here = torch.get_num_threads()
+    if not isinstance(threads, int) or threads < 1 or threads == here:
+        return
+    if process.settled is None:
+        warn(f"{folder.path} was begun with {threads} threads, here are {here}: "
+             "it will not go on bit for bit")
+    else:
+        torch.set_num_threads(threads)
+
+
+# ---------------------------------------------------------------- trackers
+
+def check_trackers(names):
+    """Refuses what --log cannot be, before a run begins."""
+    for name in filter(None, names.split(",")):
+        if name not in ("tensorboard", "wandb"):
+            raise RunError(f"--log {name}: tensorboard, wandb, or both with a comma")
+        if not importlib.util.find_spec(name):
+            raise RunError(f"--log {name}: not installed here; pip install {name}")
+
+
+def open_trackers(names, folder):
+    """[function of (numbers, step)] for --log tensorboard,wandb.
+
+    Weights & Biases writes offline unless WANDB_MODE says otherwise: no account needed."""
+    check_trackers(names)
+    trackers = []
+    if "tensorboard" in names.split(","):
+        from torch.utils.tensorboard import SummaryWriter
+        writer = SummaryWriter(folder.path / "tensorboard")
+
+        def to_tensorboard(row, step):
+            for key, value in row.items():
+                writer.add_scalar(key, value, step)
+            writer.flush()
+        trackers.append(to_tensorboard)
+    if "wandb" in names.split(","):
+        import wandb
+        session = wandb.init(
+            project=folder.path.parent.name,
+            name=folder.path.name,
+            dir=str(folder.path),
+            config=folder.config,
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit=True,
+        )
+
+        def to_wandb(row, step):
+            session.log(row, step=step)
+        trackers.append(to_wandb)
+    return trackers
+
+
+# ---------------------------------------------------------------- a stage
+
+def load_policy(cfg, source, trains=True):
+    """rollout.Policy of a folder or hub id; the engine shares the weights that are trained."""
+    torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
+    lora = cfg.lora if trains else 0
+    model, tokenizer = models.load_policy(source, lora, cfg.gradient_checkpointing)
+    say(models.describe(source, model))
+    engine = TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
+    return rollout.Policy(model, tokenizer, engine)
+
+
+def tell(cfg):
+    """The resolved configuration on the terminal; config.json has it too."""
+    given = [f"{key}={value}" for key, value in asdict(cfg).items() if value != ""]
+    console.print(" ".join(given), style="dim", markup=False)
+
+
+@contextmanager
+def stage(cfg, folder, metrics, title):
+    """The folder of a run or stage exists in the body;
+    after it curves.png and trajectories.html are written.
+
+    metrics: the script's table, kept as metrics.json."""
+    threads = folder.saved.get("threads", torch.get_num_threads())
+    folder.create(threads=threads)
+    folder.write("metrics.json", {key: list(metric) for key, metric in metrics.items()})
+    folder.trackers = open_trackers(cfg.log, folder)
+    console.print(f"[bold]{plain(title)}[/bold]")
+    yield
+    if read_jsonl(folder.path / "metrics.jsonl"):
+        rows = {folder.path.name: results.with_evaluations(folder.path)}
+        panels = results.panels_of(folder.path)
+        draw_curves(rows, folder.path / "curves.png", title, panels)
+    write_page(folder.path)
+    say(f"run folder: {folder.path} (open trajectories.html)")
+
+
+def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
+    """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
+
+    evaluate(policy, split, cfg, progress) -> (rows, summary) is the script's."""
+    found = {}
+    for split in splits:
+        file = folder.path / f"eval_{split.name}{suffix}.json"
+        if not (cfg.resume and suffix and file.exists()):
+            policy.engine.sync(policy.model)
+            with Progress(f"evaluating {split.name}") as progress:
+                rows, summary = evaluate(policy, split, cfg, progress)
+            folder.write(file.name, {"summary": summary, "predictions": rows})
+        found[split.name] = read_evaluation(file)
+        say(results.summary_line(split.name, found[split.name]["summary"]))
+    return found
+
+
+def mean_em(found):
+    """{"eval/em": mean of the sets} of evaluate_all, as a row of metrics keeps it."""
+    ems = [r["summary"]["em"] for r in found.values()]
+    return {"eval/em": sum(ems) / len(ems)}
+
+
+# ---------------------------------------------------------------- --ask
+
+def warn_of_unknown_words(tokenizer, question):
+    """Says which words of a question the tiny policy has never seen:
+    it answers with confidence all the same."""
+    unknown = chat.unknown_words(tokenizer, question)
+    if unknown:
+        warn(f"this policy has no word for {', '.join(unknown)}: it knows the embedded world alone, "
+             "and its answer means nothing here")
+
+
+def show_turn(turn):
+    """A turn on the terminal, while its trajectory is played."""
+    console.print(plain(turn.text))
+    console.print(f"  [dim]{plain(turn.observation[:600])}[/dim]")
+
+
+# ---------------------------------------------------------------- beginning and end of a program
+
+@contextmanager
+def program():
+    """Around a script's main: an error is one line, Ctrl-C and SIGTERM say what is kept and how to go on."""
+    opened.clear()
+    transformers.utils.logging.disable_progress_bar()
+    with process.ends_cleanly(ERRORS, what_is_saved):
+        if process.settled:
+            warn(f"{process.settled}: {torch.get_num_threads()} threads here "
+                 "(OMP_NUM_THREADS sets another number)")
+        yield
+
+
+def what_is_saved():
+    """How far the run folders of this process are, and how to go on."""
+    if not opened:
+        return "nothing was written"
+    by_path = {f.path: f for f in opened}
+    begun_folders = [f for f in by_path.values() if (f.path / "config.json").exists()]
+    if not begun_folders:
+        return "nothing was written to the run folder yet"
+    steps = []
+    for folder in begun_folders:
+        saved = checkpoint.find(folder.path / "checkpoint")
+        if saved:
+            step = read_json(saved / "trainer.json", dict).get("step")
+            steps.append(f"{folder.path}: checkpoint of step {step}")
+    name = begun_folders[0].config["name"]
+    kept = "; ".join(steps) or "no checkpoint yet"
+    return f"{kept}; go on with the same command and --resume --name {name}"

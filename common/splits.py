@@ -1,0 +1,142 @@
+"""Questions with a search over them: the splits that --data, --eval-data, --corpus and --retriever name."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common import data, kg, retriever, world
+from common.files import say
+
+TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
+
+
+@dataclass
+class Split:
+    name: str
+    questions: list
+    retriever: object     # with search(queries, k); None where nothing is searched
+    graph: object = None  # kg.KnowledgeGraph, where there is one
+
+
+def world_split(name, size=1.0, questions=400, spec="bm25"):
+    """A split of the embedded world.
+
+    Test questions come from the world of seed 1, first evaluated after the learning rate had been chosen on
+    dev (the test world of seed 0 was in view when clip window and warm-up were set); every other split is
+    the world of seed 0."""
+    seed = 1 if name == "test" else 0
+    try:
+        made = world.make_world(name, seed=seed, size=size, questions=questions)
+    except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
+        raise data.DataError(f"--world-size {size}: {error}") from error
+    return Split(
+        name,
+        data.load_questions(made.questions),
+        retriever.make_retriever(spec, made.corpus()),
+        kg.KnowledgeGraph.from_triples(made.triples),
+    )
+
+
+def make_retriever(cfg, corpus):
+    """The retriever of --retriever with the run's time-outs."""
+    return retriever.make_retriever(
+        cfg.retriever, corpus, timeout=cfg.search_timeout, retries=cfg.search_retries)
+
+
+def load_splits(cfg, paper_eval, searched=True):
+    """(training split or None, evaluation splits). paper_eval: the paper's sets, with commas.
+
+    searched: False = no passages are wanted, the retriever is None.
+    A corpus pooled from contexts is that of all the sets loaded here, so an evaluation on its own searches
+    a smaller one than a run that also trains."""
+    if cfg.data == "world":
+        evals = []
+        for name in (cfg.eval_data or "test").split(","):
+            evals.append(world_split(name, cfg.world_size, cfg.eval_limit or 400, cfg.retriever))
+        train = world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever)
+        return train, evals
+    train, sets = _load_questions(cfg, paper_eval)
+    corpus = None
+    if searched and not cfg.retriever.startswith("http"):
+        if not cfg.corpus:
+            raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
+        if cfg.corpus == "contexts":
+            everything = list(train or [])
+            for questions in sets.values():
+                everything += questions
+            corpus = data.pool_contexts(everything)
+        else:
+            corpus = data.load_corpus(cfg.corpus)
+    search = make_retriever(cfg, corpus) if searched else None
+    names = sorted(map(set_name, sets))
+    if len(set(names)) < len(sets):
+        raise data.DataError(f"--eval-data: two sets are called {', '.join(names)}; "
+                             "predictions are kept by name: rename a file")
+    evals = [Split(set_name(n), questions, search) for n, questions in sets.items()]
+    if not evals:
+        evals = [Split("ask", [], search)]
+    return (Split("train", train, search) if train else None), evals
+
+
+def _load_questions(cfg, paper_eval):
+    """(training questions or None, {evaluation set: its questions})"""
+    own = [n for n in TRAINING_SETS if n != "nq" or not cfg.eval_only]
+    of_paper = cfg.data.removesuffix("-train") in own
+    pools = cfg.corpus == "contexts" or getattr(cfg, "graph", "") == "evidences"
+    train = None
+    if cfg.ask and not pools:  # no set is read
+        names = []
+    elif cfg.eval_only or cfg.ask:
+        listed = cfg.eval_data or (paper_eval if of_paper else cfg.data)
+        names = listed.split(",")
+    else:
+        train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad, role="train")
+        listed = cfg.eval_data or (paper_eval if of_paper else "")
+        names = [n for n in listed.split(",") if n]
+    sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
+    if train and not names:  # a file of one's own: its last tenth is held out
+        if len(train) < 2:
+            raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; "
+                                 "give --eval-data")
+        tenth = max(1, len(train) // 10)
+        held = min(tenth, cfg.eval_limit or len(train))
+        name = cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout"  # (no benchmark's)
+        sets = {name: train[-held:]}
+        train = train[:-held]
+    return train, sets
+
+
+def set_name(source):
+    """What an evaluation set is called in files and tables.
+
+    >>> set_name("data/dev.json.gz"), set_name("owner/name.v2:config"), set_name("2wiki-dev")
+    ('dev', 'owner_name.v2_config', '2wiki-dev')
+    """
+    name = re.sub(r"[/:]", "_", source)
+    if data.suffix_of(source) in data.SUFFIXES:
+        name = Path(Path(source).name.removesuffix(".gz")).stem
+    if re.search(r"_(before|step\d+)$", name):
+        raise data.DataError(f"--eval-data {source}: a set cannot be called {name}, "
+                             "as evaluations during a run are; rename the file")
+    return name
+
+
+def within_limit(split, prompt_length, limit, skip_bad):
+    """The split with the questions whose prompts fit into `limit` tokens (None for None);
+    an overlong one is an error, or left out and counted with skip_bad."""
+    if split is None:
+        return None
+    fits = []
+    for q in split.questions:
+        n = prompt_length(q)
+        if n <= limit:
+            fits.append(q)
+        elif not skip_bad:
+            raise data.DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt "
+                                 f"{limit}; raise it, or leave such questions out with --skip-bad")
+    left_out = len(split.questions) - len(fits)
+    if left_out:
+        say(f"left out {left_out} questions with prompts over {limit} tokens")
+    if not fits and split.questions:
+        raise data.DataError(f"no question fits into --max-prompt {limit} tokens")
+    return replace(split, questions=fits)

@@ -1,0 +1,466 @@
+"""The embedded world: a generated graph, its passages, and multi-hop questions over them.
+
+Nothing real is replaced and nothing is downloaded. Every split ("warmup", "train", "dev", "test") is a world
+of its own: all splits are written with the same words, but no two splits share an entity, so no fact learned
+in one answers a question in another and the policy has to search. Same arguments, same bytes.
+
+    python -m common.world --split test --out world/     # 2Wiki-style questions, Search-R1 corpus, triples
+
+Relations carry their Wikidata labels and questions come in the four types of 2WikiMultihopQA (Ho et al.,
+2020).
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SPLITS = ("warmup", "train", "dev", "test")
+DOMAINS = ("film", "music", "literature", "business")
+
+FEMALE = ("Ada Bea Cora Dina Edda Fay Gwen Hana Ida Jana Kira Lena Mira Nora Olga Pia Rosa Sara Tess Una "
+          "Vera Willa Yara Zoe").split()
+MALE = ("Abel Boris Carl Dirk Emil Fritz Gus Hugo Ivan Jonas Karl Leon Max Nils Otto Paul Rolf Sven Theo Udo "
+        "Viktor Wim Yuri Zeno").split()
+FAMILY = ("Adler Brandt Cole Dorn Ebert Falk Gruber Holt Iversen Jansen Keller Lund Mercer Novak Olsen Pohl "
+          "Quist Ritter Stone Thorn Ulrich Vogel Weber Yates Zorn Archer Baxter Conrad Draper Ellis Fisher "
+          "Garner Hobbs Irving Jarvis Kemp Lowell Marsh Nolan Osborn Parker Quinn Rhodes Sutton Tanner Unwin "
+          "Vance Walker").split()
+ADJECTIVE = ("Silent Golden Broken Hidden Crimson Distant Empty Frozen Gentle Hollow Iron Jade Last Midnight "
+             "Northern Open Pale Quiet Restless Secret Tall Velvet White Young").split()
+NOUN = ("Harbor River Mountain Garden Mirror Letter Winter Island Shadow Window Forest Bridge Castle Summer "
+        "Voyage Lantern Orchard Desert Tower Valley Storm Ocean Station Promise").split()
+ANIMALS = "Wolves Foxes Ravens Tigers Owls Bears Hawks Otters Lions Swans Horses Beetles".split()
+COMPASS = "Port Fort Lake Mount Saint New Old Upper Lower East West Great Little High Long Fair".split()
+PLACE = ("Alder Linden Maple Willow Cedar Aspen Birch Hazel Rowan Elm Juniper Laurel Poplar Spruce Walnut "
+         "Acacia").split()
+REALM = ("Velia Torin Marda Kesh Ostra Luria Zembla Quara Nerin Balto Dravia Sylva Morven Tessia Ruvia "
+         "Halden").split()
+REALM_KIND = "Kingdom Republic Union Duchy".split()
+TRADE = "Motors Foods Textiles Press Records Steel Airlines Glass Optics Shipping Paper Chemicals".split()
+SCHOOL = "University College Institute Academy Polytechnic School".split()
+
+# type -> (first words, second words, entities per world of size 1)
+NAMES = {
+    "person": (FEMALE + MALE, FAMILY, 460),
+    "film": (ADJECTIVE, NOUN, 120),
+    "song": (NOUN, ADJECTIVE, 90),
+    "book": (NOUN, NOUN, 90),
+    "band": (ADJECTIVE, ANIMALS, 60),
+    "city": (COMPASS, PLACE, 44),
+    "country": (REALM, REALM_KIND, 11),
+    "company": (FAMILY, TRADE, 80),
+    "university": (PLACE, SCHOOL, 15),
+    "label": (ADJECTIVE, TRADE, 30),
+}
+
+# (head type, relation) -> (tail type, share of heads that have it, sentence)
+# in sentences: {h} head or pronoun, {p} possessive, {t} tail
+FACTS = {
+    ("person", "date of birth"): ("year", 1., "{h} was born in {t}."),
+    ("person", "place of birth"): ("city", .7, "{p} birthplace is {t}."),
+    ("person", "country of citizenship"): ("country", .4, "{p} homeland is {t}."),
+    ("person", "mother"): ("person", .9, "{p} mother is {t}."),
+    ("person", "father"): ("person", .9, "{p} father is {t}."),
+    ("person", "spouse"): ("person", .45, "{p} spouse is {t}."),
+    ("person", "educated at"): ("university", .25, "{p} school was {t}."),
+    ("person", "employer"): ("company", .2, "{p} employer is {t}."),
+    ("film", "director"): ("person", 1., "{p} director was {t}."),
+    ("film", "composer"): ("person", .6, "{p} composer was {t}."),
+    ("film", "publication date"): ("year", .9, "{h} came out in {t}."),
+    ("film", "country of origin"): ("country", .7, "{p} origin is {t}."),
+    ("song", "performer"): ("band", 1., "{p} performer is {t}."),
+    ("song", "composer"): ("person", .7, "{p} composer was {t}."),
+    ("song", "publication date"): ("year", .9, "{h} came out in {t}."),
+    ("band", "founded by"): ("person", 1., "{p} founder was {t}."),
+    ("band", "record label"): ("label", .7, "{p} publisher is {t}."),
+    ("band", "country of origin"): ("country", .7, "{p} origin is {t}."),
+    ("label", "founded by"): ("person", 1., "{p} founder was {t}."),
+    ("label", "inception"): ("year", .9, "{h} was set up in {t}."),
+    ("book", "author"): ("person", 1., "{p} author is {t}."),
+    ("book", "publisher"): ("company", .7, "{p} publisher is {t}."),
+    ("book", "publication date"): ("year", .9, "{h} came out in {t}."),
+    ("company", "founded by"): ("person", 1., "{p} founder was {t}."),
+    ("company", "inception"): ("year", .9, "{h} was set up in {t}."),
+    ("company", "headquarters location"): ("city", .8, "{p} seat is {t}."),
+    ("university", "located in"): ("city", 1., "{p} seat is {t}."),
+    ("city", "country"): ("country", 1., "{p} country is {t}."),
+    ("country", "capital"): ("city", 1., "{p} capital is {t}."),
+}
+# how questions and demonstrations say a relation: one word each
+SPOKEN = {
+    "date of birth": "birthdate", "place of birth": "birthplace",
+    "country of citizenship": "homeland", "educated at": "school",
+    "publication date": "release", "country of origin": "origin",
+    "founded by": "founder", "record label": "publisher", "inception": "founding",
+    "headquarters location": "seat", "located in": "seat",
+}
+DOMAIN_OF = {
+    "film": "film", "song": "music", "band": "music", "label": "music",
+    "book": "literature", "company": "business",
+}
+INFERENCE = {
+    ("mother", "mother"): "maternal grandmother",
+    ("mother", "father"): "maternal grandfather",
+    ("father", "mother"): "paternal grandmother",
+    ("father", "father"): "paternal grandfather",
+    ("spouse", "mother"): "mother-in-law",
+    ("spouse", "father"): "father-in-law",
+}
+# first-hop relation of a bridge comparison, by head type
+BRIDGES = {"film": "director", "book": "author", "company": "founded by", "song": "composer"}
+OLDEST = {
+    "person": "was born first",
+    "film": "came out first", "song": "came out first", "book": "came out first",
+    "company": "was set up first", "label": "was set up first",
+}
+DATE = {
+    "person": "date of birth",
+    "film": "publication date", "song": "publication date", "book": "publication date",
+    "company": "inception", "label": "inception",
+}
+SAME_COUNTRY = {
+    "person": "country of citizenship", "film": "country of origin", "band": "country of origin",
+}
+# sentences without a fact that name an entity which answers nothing
+DISTRACTORS = {
+    "person": "{p} friends include {x}.",
+    "film": "{h} is often compared with {x}.",
+    "song": "{h} is often compared with {x}.",
+    "book": "{h} is often compared with {x}.",
+    "band": "{h} is often compared with {x}.",
+    "company": "{h} competes with {x}.",
+    "label": "{h} competes with {x}.",
+    "city": "{h} is twinned with {x}.",
+}
+
+
+@dataclass
+class World:
+    """triples (head, relation, tail); passages {id, title, sentences, facts}, facts[i] = the triple that
+    sentence i states or None; questions in the official 2WikiMultihopQA form plus answer_aliases, hops,
+    domain and plan."""
+    split: str
+    kinds: dict[str, str]                      # entity -> type
+    triples: list[tuple[str, str, str]]
+    passages: list[dict] = field(default_factory=list)
+    questions: list[dict] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.facts = {(h, r): t for h, r, t in self.triples}
+
+    def corpus(self):
+        """Passages as retriever rows {"id", "title", "text"}; the title opens the text, as in Wikipedia."""
+        rows = []
+        for p in self.passages:
+            text = " ".join(p["sentences"])
+            rows.append({"id": p["id"], "title": p["title"], "text": text})
+        return rows
+
+    def graph(self):
+        """networkx.MultiDiGraph of the triples: nodes carry `kind`, edges `relation` (also their key)."""
+        import networkx
+        graph = networkx.MultiDiGraph()
+        for name, kind in self.kinds.items():
+            graph.add_node(name, kind=kind)
+        for head, relation, tail in self.triples:
+            graph.add_edge(head, tail, relation, relation=relation)
+        return graph
+
+    def write(self, folder):
+        """questions.json (official 2Wiki form), corpus.jsonl (Search-R1 form), triples.jsonl."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        questions = json.dumps(self.questions, indent=1)
+        passages = []
+        for row in self.corpus():
+            contents = f'"{row["title"]}"\n{row["text"]}'
+            passages.append(json.dumps({"id": row["id"], "contents": contents}) + "\n")
+        triples = [json.dumps(triple) + "\n" for triple in self.triples]
+        (folder / "questions.json").write_text(questions, encoding="utf-8")
+        (folder / "corpus.jsonl").write_text("".join(passages), encoding="utf-8")
+        (folder / "triples.jsonl").write_text("".join(triples), encoding="utf-8")
+
+
+def _entities(split, rng, size):
+    """Names by type. A name belongs to the split that its hash picks, so splits share words and no entity."""
+    kinds = {}
+    for kind, (first, second, count) in NAMES.items():
+        own = []
+        for a, b in itertools.product(first, second):
+            name = f"{a} {b}"
+            digest = hashlib.sha256(f"{kind}/{name}".encode()).digest()
+            if a != b and SPLITS[digest[0] % len(SPLITS)] == split:
+                own.append(name)
+        rng.shuffle(own)
+        count = max(4, round(count * size))
+        if count > len(own):
+            raise ValueError(f"world size {size} asks for {count} entities of type {kind}; "
+                             f"the word lists give {len(own)} a split")
+        for name in own[:count]:
+            kinds[name] = kind
+    years = {}
+    for name, kind in kinds.items():
+        if kind in DATE:
+            years[name] = rng.randrange(1900, 2000)
+    return kinds, years
+
+
+def _triples(kinds, years, rng):
+    """One tail for each (head, relation): every question has one answer."""
+    by_kind = {}
+    for name, kind in kinds.items():
+        by_kind.setdefault(kind, []).append(name)
+    women = [p for p in by_kind["person"] if p.split()[0] in FEMALE]
+    men = [p for p in by_kind["person"] if p.split()[0] in MALE]
+    grooms = rng.sample(men, len(men))
+    brides = rng.sample(women, len(women))
+    spouse = {}
+    for man, woman in zip(grooms, brides, strict=False):
+        spouse[man] = woman
+        spouse[woman] = man
+
+    triples = []
+    for name, kind in kinds.items():
+        for (head, relation), (tail_kind, share, _) in FACTS.items():
+            if head != kind or rng.random() >= share:
+                continue
+            if tail_kind == "year":
+                triples.append((name, relation, str(years[name])))
+                continue
+            pool = by_kind[tail_kind]
+            if relation in ("mother", "father"):
+                parents = women if relation == "mother" else men
+                pool = [p for p in parents if 18 <= years[name] - years[p] <= 45]
+            elif relation == "spouse":
+                pool = [spouse[name]] if name in spouse else []
+            pool = [p for p in pool if p != name]
+            if pool:
+                triples.append((name, relation, rng.choice(pool)))
+    return triples
+
+
+def _passages(kinds, triples, rng):
+    """A passage per entity: an opening sentence, its facts in random order, one sentence that answers
+    nothing."""
+    facts = {}
+    for triple in triples:
+        facts.setdefault(triple[0], []).append(triple)
+    names = list(kinds)
+    passages = []
+    for i, name in enumerate(names):
+        kind = kinds[name]
+        if kind != "person":
+            pronoun, possessive = "It", "Its"
+        elif name.split()[0] in FEMALE:
+            pronoun, possessive = "She", "Her"
+        else:
+            pronoun, possessive = "He", "His"
+        sentences = [f"{name} is a {kind}."]
+        stated = [None]
+        own = facts.get(name, [])
+        for triple in rng.sample(own, len(own)):
+            _, relation, tail = triple
+            sentence = FACTS[kind, relation][2]
+            sentences.append(sentence.format(h=pronoun, p=possessive, t=tail))
+            stated.append(triple)
+        if kind in DISTRACTORS:
+            others = rng.sample(names, 60)
+            others = [e for e in others if e != name and kinds[e] == kind]
+            other = rng.choice(others or [names[i - 1]])
+            at = rng.randrange(1, len(sentences) + 1)
+            sentence = DISTRACTORS[kind].format(h=pronoun, p=possessive, x=other)
+            sentences.insert(at, sentence)
+            stated.insert(at, None)
+        passages.append({"id": str(i), "title": name,
+                         "sentences": sentences, "facts": stated})
+    return passages
+
+
+def _compose(world, rng, hops):
+    """(start, relations, entities on the way, answer) of a walk that visits no entity twice, or None."""
+    kinds = world.kinds
+    names = [e for e, k in kinds.items() if k in DOMAIN_OF or (k == "person" and hops < 3)]
+    start = rng.choice(names)
+    at = start
+    relations = []
+    seen = [start]
+    for hop in range(hops):
+        options = []
+        for (kind, relation), (tail_kind, _, _) in FACTS.items():
+            if kind != kinds.get(at) or (at, relation) not in world.facts:
+                continue
+            if tail_kind == "year" and hop < hops - 1:
+                continue
+            if world.facts[at, relation] not in seen:
+                options.append(relation)
+        if not options:
+            return None
+        relation = rng.choice(options)
+        relations.append(relation)
+        at = world.facts[at, relation]
+        seen.append(at)
+    return start, relations, seen[:-1], at
+
+
+def _question(world, rng, kind, hops):
+    """One question row without id, or None where the draw leads nowhere.
+    `plan` = [(subject, relation), …]."""
+    facts, kinds = world.facts, world.kinds
+    if kind == "compositional":
+        walk = _compose(world, rng, hops)
+        if walk is None or (hops == 2 and tuple(walk[1]) in INFERENCE):
+            return None
+        start, relations, subjects, answer = walk
+        asked = "Who is" if kinds.get(answer) == "person" else "What is"
+        for relation in reversed(relations):
+            asked += f" the {SPOKEN.get(relation, relation)} of"
+        typed = start if kinds[start] == "person" else f"the {kinds[start]} {start}"
+        plan = list(zip(subjects, relations, strict=True))
+        return f"{asked} {typed}?", answer, plan, start
+    if kind == "inference":
+        start = rng.choice([e for e, k in kinds.items() if k == "person"])
+        (first, second), label = rng.choice(sorted(INFERENCE.items()))
+        middle = facts.get((start, first))
+        answer = facts.get((middle, second))
+        if middle is None or answer in (None, start):
+            return None
+        plan = [(start, first), (middle, second)]
+        return f"Who is the {label} of {start}?", answer, plan, start
+    same = kind == "comparison" and rng.random() < .3
+    relations = SAME_COUNTRY if same else DATE
+    if kind == "bridge_comparison":
+        relations = BRIDGES
+    head_kind = rng.choice(sorted(relations))
+    relation = relations[head_kind]
+    heads = [e for e, k in kinds.items() if k == head_kind]
+    a, b = rng.sample(heads, 2)
+    if same:  # as many pairs that agree as pairs that do not
+        country = {e: facts[e, relation] for e in heads if (e, relation) in facts}
+        agree = rng.random() < .5
+        others = [e for e in country if e != a and (country[e] == country.get(a)) == agree]
+        b = rng.choice(others or [b])
+        text = f"Are {a} and {b} from the same country?"
+    elif kind == "comparison":
+        text = f"Which {head_kind} {OLDEST[head_kind]}, {a} or {b}?"
+    left, right = a, b
+    plan = [(a, relation), (b, relation)]
+    if kind == "bridge_comparison":
+        bridge, relation = relation, "date of birth"
+        left, right = facts.get((a, bridge)), facts.get((b, bridge))
+        if left is None or right is None or left == right:
+            return None
+        plan = [(a, bridge), (left, relation), (b, bridge), (right, relation)]
+        text = f"Which {head_kind} has the {SPOKEN.get(bridge, bridge)} who was born first, {a} or {b}?"
+    x, y = facts.get((left, relation)), facts.get((right, relation))
+    if x is None or y is None:
+        return None
+    if same:
+        answer = "yes" if x == y else "no"
+    elif abs(int(x) - int(y)) < 5:
+        return None
+    else:
+        answer = a if int(x) < int(y) else b
+    return text, answer, plan, a
+
+
+# type -> its share, by hop count; 2-hop and 4-hop questions mix three and two types
+MIX = {
+    1: {"compositional": 1.},
+    2: {"compositional": .5, "inference": .25, "comparison": .25},
+    3: {"compositional": 1.},
+    4: {"compositional": .5, "bridge_comparison": .5},
+}
+
+
+def make_world(split="train", seed=0, size=1.0, questions=400,
+               hop_mix=(.3, .4, .15, .15)):
+    """A world of about 1,000 * size entities with `questions` questions; hop_mix = shares of 1, 2, 3 and 4
+    hops."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
+    rng = random.Random(f"fivehop/{split}/{seed}/{size}")
+    kinds, years = _entities(split, rng, size)
+    world = World(split, kinds, _triples(kinds, years, rng))
+    world.passages = _passages(kinds, world.triples, rng)
+    at = {p["title"]: p for p in world.passages}
+    seen = set()
+    tries = 0
+    while len(world.questions) < questions:
+        tries += 1
+        if tries > 300 * questions + 1000:
+            raise ValueError(f"a world of size {size} does not hold {questions} different questions; "
+                             "enlarge --world-size")
+        hops = rng.choices((1, 2, 3, 4), hop_mix)[0]
+        mix = MIX[hops]
+        kind = rng.choices(list(mix), list(mix.values()))[0]
+        drawn = _question(world, rng, kind, hops)
+        if drawn is None or drawn[0] in seen:
+            continue
+        text, answer, plan, start = drawn
+        seen.add(text)
+        evidences = []
+        gold = []
+        for subject, relation in plan:
+            triple = subject, relation, world.facts[subject, relation]
+            evidences.append(list(triple))
+            gold.append([subject, at[subject]["facts"].index(triple)])
+        noise = rng.sample([p["title"] for p in world.passages], 6)
+        titles = {subject for subject, _ in plan} | set(noise)
+        titles = sorted(titles, key=lambda title: int(at[title]["id"]))
+        first, _, last = answer.partition(" ")
+        aliases = []
+        # "A. Fisher" is no alias: scores drop articles, and "Fisher" alone would be right
+        if kinds.get(answer) == "person" and last and first[0] != "A":
+            aliases.append(f"{first[0]}. {last}")
+        world.questions.append({
+            "_id": f"{split}-{seed}-{len(world.questions)}", "type": kind,
+            "question": text, "answer": answer, "answer_aliases": aliases,
+            "hops": hops, "domain": DOMAIN_OF.get(kinds[start], "people"),
+            "supporting_facts": gold, "evidences": evidences,
+            "context": [[title, at[title]["sentences"]] for title in titles],
+            "plan": [list(step) for step in plan]})
+    return world
+
+
+def vocabulary():
+    """Every word the world can write, in a fixed order (for the word-level tokenizer of the tiny policy)."""
+    texts = []
+    for first, second, _ in NAMES.values():
+        texts += first
+        texts += second
+    texts += [str(year) for year in range(1900, 2000)]
+    for *_, sentence in FACTS.values():
+        texts.append(sentence.format(h="She He It", p="Her His Its", t=""))
+    texts += [f"{kind} {relation}" for kind, relation in FACTS]
+    texts += [sentence.format(h="", p="", x="") for sentence in DISTRACTORS.values()]
+    texts += [*INFERENCE.values(), *OLDEST.values(), *SPOKEN.values()]
+    texts.append("Who What Which is are Are and or the a of has from same country yes no who was born first "
+                 ", ? . - : ; \" '")
+    words = {}
+    for text in texts:
+        text = text.replace(".", " . ").replace("-", " - ")
+        words |= dict.fromkeys(text.split())
+    return list(words)
+
+
+def main():
+    """Writes a split as public-format files, so that it can be used with other code."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--split", choices=SPLITS, default="test")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", type=float, default=1.0)
+    parser.add_argument("--questions", type=int, default=400)
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    world = make_world(args.split, args.seed, args.size, args.questions)
+    world.write(args.out)
+    print(f"{len(world.kinds)} entities, {len(world.triples)} triples, "
+          f"{len(world.questions)} questions -> {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+from common.world import main
+
+main()

@@ -1,0 +1,192 @@
+"""The tiny policy of the embedded world: a word-level tokenizer, a half-million-weight Qwen3,
+its warm-up on demonstrations, and the cache that keeps what was made."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from common import retriever, rollout, training, world
+from common.files import say
+from common.model import token_logprobs
+from common.world import demonstrations
+
+# Part of every cached policy's name. Change it when the world, the demonstrations, the rendering, the model
+# or the warm-up make other weights: old policies are then made anew.
+VERSION = "2"
+
+
+def tiny_policy(cfg, script, words, tags, render, index=None):
+    """Folder of the warmed-up tiny policy:
+    supervised on flawed demonstrations in worlds that training never sees.
+
+    script: names who renders, with what its rendering depends on beside --top-k.
+    words, tags: what it writes besides the world's words.
+    render(tokenizer, question row, demonstration, index) -> [rollout.Trajectory].
+    index(world) -> what it reads, by default a retriever."""
+    index = index or bm25
+    recipe = {
+        "script": script,
+        "version": VERSION,
+        "torch": torch.__version__,
+        "steps": cfg.warmup_steps,
+        "flaw_rate": cfg.flaw_rate,
+        "top_k": cfg.top_k,
+        "size": cfg.world_size,
+    }
+
+    def build():
+        tokenizer = tiny_tokenizer([*world.vocabulary(), *words], tags)
+        model = tiny_model(tokenizer)
+        groups = demonstrations.groups(
+            tokenizer, lambda *a: render(tokenizer, *a), index,
+            cfg.warmup_steps, cfg.flaw_rate, cfg.world_size)
+        say(f"warming up the tiny policy on {8 * cfg.warmup_steps} demonstrations, "
+            f"{torch.get_num_threads()} threads (cached afterwards)")
+        batches = (rollout.collate(g, pack_tokens=512) for g in groups)
+        warm_up(model, batches, cfg.warmup_steps, Said(cfg.warmup_steps))
+        return model, tokenizer
+
+    return cached_policy(recipe, build)
+
+
+def bm25(made):
+    return retriever.BM25Retriever(made.corpus())
+
+
+class Said:
+    """A line every 100 steps."""
+
+    def __init__(self, total):
+        self.total = total
+        self.began = time.time()
+
+    def __call__(self, step, loss):
+        if step % 100 == 99 or step + 1 == self.total:
+            say(f"  warm-up {step + 1}/{self.total} | loss {loss:.3f} | {time.time() - self.began:.0f}s")
+
+
+def tiny_tokenizer(words, tags):
+    """Word-level tokenizer: one id a word, punctuation mark or tag.
+
+    Its chat template leaves out system messages, since the tiny policy learns its format from demonstrations
+    and reads no instructions."""
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    special = ["[PAD]", "[UNK]", "[EOS]", "[USER]", "[ASSISTANT]"]
+    known = dict.fromkeys([*special, *tags, *words])
+    vocabulary = {w: i for i, w in enumerate(known)}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.WhitespaceSplit(),
+        pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated"),
+    ])
+    core.add_special_tokens(special)
+    core.add_tokens([AddedToken(t, normalized=False) for t in tags])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        eos_token="[EOS]",
+        extra_special_tokens=["[USER]", "[ASSISTANT]"],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages if m['role'] != 'system' %}"
+        "{{ '[USER] ' if m['role'] == 'user' else '[ASSISTANT] ' }}{{ m['content'] }}"
+        "{{ ' ' if m['role'] == 'user' else ' [EOS] ' }}{% endfor %}[ASSISTANT]")
+    return tokenizer
+
+
+def tiny_model(tokenizer, width=128, seed=0):
+    """A two-layer Qwen3 of about half a million weights.
+
+    It starts out with the circuit that copying needs (an induction head, Olsson et al. 2022), which it would
+    otherwise spend most of its warm-up discovering; training is free to change all of it.
+
+    Layer 1: heads 0 and 1 look one and two tokens back and note what they see
+        (values A, outputs B_0 and B_1).
+    Layer 2: looks for the place where the noted token is the present one (queries A, keys B^T)
+        and copies what stands there."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    dim = width // 4
+    theta = 500.0
+    pairs = min(6, width // 8)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=dim, max_position_embeddings=2048,
+        tie_word_embeddings=True, attention_bias=True, initializer_range=.04,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+        one, two = (layer.self_attn for layer in model.model.layers)
+        for norm in (one.q_norm, one.k_norm, two.q_norm, two.k_norm):
+            norm.weight.fill_(1.5)                                    # sharp from the start
+        # radians a token, of the fast rotary pairs
+        angle = theta ** (-torch.arange(pairs) * 2 / dim)
+        one.k_proj.bias[:pairs] = 2
+        note = torch.linalg.qr(torch.randn(width, dim)).Q.T           # A, (dim, width), orthonormal rows
+        one.v_proj.weight[:dim] = note
+        for head, back in enumerate((1, 2)):
+            rows = slice(head * dim, (head + 1) * dim)
+            # turned to meet the key `back` tokens ago
+            turned = one.q_proj.bias[rows]
+            turned[:pairs] = 2 * torch.cos(back * angle)
+            turned[dim // 2:dim // 2 + pairs] = -2 * torch.sin(back * angle)
+            write = torch.linalg.qr(torch.randn(width, dim)).Q        # B, (width, dim), orthonormal columns
+            one.o_proj.weight[:, rows] = .1 * write
+            two.k_proj.weight[rows] = write.T
+            copy = torch.linalg.qr(torch.randn(width, dim)).Q.T
+            two.v_proj.weight[rows] = copy
+            for query in (2 * head, 2 * head + 1):                    # two query heads share a key head
+                rows = slice(query * dim, (query + 1) * dim)
+                two.q_proj.weight[rows] = note
+                two.o_proj.weight[:, rows] = .1 * copy.T
+    return model
+
+
+def warm_up(model, batches, total, progress, lr=2e-3):
+    """Supervised training on the sampled tokens of demonstrations;
+    `batches` yields `total` times a rollout.Batch."""
+    optimizer = training.make_optimizer(model, lr, betas=(.9, .98))
+    for step, batch in enumerate(batches):
+        lr_now = training.cosine_lr(step, total, lr, lr / 20, warmup=20)
+        training.set_lr(optimizer, lr_now)
+        batch = batch.to(model.device)
+        logprobs = token_logprobs(model, batch)
+        loss = -logprobs.sum() / batch.response_mask.sum()
+        loss.backward()
+        training.optimizer_step(model, optimizer)
+        progress(step, float(loss.detach()))
+
+
+def cached_policy(recipe, build, cache_dir=None):
+    """Folder of the policy that `build() -> (model, tokenizer)` makes, kept under a hash of `recipe` (JSON).
+
+    Two processes that ask at once build it once: the second waits on a lock."""
+    if not cache_dir:
+        cache_dir = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
+    cache = Path(cache_dir) / "fivehop"
+    cache.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(recipe, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder = cache / f"policy-{digest}"
+    with open(cache / f"policy-{digest}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "recipe.json").exists():
+            model, tokenizer = build()
+            new = Path(tempfile.mkdtemp(dir=cache))
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+            (new / "recipe.json").write_text(json.dumps(recipe, indent=1))
+            shutil.rmtree(folder, ignore_errors=True)
+            new.rename(folder)
+    return folder
