@@ -19,7 +19,6 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
 
     bad format earns      paper 0, code -1 (--bad-format-reward)
     evaluation            code: greedy, EM without the format gate; EM in valid format stands beside it
-    averages              weighted by questions, in both
     checkpoint reported   the best of 240 steps in both; ours: the last
     prompt                Figure 7; code: one system message, the question with "?" in it (--prompt-form chat:
                           a system and a user message); its \\boxed is a backspace in the code, \\boxed here
@@ -35,7 +34,6 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
     the root              code: a candidate of entropy 0 (a fresh chain), its penalty counts its chains less 1
     told of the limit     code: such a turn is never expanded; ours: like others
     all chains answered   code: N fresh chains a round, so a tree always has M + L N leaves
-    random expansion      code: without replacement
     a turn                code: a run of ones in the mask; ours: turn_ids, written by the rollout
     std of rewards        code: population in a tree, sample in Table 1's first row (--std)
     GRPO                  paper: mean of sequences (Eq 6), no dual clip; code: of all tokens, 3 (--grpo-mean,
@@ -82,7 +80,6 @@ from common import (
     run,
     splits,
     training,
-    world,
 )
 from common import model as models
 from common.files import console, plain, warn
@@ -328,8 +325,8 @@ async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, w
 
 def choose_nodes(root, cfg, rng):
     """The N nodes to branch next: the most uncertain turns, or random ones. The root is one of them, with
-    entropy 0: branching it is a fresh chain. Too few nodes: the best ones again (entropy), or drawn with
-    replacement (random), as in the authors' code."""
+    entropy 0. Too few nodes: the best ones again, or random ones with replacement, as in the authors'
+    code."""
     candidates = [root] + [n for n in root.nodes()[1:] if cfg.expand_answers or not n.done]
     if cfg.expansion == "random":
         enough = len(candidates) >= cfg.expand
@@ -686,7 +683,10 @@ def reproduce(cfg):
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, source), evals[0])
     policy = run.load_policy(cfg, folder.start or source)
-    split, *evals = (that_fit(s, policy, cfg) for s in (split, *evals))
+
+    def length(q):
+        return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
+    split, *evals = splits.within_limit([split, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, policy, evals, evaluate, when)
@@ -704,14 +704,6 @@ def reproduce(cfg):
             guards.look_at_start({name: r["summary"] for name, r in before.items()}, warn)
         train(cfg, folder, policy, reference, split, lambda when: run.mean_em(evaluate_all(when)))
         report.show_results(folder, before, evaluate_all(), AVERAGES)
-
-
-def that_fit(split, policy, cfg):
-    """The split without questions whose prompt is too long."""
-    def length(q):
-        return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
-
-    return splits.within_limit(split, length, cfg.max_prompt, cfg.skip_bad)
 
 
 def parse_args(argv=None):
@@ -893,22 +885,11 @@ def ask(cfg, policy, split):
 
 def render_demonstration(tokenizer, question, demo, index, top_k):
     """A demonstration of the world in this paper's tags; results are what the retriever returns."""
-    def said(text, stop):
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Turn(ids, [0.0] * len(ids), stop, text)
-
-    turns, found = [], ""
-    for step in demo.steps:
-        relation = world.SPOKEN.get(step.relation, step.relation)
-        query = f"{step.subject} {relation}"
-        thought = f"{THINK[0]} {found}now {relation} of {step.subject} {THINK[1]}"
-        turn = said(f"{thought} {SEARCH[0]} {query} {SEARCH[1]}", SEARCH[1])
-        passages = index.search([query], top_k)[0]
-        turn.observation, turn.observation_ids = render_observation(tokenizer, passages)
-        turns.append(turn)
-        found = f"found {relation} {step.found or 'nothing'} ; "
-    answer = demo.answer if demo.flaw == "bad format" else f"\\boxed{{ {demo.answer} }}"
-    turns.append(said(f"{THINK[0]} {found}answer {THINK[1]} {ANSWER[0]} {answer} {ANSWER[1]}", ANSWER[1]))
+    def observe(query):
+        return render_observation(tokenizer, index.search([query], top_k)[0])
+    boxed_answer = demo.answer if demo.flaw == "bad format" else f"\\boxed{{ {demo.answer} }}"
+    answer = f"{ANSWER[0]} {boxed_answer} {ANSWER[1]}"
+    turns = tiny.search_turns(tokenizer, demo, observe, answer)
     return Trajectory(question["_id"], render_prompt(tokenizer, question["question"]), turns)
 
 

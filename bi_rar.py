@@ -33,10 +33,9 @@ its code):
                             invalid turn's end of sequence stays
     averages                the mean over sets, each counting the same, as in the paper's table
 
-In the world K(Q|.) is computed and never enters: it is the smaller of its pair in none of 422 steps, above or
-below the line, so the backward reward there is exp(-K(T|Q,A) / K(T|A)). Nor can the world show shorter
-trajectories: a right one has exactly as many searches as its question has hops, and right trajectories of a
-question nearly always have one length.
+In the embedded world K(Q|.) is the smaller of its pair in none of 422 steps, so the backward reward there
+never sees the question, and right trajectories of a question nearly always have one length:
+results/README.md.
 
 Scoring is the cost the paper complains of: eight likelihoods a step. Two depend on the question alone, two
 are the same number, and the rest share prefixes: Q-T-A gives K(T|Q) and K(A|T,Q) in one pass, Q-A-T gives
@@ -81,7 +80,6 @@ from common import (
     run,
     splits,
     training,
-    world,
 )
 from common import model as models
 from common.files import console, plain, read_jsonl, say, warn
@@ -603,7 +601,10 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
     policy = run.load_policy(cfg, folder.start or source, trains)
     lora = cfg.lora if trains else 0
     initial = initial_source and models.load_reference(policy.model, initial_source, lora)
-    split, *evals = (that_fit(s, policy, cfg) for s in (split, *evals))
+
+    def length(q):
+        return len(render_prompt(policy.tokenizer, q.question))
+    split, *evals = splits.within_limit([split, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
     def evaluate_all(when=""):
         def score(*given):  # steps are scored at the end alone
@@ -643,14 +644,6 @@ def scorer_weights(cfg):
         known = cfg.model or cfg.data == "world" and not cfg.forward
         return start_weights(replace(cfg, checkpoint="")) if known else None
     return None if cfg.forward and not (cfg.model or cfg.checkpoint) else start_weights(cfg)
-
-
-def that_fit(split, policy, cfg):
-    """The split without questions whose prompt is too long."""
-    def length(q):
-        return len(render_prompt(policy.tokenizer, q.question))
-
-    return splits.within_limit(split, length, cfg.max_prompt, cfg.skip_bad)
 
 
 def parse_args(argv=None):
@@ -920,22 +913,11 @@ def ask(cfg, policy, split):
 
 def render_demonstration(tokenizer, question, demo, index, top_k):
     """A demonstration of the world in Search-R1's tags; results are what the retriever returns."""
-    def said(text, stop):
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Turn(ids, [0.0] * len(ids), stop, text)
-
-    turns, found = [], ""
-    for step in demo.steps:
-        relation = world.SPOKEN.get(step.relation, step.relation)
-        query = f"{step.subject} {relation}"
-        thought = f"<think> {found}now {relation} of {step.subject} </think>"
-        turn = said(f"{thought} <search> {query} </search>", "</search>")
-        passages = index.search([query], top_k)[0]
-        turn.observation, turn.observation_ids = render_observation(tokenizer, passages)
-        turns.append(turn)
-        found = f"found {relation} {step.found or 'nothing'} ; "
+    def observe(query):
+        return render_observation(tokenizer, index.search([query], top_k)[0])
     opened = "" if demo.flaw == "bad format" else "<answer> "
-    turns.append(said(f"<think> {found}answer </think> {opened}{demo.answer} </answer>", "</answer>"))
+    answer = f"{opened}{demo.answer} </answer>"
+    turns = tiny.search_turns(tokenizer, demo, observe, answer)
     return Trajectory(question["_id"], render_prompt(tokenizer, question["question"]), turns)
 
 

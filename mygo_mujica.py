@@ -842,7 +842,7 @@ def run_stage(cfg, env, stage, place, evals):
     policy = run.load_policy(cfg, folder.start or source, trains=stage in ("warm-up", *LEARNING))
     sampler = frozen_sampler(cfg, source, policy) if stage == "offline" else policy
     few_shot = cfg.few_shot or stage == "few-shot"
-    place, *evals = (that_fit(p, policy, cfg, few_shot or stage == "warm-up") for p in (place, *evals))
+    place, *evals = [that_fit(p, policy, cfg, few_shot or stage == "warm-up") for p in (place, *evals)]
 
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, policy, evals, lambda *a: evaluate(*a, few_shot), when)
@@ -908,8 +908,7 @@ def that_fit(place, policy, cfg, few_shot):
     def length(q):
         _, request = opening(place, q, cfg)
         return len(first_prompt(policy.tokenizer, place.env, "planner", request, few_shot))
-
-    return splits.within_limit(place, length, cfg.max_prompt, cfg.skip_bad)
+    return splits.within_limit([place], length, cfg.max_prompt, cfg.skip_bad)[0]
 
 
 def load_splits(cfg):
@@ -1235,9 +1234,8 @@ class Demonstrator:
         self.workers, self.turns = [], []
 
     def said(self, text):
-        message = f"{text} {self.tokenizer.eos_token}"
-        ids = self.tokenizer(message, add_special_tokens=False)["input_ids"]
-        return Turn(ids, [0.0] * len(ids), "eos", text)
+        turn = tiny.said(self.tokenizer, f"{text} {self.tokenizer.eos_token}", "eos")
+        return replace(turn, text=text)
 
     def conversation(self, role, request, turns):
         prompt_ids = first_prompt(self.tokenizer, self.place.env, role, request, few_shot=False)

@@ -121,11 +121,13 @@ def set_name(source):
     return name
 
 
-def within_limit(split, prompt_length, limit, skip_bad):
-    """The split with the questions whose prompts fit into `limit` tokens (None for None);
-    an overlong one is an error, or left out and counted with skip_bad."""
-    if split is None:
-        return None
+def within_limit(splits, prompt_length, limit, skip_bad):
+    """The splits (None stays None) with the questions whose prompts fit into `limit` tokens; an overlong one
+    is an error, or left out and counted with skip_bad."""
+    return [split and _within_limit(split, prompt_length, limit, skip_bad) for split in splits]
+
+
+def _within_limit(split, prompt_length, limit, skip_bad):
     fits = []
     for q in split.questions:
         n = prompt_length(q)
