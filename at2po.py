@@ -656,6 +656,7 @@ def token_budget(cfg, spent, step):
 
 def evaluate(policy, split, cfg, progress=rollout.no_progress):
     """One sampled trajectory a question, with the rollout used in training. Returns (rows, summary)."""
+    policy.engine.sync(policy.model)
     search = rollout.BatchedSearch(split.retriever)
 
     async def answer(q):

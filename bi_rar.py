@@ -521,6 +521,7 @@ def merge(forward, backward, lam, out):
 def evaluate(policy, split, cfg, progress, initial=None):
     """One trajectory a question, greedy by default. Returns (rows, summary); with the initial policy the
     steps of the first explain_limit trajectories are scored, for page and plot."""
+    policy.engine.sync(policy.model)
     search = rollout.BatchedSearch(split.retriever)
     agents = []
     for q in split.questions:

@@ -790,6 +790,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
 
 def evaluate(policy, place, cfg, progress, few_shot=False):
     """One trajectory a question. Returns (rows, summary)."""
+    policy.engine.sync(policy.model)
     team = Team(policy, place, cfg, cfg.eval_temperature, few_shot)
     agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
     done = team.run(agents, progress)

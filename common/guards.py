@@ -111,7 +111,7 @@ def bad_format(seen):
 def length(seen):
     now = seen.recent("rollout/response_tokens")
     before = seen.start("rollout/response_tokens")
-    if seen.settled and before and not .4 <= now / before <= 2.5:
+    if seen.settled and before and now and not .4 <= now / before <= 2.5:
         what = "grow" if now > before else "shrink"
         return (f"responses {what}: {before:.0f} tokens at the start, {now:.0f} now. Check that reward does "
                 "not pay for length (or for giving up): lower --lr, raise --kl-coef, or limit "
@@ -121,7 +121,7 @@ def length(seen):
 def entropy(seen):
     now = seen.recent("rollout/entropy")
     before = seen.start("rollout/entropy")
-    if seen.settled and before and (now < .1 * before or now > 3 * before):
+    if seen.settled and before and now is not None and (now < .1 * before or now > 3 * before):
         what = "blown up: the policy unlearns to write"
         if now < before:
             what = "collapsed: samples of a group are copies, and nothing new is tried"

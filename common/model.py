@@ -127,6 +127,25 @@ def load_policy(name, lora=0, gradient_checkpointing="off"):
     return model, tokenizer
 
 
+ENCODERS = {  # what a script may want an encoder with
+    "encoder": transformers.AutoModel,
+    "action": transformers.AutoModelForNextSentencePrediction,
+    "submit": transformers.AutoModelForQuestionAnswering,
+}
+
+
+def load_encoder(name, kind, device=None):
+    """(model, tokenizer) of a folder or hub id: an encoder with the head `kind` of ENCODERS, in fp32."""
+    source = find_model(name)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
+    try:
+        model = ENCODERS[kind].from_pretrained(source, **how)
+    except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
+        raise _load_error(name, error) from error
+    return model.to(device), load_tokenizer(source)
+
+
 def describe(name, model):
     """One line: size, place, and GB of weights, gradients and Adam's two moments;
     activations and the prefix cache come on top."""

@@ -73,48 +73,49 @@ def scores(result, key="em"):
 
 # ---------------------------------------------------------------- the stages of a script
 
-def stage_table(path, title, folders, base, paper):
-    """<path>-table.json and <path>-curves.png: the final scores of {stage: run folder}, EM and tokens minus
-    those of the stage `base`, paired by question, and what training cost.
+COLUMNS = {  # header: (key of a summary, its form)
+    "F1": ("f1", ".3f"),
+    "tokens": ("tokens", ".1f"),
+    "searches": ("searches", ".2f"),
+}
+
+
+def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens",)):
+    """<path>-table.json and <path>-curves.png: the final scores of {stage: run folder}, EM and what `minus`
+    names less those of the stage `base`, paired by question, and what training cost.
 
     paper(stage, sets) -> the paper's number for these sets, or ""; asked for every set, and for the plain
-    mean of several."""
+    mean of several. columns: what stands beside EM, as COLUMNS; minus: headers of it."""
+    columns = columns or COLUMNS
     folders = {stage: f for stage, f in folders.items() if list(f.glob("eval_*.json"))}
     results = {stage: evaluations(f) for stage, f in folders.items()}
     learned = {stage: read_jsonl(f / "metrics.jsonl") for stage, f in folders.items()}
-    header = [
-        "stage", "set", "paper", "EM", f"EM minus {base}", "F1", "tokens", f"tokens minus {base}",
-        "searches", "sampled in training", "training s"]
+    header = ["stage", "set", "paper", "EM", f"EM minus {base}"]
+    for name in columns:
+        header += [name, f"{name} minus {base}"] if name in minus else [name]
+    header += ["sampled in training", "training s"]
     rows = []
     for stage, sets in results.items():
         cost = _cost(learned[stage])
         for name, result in sets.items():
             s = result["summary"]
-            old = None
-            if stage != base:
-                old = results.get(base, {}).get(name)
-            rows.append([
-                stage,
-                name,
-                paper(stage, [name]),
-                interval(s),
-                _minus(old, result, "em", "+.3f"),
-                f"{s['f1']:.3f}",
-                f"{s['tokens']:.1f}",
-                _minus(old, result, "tokens", "+.1f"),
-                f"{s['searches']:.2f}",
-                *cost,
-            ])
+            old = results.get(base, {}).get(name) if stage != base else None
+            row = [stage, name, paper(stage, [name]), interval(s), _minus(old, result, "em", "+.3f")]
+            for column, (key, form) in columns.items():
+                row.append(f"{s[key]:{form}}")
+                if column in minus:
+                    row.append(_minus(old, result, key, "+" + form))
+            rows.append([*row, *cost])
     for stage, sets in results.items():
         if len(sets) > 1:
             summaries = [r["summary"] for r in sets.values()]
-            mean = {key: average(summaries, key)[1] for key in ("em", "f1", "tokens", "searches")}
-            rows.append([
-                stage, f"mean of {len(sets)} sets", paper(stage, list(sets)),
-                f"{mean['em']:.3f}", "", f"{mean['f1']:.3f}",
-                f"{mean['tokens']:.1f}", "", f"{mean['searches']:.2f}",
-                "", "",
-            ])
+            row = [stage, f"mean of {len(sets)} sets", paper(stage, list(sets))]
+            row += [f"{average(summaries)[1]:.3f}", ""]
+            for column, (key, form) in columns.items():
+                row.append(f"{average(summaries, key)[1]:{form}}")
+                if column in minus:
+                    row.append("")
+            rows.append([*row, "", ""])
     table(f"{title}: 95 % intervals over questions, differences paired", header, rows)
     write_json(f"{path}-table.json", {"header": header, "rows": rows})
     curves = {}

@@ -319,7 +319,6 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
     for split in splits:
         file = folder.path / f"eval_{split.name}{suffix}.json"
         if not (cfg.resume and suffix and file.exists()):
-            policy.engine.sync(policy.model)
             with Progress(f"evaluating {split.name}") as progress:
                 rows, summary = evaluate(policy, split, cfg, progress)
             folder.write(file.name, {"summary": summary, "predictions": rows})

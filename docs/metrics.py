@@ -1,19 +1,22 @@
 """Prints the table of metric keys in docs/runs.md, from the scripts' METRICS: python -m docs.metrics"""
 
+import askit
 import at2po
 import bi_rar
 import mygo_mujica
 
-SCRIPTS = {"at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica}
+SCRIPTS = {"askit": askit, "at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica}
 
 
 def rows():
     """(key, what it is, the scripts that have it; "all")"""
     metrics = {}
     for script in SCRIPTS.values():
-        metrics |= script.METRICS
+        metrics = script.METRICS | metrics
+    metrics = askit.PRETRAIN_METRICS | metrics
     for key, metric in sorted(metrics.items()):
         scripts = [name for name, script in SCRIPTS.items() if key in script.METRICS]
+        scripts = scripts or ["askit"]
         yield key, metric.words, "all" if len(scripts) == len(SCRIPTS) else ", ".join(scripts)
 
 

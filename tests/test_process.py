@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import askit
 import at2po
 import bi_rar
 import mygo_mujica
@@ -19,7 +20,7 @@ from common import flags, process
 from common.files import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = {"at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica}
+SCRIPTS = {"askit": askit, "at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica}
 
 
 # ---- threads

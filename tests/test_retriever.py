@@ -262,7 +262,7 @@ def test_half_open_connections_are_closed_while_others_are_served():
     from common import retriever_server
 
     listener = socket.create_server(("127.0.0.1", 0))
-    made = retriever_server.Server(make_app(BM25Retriever(CORPUS), patience=2), patience=2)
+    made = retriever_server.Server(make_app(BM25Retriever(CORPUS), patience=5), patience=5)
     stop = started(made, listener)
     body = b'{"queries": ["Ada"], "topk": 1}'
     head = b"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 31\r\n"

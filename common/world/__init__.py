@@ -377,9 +377,10 @@ MIX = {
 
 
 def make_world(split="train", seed=0, size=1.0, questions=400,
-               hop_mix=(.3, .4, .15, .15)):
+               hop_mix=(.3, .4, .15, .15), distractors="random"):
     """A world of about 1,000 * size entities with `questions` questions; hop_mix = shares of 1, 2, 3 and 4
-    hops."""
+    hops. distractors: six random passages in each question's context, or "linked" ones, of which four look
+    as if they belonged there."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
     rng = random.Random(f"fivehop/{split}/{seed}/{size}")
@@ -409,7 +410,10 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
             evidences.append(list(triple))
             gold.append([subject, at[subject]["facts"].index(triple)])
         noise = rng.sample([p["title"] for p in world.passages], 6)
-        titles = {subject for subject, _ in plan} | set(noise)
+        own = {subject for subject, _ in plan}
+        if distractors == "linked":
+            noise = _linked(world, random.Random(f"{split}/{seed}/{text}"), own)
+        titles = own | set(noise)
         titles = sorted(titles, key=lambda title: int(at[title]["id"]))
         first, _, last = answer.partition(" ")
         aliases = []
@@ -424,6 +428,20 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
             "context": [[title, at[title]["sentences"]] for title in titles],
             "plan": [list(step) for step in plan]})
     return world
+
+
+def _linked(world, rng, gold):
+    """Six titles for a context: two that share a word with a gold title, two that a gold passage leads to
+    (dead ends, which look related), two random ones; other random ones where there are too few."""
+    words = {word for title in gold for word in title.split()}
+    alike = [t for t in world.kinds if t not in gold and words & set(t.split())]
+    near = [t for h, _, t in world.triples if h in gold and t in world.kinds and t not in gold]
+    near = list(dict.fromkeys(near))
+    chosen = rng.sample(alike, min(2, len(alike)))
+    near = [t for t in near if t not in chosen]
+    chosen += rng.sample(near, min(2, len(near)))
+    rest = [t for t in world.kinds if t not in gold and t not in chosen]
+    return chosen + rng.sample(rest, 6 - len(chosen))
 
 
 def vocabulary():
