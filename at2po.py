@@ -19,7 +19,6 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
 
     bad format earns      paper 0, code -1 (--bad-format-reward)
     evaluation            code: greedy, EM without the format gate; EM in valid format stands beside it
-    checkpoint reported   the best of 240 steps in both; ours: the last
     prompt                Figure 7; code: one system message, the question with "?" in it (--prompt-form chat:
                           a system and a user message); its \\boxed is a backspace in the code, \\boxed here
     an answer ends        code: at the end of sequence (--stop-at-answer: at </answer>)
@@ -42,8 +41,7 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
     token budget          paper: "comparable"; code: the same steps for all; ours: the baseline's tokens,
                           since a tree costs 19.6 chains and not 16 (--token-budget auto)
 
-Trees are independent: each expands as soon as its own leaves are in, so the sampler does not idle between
-rounds (sec. 7). What is not in the paper is at the end (appendix) or in common/.
+What is not in the paper is at the end (appendix) or in common/.
 
     python at2po.py                               the embedded world, two CPU cores, under ten minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
@@ -365,7 +363,8 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
 
 
 def rollout_trees(policy, retriever, questions, cfg, step):
-    """One tree a question, all grown at once; what they sample does not depend on the rest of the batch."""
+    """One tree a question, all grown at once: each expands as soon as its own leaves are in (sec. 7), and
+    what it samples does not depend on the others."""
     search = rollout.BatchedSearch(retriever)
     agents, seen = [], []
     for q in questions:

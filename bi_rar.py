@@ -407,8 +407,7 @@ def set_rewards(policy, initial, groups, questions, stage, cfg):
     return scored
 
 
-# ---------------------------------------------------------------- credit and loss: GRPO (Eq 8-9,
-# common/grpo.py)
+# ---------------------------------------------------------------- credit: GRPO's (Eq 8-9)
 
 def assign_advantages(group):
     """The group's advantage for every turn of a trajectory. Returns whether there is anything to learn."""

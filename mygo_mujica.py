@@ -202,8 +202,7 @@ PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki
 # relations of the world that no training question has; the questions that need one are the out-of-domain set
 OTHER_RELATIONS = ("author", "publisher", "employer", "educated at", "headquarters location", "located in")
 
-# ---------------------------------------------------------------- prompts (Tables 7 to 10: SYSTEM and SHOTS,
-# at the end)
+# ---------------------------------------------------------------- prompts (Tables 7-10 are at the end)
 
 NOTHING = "No relevant information found."  # Table 10
 
@@ -253,8 +252,7 @@ def planner_request(env, question, entities):
     return f"Question: {question}\nCandidate: {' '.join(f'[{i}] {e}' for i, e in enumerate(entities))}"
 
 
-# ---------------------------------------------------------------- parsing: what a model wrote is read, never
-# trusted
+# ---------------------------------------------------------------- parsing: read, never trusted
 
 SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
 INSIDE = r"(?:(?!Search\s*\().)*?"  # of quotes: no further call
@@ -1017,8 +1015,7 @@ def main(argv=None):
         reproduce(parse_args(argv))
 
 
-# ================================================================ appendix: nothing below is in the paper,
-# but its prompts
+# ================================================================ appendix: not in the paper, but its prompts
 #
 # ---------------------------------------------------------------- metrics of a step
 
