@@ -184,7 +184,7 @@ def compare(folders, out="comparison.png"):
                 gain,
                 f"{s['f1']:.3f}",
                 f"{s['searches']:.2f}" if "searches" in s else "",
-                f"{s['tokens']:.0f}",
+                f"{s['tokens']:.0f}" if "tokens" in s else "",
                 sampled or "",
             ])
     header = [
@@ -241,7 +241,8 @@ def compare_seeds(results):
 
 EXPORTED = (
     "id", "question", "gold", "type", "hops", "answer", "problem", "em", "em_valid", "f1",
-    "searches", "tokens", "rounds")
+    "searches", "tokens", "rounds", "precision", "recall", "percentile", "sentences", "evidence_found",
+    "logprob")
 
 
 def export(folder, out):

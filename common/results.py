@@ -118,6 +118,9 @@ def summary_line(name, summary):
         "f1": "F1 {:.3f}",
         "searches": "searches {:.2f}",
         "tokens": "tokens {:.0f}",
+        "precision": "precision {:.3f}",
+        "recall": "recall {:.3f}",
+        "sentences": "sentences {:.2f}",
         "format": "format {:.2f}",
     }
     for key, form in forms.items():

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 import askit
 from askit import SUBMIT, Case, SearchPath
-from common import checkpoint, data, training
+from common import checkpoint, data, metrics, report, training
 
 CFG = askit.parse_args([])
 
@@ -312,3 +312,20 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit, match="run --stage coarse first"):
         askit.main([*SMALL, "--stage", "supervised", "--out", str(tmp_path)])
     assert checkpoint.find(tmp_path / "askit/seed0-supervised/checkpoint") is None
+
+
+def test_exported_runs_can_be_compared_over_seeds(tmp_path, capsys):
+    for seed, ems in ((0, (1.0, 0.0)), (1, (1.0, 1.0))):
+        predictions = [{"id": f"q{i}", "question": "Who?", "gold": ["x"], "type": "", "hops": 2, "answer": None,
+                        "problem": "", "em": em, "f1": em, "precision": em, "recall": em, "sentences": 2}
+                       for i, em in enumerate(ems)]
+        folder = tmp_path / f"runs/seed{seed}-ppo"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        summary = metrics.summarize(predictions, ("em", "f1", "sentences"))
+        evaluation = {"summary": summary, "predictions": predictions}
+        (folder / "eval_test.json").write_text(json.dumps(evaluation))
+        report.export(folder, tmp_path / f"kept/seed{seed}-ppo")
+    report.main([str(f) for f in sorted((tmp_path / "kept").iterdir())] + ["--out", str(tmp_path / "c.png")])
+    said = capsys.readouterr().out
+    assert "+0.500" in said and "the seed being the unit" in said
