@@ -316,9 +316,11 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
 
 def test_exported_runs_can_be_compared_over_seeds(tmp_path, capsys):
     for seed, ems in ((0, (1.0, 0.0)), (1, (1.0, 1.0))):
-        predictions = [{"id": f"q{i}", "question": "Who?", "gold": ["x"], "type": "", "hops": 2, "answer": None,
-                        "problem": "", "em": em, "f1": em, "precision": em, "recall": em, "sentences": 2}
-                       for i, em in enumerate(ems)]
+        same = {"question": "Who?", "gold": ["x"], "type": "", "hops": 2, "answer": None, "problem": ""}
+        predictions = []
+        for i, em in enumerate(ems):
+            scores = {"em": em, "f1": em, "precision": em, "recall": em, "sentences": 2}
+            predictions.append({"id": f"q{i}", **same, **scores})
         folder = tmp_path / f"runs/seed{seed}-ppo"
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
