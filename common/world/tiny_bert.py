@@ -1,0 +1,113 @@
+"""Tiny encoders of the embedded world: real BERTs of two layers, for what reads pairs of texts."""
+
+import torch
+
+from common import world
+from common.model import ENCODERS
+
+
+def tiny_tokenizer():
+    """The world's words and BERT's special tokens."""
+    from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    words = {
+        word: i
+        for i, word in enumerate(dict.fromkeys([*special, "<sep>", ",", ":", *world.vocabulary()]))
+    }
+    core = Tokenizer(kinds.WordLevel(words, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Split(Regex(r"<sep>|[^\w\s<>]"), "isolated"),
+        ]
+    )
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(t, words[t]) for t in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+
+
+def tiny_model(kind, width=64):
+    """(model, tokenizer): a real BERT of two layers. It starts out with what reading unseen names takes, and
+    is free to change it: the encoder is a bag of words (its layers add nothing yet); in the scorers one head
+    looks for a token's own word on the other side and says whether it stands there."""
+    from transformers import BertConfig
+
+    tokenizer = tiny_tokenizer()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=4 * width,
+        max_position_embeddings=512,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed({"encoder": 1, "action": 2, "submit": 3}[kind])
+        model = ENCODERS[kind].from_config(config)
+        bert = getattr(model, "bert", model)
+        bert.embeddings.word_embeddings.weight.normal_(0, 1)
+        bert.embeddings.position_embeddings.weight.mul_(0.1 / 0.02 * 0.2)
+        if kind == "encoder":
+            for layer in bert.encoder.layer:
+                layer.attention.output.dense.weight.zero_()
+                layer.output.dense.weight.zero_()
+        else:
+            look_for_the_same_word(bert, width)
+    return model, tokenizer
+
+
+def look_for_the_same_word(bert, width):
+    """Layer 0, head 0: a token attends to its own word in the other text, or else to itself, and notes which
+    text that was in; two neurons then say "I stand in the other text too", one for each text. Layer 1, head
+    0: everybody hears how many do. Six dimensions are kept for this."""
+    side, found, state_word, candidate_word, states, candidates_ = range(6)
+    dim = width // 2
+    kept = list(range(6))
+    words, types = bert.embeddings.word_embeddings.weight, bert.embeddings.token_type_embeddings.weight
+    words[:, kept] = 0
+    bert.embeddings.position_embeddings.weight[:, kept] = 0
+    types.zero_()
+    types[0, side], types[1, side] = -2, 2
+    first, second = bert.encoder.layer
+
+    head = first.attention
+    same = torch.linalg.qr(torch.randn(width, dim - 1)).Q.T * 2.5  # (dim - 1, width)
+    same[:, kept] = 0
+    for projection, sign in ((head.self.query, 1), (head.self.key, -1)):
+        projection.weight[: dim - 1] = same
+        projection.weight[dim - 1] = 0
+        projection.weight[dim - 1, side] = 2.5 * sign
+    head.self.value.weight[0] = 0
+    head.self.value.weight[0, side] = 1
+    head.output.dense.weight[kept] = 0
+    head.output.dense.weight[found, 0] = 1
+
+    for neuron, (feature, sign) in enumerate(((state_word, 1), (candidate_word, -1))):
+        first.intermediate.dense.weight[neuron] = 0
+        first.intermediate.dense.weight[neuron, found] = sign
+        first.intermediate.dense.weight[neuron, side] = -sign
+        first.intermediate.dense.bias[neuron] = -2
+        first.output.dense.weight[:, neuron] = 0
+        first.output.dense.weight[feature, neuron] = 2
+
+    head = second.attention
+    head.self.query.weight[:dim] = 0
+    head.self.key.weight[:dim] = 0
+    head.self.value.weight[:2] = 0
+    head.self.value.weight[0, state_word] = head.self.value.weight[1, candidate_word] = 1
+    head.output.dense.weight[kept] = 0
+    head.output.dense.weight[states, 0] = head.output.dense.weight[candidates_, 1] = 3
