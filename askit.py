@@ -574,7 +574,8 @@ def supervised_loss(logp, correct):
 
 def baselines(paths):
     """b(s) before every action of every path: the mean return of the question's paths through the same
-    evidence."""
+    evidence. Where one path alone came through, its action gets an advantage of zero: in the embedded world
+    no baseline did better (results/README.md)."""
     returns = {}
     for p in paths:
         for case, taken in p.states():
