@@ -118,3 +118,49 @@ def _curve(axis, points, key, label, colour, style):
         mean = .7 * mean + .3 * value
         smooth.append(mean)
     axis.plot(x, smooth, style, color=colour, linewidth=2, label=label)
+
+
+def draw_recall(sets, path):
+    """Share of the missing gold among the best k sentences; sets {name: {gold given: [share at k = 1,
+    …]}}."""
+    figure, axis, save = _figure(path)
+    styles = (":", "-", "-.", "--") * len(sets)
+    for style, (name, curves) in zip(styles, sets.items(), strict=False):
+        for i, (given, shares) in enumerate(curves.items()):
+            label = f"{name}, {given} gold given"
+            axis.plot(range(1, len(shares) + 1), shares, style, color=f"C{i}", label=label)
+    axis.set(xlabel="best k sentences", ylabel="share of the missing gold among them", ylim=(0, 1))
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.legend(frameon=False)
+    save()
+
+
+def draw_ranks(counts, correlation, path):
+    """How often each pair of ranks came: counts[rank of the reward][rank of p], both from the lowest."""
+    figure, axis, save = _figure(path)
+    points = [(x + 1, y + 1, n) for y, row in enumerate(counts) for x, n in enumerate(row) if n]
+    if points:
+        x, y, n = zip(*points, strict=True)
+        sizes = [400 * count / max(n) for count in n]
+        figure.colorbar(axis.scatter(x, y, s=sizes, c=n, cmap="viridis"), label="paths")
+    axis.set(
+        xlabel="rank of the path's probability",
+        ylabel="rank of its reward",
+        title=f"mean rank correlation {correlation:.2f}",
+    )
+    save()
+
+
+def _figure(path):
+    """(figure, axis, function that writes it)."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axis = plt.subplots(figsize=(6.4, 4.8), layout="constrained")
+    axis.spines[["top", "right"]].set_visible(False)
+
+    def save():
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+
+    return figure, axis, save

@@ -127,18 +127,24 @@ def load_policy(name, lora=0, gradient_checkpointing="off"):
     return model, tokenizer
 
 
-ENCODERS = {  # what a script may want an encoder with
+ENCODERS = {  # what a script may want beside a language model
     "encoder": transformers.AutoModel,
     "action": transformers.AutoModelForNextSentencePrediction,
     "submit": transformers.AutoModelForQuestionAnswering,
+    "question": transformers.AutoModelForSeq2SeqLM,
 }
 
 
-def load_encoder(name, kind, device=None):
-    """(model, tokenizer) of a folder or hub id: an encoder with the head `kind` of ENCODERS, in fp32."""
+def load_encoder(name, kind, layers=0, device=None):
+    """(model, tokenizer) of a folder or hub id: an encoder with the head `kind` of ENCODERS, in fp32.
+
+    layers: keep the first so many, 0 = all. A head that the folder does not have is a new one, drawn from
+    PyTorch's generator."""
     source = find_model(name)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
+    if layers:
+        how["num_hidden_layers"] = layers
     try:
         model = ENCODERS[kind].from_pretrained(source, **how)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:

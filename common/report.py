@@ -80,12 +80,13 @@ COLUMNS = {  # header: (key of a summary, its form)
 }
 
 
-def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens",)):
+def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens",), means=True):
     """<path>-table.json and <path>-curves.png: the final scores of {stage: run folder}, EM and what `minus`
     names less those of the stage `base`, paired by question, and what training cost.
 
     paper(stage, sets) -> the paper's number for these sets, or ""; asked for every set, and for the plain
-    mean of several. columns: what stands beside EM, as COLUMNS; minus: headers of it."""
+    mean of several (no such rows without `means`). columns: what stands beside EM, as COLUMNS; minus: headers
+    of it."""
     columns = columns or COLUMNS
     folders = {stage: f for stage, f in folders.items() if list(f.glob("eval_*.json"))}
     results = {stage: evaluations(f) for stage, f in folders.items()}
@@ -107,7 +108,7 @@ def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens"
                     row.append(_minus(old, result, key, "+" + form))
             rows.append([*row, *cost])
     for stage, sets in results.items():
-        if len(sets) > 1:
+        if means and len(sets) > 1:
             summaries = [r["summary"] for r in sets.values()]
             row = [stage, f"mean of {len(sets)} sets", paper(stage, list(sets))]
             row += [f"{average(summaries)[1]:.3f}", ""]

@@ -55,7 +55,7 @@ def load_splits(cfg, paper_eval, searched=True):
             evals.append(world_split(name, cfg.world_size, cfg.eval_limit or 400, cfg.retriever))
         train = world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever)
         return train, evals
-    train, sets = _load_questions(cfg, paper_eval)
+    train, sets = _load_questions(cfg, paper_eval, searched)
     corpus = None
     if searched and not cfg.retriever.startswith("http"):
         if not cfg.corpus:
@@ -78,11 +78,12 @@ def load_splits(cfg, paper_eval, searched=True):
     return (Split("train", train, search) if train else None), evals
 
 
-def _load_questions(cfg, paper_eval):
+def _load_questions(cfg, paper_eval, searched):
     """(training questions or None, {evaluation set: its questions})"""
     own = [n for n in TRAINING_SETS if n != "nq" or not cfg.eval_only]
     of_paper = cfg.data.removesuffix("-train") in own
-    pools = cfg.corpus == "contexts" or getattr(cfg, "graph", "") == "evidences"
+    # whether a question that is asked live is about a set's own passages
+    pools = not searched or cfg.corpus == "contexts" or getattr(cfg, "graph", "") == "evidences"
     train = None
     if cfg.ask and not pools:  # no set is read
         names = []

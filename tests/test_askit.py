@@ -11,8 +11,9 @@ import torch
 from scipy.stats import spearmanr
 
 import askit
-from askit import SUBMIT, Case, SearchPath
-from common import checkpoint, data, metrics, report, training
+from askit import ASK, SUBMIT, Questions, SearchPath, SubQuestion
+from common import checkpoint, data, encoders, evidence, metrics, report, training
+from common.evidence import Case
 
 CFG = askit.parse_args([])
 
@@ -32,16 +33,17 @@ class Toy:
     def __init__(self, seed, cfg=CFG):
         self.seed = seed
         self.cfg = cfg
-        self.asked = 0
+        self.scored = 0
 
     def of(self, states):
-        self.asked += len(states)
+        self.scored += len(states)
         found = []
-        for c, taken in states:
-            actions = [SUBMIT] + [i for i in range(len(c.texts)) if i not in taken][:self.cfg.candidates]
-            if len(taken) >= self.cfg.max_evidence:
+        for c, steps in states:
+            gone = c.closed | set(evidence.evidence_of(steps))
+            actions = [SUBMIT] + [i for i in range(len(c.texts)) if i not in gone][:self.cfg.candidates]
+            if len(evidence.evidence_of(steps)) >= self.cfg.max_evidence:
                 actions = [SUBMIT]
-            g = torch.Generator().manual_seed(hash((self.seed, taken)) % 2**31)
+            g = torch.Generator().manual_seed(hash((self.seed, steps)) % 2**31)
             found.append((actions, torch.randn(len(actions), generator=g).mul(2).log_softmax(0).tolist()))
         return found
 
@@ -56,36 +58,83 @@ def toy(monkeypatch):
 
 def test_reward_is_f1_and_a_bonus_for_exactly_the_gold():
     c = case()
-    assert askit.path_reward(c, (0, 2), 3) == pytest.approx(1 + 1)
-    assert askit.path_reward(c, (2, 0), 3, gamma=.5, bonus=.25) == pytest.approx(.125 + .25)
-    assert askit.path_reward(c, (0,), 2) == pytest.approx(2 / 3)       # precision 1, recall 1/2
-    assert askit.path_reward(c, (), 1) == 0
-    assert askit.path_reward(case(missing=1), (0, 2), 3) == pytest.approx(.8)   # recall 2/3: never exact
+    other = replace(CFG, gamma=.5, bonus=.25, question_cost=.1)
+    assert askit.path_reward(c, (0, 2), CFG) == pytest.approx(1 + 1)
+    assert askit.path_reward(c, (2, 0), other) == pytest.approx(.125 + .25)   # two sentences, submitting
+    assert askit.path_reward(c, (2, SubQuestion("why?"), 0), other) == pytest.approx(.0625 + .25 - .1)
+    assert askit.path_reward(c, (0,), CFG) == pytest.approx(2 / 3)               # precision 1, recall 1/2
+    assert askit.path_reward(c, (), CFG) == 0
+    assert askit.path_reward(case(missing=1), (0, 2), CFG) == pytest.approx(.8)  # recall 2/3: never exact
 
 
-def path(c, *actions, reward=0.0):
+def path(c, *steps, reward=0.0):
     p = SearchPath(c)
-    for a in actions:
-        p = p.after(a, -1.0)
+    for step in steps:
+        p = p.after(step, -1.0)
     p.reward = reward
     return p
 
 
-def test_the_baseline_is_the_mean_return_of_the_paths_through_the_same_evidence():
+def test_a_path_knows_its_states_and_actions():
+    q = SubQuestion("why?", (1, 2), (-.1, -.2))
+    p = path(case(), 0, q, 2, SUBMIT)
+    assert p.actions == (0, ASK, 2, SUBMIT) and p.taken == (0, 2) and p.logprob == -4
+    assert [steps for _, steps in p.states()] == [(), (0,), (0, q), (0, q, 2)]
+    assert q == SubQuestion("why?") and hash(q) == hash(SubQuestion("why?"))
+    later = SearchPath(p.case, (0, q), first=2).after(1, -2.0).after(SUBMIT, -1.0)
+    assert later.actions == (1, SUBMIT) and [s for _, s in later.states()] == [(0, q), (0, q, 1)]
+
+
+def three_paths():
     c = case()
-    paths = [path(c, 0, 2, SUBMIT, reward=2.0), path(c, 2, 0, 1, SUBMIT, reward=.8), path(c, SUBMIT)]
-    mean = (2 + .8 + 0) / 3
-    # both ways lead through the evidence {0, 2}; {0}, {2} and {0, 1, 2} have one path each
-    assert askit.baselines(paths)[0] == pytest.approx([mean, 2.0, 1.4])
-    assert askit.baselines(paths)[1] == pytest.approx([mean, .8, 1.4, .8])
-    assert askit.baselines(paths)[2] == pytest.approx([mean])
+    return [path(c, 0, 2, SUBMIT, reward=2.0), path(c, 2, 0, 1, SUBMIT, reward=.8), path(c, SUBMIT)]
+
+
+def test_the_baseline_is_the_mean_return_of_the_other_paths_through_the_same_evidence():
+    # both ways lead through the evidence {0, 2}; {0}, {2} and {0, 1, 2} have one path each: the state before
+    values = askit.baselines(Toy(0), three_paths(), 0)
+    assert values[0] == pytest.approx([.4, .4, .8])
+    assert values[1] == pytest.approx([1.0, 1.0, 2.0, 2.0])
+    assert values[2] == pytest.approx([1.4])
+
+
+def test_where_paths_are_few_fresh_ones_are_sampled_from_the_state(monkeypatch):
+    """A policy that submits at once: a fresh path's return is the score of the evidence that is there."""
+    monkeypatch.setattr(askit, "policy_of", lambda policy, states: [([SUBMIT], [0.0])] * len(states))
+
+    class AtOnce:
+        cfg = CFG
+
+    paths = three_paths()
+    f1 = {(0,): 2 / 3, (2,): 2 / 3, (0, 2): 2.0, (0, 1, 2): .8}
+    values = askit.baselines(AtOnce, paths, 2)
+    assert values[0] == pytest.approx([.4, f1[0,], (.8 + f1[0, 2]) / 2])       # {0}: two fresh; {0, 2}: one
+    assert values[1] == pytest.approx([1.0, f1[2,], (2.0 + f1[0, 2]) / 2, f1[0, 1, 2]])
+    assert [p.actions for p in paths] == [p.actions for p in three_paths()]    # nothing else is learned from
+
+
+def test_other_baselines_and_returns_of_the_authors_code_by_hand(toy):
+    c, policy = case(3, (0,)), toy(4, replace(CFG, max_evidence=1))
+    actions, logprobs = policy.of([(c, ())])[0]
+    ends = {SUBMIT: 0.0, 0: 2.0, 1: 0.0, 2: 0.0}              # after one sentence the search is full
+    value = sum(math.exp(x) * ends[a] for a, x in zip(actions, logprobs, strict=True))
+    paths = [path(c, 0, SUBMIT, reward=2.0)]
+    assert askit.candidate_baselines(policy, paths)[0] == pytest.approx([value, 2.0])
+    long = path(case(), 0, 1, 2, SUBMIT, reward=.8)
+    assert askit.returns_of(long, CFG) == [.8] * 4
+    one = askit.returns_of(long, replace(CFG, returns="action"))
+    assert one == pytest.approx([2 / 3, .5, .8, .8])          # F1 after each action; none knows how it ends
+    whole = askit.returns_of(path(case(), 0, 2, SUBMIT), replace(CFG, returns="action"))
+    assert whole == pytest.approx([2 / 3, 2.0, 1.0])          # the bonus for taking, none for submitting
+    none = askit.advantages_of(None, [long], replace(CFG, baseline="none"))
+    assert none == [[.8] * 4]
 
 
 def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(toy):
     cfg, ends = replace(CFG, max_evidence=3), []
     for p in askit.sample_paths(toy(1, cfg), [case(6)], 8, "seed"):
-        assert p.done and p.reward == askit.path_reward(p.case, p.taken, len(p.actions))
-        ends.append((p.reward, askit.path_reward(p.case, p.taken[:1], 1)))
+        assert p.done and p.reward == askit.path_reward(p.case, p.steps, cfg)
+        ends.append((p.reward, askit.path_reward(p.case, p.steps[:1], cfg)))
     assert len({whole for whole, _ in ends}) > 1 and any(whole != first for whole, first in ends)
 
 
@@ -128,7 +177,7 @@ def exhaustive(policy, c):
     """Every path to its end."""
     done, running = [], [SearchPath(c)]
     while running:
-        found = policy.of([(p.case, p.taken) for p in running])
+        found = policy.of([(p.case, p.steps) for p in running])
         grown = [p.after(a, x) for p, f in zip(running, found, strict=True) for a, x in zip(*f, strict=True)]
         done += [p for p in grown if p.done]
         running = [p for p in grown if not p.done]
@@ -165,23 +214,24 @@ def test_samples_do_not_depend_on_who_else_is_sampled(toy):
 
 def test_spearman_is_scipys_with_ties_and_leaves_out_questions_without_spread(toy):
     policy, cases = toy(5, replace(CFG, max_evidence=2)), [case(4), case(3, ())]    # no gold: every reward 0
-    rho, share = askit.spearman(policy, cases, 10, "s")
+    rho, share, counts = askit.spearman(policy, cases, 10, "s")
     paths = askit.sample_paths(policy, cases[:1], 10, "s")
     expected = spearmanr([p.logprob for p in paths], [p.reward for p in paths]).statistic
     assert rho == pytest.approx(expected) and share == .5
+    assert sum(map(sum, counts)) == 10 and all(sum(row) == 1 for row in counts)
 
 
 # ---- models
 
 @pytest.fixture(scope="module")
-def tiny():
+def tiny(tmp_path_factory):
     """The embedded world's policy before any training, with some of its questions."""
-    cases = [askit.make_case(q) for q in askit.world_questions("dev", 12)]
-    encoder = askit.load_encoder(CFG, "vectors", None)
+    cases = evidence.make_cases("dev", evidence.world_questions("dev", 12), 6)
+    encoder = askit.load_encoder(CFG, "vectors")
     for c in cases:
-        encoder.reader.read(c)
-    askit.freeze_vectors(encoder, cases)
-    return askit.load_policy(CFG, "supervised", askit.NoFolder, encoder, cases), cases
+        evidence.read(encoder.reader, c)
+    askit.freeze_vectors(encoder, cases, tmp_path_factory.mktemp("vectors"))
+    return askit.load_policy(CFG, None, encoder, cases), cases
 
 
 def test_candidates_are_not_taken_yet_and_fewer_at_the_end(tiny):
@@ -213,7 +263,7 @@ def test_batches_and_the_cache_change_no_score(tiny):
 def test_the_gradient_raises_what_was_rewarded_and_lowers_it_with_the_sign_flipped(tiny):
     policy, cases = tiny
     for sign, compare in ((1, float.__gt__), (-1, float.__lt__)):
-        fresh = askit.load_policy(CFG, "supervised", askit.NoFolder, policy.encoder, cases)
+        fresh = askit.load_policy(CFG, None, policy.encoder, cases)
         optimizer = torch.optim.SGD(fresh.model.parameters(), lr=.05)
         paths = askit.sample_paths(fresh, cases[:2], 4, "bandit")
         for n, p in enumerate(paths):
@@ -225,14 +275,15 @@ def test_the_gradient_raises_what_was_rewarded_and_lowers_it_with_the_sign_flipp
             return logp[actions.index(first)]
         before = probability()
         fresh_cfg = replace(CFG, mini_batch=8, grad_clip=100.0)
-        row = askit.ppo_update(fresh, optimizer, paths, fresh_cfg, "nonfinite")
+        advantages = [[p.reward - .25 * sign] * len(p.actions) for p in paths]
+        row = askit.ppo_update(fresh, optimizer, paths, advantages, fresh_cfg, "nonfinite")
         fresh.forget()
         assert compare(probability(), before) and row["train/first_ratio"] == pytest.approx(1, abs=1e-4)
 
 
 def test_frozen_vectors_stay_as_they_are_while_the_encoder_learns(tiny):
     _, cases = tiny
-    encoder = askit.load_encoder(CFG, "vectors", None)
+    encoder = askit.load_encoder(CFG, "vectors")
     before = [c.vectors.clone() for c in cases]
     optimizer = training.make_optimizer(encoder.model, 1e-2)
     loss, _ = askit.coarse_step(encoder, cases, cases[::-1], CFG, random.Random(0))
@@ -266,10 +317,177 @@ def test_the_scorers_start_out_seeing_which_words_stand_on_both_sides(tiny):
         assert hidden[words.index(word), 2:4].abs().max() < .5
 
 
+# ---- asking
+
+class Asker:
+    """Asks "why N?", N = sentences found, and says what it was given."""
+
+    def __init__(self):
+        self.given = []
+
+    def ids(self, *parts):
+        return parts
+
+    def write(self, inputs):
+        self.given += inputs
+        return [f"why {len(i) - 3}?" for i in inputs]
+
+
+def asking(toy, monkeypatch, seed, n):
+    policy = toy(seed, replace(CFG, max_evidence=3))
+    policy.asker, policy.asked, policy.may_ask = Asker(), {}, False
+    policy.encoder = policy.action_reader = policy.submit_reader = encoders.Reader.__new__(encoders.Reader)
+    policy.action_reader.name, policy.action_reader.ids = "action", lambda text: [text]
+    c = case(n)
+    c.tokens["action"] = ["Who?"], [[t] for t in c.texts]
+    policy.encoder.reader = policy.action_reader
+    return policy, c
+
+
+def test_a_forced_sub_question_takes_the_questions_place_and_its_finds_are_all_kept(toy, monkeypatch):
+    searched = []
+    real = askit.greedy_paths
+
+    def noted(policy, cases):
+        searched.extend(cases)
+        return real(policy, cases)
+
+    monkeypatch.setattr(askit, "greedy_paths", noted)
+    kept = 0
+    for seed in range(12):
+        policy, c = asking(toy, monkeypatch, seed, 8)
+        searched.clear()
+        p = askit.forced_questions(policy, [c], "replace")[0]
+        assert p.done and len(p.taken) <= 3 and len(set(p.taken)) == len(p.taken)
+        found = set()
+        for search in searched:     # each over what is left, with the sub-question as question
+            assert search.tokens["action"][0] == [f"why {len(found)}?"] and search.closed == found
+            found |= set(real(policy, [search])[0].taken)
+        assert set(p.taken) <= found and (set(p.taken) == found or len(p.taken) == 3)
+        kept += len(found) > 1
+        assert [s.text for s in evidence.asked_of(p.steps)] == [s.tokens["action"][0][0] for s in searched]
+    assert kept
+
+
+def test_a_forced_sub_question_behind_the_evidence_is_followed_by_the_best_sentence(toy, monkeypatch):
+    for seed in range(6):
+        policy, c = asking(toy, monkeypatch, seed, 6)
+        p = askit.forced_questions(policy, [c], "append")[0]
+        for t, step in enumerate(p.steps):
+            if isinstance(step, SubQuestion):
+                assert step.text == f"why {len(evidence.evidence_of(p.steps[:t]))}?"
+                actions, logprobs = policy.of([(c, p.steps[:t + 1])])[0]
+                assert p.steps[t + 1] == actions[1 + askit.best(0, actions[1:], logprobs[1:])]
+        assert len(evidence.asked_of(p.steps)) == len(p.taken)
+    # evidence is given whole, not letter by letter as in the authors' code
+    assert policy.asker.given[-1][:3] == ("generate question: ", "Who?", encoders.SEP)
+    assert all(part in c.texts for part in policy.asker.given[-1][3:])
+
+
+def test_what_a_sub_question_is_to_approximate():
+    c = case(6, (1, 4))
+    assert askit.sub_question_targets(c, (4, 0), "prefix") == [((4,), (4,)), ((4, 0), (4, 0))]
+    assert askit.sub_question_targets(c, (4, 0), "suffix") == [((), (1, 4)), ((4,), (1,)), ((4, 0), (1,))]
+    assert askit.sub_question_targets(c, (4, 1), "suffix")[-1] == ((4,), (1,))   # then nothing is missing
+
+
+def test_the_loss_of_asking_is_ppo_a_token_and_a_kl_to_where_it_began():
+    cfg = replace(CFG, clip=.2, question_kl=.5)
+    new = torch.tensor([[-1.0, -2.0], [-1.0, 0.0]], requires_grad=True)
+    mask = torch.tensor([[True, True], [True, False]])
+    start = torch.tensor([[-1.0, -2.0], [-2.0, 0.0]])
+    loss, stats = askit.question_loss(new, new.detach(), start, mask, torch.tensor([3.0, -1.0]), 4, cfg)
+    kl = math.exp(-1) - 1 + 1                                   # log r = -1 at one of three tokens
+    assert loss.item() == pytest.approx((-3 - 3 + 1) / 4 + .5 * kl / 4)
+    assert stats == {"question_tokens": 3, "question_kl_sum": pytest.approx(kl)}
+    gradient = torch.autograd.grad(loss, new)[0]
+    assert gradient[0].tolist() == pytest.approx([-.75, -.75])
+    assert gradient[1].tolist() == pytest.approx([.25 + .5 * (1 - math.exp(-1)) / 4, 0])
+
+
+def test_asking_is_right_where_the_coarse_stage_offers_no_missing_gold(tiny, monkeypatch):
+    policy, cases = tiny
+    c = cases[0]
+    missing, other = sorted(c.gold)[0], [i for i in range(9) if i not in c.gold][:3]
+    monkeypatch.setattr(askit, "candidates", lambda policy, states: [
+        [missing, *other] if n == 0 else other for n, _ in enumerate(states)])
+    states = iter([(), (), tuple(sorted(c.gold))])
+    monkeypatch.setattr(askit, "training_state", lambda *a, **k: next(states))
+    monkeypatch.setattr(askit, "some_asked", lambda policy, states, rng: states)
+    asks = replace(policy, may_ask=True)
+    _, offered, correct = askit.supervised_states(asks, [c] * 3, CFG, random.Random(0))
+    assert offered == [[missing, *other, ASK], [*other, ASK], [*other, ASK]]
+    assert correct.tolist()[0] == [False, True, False, False, False, False]
+    assert correct.tolist()[1] == [False, False, False, False, True, False]      # stuck: ask
+    assert correct.tolist()[2] == [True, False, False, False, False, False]      # all there: submit
+
+
+# ---- evaluation
+
+def test_how_a_search_went_wrong():
+    c, short = case(6, (0, 2)), case(6, (0, 2), missing=1)
+    assert evidence.ending(c, (2, 0)) == ("exact", None)
+    assert evidence.ending(c, (0,)) == evidence.ending(c, ()) == ("too early", None)
+    assert evidence.ending(c, (0, 2, 5, 1)) == ("too late", 3)
+    assert evidence.ending(c, (0, 5, 2)) == ("wrong path", 2)
+    assert evidence.ending(c, (4,)) == ("wrong path", 1)
+    assert evidence.ending(short, (0, 2)) == ("unreachable", None)
+
+
+def test_ranking_counts_the_missing_gold_among_the_best():
+    c = case(4, (0, 2), missing=1)
+    c.vectors = torch.eye(4)
+
+    class Ranks:
+        """Sentence 3 first, then 2, 1, 0, whatever is asked."""
+        reader = encoders.Reader.__new__(encoders.Reader)
+
+        def encode_all(self, ids):
+            return torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(len(ids), 1)
+
+    Ranks.reader.name, Ranks.reader.sep = "coarse", [0]
+    c.tokens["coarse"] = [1], [[2]] * 4
+    rows, summary = askit.evaluate_ranking(Ranks(), Questions("test", [c]), CFG)
+    assert rows[0]["em"] == 0 and rows[0]["percentile"] == pytest.approx(2 / 3)   # best gold in second place
+    assert summary["recall_at"][0][:4] == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3])  # one gold is out of reach
+    assert summary["recall_at"][1][:4] == pytest.approx([0, .5, .5, .5])           # 0 was given
+    assert 2 not in summary["recall_at"]
+
+
+def test_a_sub_question_is_redundant_if_its_best_sentence_was_taken():
+    c = case(3)
+    c.vectors = torch.eye(3)
+    q = SubQuestion("why?")
+
+    class Likes1:
+        reader = encoders.Reader.__new__(encoders.Reader)
+
+        def encode_all(self, ids):
+            return torch.tensor([[0.0, 1.0, 0.0]]).repeat(len(ids), 1)
+
+    Likes1.reader.ids = lambda text: [1]
+    after, before = path(c, 1, q, 0, SUBMIT), path(c, 0, q, 1, SUBMIT)
+    assert askit.redundant(Likes1(), [(after, 1), (before, 1)]) == [True, False]
+
+
+def test_the_reward_without_labels_is_the_readers_f1_less_what_it_took(monkeypatch):
+    monkeypatch.setattr(askit, "answers_of", lambda answerer, states: ["x y", "", "x"])
+
+    class Reads:
+        cfg, answerer = CFG, None
+
+    paths = [path(case(), 0, 1, SUBMIT), path(case(), SUBMIT), path(case(), 0, SubQuestion("why?"), SUBMIT)]
+    assert askit.answer_rewards(Reads, paths) == pytest.approx([2 / 3 - .04, 0, 1 - .02 - .02])
+
+
 # ---- the script
 
-SMALL = ("--limit 20 --eval-limit 6 --coarse-steps 50 --supervised-steps 50 --supervised-batch 4 --steps 4 "
-         "--questions-per-step 3 --correlate 3 --save-every 1 --show-every 0").split()
+SMALL = ("--limit 20 --eval-limit 6 --coarse-steps 100 --supervised-steps 100 --supervised-batch 2 --steps 4 "
+         "--questions-per-step 3 --correlate 3 --save-every 1 --show-every 0 --qap-steps 100 --sqg-steps 100 "
+         "--reader-steps 100 --ask-steps 3 --question-batch 2 --coarse-batch 4").split()
+HALF = "--steps 2".split() + [part for name in ("coarse", "supervised", "qap", "sqg", "reader")
+                              for part in (f"--{name}-steps", "50")]
+WEIGHTS = {"supervised": "action/model", "ppo": "submit/model", "joint": "question/model"}
 
 
 def rows(folder):
@@ -277,33 +495,76 @@ def rows(folder):
             for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_all_stages_run_and_a_run_that_was_cut_short_ends_with_the_same_numbers(tmp_path):
-    askit.main([*SMALL, "--out", str(tmp_path), "--name", "whole"])
-    base = tmp_path / "askit"
-    for stage in askit.STAGES:
-        folder = base / f"whole-{stage}"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """All stages of a small run."""
+    out = tmp_path_factory.mktemp("runs")
+    for stage in ("all", "ask", "reader"):
+        askit.main([*SMALL, "--out", str(out), "--name", "whole", "--stage", stage])
+    return out / "askit"
+
+
+def test_all_stages_leave_what_can_be_read(whole):
+    for stage in ("coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader"):
+        folder = whole / f"whole-{stage}"
         files = {f.name for f in folder.iterdir()}
-        assert {"checkpoint", "metrics.json", "eval_test.json", "trajectories.html"} <= files
+        assert {"checkpoint", "metrics.json", "trajectories.html"} <= files, stage
         told = json.loads((folder / "metrics.json").read_text())
         assert all(key in told or key == "step" or key.startswith("guard/") for key in rows(folder)[-1])
-    table = json.loads((base / "whole-table.json").read_text())
+    assert {"eval_test-bm25.json", "eval_test-oracle.json", "eval_test_before.json", "recall.png"} <= {
+        f.name for f in (whole / "whole-coarse").iterdir()}
+    assert (whole / "whole-ppo/ranks-test.png").exists()
+    table = json.loads((whole / "whole-table.json").read_text())
     assert [row[1] for row in table["rows"][:2]] == ["test-beam4", "test"]
-    for stage in ("coarse", "supervised"):
-        shutil.copytree(base / f"whole-{stage}", base / f"parts-{stage}")
-    parts = ["--out", str(tmp_path), "--name", "parts", "--stage", "ppo"]
-    askit.main([*SMALL, *parts, "--steps", "2"])
-    askit.main([*SMALL, *parts, "--resume"])
-    assert rows(base / "parts-ppo") == rows(base / "whole-ppo")
-    a, b = (checkpoint.find(base / f"{name}-ppo/checkpoint") for name in ("whole", "parts"))
-    for file in ("action/model.safetensors", "submit/model.safetensors", "optimizer.safetensors"):
+    asked = json.loads((whole / "whole-sqg/eval_test-replace.json").read_text())
+    assert asked["summary"]["asked"] >= 1 and 0 <= asked["summary"]["redundant"] <= 1
+
+
+@pytest.mark.parametrize("stage", ["coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader"])
+def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, monkeypatch):
+    learned = askit.supervise
+
+    def long_schedule(cfg, *rest):
+        """The half's learning rates are those of the whole."""
+        monkeypatch.setattr(training, "cosine_lr", lambda *a, **k: 1e-3)
+        return learned(cfg, *rest)
+
+    monkeypatch.setattr(askit, "supervise", long_schedule)
+    out = whole.parent
+    for name in ("once", "twice"):
+        for before in ("coarse", "supervised", "ppo", "qap", "sqg"):
+            if before != stage and not (whole / f"{name}-{before}").exists():
+                shutil.copytree(whole / f"whole-{before}", whole / f"{name}-{before}")
+        shutil.rmtree(whole / f"{name}-{stage}", ignore_errors=True)
+    askit.main([*SMALL, "--out", str(out), "--name", "once", "--stage", stage])
+    askit.main([*SMALL, *HALF, "--out", str(out), "--name", "twice", "--stage", stage])
+    askit.main([*SMALL, "--out", str(out), "--name", "twice", "--stage", stage, "--resume"])
+    assert rows(whole / f"once-{stage}") == rows(whole / f"twice-{stage}")
+    a, b = (checkpoint.find(whole / f"{name}-{stage}/checkpoint") for name in ("once", "twice"))
+    for file in (f"{WEIGHTS.get(stage, 'model')}.safetensors", "optimizer.safetensors"):
         assert (a / file).read_bytes() == (b / file).read_bytes()
+    for name in ("once", "twice"):
+        shutil.rmtree(whole / f"{name}-{stage}")
+
+
+def test_a_question_of_the_set_is_searched_live(whole, capsys):
+    question = json.loads((whole / "whole-ppo/eval_test.json").read_text())["predictions"][0]["question"]
+    common = [*SMALL, "--out", str(whole.parent), "--name", "whole"]
+    askit.main([*common, "--ask", question])
+    assert "submit" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        askit.main([*common, "--ask", "Who is nobody?"])
+    assert "not a question of test" in str(stop.value)
 
 
 def test_what_cannot_run_is_one_line(tmp_path, capsys):
     for args, words in (
             (["--data", "hotpotqa"], "--model paper"),
-            (["--model", "Qwen/Qwen3-4B"], "three models"),
-            (["--encoder", "x"], "give all of"),
+            (["--model", "Qwen/Qwen3-4B"], "several models"),
+            (["--encoder", "x"], "needs --fine-layers"),
+            (["--action-model", "x"], "and these need it"),
+            (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--stage", "qap"], "--question-model"),
+            (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--reward", "answer"], "--reader"),
             (["--group-size", "1"], "at least 2"),
             (["--candidates", "0"], "at least 1")):
         with pytest.raises(SystemExit) as stop:

@@ -130,3 +130,48 @@ def test_too_much_is_asked_of_a_world():
         world.make_world("train", size=9)
     with pytest.raises(ValueError, match="unknown split"):
         world.make_world("trian")
+
+
+def test_vague_questions_say_it_in_other_words_and_the_others_stay_as_they_are():
+    plain = world.make_world("train", questions=150, distractors="linked")
+    made = world.make_world("train", questions=150, distractors="linked", vague=.5)
+    assert made.passages == plain.passages
+    vague = [q for q in made.questions if q["type"] == "vague"]
+    same = [(a, b) for a, b in zip(made.questions, plain.questions, strict=True) if a["type"] != "vague"]
+    assert all(a == b for a, b in same) and len(same) + len(vague) == 150
+    assert .3 < len(vague) / sum(q["type"] == "compositional" for q in plain.questions) < .7
+    paragraphs = " ".join(" ".join(p["sentences"]) for p in made.passages).lower().split()
+    odd = {word for words in world.VAGUE.values() for word in words}
+    assert not odd & {w.strip(".,") for w in paragraphs}
+    described = 0
+    for q in vague:
+        start, relation = q["plan"][0]
+        assert odd & set(q["question"].strip("?").split())
+        assert q["answer"] == made.facts[tuple(q["plan"][-1])]
+        assert all(made.facts[s, r] == t for s, r, t in q["evidences"])
+        assert len(q["supporting_facts"]) == len(q["evidences"])
+        context = dict(q["context"])
+        assert all(i < len(context[title]) for title, i in q["supporting_facts"])
+        if "whose" in q["question"]:   # the description fits one entity, and its sentence is gold
+            described += 1
+            (head, used, tail), *rest = q["evidences"]
+            assert head == start and start not in q["question"] and tail in q["question"] and used != relation
+            alike = [h for (h, r), t in made.facts.items() if (r, t) == (used, tail)]
+            assert [h for h in alike if made.kinds[h] == made.kinds[start]] == [start]
+    assert described > len(vague) / 2
+    known = set(world.vocabulary(vague=True))
+    assert {w for q in vague for w in q["question"].replace("?", " ?").replace("-", " - ").split()} <= known
+    assert world.vocabulary() == [w for w in world.vocabulary(vague=True)][:len(world.vocabulary())]
+
+
+def test_linked_distractors_share_a_word_or_are_led_to_by_a_gold_passage():
+    made = world.make_world("dev", questions=80, distractors="linked")
+    shares = leads = 0
+    for q in made.questions:
+        gold = {title for title, _ in q["supporting_facts"]}
+        others = [title for title, _ in q["context"] if title not in gold]
+        assert len(others) == 6
+        words = {w for title in gold for w in title.split()}
+        shares += sum(bool(words & set(t.split())) for t in others) >= 2
+        leads += any(h in gold and t in others for h, _, t in made.triples)
+    assert shares > 70 and leads > 60

@@ -125,6 +125,20 @@ DATE = {
 SAME_COUNTRY = {
     "person": "country of citizenship", "film": "country of origin", "band": "country of origin",
 }
+# other words for relations, which no passage uses, for questions that are vaguely put
+VAGUE = {
+    "date of birth": ("arrival", "age"), "place of birth": ("hometown", "cradle"),
+    "country of citizenship": ("nationality", "allegiance"), "mother": ("mum", "parent"),
+    "father": ("dad", "begetter"), "spouse": ("partner", "consort"),
+    "educated at": ("alma-mater", "classroom"), "employer": ("boss", "paymaster"),
+    "director": ("filmmaker", "auteur"), "composer": ("tunesmith", "songwriter"),
+    "publication date": ("debut", "premiere"), "country of origin": ("motherland", "soil"),
+    "performer": ("singers", "act"), "founded by": ("originator", "pioneer"),
+    "record label": ("imprint", "backer"), "inception": ("beginning", "launch"),
+    "author": ("writer", "novelist"), "publisher": ("issuer", "printer"),
+    "headquarters location": ("base", "address"), "located in": ("site", "whereabouts"),
+    "country": ("land", "nation"), "capital": ("metropolis", "government"),
+}
 # sentences without a fact that name an entity which answers nothing
 DISTRACTORS = {
     "person": "{p} friends include {x}.",
@@ -377,10 +391,10 @@ MIX = {
 
 
 def make_world(split="train", seed=0, size=1.0, questions=400,
-               hop_mix=(.3, .4, .15, .15), distractors="random"):
+               hop_mix=(.3, .4, .15, .15), distractors="random", vague=0.0):
     """A world of about 1,000 * size entities with `questions` questions; hop_mix = shares of 1, 2, 3 and 4
     hops. distractors: six random passages in each question's context, or "linked" ones, of which four look
-    as if they belonged there."""
+    as if they belonged there. vague: share of the compositional questions that are vaguely put."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
     rng = random.Random(f"fivehop/{split}/{seed}/{size}")
@@ -403,9 +417,16 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
             continue
         text, answer, plan, start = drawn
         seen.add(text)
+        stated = plan  # what the gold sentences say
+        if vague and kind == "compositional":
+            blur = random.Random(f"vague/{split}/{seed}/{text}")
+            if blur.random() < vague:
+                kind = "vague"
+                text, described = _vaguely(world, blur, text, plan, answer)
+                stated = [*described, *plan]
         evidences = []
         gold = []
-        for subject, relation in plan:
+        for subject, relation in stated:
             triple = subject, relation, world.facts[subject, relation]
             evidences.append(list(triple))
             gold.append([subject, at[subject]["facts"].index(triple)])
@@ -430,6 +451,25 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
     return world
 
 
+def _vaguely(world, rng, text, plan, answer):
+    """(the question with other words for its relations and, where one fits, a description in place of its
+    first name; [the fact that the description uses])."""
+    facts, kinds, start = world.facts, world.kinds, plan[0][0]
+    asked, typed = "Who is" if kinds.get(answer) == "person" else "What is", start
+    for _, relation in reversed(plan):
+        asked += f" the {rng.choice(VAGUE[relation])} of"
+    known = [(r, x) for (h, r), x in facts.items() if h == start and x in kinds and x != answer]
+    known = [(r, x) for r, x in known if r != plan[0][1]]
+    for relation, tail in rng.sample(known, len(known)):
+        alike = [h for (h, r), x in facts.items() if r == relation and x == tail and kinds[h] == kinds[start]]
+        if len(alike) == 1:
+            typed = f"the {kinds[start]} whose {SPOKEN.get(relation, relation)} is {tail}"
+            return f"{asked} {typed}?", [(start, relation)]
+    if kinds[start] != "person":
+        typed = f"the {kinds[start]} {start}"
+    return f"{asked} {typed}?", []
+
+
 def _linked(world, rng, gold):
     """Six titles for a context: two that share a word with a gold title, two that a gold passage leads to
     (dead ends, which look related), two random ones; other random ones where there are too few."""
@@ -444,8 +484,9 @@ def _linked(world, rng, gold):
     return chosen + rng.sample(rest, 6 - len(chosen))
 
 
-def vocabulary():
-    """Every word the world can write, in a fixed order (for the word-level tokenizer of the tiny policy)."""
+def vocabulary(vague=False):
+    """Every word the world can write, in a fixed order (for the word-level tokenizers of the tiny models);
+    vague: also those of questions that are vaguely put."""
     texts = []
     for first, second, _ in NAMES.values():
         texts += first
@@ -458,6 +499,8 @@ def vocabulary():
     texts += [*INFERENCE.values(), *OLDEST.values(), *SPOKEN.values()]
     texts.append("Who What Which is are Are and or the a of has from same country yes no who was born first "
                  ", ? . - : ; \" '")
+    if vague:
+        texts += ["whose", *(word for words in VAGUE.values() for word in words)]
     words = {}
     for text in texts:
         text = text.replace(".", " . ").replace("-", " - ")

@@ -6,18 +6,16 @@ from common import world
 from common.model import ENCODERS
 
 
-def tiny_tokenizer():
-    """The world's words and BERT's special tokens."""
+def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
+    """The world's words and BERT's special tokens, or another model's."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
     from tokenizers import models as kinds
     from transformers import PreTrainedTokenizerFast
 
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    words = {
-        word: i
-        for i, word in enumerate(dict.fromkeys([*special, "<sep>", ",", ":", *world.vocabulary()]))
-    }
-    core = Tokenizer(kinds.WordLevel(words, unk_token="[UNK]"))
+    known = dict.fromkeys([*special, "<sep>", ",", ":", *words, *world.vocabulary(vague=True)])
+    ids = {word: i for i, word in enumerate(known)}
+    pad, unknown, first, end = special
+    core = Tokenizer(kinds.WordLevel(ids, unk_token=unknown))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.WhitespaceSplit(),
@@ -25,16 +23,16 @@ def tiny_tokenizer():
         ]
     )
     core.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(t, words[t]) for t in ("[CLS]", "[SEP]")],
+        single=f"{first} $A {end}",
+        pair=f"{first} $A {end} $B:1 {end}:1",
+        special_tokens=[(t, ids[t]) for t in (first, end)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
+        pad_token=pad,
+        unk_token=unknown,
+        cls_token=first,
+        sep_token=end,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
 

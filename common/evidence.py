@@ -1,0 +1,173 @@
+"""Questions over the sentences of their own contexts: an environment whose states are sentences taken and
+sub-questions asked, whose actions take a sentence, ask or submit, and whose score is that of the labelled
+evidence."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from common import data, metrics, world
+from common.files import say
+
+SUBMIT, ASK = -1, -2  # actions beside the sentences, which are numbered from 0
+ENDS = ("exact", "too early", "too late", "wrong path", "unreachable")
+
+
+@dataclass(eq=False)
+class Case:
+    """A question with the sentences of its own context. A state is (case, steps): the numbers of the
+    sentences taken and the SubQuestions asked, in their order."""
+
+    question: data.Question
+    texts: list[str]  # "Title, sentence"
+    facts: list[tuple]  # (title, index in its paragraph), what is scored
+    gold: frozenset  # numbers of the gold sentences that are there
+    gold_facts: list  # all gold facts, those outside the context too
+    tokens: dict  # reader's name -> (ids of the question, [ids of each sentence])
+    vectors: torch.Tensor | None = None  # (sentences, H), normalised and frozen
+    closed: frozenset = frozenset()  # sentences that are not offered
+
+
+@dataclass(frozen=True)
+class SubQuestion:
+    text: str
+    ids: tuple = field(default=(), compare=False)  # as sampled, with the end token
+    logprobs: tuple = field(default=(), compare=False)
+
+
+def evidence_of(steps):
+    """The sentences among a state's steps."""
+    return tuple(s for s in steps if isinstance(s, int))
+
+
+def asked_of(steps):
+    return [s for s in steps if isinstance(s, SubQuestion)]
+
+
+def read(reader, case):
+    """Keeps the ids of the question and of every sentence."""
+    separator = ": " if reader.name == "coarse" else ", "
+    sentences = [reader.ids(text.replace(", ", separator, 1)) for text in case.texts]
+    case.tokens[reader.name] = reader.ids(case.question.question), sentences
+
+
+def state_ids(reader, case, steps):
+    """Ids of the question and of what was found and asked behind it, <sep> between."""
+    question, sentences = case.tokens[reader.name]
+    behind = [reader.ids(s.text) if isinstance(s, SubQuestion) else sentences[s] for s in steps]
+    return reader.joined([question, *behind])
+
+
+def evidence_scores(case, steps):
+    """(em, f1, precision, recall) of a set of sentences, as HotpotQA's script scores them."""
+    return metrics.evidence_scores([case.facts[i] for i in evidence_of(steps)], case.gold_facts)
+
+
+def ending(case, taken):
+    """(how a search ended, place of its first wrong sentence or None). too early: nothing wrong, gold
+    missing; too late: all gold, then wrong ones; wrong path: a wrong one before all gold was there;
+    unreachable: gold that is not among the sentences is all that is missing."""
+    wrong = next((n for n, i in enumerate(taken, 1) if i not in case.gold), None)
+    if case.gold <= set(taken[: wrong - 1] if wrong else taken):
+        if wrong:
+            return "too late", wrong
+        return ("exact" if len(case.gold) == len(case.gold_facts) else "unreachable"), None
+    return ("wrong path" if wrong else "too early"), wrong
+
+
+def text_of(step):
+    """A step as it can be sorted and hashed."""
+    return getattr(step, "text", str(step))
+
+
+# ---------------------------------------------------------------- paths
+
+@dataclass(eq=False)
+class SearchPath:
+    """A search from a state, mostly the question alone, to the evidence it ends with."""
+
+    case: Case
+    steps: tuple = ()
+    first: int = 0  # steps that were there before it began
+    logprobs: tuple = ()  # of each action
+    done: bool = False
+    reward: float = 0.0
+
+    @property
+    def taken(self):
+        return evidence_of(self.steps)
+
+    @property
+    def actions(self):
+        """Sentence numbers, ASK and SUBMIT."""
+        found = [ASK if isinstance(s, SubQuestion) else s for s in self.steps[self.first :]]
+        return (*found, SUBMIT) if self.done else tuple(found)
+
+    @property
+    def logprob(self):
+        """log p of the whole path."""
+        return sum(self.logprobs)
+
+    def after(self, step, logprob):
+        """The path with one more step: a sentence number, a SubQuestion, or SUBMIT."""
+        steps = self.steps if step == SUBMIT else (*self.steps, step)
+        return replace(self, steps=steps, logprobs=(*self.logprobs, logprob), done=step == SUBMIT)
+
+    def states(self):
+        """The state before each action."""
+        return [(self.case, self.steps[: self.first + t]) for t in range(len(self.actions))]
+
+
+# ---------------------------------------------------------------- questions
+
+def with_evidence(name, questions):
+    """The questions that have labelled evidence and a context; the others are counted."""
+    able = [q for q in questions if q.supporting_facts and q.context]
+    if len(able) < len(questions):
+        say(f"{name}: left out {len(questions) - len(able)} questions without labelled evidence or context")
+    return able
+
+
+A_WORLD = 250  # questions of a training world
+
+
+def world_questions(split, count):
+    """Questions of the embedded world of two hops and more, with contexts that look related, some of them
+    vaguely put. Training questions come from many worlds, so that no fact is worth remembering."""
+    found, seed = [], int(split == "test")
+    while len(found) < count:
+        wanted = min(A_WORLD, count - len(found)) if split == "train" else count
+        made = world.make_world(split, seed, questions=2 * wanted, distractors="linked", vague=.33)
+        questions = [q for q in data.load_questions(made.questions) if q.hops > 1][:wanted]
+        for q in questions:
+            q.id = f"{q.id}-{seed}" if split == "train" else q.id
+        found += questions
+        seed += 2
+    return found
+
+
+def make_cases(name, questions, candidates):
+    """A Case a question; says where fewer sentences than candidates are there, or labelled ones are not."""
+    cases = [make_case(q) for q in questions]
+    few = sum(len(c.texts) < candidates for c in cases)
+    if few:
+        say(f"{name}: {few} questions have fewer than {candidates} sentences, all of which are offered")
+    outside = sum(len(c.gold_facts) - len(c.gold) for c in cases)
+    if outside:
+        say(
+            f"{name}: {outside} labelled sentences are not in their question's context: out of reach, and "
+            "counted as missing"
+        )
+    return cases
+
+
+def make_case(question):
+    """Sentences are told apart by their place, not by their text: two paragraphs may share one."""
+    texts, facts = [], []
+    for title, sentences in question.context:
+        for i, sentence in enumerate(sentences):
+            texts.append(f"{title}, {sentence.strip()}")
+            facts.append((title, i))
+    gold_facts = list(dict.fromkeys((title, i) for title, i in question.supporting_facts))
+    gold = frozenset(i for i, fact in enumerate(facts) if fact in gold_facts)
+    return Case(question, texts, facts, gold, gold_facts, {})

@@ -1,0 +1,95 @@
+"""Searches for evidence (common/evidence.py) as records for the page and for predictions."""
+
+import math
+
+from common.evidence import ASK, SUBMIT, SubQuestion, asked_of, ending, evidence_scores
+from common.page import record
+
+
+def about(case):
+    """What every row of a prediction has."""
+    q = case.question
+    return {
+        "id": q.id,
+        "question": q.question,
+        "gold": q.answers,
+        "type": q.type,
+        "hops": len(case.gold_facts),
+        "answer": None,
+        "problem": "",
+    }
+
+
+def path_nodes(policy, path, first=1):
+    """A node for each action: the sentence taken, the sub-question or the submission, with what else was
+    offered."""
+    nodes = []
+    steps = [*path.steps[path.first :], *([SUBMIT] if path.done else [])]
+    for t, (state, step, logprob) in enumerate(zip(path.states(), steps, path.logprobs, strict=False)):
+        case = path.case
+        text = case.texts[step] if isinstance(step, int) and step >= 0 else "submit"
+        if isinstance(step, SubQuestion):
+            text = f"asks: {step.text}"
+        actions, logprobs = policy.cache.get(state, ([], []))
+        offers = []
+        for a, x in sorted(zip(actions, logprobs, strict=True), key=lambda pair: -pair[1]):
+            mark = "* " if a in case.gold else ""
+            name = {SUBMIT: "submit", ASK: "ask"}.get(a) or case.texts[a]
+            offers.append(f"{math.exp(x):.3f}  {mark}{name}")
+        nodes.append(
+            {
+                "id": first + t,
+                "parents": [first + t - 1 if t else 0],
+                "label": "ask" if isinstance(step, SubQuestion) else text.split(",")[0],
+                "text": text,
+                "observation": "offered (* gold):\n" + "\n".join(offers) if offers else "",
+                "probability": math.exp(logprob),
+                "gold": step in case.gold,
+            }
+        )
+    return nodes
+
+
+def group_record(policy, paths, **extra):
+    """Paths of one question for the page."""
+    case = paths[0].case
+    nodes, done = [record.root_node()], []
+    for p in paths:
+        mine = path_nodes(policy, p, len(nodes))
+        nodes += mine
+        em, f1, precision, recall = evidence_scores(case, p.steps)
+        done.append(
+            {
+                "path": [0, *(node["id"] for node in mine)],
+                "reward": p.reward,
+                "answer": f"{len(p.taken)} sentences",
+                "problem": "",
+                "correct": em == 1,
+                "why": [
+                    f"F1 {f1:.2f}, precision {precision:.2f}, recall {recall:.2f}",
+                    f"{ending(case, p.taken)[0]}, log p {p.logprob:.2f}",
+                ],
+            }
+        )
+    return record.group(case.question, nodes, done, **extra)
+
+
+def prediction(policy, path):
+    """A row of eval_<set>.json."""
+    scores = dict(
+        zip(("em", "f1", "precision", "recall"), evidence_scores(path.case, path.steps), strict=True)
+    )
+    end, wrong = ending(path.case, path.taken)
+    return (
+        group_record(policy, [path])
+        | about(path.case)
+        | scores
+        | {
+            "sentences": len(path.taken),
+            "end": end,
+            "first_wrong": wrong,
+            "evidence_found": [list(path.case.facts[i]) for i in path.taken],
+            "sub-questions": [s.text for s in asked_of(path.steps)],
+            "logprob": path.logprob,
+        }
+    )

@@ -1,0 +1,210 @@
+"""What encodes sentences, what writes questions, what reads answers."""
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import encoders, seq2seq, training
+from common.answerer import SPAN, Answerer, answers_of, reader_row
+from common.evidence import make_cases, world_questions
+from common.world import tiny_bert, tiny_t5
+
+TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
+
+
+@pytest.fixture(scope="module")
+def writer():
+    model, tokenizer = tiny_t5.tiny_model()
+    return seq2seq.Writer(model.eval(), tokenizer, max_new=8)
+
+
+def t5_writer():
+    """The real T5 tokenizer, random weights."""
+    folder = TOKENIZERS / "t5-small"
+    if not folder.exists():
+        pytest.skip(f"needs {folder.name} of the shared data")
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([encoders.SEP.strip()])
+    config = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4,
+                      dropout_rate=0.0, decoder_start_token_id=0)
+    torch.manual_seed(0)
+    return seq2seq.Writer(T5ForConditionalGeneration(config).eval(), tokenizer, max_new=6)
+
+
+def test_rows_of_the_real_t5_end_once_and_no_text_writes_its_tokens():
+    writer = t5_writer()
+    sentence = "A film, It </s> was <sep> made <extra_id_0> by Ann. Context: none"
+    ids = writer.ids("generate question: ", "Who made it?", encoders.SEP, sentence)
+    sep, end = writer.tokenizer.convert_tokens_to_ids(["<sep>", "</s>"])
+    assert ids.count(end) == 1 and ids[-1] == end and ids.count(sep) == 1
+    assert writer.tokenizer.convert_tokens_to_ids("<extra_id_0>") not in ids
+    text = writer.text(ids)
+    assert text.startswith("generate question: Who made it?") and text.endswith("by Ann. Context: none")
+    long = writer.ids("generate question: ", "word " * 2000)
+    assert len(long) == 512 and long[-1] == end
+
+
+def test_two_updates_of_the_real_t5_lower_its_loss_and_sampling_is_seeded():
+    writer = t5_writer()
+    rows = [writer.ids("generate question: ", f"Number {i} is {i}.") for i in range(4)]
+    targets = [writer.ids(f"What is {i}?") for i in range(4)]
+    optimizer = training.make_optimizer(writer.model, 1e-2)
+    losses = []
+    for _ in range(3):
+        logp, mask = writer.logprobs(rows, targets)
+        loss = -logp.sum() / mask.sum()
+        losses.append(loss.item())
+        loss.backward()
+        training.optimizer_step(writer.model, optimizer)
+    assert losses[2] < losses[1] < losses[0]
+    one = writer.sample(rows, [random.Random(i) for i in range(4)])
+    assert one == writer.sample(rows, [random.Random(i) for i in range(4)])
+    assert one != writer.sample(rows, [random.Random(9) for _ in range(4)])
+
+
+def test_samples_have_their_own_log_probs_and_do_not_depend_on_the_batch(writer):
+    texts = "Ada Holt, Her mother is Ida.", "Who is Ida?", "Ida"
+    rows = [writer.ids("generate question: ", text) for text in texts]
+    together = writer.sample(rows, [random.Random(i) for i in range(3)])
+    for i, (text, ids, logprobs) in enumerate(together):
+        alone = writer.sample([rows[i]], [random.Random(i)])[0]
+        assert alone[:2] == (text, ids) and alone[2] == pytest.approx(logprobs, abs=1e-4)
+        forced, mask = writer.logprobs([rows[i]], [list(ids)])
+        assert forced[0].tolist() == pytest.approx(logprobs, abs=1e-4) and mask.all()
+        assert ids[-1] == writer.tokenizer.eos_token_id or len(ids) == writer.max_new
+    padded, mask = writer.logprobs(rows, [list(ids) for _, ids, _ in together])
+    for row, (_, ids, logprobs) in zip(padded, together, strict=True):
+        assert row[:len(ids)].tolist() == pytest.approx(logprobs, abs=1e-4)
+        assert row[len(ids):].abs().sum() == 0
+
+
+def test_sampling_follows_the_models_probabilities(writer):
+    row = writer.ids("generate question: ", "Ida")
+    drawn = writer.sample([row] * 400, [random.Random(i) for i in range(400)])
+    first = [ids[0] for _, ids, _ in drawn]
+    common = max(set(first), key=first.count)
+    expected = math.exp(writer.logprobs([row], [[common]])[0].item())
+    assert first.count(common) / 400 == pytest.approx(expected, abs=.08)
+
+
+def test_the_tiny_t5_starts_out_copying_what_follows_a_token(writer):
+    """Its decoder raises the word that stands behind the one it has just written."""
+    row = writer.ids("generate question: ", "Ada Holt, Her mother is Lena Stone.")
+    ada, holt, lena, stone = writer.tokenizer.convert_tokens_to_ids(["Ada", "Holt", "Lena", "Stone"])
+    for first, second, other in ((ada, holt, stone), (lena, stone, holt)):
+        right, _ = writer.logprobs([row], [[first, second]])
+        wrong, _ = writer.logprobs([row], [[first, other]])
+        assert right[0, 1] > wrong[0, 1] + 1
+
+
+def test_beams_write_texts_without_special_tokens(writer):
+    rows = [writer.ids("generate question: ", "Ada Holt, Her mother is Ida."), writer.ids("x")]
+    texts = writer.write(rows)
+    assert len(texts) == 2 and all("<" not in t for t in texts)
+    assert writer.write(rows[:1]) == texts[:1]
+
+
+# ---- encoders
+
+def test_with_berts_own_tokenizer_a_sentence_can_end_neither_the_evidence_nor_its_text():
+    folder = TOKENIZERS / "bert-base-uncased"
+    if not folder.exists():
+        pytest.skip(f"needs {folder.name} of the shared data")
+    from transformers import BertTokenizer
+    reader = encoders.Reader("action", BertTokenizer(vocab=str(folder / "vocab.txt")), 64)
+    hostile = reader.ids("A film <sep> [SEP] [CLS] <SEP> [sep] of it [MASK].")
+    width = len(reader.sep)
+    assert all(hostile[i:i + width] != reader.sep for i in range(len(hostile)))
+    assert not set(hostile) & set(reader.tokenizer.all_special_ids) - {reader.tokenizer.unk_token_id}
+    batch = reader.batch([(reader.ids("a b"), hostile), (reader.ids("a"), None)], "cpu")
+    first = batch["input_ids"][0].tolist()
+    assert first.count(reader.tokenizer.sep_token_id) == 2 and first[0] == reader.tokenizer.cls_token_id
+    side = batch["token_type_ids"][0].tolist()
+    assert side.index(1) == 2 + len(reader.ids("a b")) and sum(side) == len(hostile) + 1
+    assert batch["attention_mask"][1].sum() == 3
+    assert reader.cut == 0 and len(reader.ids("word " * 10_000)) == 64 and reader.cut == 1
+
+
+def test_frozen_vectors_are_made_once_for_an_encoder_and_its_texts(tmp_path):
+    model, tokenizer = tiny_bert.tiny_model("encoder")
+    encoder = encoders.Encoder(model.eval(), encoders.Reader("coarse", tokenizer, 32), 400)
+    texts = [encoder.reader.ids(t) for t in ("Ada Holt is a person.", "A film", "A film", "Her mother is Ida.")]
+    made = encoders.frozen_vectors(encoder, texts, tmp_path)
+    file, = tmp_path.iterdir()
+    assert made.norm(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-5) and torch.equal(made[1], made[2])
+    written = file.stat().st_mtime_ns
+    assert torch.equal(encoders.frozen_vectors(encoder, texts, tmp_path), made)
+    assert [f.stat().st_mtime_ns for f in tmp_path.iterdir()] == [written]
+    encoders.frozen_vectors(encoder, texts[:2], tmp_path)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] += 1
+    encoders.frozen_vectors(encoder, texts, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+    alone = torch.nn.functional.normalize(encoder.encode_all(texts[:1]), dim=-1)
+    assert torch.allclose(encoders.frozen_vectors(encoder, texts, tmp_path)[0], alone[0], atol=1e-5)
+
+
+def test_batches_hold_like_lengths_within_the_budget():
+    lengths = [5, 1, 9, 2, 8, 3, 30]
+    parts = encoders.in_batches(lengths, lambda n: n, 18)
+    assert sorted(i for part in parts for i in part) == list(range(7))
+    for part in parts:
+        assert len(part) == 1 or len(part) * max(lengths[i] for i in part) <= 18
+
+
+# ---- an extractive reader
+
+@pytest.fixture(scope="module")
+def case():
+    c = make_cases("dev", [q for q in world_questions("dev", 30) if q.type == "compositional"][:1], 6)[0]
+    return c
+
+
+@pytest.fixture(scope="module")
+def answerer(case):
+    from common.evidence import read
+    model, tokenizer = tiny_bert.tiny_model("submit")
+    reader = encoders.Reader("reader", tokenizer, 192)
+    read(reader, case)
+    return Answerer(model.eval(), reader)
+
+
+def test_the_answer_is_learned_where_all_gold_is_there_and_nothing_elsewhere(case, answerer):
+    gold = sorted(case.gold)
+    pair, spans = reader_row(answerer.reader, case, tuple(gold))
+    ids = answerer.reader.batch([pair], "cpu")["input_ids"][0]
+    found = {answerer.tokenizer.decode(ids[a:b + 1]) for a, b in spans}
+    assert case.question.answers[0] in found and found <= set(case.question.answers)
+    assert reader_row(answerer.reader, case, tuple(gold[:-1]))[1] == [(0, 0)]
+    assert reader_row(answerer.reader, case, ())[1] == [(0, 0)]
+
+
+def test_an_answer_is_the_best_span_of_the_evidence_or_nothing(case, answerer, monkeypatch):
+    gold = tuple(sorted(case.gold))
+    pair, spans = reader_row(answerer.reader, case, gold)
+
+    class Says:
+        """Logits that are highest at given tokens."""
+        device = "cpu"
+
+        def __init__(self, first, last, null):
+            self.first, self.last, self.null = first, last, null
+
+        def __call__(self, input_ids, **_):
+            start, stop = torch.zeros(input_ids.shape), torch.zeros(input_ids.shape)
+            start[0, self.first], stop[0, self.last] = 5, 5
+            start[0, 0] = self.null
+            return type("Out", (), {"start_logits": start, "end_logits": stop})
+
+    def answer(*logits, state=gold):
+        return answers_of(Answerer(Says(*logits), answerer.reader), [(case, state)])[0]
+
+    first, last = spans[-1]
+    assert answer(first, last, 9.0) in case.question.answers
+    assert answer(first, last, 11.0) == ""                        # the first token: no answer here
+    assert answer(1, 1, 1.0, state=()) == ""                      # no evidence
+    assert len(answer(last, first, 1.0).split()) <= SPAN          # no span runs backwards
