@@ -162,12 +162,19 @@ def make_cases(name, questions, candidates):
 
 
 def make_case(question):
-    """Sentences are told apart by their place, not by their text: two paragraphs may share one."""
-    texts, facts = [], []
+    """Sentences are told apart by their place, not by their text: two paragraphs may share one. Of two
+    paragraphs with one title the second's sentences are numbered on behind the first's; MuSiQue says which of
+    them is gold."""
+    texts, facts, gold_facts = [], [], [tuple(fact) for fact in question.supporting_facts]
+    counted, first = {}, []  # title -> its sentences so far; the first sentence of each paragraph
     for title, sentences in question.context:
-        for i, sentence in enumerate(sentences):
+        first.append((title, counted.get(title, 0)))
+        for sentence in sentences:
             texts.append(f"{title}, {sentence.strip()}")
-            facts.append((title, i))
-    gold_facts = list(dict.fromkeys((title, i) for title, i in question.supporting_facts))
+            facts.append((title, counted.get(title, 0)))
+            counted[title] = counted.get(title, 0) + 1
+    if question.support_paragraphs:
+        gold_facts = [first[place] for place in question.support_paragraphs if place < len(first)]
+    gold_facts = list(dict.fromkeys(gold_facts))
     gold = frozenset(i for i, fact in enumerate(facts) if fact in gold_facts)
     return Case(question, texts, facts, gold, gold_facts, {})

@@ -12,8 +12,9 @@ from scipy.stats import spearmanr
 
 import askit
 from askit import ASK, SUBMIT, Questions, SearchPath, SubQuestion
-from common import checkpoint, data, encoders, evidence, metrics, report, training
+from common import checkpoint, data, encoders, evidence, metrics, report, training, world
 from common.evidence import Case
+from common.world import tiny_bert
 
 CFG = askit.parse_args([])
 
@@ -422,6 +423,37 @@ def test_asking_is_right_where_the_coarse_stage_offers_no_missing_gold(tiny, mon
     assert correct.tolist()[2] == [True, False, False, False, False, False]      # all there: submit
 
 
+# ---- questions
+
+def test_sentences_are_told_apart_by_their_place():
+    q = data.Question("q", "Who?", ["x"], context=[["A", ["Same.", "One."]], ["B", ["Same."]], ["A", ["Two."]]],
+                      supporting_facts=[["A", 0], ["B", 0], ["C", 1]])
+    c = evidence.make_case(q)
+    assert c.facts == [("A", 0), ("A", 1), ("B", 0), ("A", 2)] and c.texts[0] == "A, Same."
+    assert c.gold == {0, 2} and c.gold_facts == [("A", 0), ("B", 0), ("C", 1)]     # C is out of reach
+    assert evidence.evidence_scores(c, (0, 2))[3] == pytest.approx(2 / 3)
+
+
+def test_of_musiques_paragraphs_with_one_title_the_supporting_one_is_gold(tmp_path):
+    paragraphs = [{"idx": i, "title": "A", "paragraph_text": f"Text {i}.", "is_supporting": i == 1}
+                  for i in range(3)]
+    file = tmp_path / "m.jsonl"
+    file.write_text(json.dumps({"id": "1", "question": "Who?", "answer": "x", "paragraphs": paragraphs}))
+    c = evidence.make_case(data.load_questions(str(file))[0])
+    assert c.gold == {1}
+    assert evidence.evidence_scores(c, (1,))[0] == 1 and evidence.evidence_scores(c, (0,))[0] == 0
+
+
+def test_questions_without_labels_or_context_are_left_out_and_few_sentences_are_said(capsys):
+    good = data.Question("q", "Who?", ["x"], context=[["A", ["One."]]], supporting_facts=[["A", 0], ["Z", 3]])
+    questions = [good, replace(good, context=[]), replace(good, supporting_facts=[])]
+    able = evidence.with_evidence("test", questions)
+    assert able == [good] and "left out 2 questions" in capsys.readouterr().out
+    evidence.make_cases("test", able, 6)
+    said = capsys.readouterr().out
+    assert "1 questions have fewer than 6 sentences" in said and "1 labelled sentences are not in" in said
+
+
 # ---- evaluation
 
 def test_how_a_search_went_wrong():
@@ -545,6 +577,24 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
         assert (a / file).read_bytes() == (b / file).read_bytes()
     for name in ("once", "twice"):
         shutil.rmtree(whole / f"{name}-{stage}")
+
+
+def test_any_encoder_with_new_heads_learns_from_a_file_of_questions(tmp_path, capsys):
+    model, tokenizer = tiny_bert.tiny_model("encoder")
+    model.save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    made = world.make_world("train", questions=12, distractors="linked")
+    (tmp_path / "train.json").write_text(json.dumps(made.questions[:8]))
+    (tmp_path / "dev.json").write_text(json.dumps(made.questions[8:]))
+    common = [*SMALL, "--encoder", str(tmp_path / "encoder"), "--fine-layers", "1", "--precision", "bf16",
+              "--data", str(tmp_path / "train.json"), "--eval-data", str(tmp_path / "dev.json"),
+              "--out", str(tmp_path), "--name", "own", "--steps", "1", "--group-size", "2"]
+    askit.main(common)
+    saved = checkpoint.find(tmp_path / "askit/own-ppo/checkpoint")
+    config = json.loads((saved / "action/config.json").read_text())
+    assert config["num_hidden_layers"] == 1 and config["architectures"] == ["BertForNextSentencePrediction"]
+    assert json.loads((tmp_path / "askit/own-ppo/eval_dev.json").read_text())["summary"]["n"] == 4
+    assert abs(rows(tmp_path / "askit/own-ppo")[0]["train/first_ratio"] - 1) < .05
 
 
 def test_a_question_of_the_set_is_searched_live(whole, capsys):

@@ -132,7 +132,8 @@ def test_with_berts_own_tokenizer_a_sentence_can_end_neither_the_evidence_nor_it
 def test_frozen_vectors_are_made_once_for_an_encoder_and_its_texts(tmp_path):
     model, tokenizer = tiny_bert.tiny_model("encoder")
     encoder = encoders.Encoder(model.eval(), encoders.Reader("coarse", tokenizer, 32), 400)
-    texts = [encoder.reader.ids(t) for t in ("Ada Holt is a person.", "A film", "A film", "Her mother is Ida.")]
+    texts = ("Ada Holt is a person.", "A film", "A film", "Her mother is Ida.")
+    texts = [encoder.reader.ids(t) for t in texts]
     made = encoders.frozen_vectors(encoder, texts, tmp_path)
     file, = tmp_path.iterdir()
     assert made.norm(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-5) and torch.equal(made[1], made[2])
