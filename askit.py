@@ -49,7 +49,8 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     "+ sub-questions"     code: wherever the policy would not submit, a sub-question takes the question's
                           place in a search of its own, whose finds are all kept; the asker is given the
                           evidence with a blank between all letters. Ours: without those blanks; and, beside
-                          it, asking before every sentence with the sub-question behind the evidence
+                          it, asking before every sentence, the sub-question behind the evidence in the
+                          policy's text and the coarse stage's query for that sentence
 
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
@@ -215,8 +216,8 @@ WORLD = dict(
     mini_batch=48,
     lr=4e-4,
     save_every=10,
-    qap_steps=800,
-    sqg_steps=800,
+    qap_steps=1600,
+    sqg_steps=1600,
     question_batch=16,
     question_lr=3e-3,
     question_tokens=24,
@@ -347,13 +348,20 @@ class Policy:
         self.asked = {}
 
 
+def coarse_query(reader, case, steps):
+    """The question and the evidence; right after a sub-question that alone, a look from another side."""
+    if steps and isinstance(steps[-1], SubQuestion):
+        return reader.ids(steps[-1].text)
+    return state_ids(reader, case, evidence_of(steps))
+
+
 @torch.no_grad()
 def candidates(policy, states):
     """[sentence numbers] of each state: the best that are not yet taken, best first."""
     new = [s for s in dict.fromkeys(states) if s not in policy.coarse_cache]
     if new:
         vectors = policy.encoder.encode_all(
-            [state_ids(policy.encoder.reader, *state) for state in new]
+            [coarse_query(policy.encoder.reader, *s) for s in new]
         )
         for (case, steps), vector in zip(new, vectors, strict=True):
             gone = case.closed | set(evidence_of(steps))

@@ -426,7 +426,8 @@ def test_asking_is_right_where_the_coarse_stage_offers_no_missing_gold(tiny, mon
 # ---- questions
 
 def test_sentences_are_told_apart_by_their_place():
-    q = data.Question("q", "Who?", ["x"], context=[["A", ["Same.", "One."]], ["B", ["Same."]], ["A", ["Two."]]],
+    q = data.Question("q", "Who?", ["x"],
+                      context=[["A", ["Same.", "One."]], ["B", ["Same."]], ["A", ["Two."]]],
                       supporting_facts=[["A", 0], ["B", 0], ["C", 1]])
     c = evidence.make_case(q)
     assert c.facts == [("A", 0), ("A", 1), ("B", 0), ("A", 2)] and c.texts[0] == "A, Same."
@@ -514,11 +515,12 @@ def test_the_reward_without_labels_is_the_readers_f1_less_what_it_took(monkeypat
 
 # ---- the script
 
-SMALL = ("--limit 20 --eval-limit 6 --coarse-steps 100 --supervised-steps 100 --supervised-batch 2 --steps 4 "
-         "--questions-per-step 3 --correlate 3 --save-every 1 --show-every 0 --qap-steps 100 --sqg-steps 100 "
-         "--reader-steps 100 --ask-steps 3 --question-batch 2 --coarse-batch 4").split()
+SMALL = ("--limit 20 --eval-limit 6 --coarse-steps 50 --supervised-steps 50 --supervised-batch 2 --steps 4 "
+         "--questions-per-step 3 --group-size 3 --max-evidence 4 --correlate 3 --save-every 1 --show-every 0 "
+         "--qap-steps 50 --sqg-steps 50 --reader-steps 50 --ask-steps 3 --question-batch 2 "
+         "--coarse-batch 4 --question-tokens 12").split()
 HALF = "--steps 2".split() + [part for name in ("coarse", "supervised", "qap", "sqg", "reader")
-                              for part in (f"--{name}-steps", "50")]
+                              for part in (f"--{name}-steps", "25")]
 WEIGHTS = {"supervised": "action/model", "ppo": "submit/model", "joint": "question/model"}
 
 

@@ -16,8 +16,8 @@ def tiny_tokenizer():
 def tiny_model(width=96, seed=4):
     """(model, tokenizer): a real T5 of two layers a side. It starts out with what copying names takes, which
     it would otherwise spend its training on, and is free to change it: head 0 of the encoder notes at every
-    token the one before it (A, written to B); head 0 of the decoder's second layer looks for the place whose
-    note is the token just written and copies what stands there (C)."""
+    token the one before it (A, written to B); all heads of the decoder's second layer copy what
+    they look at (C), and head 0 looks for the place whose note is the token just written."""
     from transformers import T5Config
 
     tokenizer = tiny_tokenizer()
@@ -38,8 +38,7 @@ def tiny_model(width=96, seed=4):
         torch.manual_seed(seed)
         model = ENCODERS["question"].from_config(config)
         head = slice(0, dim)
-        # (dim, width)
-        note, written, copied = (torch.linalg.qr(torch.randn(width, dim)).Q.T for _ in range(3))
+        note, written = (torch.linalg.qr(torch.randn(width, dim)).Q.T for _ in range(2))  # (dim, width)
         back = model.encoder.block[0].layer[0].SelfAttention
         back.relative_attention_bias.weight[:, 0] = 0
         back.relative_attention_bias.weight[1, 0] = 8  # the token before
@@ -49,6 +48,7 @@ def tiny_model(width=96, seed=4):
         find = model.decoder.block[1].layer[1].EncDecAttention
         find.q.weight[head] = note
         find.k.weight[head] = written
-        find.v.weight[head] = copied
-        find.o.weight[:, head] = 2 * copied.T
+        copied = torch.linalg.qr(torch.randn(width, width)).Q  # (4 dim, width), a block a head
+        find.v.weight.copy_(copied)
+        find.o.weight.copy_(4 * copied.T)
     return model, tokenizer
