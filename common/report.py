@@ -243,33 +243,50 @@ def compare_seeds(results):
 EXPORTED = (
     "id", "question", "gold", "type", "hops", "answer", "problem", "em", "em_valid", "f1",
     "searches", "tokens", "rounds", "precision", "recall", "percentile", "sentences", "evidence_found",
-    "logprob")
+    "end", "first_wrong", "sub-questions", "logprob")
 
 
 def export(folder, out):
     """What is kept of a run under results/: config.json, metrics.json, metrics.jsonl, and every prediction of
-    the evaluations before and after in one compressed table, without the trajectories.
+    the evaluations before and after in one compressed table, without the trajectories. summary.json has what
+    a summary says that cannot be read off the predictions.
 
     Numbers can be recomputed from it; `python -m common.report` reads it."""
     folder = Path(folder)
     out = Path(out)
     if (out / "config.json").exists():
         raise RunError(f"{out} exists: choose another --export")
-    rows = []
+    rows, said = [], {}
     for when in ("before", ""):
         for name, result in evaluations(folder, when).items():
             for row in result["predictions"]:
                 kept = {k: row[k] for k in EXPORTED if k in row}
                 rows.append({"set": name, "when": when or "after"} | kept)
+            said[f"{name}_{when}".rstrip("_")] = _beyond_the_rows(result)
     if not rows:
         raise RunError(f"{folder} has no evaluation to export")
     out.mkdir(parents=True, exist_ok=True)
     with gzip.GzipFile(out / "predictions.jsonl.gz", "wb", mtime=0) as f:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         f.write("".join(lines).encode())
+    if any(said.values()):
+        write_json(out / "summary.json", said)
     for name in ("metrics.jsonl", "metrics.json", "config.json"):
         if (folder / name).exists():
             write_atomic(out / name, (folder / name).read_text(encoding="utf-8"))
+
+
+def _beyond_the_rows(result):
+    """What of a summary is neither a mean of the predictions nor how they were made."""
+    known = {"set", "seed", "search", "n", "format", "two_way", "open"}
+    columns = result["predictions"][0].keys()
+    return {
+        key: value
+        for key, value in result["summary"].items()
+        if key not in known
+        and not key.startswith("by_")
+        and re.sub("_(low|high)$", "", key) not in columns
+    }
 
 
 # ---------------------------------------------------------------- command line

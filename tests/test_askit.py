@@ -638,9 +638,12 @@ def test_exported_runs_can_be_compared_over_seeds(tmp_path, capsys):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         summary = metrics.summarize(predictions, ("em", "f1", "sentences"))
+        summary |= {"set": "test", "seed": seed, "spearman": .5, "ends": {"exact": 1.0}}
         evaluation = {"summary": summary, "predictions": predictions}
         (folder / "eval_test.json").write_text(json.dumps(evaluation))
         report.export(folder, tmp_path / f"kept/seed{seed}-ppo")
+        said = json.loads((tmp_path / f"kept/seed{seed}-ppo/summary.json").read_text())
+        assert said == {"test": {"spearman": .5, "ends": {"exact": 1.0}}}   # no mean of what the rows hold
     report.main([str(f) for f in sorted((tmp_path / "kept").iterdir())] + ["--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "+0.500" in said and "the seed being the unit" in said
