@@ -11,7 +11,7 @@ with. A T5 learns to ask sub-questions; trained inside the PPO loop, it learns w
                  supervised loss                     supervised_loss
                  PPO, baseline of sampled paths      path_reward, baselines, ppo_loss
                  beam search                         beam_search
-    sec. 3.3-4   question approximation, sub-questions   approximation_rows, sub_question_rows
+    sec. 3.3-4   question approximation, sub-questions   approximation_row, sub_question_row
     sec. 4.4     correlation of p and reward         spearman
     sec. 4.5.1   "PPO + sub-questions"               forced_questions
     sec. 6       what it leaves for later            question_loss (joint training), answer_rewards
@@ -37,15 +37,23 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     reward                paper: discounted F1, +1 if exact; code: gamma 1, no bonus for submitting; ours:
                           the bonus on every exact end, not discounted (--gamma, --bonus)
     a path's return       code: F1 after one action, since its greedy rollout is dropped; ours: the sampled
-                          path's (--returns)
+                          path's (--returns action --baseline candidates is the code's)
     baseline b(s)         paper: paths sampled from s; code: greedy ones after every candidate, weighed by
                           pi; ours: other paths of the question through the same evidence, and fresh ones
                           where they are few (--baseline, --baseline-rollouts)
+    PPO                   paper: "batch size 6", so one update a batch, where r = 1 and nothing is clipped;
+                          code: a replay buffer of old states, a loss over all candidates of a state, cosine
+                          with warm-up; ours: sampled actions, several updates a step (--mini-batch), constant
+    labels out of reach   code: such questions are left out; ours: they stay, as gold that cannot be found
+    long states           code: cut at 512 tokens; ours: the oldest sentences are left out (--max-tokens)
     beam                  code: all beams start equal and stay so; ours: from one, distinct hypotheses
     dropout               off in all stages, so that ratios begin at 1
-    Spearman              paper: cov / (cov cov); ours: of ranks, over questions whose paths differ
+    Spearman              paper: cov / (cov cov), 1,000 questions; code: temperature .5, F1, 8 actions; ours:
+                          of ranks, over questions whose paths differ (--correlate). log p is without T5's
     sub-question's target paper: the approximation of the evidence found; code: of the evidence found later,
-                          but one; ours: of the gold that is missing, or the paper's (--sqg-target)
+                          but one; ours: of the gold that is missing, before anything is found too, or the
+                          paper's (--sqg-target)
+    joint training        paper: proposed; ours: from the supervised policy, as many steps as PPO
     "+ sub-questions"     code: wherever the policy would not submit, a sub-question takes the question's
                           place in a search of its own, whose finds are all kept; the asker is given the
                           evidence with a blank between all letters. Ours: without those blanks; and, beside
@@ -63,6 +71,7 @@ What is not in the paper is at the end (appendix) or in common/.
 
 import math
 import random
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -99,6 +108,7 @@ from common.evidence import (
     asked_of,
     evidence_of,
     evidence_scores,
+    make_case,
     make_cases,
     read,
     state_ids,
@@ -133,7 +143,8 @@ class Config(flags.Flags):
     candidates: int = 6             # candidates of the coarse stage beside submit | sec. 4.3.3
     max_evidence: int = 10          # sentences a search may take | authors' code
     beam: int = 4                   # hypotheses of the beam search | sec. 4.5.1
-    max_tokens: int = 192           # tokens of a state, and of a sentence, that are read
+    # tokens of a state and a sentence together; a sentence has a quarter, a state leaves out its oldest ones
+    max_tokens: int = 508
     submit_score: Literal["paper", "code"] = "paper"  # first token's start and end logit, or two start logits
 
     # ---- coarse stage
@@ -159,16 +170,17 @@ class Config(flags.Flags):
     # training questions: file, hub name, or "world" | sec. 4.1.1
     data: str = "hotpotqa"
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
-    questions_per_step: int = 1     # questions a step
-    group_size: int = 6             # paths sampled a question | sec. 4.3.3
-    mini_batch: int = 6             # paths an update | sec. 4.3.3
-    lr: float = 1e-6                # learning rate, constant | sec. 4.3.3
+    questions_per_step: int = 1     # questions a step | ours
+    group_size: int = 6             # paths sampled a question | ours
+    mini_batch: int = 6             # "batch size 6", here of paths | sec. 4.3.3
+    lr: float = 1e-6                # learning rate; constant is ours | sec. 4.3.3
     clip: float = .2                # half width of the clip window | sec. 4.3.3
-    # score of the evidence, or of a reader's answer from it (no labels are used) | sec. 6
+    # score of the evidence, or of a reader's answer from it, which needs no labels (the stages before it do;
+    # --gamma and --bonus are the evidence's) | sec. 6
     reward: Literal["evidence", "answer"] = "evidence"
     gamma: float = 1.0              # discount of F1 for each action; not printed | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
-    # R of an action: its path's, or that of the evidence after it (authors' code)
+    # R of an action: its path's, or that of the evidence after it (authors' code, with --baseline candidates)
     returns: Literal["path", "action"] = "path"
     # b(s): mean return of other paths through s; of greedy ones after each candidate, weighed by pi; or 0
     baseline: Literal["paths", "candidates", "none"] = "paths"
@@ -184,7 +196,7 @@ class Config(flags.Flags):
     qap_steps: int = 52500          # updates; 7 epochs of 60,000 questions | sec. 4.3.1
     sqg_steps: int = 35000          # updates; 7 epochs of 40,000 states | sec. 4.3.1
     question_batch: int = 8         # rows an update; not printed
-    question_lr: float = 1e-4       # learning rate of both, constant | sec. 4.3.1
+    question_lr: float = 1e-4       # learning rate of both, half a cosine to 0 | sec. 4.3.1
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
     # what a sub-question is trained to say: the approximation of the evidence found (paper) or missing
     sqg_target: Literal["prefix", "suffix"] = "suffix"
@@ -277,7 +289,7 @@ def training_state(case, rng, noise_rate, complete):
     most = len(gold) if complete else len(gold) - 1
     taken = rng.sample(gold, rng.randint(0, most))
     wrong = [i for i in range(len(case.texts)) if i not in case.gold]
-    noise = min(round(rng.expovariate(noise_rate)), len(wrong), len(case.texts) - len(gold))
+    noise = min(round(rng.expovariate(noise_rate)), len(wrong))
     for i in rng.sample(wrong, noise):
         taken.insert(rng.randint(0, len(taken)), i)
     return tuple(taken)
@@ -295,7 +307,8 @@ def coarse_step(encoder, cases, others, cfg, rng):
         left = [i for i in range(len(case.texts)) if i not in taken]
         missing = [k for k, i in enumerate(left) if i in case.gold]
         # (left + other's, H)
-        corpus = torch.cat([case.vectors[left], other.vectors]).to(vector.device)
+        others_vectors = other.vectors[: 0 if other is case else None]
+        corpus = torch.cat([case.vectors[left], others_vectors]).to(vector.device)
         scores = corpus @ vector
         losses.append(coarse_loss(scores, missing, cfg.coarse_loss))
         right.append(int(scores.argmax()) in missing)
@@ -326,8 +339,8 @@ class Policy:
 
     model: Scorer
     encoder: encoders.Encoder
-    action_reader: encoders.Reader
-    submit_reader: encoders.Reader
+    action_reader: encoders.PairTokenizer
+    submit_reader: encoders.PairTokenizer
     cfg: Config
     asker: seq2seq.Writer | None = None
     may_ask: bool = False  # of its own accord
@@ -448,13 +461,13 @@ def policy_of(policy, states):
 
 # ---------------------------------------------------------------- asking (sec. 3.3, 3.4)
 
-def approximation_rows(writer, case, evidence):
+def approximation_row(writer, case, evidence):
     """(input ids, target ids) of question approximation: the evidence, and the question itself."""
     sentences = [case.texts[i] for i in evidence]
     return writer.ids("generate question: ", *sentences), writer.ids(case.question.question)
 
 
-def sub_question_rows(writer, case, steps, target=""):
+def sub_question_row(writer, case, steps, target=""):
     """(input ids, target ids) of sub-question generation: the question, <sep>, what was found."""
     sentences = [case.texts[i] for i in evidence_of(steps)]
     return writer.ids(
@@ -476,7 +489,7 @@ def sub_question_targets(case, path, target):
 def ask_questions(policy, states, draws=None):
     """[SubQuestion] for states: sampled where draws (a random.Random each) are given, else the best of the
     beams, cached until the weights change."""
-    inputs = [sub_question_rows(policy.asker, *state)[0] for state in states]
+    inputs = [sub_question_row(policy.asker, *state)[0] for state in states]
     if draws:
         return [SubQuestion(*q) for q in policy.asker.sample(inputs, draws)]
     new = [i for i, s in enumerate(states) if s not in policy.asked]
@@ -530,8 +543,12 @@ def sample_from(policy, starts, seeds):
 
 def sample_paths(policy, cases, size, *seed):
     """`size` paths a question; a path depends on its own seed alone."""
-    starts = [SearchPath(case) for case in cases for _ in range(size)]
-    seeds = [stable_seed(*seed, p.case.question.id, n % size) for n, p in enumerate(starts)]
+    starts, seeds, times = [], [], Counter()
+    for case in cases:
+        for _ in range(size):
+            starts.append(SearchPath(case))
+            seeds.append(stable_seed(*seed, case.question.id, times[case]))
+            times[case] += 1
     return sample_from(policy, starts, seeds)
 
 
@@ -571,18 +588,22 @@ def forced_questions(policy, cases, mode):
     The policy itself does not ask. mode: "replace" = the authors' search: the sub-question takes the
     question's place in a greedy search of its own, from no evidence, and all that it finds is kept; "append"
     = it stands behind the evidence, and the policy's best sentence for this state is taken."""
+
+    def seen(path):
+        """The state that the policy sees."""
+        return path.case, evidence_of(path.steps) if mode == "replace" else path.steps
+
     paths = [SearchPath(case) for case in cases]
     while any(not p.done for p in paths):
         running = [n for n, p in enumerate(paths) if not p.done]
-        found = policy_of(policy, [(paths[n].case, paths[n].steps) for n in running])
+        found = policy_of(policy, [seen(paths[n]) for n in running])
         asking = []
         for n, (actions, logprobs) in zip(running, found, strict=True):
             if best(n, actions, logprobs) == 0:
                 paths[n] = paths[n].after(SUBMIT, logprobs[0])
             else:
                 asking.append(n)
-        states = [(paths[n].case, paths[n].steps) for n in asking]
-        questions = ask_questions(policy, states) if asking else []
+        questions = ask_questions(policy, [seen(paths[n]) for n in asking]) if asking else []
         for n, question in zip(asking, questions, strict=True):
             paths[n] = paths[n].after(question, 0.0)
         if mode == "append":
@@ -606,15 +627,15 @@ def forced_questions(policy, cases, mode):
 def asked_case(policy, path, question):
     """A search for the sub-question alone, over the sentences that the path has not taken."""
     readers = (policy.encoder.reader, policy.action_reader, policy.submit_reader)
-    tokens = {r.name: (r.ids(question.text), path.case.tokens[r.name][1]) for r in readers}
-    return replace(path.case, tokens=tokens, closed=path.case.closed | set(path.taken))
+    asked = {r.name: (r.ids(question.text), path.case.tokens[r.name][1]) for r in readers}
+    return replace(path.case, tokens=path.case.tokens | asked, closed=path.case.closed | set(path.taken))
 
 
 def spearman(policy, cases, size, *seed):
     """Spearman's correlation of p(tau) and reward over `size` sampled paths of a question (sec. 4.4): its
     mean over questions whose paths differ in both, the share of these questions (the others have none), and
     how often each pair of ranks came (size, size)."""
-    from scipy.stats import rankdata, spearmanr
+    from scipy.stats import spearmanr
 
     paths = sample_paths(policy, cases, size, *seed)
     found, counts = [], [[0] * size for _ in range(size)]
@@ -622,11 +643,13 @@ def spearman(policy, cases, size, *seed):
         probabilities, rewards = [p.logprob for p in group], [p.reward for p in group]
         if len(set(probabilities)) > 1 and len(set(rewards)) > 1:
             found.append(float(spearmanr(probabilities, rewards).statistic))
-            ranks = zip(
-                rankdata(probabilities, "ordinal"), rankdata(rewards, "ordinal"), strict=True
-            )
-            for x, y in ranks:
-                counts[int(y) - 1][int(x) - 1] += 1
+            ranks = []
+            for values in (probabilities, rewards):  # ties in random order, so that none of them agree
+                ties = random.Random(stable_seed(*seed, group[0].case.question.id, len(ranks)))
+                values = list(zip(values, ties.sample(range(size), size), strict=True))
+                ranks.append([sorted(values).index(value) for value in values])
+            for x, y in zip(*ranks, strict=True):
+                counts[y][x] += 1
     mean = sum(found) / len(found) if found else math.nan
     return mean, len(found) / max(1, len(cases)), counts
 
@@ -647,26 +670,28 @@ def returns_of(path, cfg):
     return found
 
 
-def baselines(policy, paths, least, *seed):
+def baselines(policy, paths, min_others, *seed):
     """b(s) before every action of every path: the mean return of other paths of the question through the same
-    steps, in whatever order. Where they are fewer than `least`, fresh ones are sampled from there; with least
-    = 0 a state that one path alone came through has the baseline of the state before it."""
-    through = {}  # (case, steps as a set) -> paths
+    steps, in whatever order. Where they are fewer than `min_others`, fresh ones are sampled from there; with
+    min_others = 0 a state that one path alone came through has the baseline of the state before it."""
+    through = {}  # state -> paths
+
+    def same(case, steps):
+        """Orders of the same sentences are one state; a sub-question's place matters."""
+        return case, steps if asked_of(steps) else frozenset(steps)
 
     def note(path):
-        for case, steps in path.states():
-            through.setdefault((case, frozenset(steps)), []).append(path)
+        for state in path.states():
+            through.setdefault(same(*state), []).append(path)
 
     for p in paths:
         note(p)
     for depth in range(max(len(p.actions) for p in paths)):
         starts = {}
         for case, steps in (p.states()[depth] for p in paths if len(p.actions) > depth):
-            missing = least + 1 - len(through[case, frozenset(steps)])
+            missing = min_others + 1 - len(through[same(case, steps)])
             for k in range(missing):
-                starts.setdefault(
-                    (case, frozenset(steps), k), SearchPath(case, steps, len(steps))
-                )
+                starts.setdefault((*same(case, steps), k), SearchPath(case, steps, len(steps)))
         seeds = [
             stable_seed(*seed, "baseline", c.question.id, *sorted(text_of(x) for x in s), k)
             for c, s, k in starts
@@ -677,14 +702,15 @@ def baselines(policy, paths, least, *seed):
     for p in paths:
         values = []
         for case, steps in p.states():
-            others = [q.reward for q in through[case, frozenset(steps)] if q is not p]
+            others = [q.reward for q in through[same(case, steps)] if q is not p]
             values.append(sum(others) / len(others) if others else values[-1])
         found.append(values)
     return found
 
 
 def candidate_baselines(policy, paths):
-    """b(s) of the authors' code: sum over actions of pi(a|s) times the reward of the greedy path after it."""
+    """b(s) of the authors' code: mean over actions, weighed by pi(a|s), of the reward of the greedy path
+    after it; with --returns action, as it runs there, of the evidence after it."""
     states = list(dict.fromkeys(s for p in paths for s in p.states()))
     starts, weights = [], []
     for number, (state, (actions, logprobs)) in enumerate(
@@ -694,9 +720,15 @@ def candidate_baselines(policy, paths):
             if a != ASK:
                 starts.append(SearchPath(*state, len(state[1])).after(a, x))
                 weights.append((number, math.exp(x)))
-    value = [0.0] * len(states)
-    for (number, weight), p in zip(weights, walk(policy, starts, best), strict=True):
-        value[number] += weight * p.reward
+    if policy.cfg.returns == "path":
+        returns = [p.reward for p in walk(policy, starts, best)]
+    else:
+        returns = [returns_of(p, policy.cfg)[0] for p in starts]
+    value, total = [0.0] * len(states), [0.0] * len(states)
+    for (number, weight), r in zip(weights, returns, strict=True):
+        value[number] += weight * r
+        total[number] += weight
+    value = [v / t for v, t in zip(value, total, strict=True)]  # asking is left out
     at = dict(zip(states, value, strict=True))
     return [[at[s] for s in p.states()] for p in paths]
 
@@ -755,9 +787,9 @@ def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
 
 
 def question_loss(logprobs, old_logprobs, start_logprobs, mask, advantages, num_paths, cfg):
-    """Of the sub-questions asked, ours: PPO a token with the advantage of asking, and a KL to the T5 that
-    joint training began with (estimated as r - 1 - log r). logprobs … (n, T), mask (n, T), advantages
-    (n,)."""
+    """Of the sub-questions asked, ours, summed over their tokens: PPO a token with the advantage of asking,
+    and a KL to the T5 that joint training began with (estimated as r - 1 - log r). logprobs … (n, T), mask
+    (n, T), advantages (n,)."""
     spread = advantages[:, None].expand_as(logprobs)[mask]
     loss, stats = ppo_loss(logprobs[mask], old_logprobs[mask], spread, num_paths, cfg.clip)
     back = (start_logprobs - logprobs)[mask]
@@ -784,7 +816,8 @@ def supervised_states(policy, cases, cfg, rng):
         taken = set(evidence_of(steps))
         if cfg.negatives == "random":
             left = [i for i in range(len(case.texts)) if i not in taken]
-            actions = rng.sample(left, min(cfg.candidates, len(left)))
+            asks = [a for a in actions if a == ASK]
+            actions = rng.sample(left, min(cfg.candidates, len(left))) + asks
         missing = sorted(case.gold - taken)
         if missing and not set(actions) & case.gold and ASK not in actions:
             actions = [*actions[:-1], rng.choice(missing)]
@@ -800,8 +833,8 @@ def supervised_states(policy, cases, cfg, rng):
 
 
 def some_asked(policy, states, rng):
-    """The states, where the coarse stage offers no missing gold with as many sub-questions asked as may be,
-    or fewer."""
+    """The states; those where the coarse stage offers no missing gold get up to --max-questions sampled
+    sub-questions."""
     stuck = []
     for n, (found, (case, steps)) in enumerate(
         zip(candidates(policy, states), states, strict=True)
@@ -815,7 +848,7 @@ def some_asked(policy, states, rng):
     return states
 
 
-def ppo_update(policy, optimizer, paths, advantages, cfg, keep, start=None):
+def ppo_update(policy, optimizer, paths, advantages, cfg, keep, reference=None):
     """One pass over the step's paths, `mini_batch` an update; `start` = the T5 that joint training began
     with. Returns the step's means."""
     meter = training.Meter(keep=keep)
@@ -841,7 +874,7 @@ def ppo_update(policy, optimizer, paths, advantages, cfg, keep, start=None):
             loss.backward()
             meter.add(loss, stats)
         if questions:
-            question_step(policy.asker, start, questions, len(part), cfg, meter)
+            question_step(policy.asker, reference, questions, len(part), cfg, meter)
         meter.step(policy.model, optimizer, cfg.grad_clip, ())
     row = meter.means()
     if meter.total.get("question_tokens"):
@@ -851,15 +884,15 @@ def ppo_update(policy, optimizer, paths, advantages, cfg, keep, start=None):
     return row
 
 
-def question_step(asker, start, questions, num_paths, cfg, meter):
+def question_step(asker, reference, questions, num_paths, cfg, meter):
     """Backward of the sub-questions' loss; questions [(state, SubQuestion, advantage)]."""
-    inputs = [sub_question_rows(asker, *state)[0] for state, _, _ in questions]
+    inputs = [sub_question_row(asker, *state)[0] for state, _, _ in questions]
     targets = [list(q.ids) for _, q, _ in questions]
     for group in seq2seq.batches(list(zip(inputs, targets, strict=True)), cfg.micro_tokens):
         rows = [inputs[i] for i in group], [targets[i] for i in group]
         logp, mask = asker.logprobs(*rows)  # (n, T)
         with torch.no_grad():
-            before, _ = asker.logprobs(*rows, model=start)
+            before, _ = asker.logprobs(*rows, model=reference)
         old = encoders.padded([questions[i][1].logprobs for i in group], 0.0, logp.device)
         weight = torch.tensor([questions[i][2] for i in group], device=logp.device)
         loss, stats = question_loss(logp, old, before, mask, weight, num_paths, cfg)
@@ -949,10 +982,10 @@ def train(cfg, folder, policy, cases, evaluate_now):
     """PPO: sample paths, score where they end, update; once a step. With a T5 in the policy this is joint
     training: it learns to ask while the policy learns when to."""
     optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
-    stage, start = "ppo", None
+    stage, reference = "ppo", None
     if policy.may_ask:
         stage = "joint"
-        start = load_writer(cfg, checkpoint_of(cfg, "sqg")).model
+        reference = load_writer(cfg, checkpoint_of(cfg, "sqg")).model
         if not folder.start:
             learn_when_to_ask(cfg, policy, optimizer, cases)
     for step, row in loop.steps(
@@ -968,7 +1001,7 @@ def train(cfg, folder, policy, cases, evaluate_now):
         row |= path_metrics(paths, cfg)
         row["sample"] = sample_record(policy, paths, cfg.group_size, step)
         row |= ppo_update(
-            policy, optimizer, paths, advantages, cfg, folder.nonfinite(step), start
+            policy, optimizer, paths, advantages, cfg, folder.nonfinite(step), reference
         )
         policy.forget()
 
@@ -1166,7 +1199,7 @@ def evaluate_ranking(encoder, split, cfg):
             if given == 0:
                 row = {
                     "em": float(places[0] == 0),
-                    "f1": found[-1][min(cfg.candidates, RECALL_AT) - 1],
+                    "f1": sum(p < cfg.candidates for p in places) / missing,
                 }
                 row["percentile"] = 1 - places[0] / max(1, len(ranked) - 1)
                 rows.append(about(case) | row | {"sentences": len(ranked)})
@@ -1190,13 +1223,13 @@ def evaluate_texts(learner, split, cfg, progress):
         texts = answers_of(learner, states)
         wanted = [c.question.answers for c in split.cases]
     else:
-        texts = learner.asker.write([approximation_rows(learner.asker, *s)[0] for s in states])
+        texts = learner.asker.write([approximation_row(learner.asker, *s)[0] for s in states])
         wanted = [[c.question.question] for c in split.cases]
     rows = []
     for case, text, gold in zip(split.cases, texts, wanted, strict=True):
         scores = {
             "em": metrics.exact_match(text, gold),
-            "f1": max(metrics.f1(text, [g]) for g in gold),
+            "f1": metrics.f1(text, gold),
         }
         rows.append(about(case) | scores | {"answer": text})
     return rows, {"set": split.name, "seed": cfg.seed} | metrics.summarize(rows, ("em", "f1"))
@@ -1289,7 +1322,7 @@ def teach(cfg, stage, folder, learner, policy, cases, evaluate_now):
     """Trains what a stage trains."""
     if stage == "qap":
         paths = greedy_in_parts(policy, cases, "evidence")
-        rows = [approximation_rows(learner, p.case, p.taken) for p in paths if p.taken]
+        rows = [approximation_row(learner, p.case, p.taken) for p in paths if p.taken]
         return train_questions(cfg, folder, learner, rows, stage, evaluate_now)
     if stage == "sqg":
         rows = sub_question_data(cfg, learner, greedy_in_parts(policy, cases, "evidence"))
@@ -1308,11 +1341,11 @@ def sub_question_data(cfg, writer, paths):
     for p in paths:
         for found, meant in sub_question_targets(p.case, p.taken, cfg.sqg_target):
             states.append((p.case, found))
-            inputs.append(approximation_rows(approximator, p.case, meant)[0])
+            inputs.append(approximation_row(approximator, p.case, meant)[0])
     say(f"sqg: {len(inputs)} states of {len(paths)} questions")
     targets = approximator.write(inputs, "approximations")
     return [
-        sub_question_rows(writer, *s, target)
+        sub_question_row(writer, *s, target)
         for s, target in zip(states, targets, strict=True)
     ]
 
@@ -1380,6 +1413,14 @@ def check_models(cfg):
     if cfg.encoder and scorers < 2 and not cfg.fine_layers or scorers and not cfg.encoder:
         words = "needs --fine-layers, or --action-model and --submit-model, and these need it"
         flags.refuse("encoder", cfg.encoder, words)
+    if cfg.fine_layers and not cfg.encoder:
+        flags.refuse("fine_layers", cfg.fine_layers, "needs --encoder")
+    if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "joint", "eval"):
+        flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, joint, eval")
+    if cfg.returns == "action" and (cfg.baseline, cfg.reward) != ("candidates", "evidence"):
+        flags.refuse("returns", cfg.returns, "goes with --baseline candidates and --reward evidence")
+    if cfg.encoder and cfg.stage == "reader" and not cfg.submit_model:
+        flags.refuse("stage", cfg.stage, "needs --submit-model, or give a --reader instead")
     if cfg.data != "world" and not cfg.encoder:
         flags.refuse("data", cfg.data, "needs --model paper or --encoder")
     if cfg.encoder and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
@@ -1515,12 +1556,10 @@ def load_questions(cfg):
         train = split.questions if split else None
         evals = [(s.name, s.questions) for s in found]
     able = with_evidence("train", train or [])
-    if train and not able:
-        raise data.DataError(
-            f"{cfg.data}: no question has labelled evidence and a context to train on"
-        )
     if cfg.drop_yes_no:
         able = [q for q in able if q.answers[0].lower() not in ("yes", "no", "noanswer")]
+    if train and not any(make_case(q).gold for q in able):
+        raise data.DataError(f"{cfg.data}: no question is left whose evidence is in its context")
     made = [
         Questions(n, make_cases(n, with_evidence(n, questions), cfg.candidates))
         for n, questions in evals
@@ -1577,7 +1616,7 @@ def load_encoder(cfg, stage, source=None):
     model, tokenizer = (
         models.load_encoder(source, "encoder") if source else tiny_bert.tiny_model("encoder")
     )
-    reader = encoders.Reader("coarse", tokenizer, cfg.max_tokens)
+    reader = encoders.PairTokenizer("coarse", tokenizer, cfg.max_tokens)
     return encoders.Encoder(model.eval(), reader, cfg.micro_tokens, cfg.precision)
 
 
@@ -1591,7 +1630,7 @@ def load_policy(cfg, source, encoder, cases, asks=False):
             models.load_encoder(where, name, layers) if where else tiny_bert.tiny_model(name)
         )
     readers = [
-        encoders.Reader(name, tokenizer, cfg.max_tokens)
+        encoders.PairTokenizer(name, tokenizer, cfg.max_tokens)
         for name, (_, tokenizer) in parts.items()
     ]
     asker = None
@@ -1624,13 +1663,13 @@ def load_writer(cfg, source):
 
 def load_answerer(cfg, source, cases):
     """The reader of the answer-based reward: of --stage reader, or any extractive one."""
-    source = source or cfg.reader
+    source = source or cfg.reader or (cfg.submit_model if cfg.stage == "reader" else "")
     if not source and cfg.stage != "reader":
         source = checkpoint_of(cfg, "reader")
     model, tokenizer = (
         models.load_encoder(source, "submit") if source else tiny_bert.tiny_model("submit")
     )
-    reader = encoders.Reader("reader", tokenizer, cfg.max_tokens)
+    reader = encoders.PairTokenizer("reader", tokenizer, cfg.max_tokens)
     for case in cases:
         read(reader, case)
     return Answerer(model.eval(), reader)

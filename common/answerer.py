@@ -15,7 +15,7 @@ class Answerer:
     """A question-answering model; Case.tokens has what it reads under "reader"."""
 
     model: object
-    reader: encoders.Reader
+    reader: encoders.PairTokenizer
 
     @property
     def tokenizer(self):
@@ -30,24 +30,16 @@ def answers_of(answerer, states):
     answers = []
     for case, steps in states:
         question, sentences = case.tokens["reader"]
-        evidence = (
-            reader.joined([sentences[i] for i in evidence_of(steps)])
-            if evidence_of(steps)
-            else []
-        )
+        taken = [sentences[i] for i in evidence_of(steps)]
+        evidence = reader.joined(taken) if taken else []
         batch = reader.batch([(question, evidence)], model.device)
         out = model(**batch)
-        begin = (
-            len(reader.before)
-            + len(question[: reader.max_tokens])
-            + len(reader.between)
-        )
+        begin = len(reader.before) + len(question) + len(reader.between)
         end = batch["input_ids"].shape[1] - len(reader.behind)
         start, stop = out.start_logits[0, begin:end], out.end_logits[0, begin:end]
-        spans = (start[:, None] + stop[None]).triu().tril(SPAN - 1)  # (T, T)
-        spans = spans.masked_fill(
-            torch.ones_like(spans).triu().tril(SPAN - 1) == 0, -torch.inf
-        )
+        spans = start[:, None] + stop[None]  # (T, T)
+        allowed = torch.ones_like(spans, dtype=torch.bool).triu().tril(SPAN - 1)
+        spans = spans.masked_fill(~allowed, -torch.inf)
         if not evidence or spans.max() <= out.start_logits[0, 0] + out.end_logits[0, 0]:
             answers.append("")
             continue
@@ -69,8 +61,8 @@ def reader_row(reader, case, taken):
     if not case.gold - set(taken):
         begin = len(reader.before) + len(question) + len(reader.between)
         for answer in case.question.answers:
-            ids = reader.ids(answer)
-            for at in range(min(len(evidence), reader.max_tokens) - len(ids) + 1):
+            ids = reader.ids(" " + answer)  # as it stands behind a word
+            for at in range(len(evidence) - len(ids) + 1):
                 if evidence[at:at + len(ids)] == ids:
                     found.append((begin + at, begin + at + len(ids) - 1))
     return (question, evidence), found or [(0, 0)]

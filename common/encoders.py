@@ -16,15 +16,16 @@ from common.files import Progress
 SEP = " <sep> "  # between a question and what was found for it
 
 
-class Reader:
-    """A tokenizer's way of writing one text or a pair of texts."""
+class PairTokenizer:
+    """A tokenizer's way of writing one text or a pair of texts: max_tokens for both, a quarter of them for a
+    sentence, a question or a sub-question, the rest for a state."""
 
     def __init__(self, name, tokenizer, max_tokens):
         self.name = name
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
-        self.texts = 0  # that were read, and how many of them were cut to max_tokens
-        self.cut = 0
+        self.texts = self.cut = 0  # texts that were read, and those that were cut
+        self.shortened = 0  # states that left out their oldest sentences
         self.sep = self.ids(SEP, own=True)
         pair, text = tokenizer("a", "a")["input_ids"], self.ids("a")
         starts = [i for i in range(len(pair)) if pair[i:i + len(text)] == text]
@@ -35,30 +36,36 @@ class Reader:
         self.types = "token_type_ids" in tokenizer("a", "a")
 
     def ids(self, text, own=False):
-        """Token ids of a text, cut to max_tokens. A text of others can write neither <sep> nor a special
+        """Token ids of a text, cut to its quarter. A text of others can write neither <sep> nor a special
         token."""
         ids = chat.encode(self.tokenizer, text if own else chat.Foreign(text))[1]
+        limit = max(1, self.max_tokens // 4)
         self.texts += 1
-        self.cut += len(ids) > self.max_tokens
-        return ids[: self.max_tokens]
+        self.cut += len(ids) > limit
+        return ids[:limit]
 
     def joined(self, parts):
-        """Ids of several texts, <sep> between them."""
+        """Ids of several texts, <sep> between them; those behind the first are left out, oldest first, where
+        all together are too long."""
+        limit = self.max_tokens - self.max_tokens // 4
+        kept = list(parts[1:])
+        while kept and len(parts[0]) + sum(len(p) + len(self.sep) for p in kept) > limit:
+            kept.pop(0)
+        self.shortened += len(kept) < len(parts) - 1
         ids = list(parts[0])
-        for part in parts[1:]:
+        for part in kept:
             ids += self.sep + part
         return ids
 
     def batch(self, pairs, device):
-        """input_ids, attention_mask and token types (n, T) of [(ids, ids or None)], each cut to
-        max_tokens."""
+        """input_ids, attention_mask and token types (n, T) of [(ids, ids or None)]."""
         rows, kinds = [], []
         for first, second in pairs:
-            row = self.before + first[: self.max_tokens]
+            row = self.before + first
             row = row + (self.behind if second is None else self.between)
             kind = [0] * len(row)
             if second is not None:
-                row = row + second[: self.max_tokens] + self.behind
+                row = row + second + self.behind
                 kind += [1] * (len(row) - len(kind))
             rows.append(row)
             kinds.append(kind)
@@ -102,7 +109,7 @@ class Encoder:
     """A bi-encoder's half: mean of the last hidden states."""
 
     model: object
-    reader: Reader
+    reader: PairTokenizer
     micro_tokens: int
     precision: str = "fp32"
 

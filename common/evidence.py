@@ -45,9 +45,11 @@ def asked_of(steps):
 
 
 def read(reader, case):
-    """Keeps the ids of the question and of every sentence."""
-    separator = ": " if reader.name == "coarse" else ", "
-    sentences = [reader.ids(text.replace(", ", separator, 1)) for text in case.texts]
+    """Keeps the ids of the question and of every sentence; the coarse stage reads "Title: sentence"."""
+    texts = case.texts
+    if reader.name == "coarse":
+        texts = [f"{t}: {s[len(t) + 2:]}" for (t, _), s in zip(case.facts, texts, strict=True)]
+    sentences = [reader.ids(text) for text in texts]
     case.tokens[reader.name] = reader.ids(case.question.question), sentences
 
 
@@ -68,7 +70,7 @@ def ending(case, taken):
     missing; too late: all gold, then wrong ones; wrong path: a wrong one before all gold was there;
     unreachable: gold that is not among the sentences is all that is missing."""
     wrong = next((n for n, i in enumerate(taken, 1) if i not in case.gold), None)
-    if case.gold <= set(taken[: wrong - 1] if wrong else taken):
+    if case.gold and case.gold <= set(taken[: wrong - 1] if wrong else taken):
         if wrong:
             return "too late", wrong
         return ("exact" if len(case.gold) == len(case.gold_facts) else "unreachable"), None
@@ -121,10 +123,13 @@ class SearchPath:
 # ---------------------------------------------------------------- questions
 
 def with_evidence(name, questions):
-    """The questions that have labelled evidence and a context; the others are counted."""
-    able = [q for q in questions if q.supporting_facts and q.context]
+    """The questions that have labelled evidence and a context; the others are counted, and none at all is an
+    error."""
+    able = [q for q in questions if q.supporting_facts and any(s for _, s in q.context)]
     if len(able) < len(questions):
         say(f"{name}: left out {len(questions) - len(able)} questions without labelled evidence or context")
+    if questions and not able:
+        raise data.DataError(f"{name}: no question has labelled evidence and a context to search")
     return able
 
 
@@ -174,7 +179,8 @@ def make_case(question):
             facts.append((title, counted.get(title, 0)))
             counted[title] = counted.get(title, 0) + 1
     if question.support_paragraphs:
-        gold_facts = [first[place] for place in question.support_paragraphs if place < len(first)]
+        known = dict(enumerate(first))
+        gold_facts = [known.get(place, ("", place)) for place in question.support_paragraphs]
     gold_facts = list(dict.fromkeys(gold_facts))
     gold = frozenset(i for i, fact in enumerate(facts) if fact in gold_facts)
     return Case(question, texts, facts, gold, gold_facts, {})

@@ -1,5 +1,6 @@
 """A sequence-to-sequence model (T5) that writes short texts: rows, sampling, beams, log-probs of targets."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -49,18 +50,15 @@ class Writer:
         """The texts that a beam search finds, as the authors call it; `what` shows progress."""
         found = [""] * len(inputs)
         done = 0
-        progress = Progress(what)
-        for part in in_batches(inputs, len, self.micro_tokens // 8):
-            rows = self.model.generate(
-                **self._inputs([inputs[i] for i in part]),
-                max_new_tokens=self.max_new,
-                **BEAMS,
-            )
-            for i, row in zip(part, rows.tolist(), strict=True):
-                found[i] = self.text(row)
-            done += len(part)
-            if what:
-                progress(done, len(inputs))
+        with Progress(what) if what else nullcontext() as progress:
+            for part in in_batches(inputs, len, self.micro_tokens // 8):
+                rows = self._inputs([inputs[i] for i in part])
+                rows = self.model.generate(**rows, max_new_tokens=self.max_new, **BEAMS)
+                for i, row in zip(part, rows.tolist(), strict=True):
+                    found[i] = self.text(row)
+                done += len(part)
+                if progress:
+                    progress(done, len(inputs))
         return found
 
     @torch.no_grad()

@@ -5,10 +5,12 @@ import math
 import random
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import spearmanr
+from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 import askit
 from askit import ASK, SUBMIT, Questions, SearchPath, SubQuestion
@@ -34,10 +36,10 @@ class Toy:
     def __init__(self, seed, cfg=CFG):
         self.seed = seed
         self.cfg = cfg
-        self.scored = 0
+        self.seen = []
 
     def of(self, states):
-        self.scored += len(states)
+        self.seen += states
         found = []
         for c, steps in states:
             gone = c.closed | set(evidence.evidence_of(steps))
@@ -123,6 +125,11 @@ def test_other_baselines_and_returns_of_the_authors_code_by_hand(toy):
     assert askit.candidate_baselines(policy, paths)[0] == pytest.approx([value, 2.0])
     long = path(case(), 0, 1, 2, SUBMIT, reward=.8)
     assert askit.returns_of(long, CFG) == [.8] * 4
+    code = replace(CFG, returns="action", max_evidence=1)
+    policy.cfg = code                                           # the evidence after each action
+    after = {SUBMIT: 0.0, 0: 2.0, 1: 0.0, 2: 0.0}
+    value = sum(math.exp(x) * after[a] for a, x in zip(actions, logprobs, strict=True))
+    assert askit.candidate_baselines(policy, paths)[0] == pytest.approx([value, 1.0])   # none for submitting
     one = askit.returns_of(long, replace(CFG, returns="action"))
     assert one == pytest.approx([2 / 3, .5, .8, .8])          # F1 after each action; none knows how it ends
     whole = askit.returns_of(path(case(), 0, 2, SUBMIT), replace(CFG, returns="action"))
@@ -337,10 +344,11 @@ class Asker:
 def asking(toy, monkeypatch, seed, n):
     policy = toy(seed, replace(CFG, max_evidence=3))
     policy.asker, policy.asked, policy.may_ask = Asker(), {}, False
-    policy.encoder = policy.action_reader = policy.submit_reader = encoders.Reader.__new__(encoders.Reader)
+    reader = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
+    policy.encoder = policy.action_reader = policy.submit_reader = reader
     policy.action_reader.name, policy.action_reader.ids = "action", lambda text: [text]
     c = case(n)
-    c.tokens["action"] = ["Who?"], [[t] for t in c.texts]
+    c.tokens |= {"action": (["Who?"], [[t] for t in c.texts]), "reader": "kept"}
     policy.encoder.reader = policy.action_reader
     return policy, c
 
@@ -363,11 +371,12 @@ def test_a_forced_sub_question_takes_the_questions_place_and_its_finds_are_all_k
         found = set()
         for search in searched:     # each over what is left, with the sub-question as question
             assert search.tokens["action"][0] == [f"why {len(found)}?"] and search.closed == found
+            assert search.tokens["reader"] == "kept"
             found |= set(real(policy, [search])[0].taken)
         assert set(p.taken) <= found and (set(p.taken) == found or len(p.taken) == 3)
         kept += len(found) > 1
         assert [s.text for s in evidence.asked_of(p.steps)] == [s.tokens["action"][0][0] for s in searched]
-    assert kept
+    assert kept and all(not evidence.asked_of(steps) for _, steps in policy.seen)   # the policy sees none
 
 
 def test_a_forced_sub_question_behind_the_evidence_is_followed_by_the_best_sentence(toy, monkeypatch):
@@ -448,6 +457,9 @@ def test_of_musiques_paragraphs_with_one_title_the_supporting_one_is_gold(tmp_pa
 def test_questions_without_labels_or_context_are_left_out_and_few_sentences_are_said(capsys):
     good = data.Question("q", "Who?", ["x"], context=[["A", ["One."]]], supporting_facts=[["A", 0], ["Z", 3]])
     questions = [good, replace(good, context=[]), replace(good, supporting_facts=[])]
+    with pytest.raises(data.DataError, match="test: no question has labelled evidence"):
+        evidence.with_evidence("test", questions[1:])
+    capsys.readouterr()
     able = evidence.with_evidence("test", questions)
     assert able == [good] and "left out 2 questions" in capsys.readouterr().out
     evidence.make_cases("test", able, 6)
@@ -465,6 +477,7 @@ def test_how_a_search_went_wrong():
     assert evidence.ending(c, (0, 5, 2)) == ("wrong path", 2)
     assert evidence.ending(c, (4,)) == ("wrong path", 1)
     assert evidence.ending(short, (0, 2)) == ("unreachable", None)
+    assert evidence.ending(case(6, ()), (3,)) == ("wrong path", 1)
 
 
 def test_ranking_counts_the_missing_gold_among_the_best():
@@ -473,12 +486,12 @@ def test_ranking_counts_the_missing_gold_among_the_best():
 
     class Ranks:
         """Sentence 3 first, then 2, 1, 0, whatever is asked."""
-        reader = encoders.Reader.__new__(encoders.Reader)
+        reader = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
 
         def encode_all(self, ids):
             return torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(len(ids), 1)
 
-    Ranks.reader.name, Ranks.reader.sep = "coarse", [0]
+    Ranks.reader.name, Ranks.reader.sep, Ranks.reader.max_tokens, Ranks.reader.shortened = "coarse", [0], 40, 0
     c.tokens["coarse"] = [1], [[2]] * 4
     rows, summary = askit.evaluate_ranking(Ranks(), Questions("test", [c]), CFG)
     assert rows[0]["em"] == 0 and rows[0]["percentile"] == pytest.approx(2 / 3)   # best gold in second place
@@ -493,7 +506,7 @@ def test_a_sub_question_is_redundant_if_its_best_sentence_was_taken():
     q = SubQuestion("why?")
 
     class Likes1:
-        reader = encoders.Reader.__new__(encoders.Reader)
+        reader = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
 
         def encode_all(self, ids):
             return torch.tensor([[0.0, 1.0, 0.0]]).repeat(len(ids), 1)
@@ -581,6 +594,28 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
         shutil.rmtree(whole / f"{name}-{stage}")
 
 
+def test_qap_sqg_and_joint_run_with_the_real_t5_tokenizer(whole, tmp_path):
+    folder = Path(__file__).parents[2] / "shared/data/tokenizers/t5-small"
+    if not folder.exists():
+        pytest.skip("needs t5-small of the shared data")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4,
+                      dropout_rate=0.0, decoder_start_token_id=0)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(tmp_path / "t5")
+    for stage in ("coarse", "supervised", "ppo"):
+        shutil.copytree(whole / f"whole-{stage}", whole / f"real-{stage}")
+    small = ["--qap-steps", "2", "--sqg-steps", "2", "--steps", "2", "--max-questions", "1"]
+    askit.main([*SMALL, *small, "--out", str(whole.parent), "--name", "real", "--stage", "ask",
+                "--question-model", str(tmp_path / "t5")])
+    assert [row["step"] for row in rows(whole / "real-joint")] == [1, 2]
+    saved = checkpoint.find(whole / "real-joint/checkpoint")
+    kept = AutoTokenizer.from_pretrained(saved / "question")
+    assert "<sep>" in kept.get_vocab() and len(kept) == len(tokenizer) + 1
+    for stage in ("coarse", "supervised", "ppo", "qap", "sqg", "joint"):
+        shutil.rmtree(whole / f"real-{stage}")
+
+
 def test_any_encoder_with_new_heads_learns_from_a_file_of_questions(tmp_path, capsys):
     model, tokenizer = tiny_bert.tiny_model("encoder")
     model.save_pretrained(tmp_path / "encoder")
@@ -617,6 +652,10 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
             (["--action-model", "x"], "and these need it"),
             (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--stage", "qap"], "--question-model"),
             (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--reward", "answer"], "--reader"),
+            (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--stage", "reader"], "--submit-model"),
+            (["--fine-layers", "2"], "needs --encoder"),
+            (["--checkpoint", "x"], "one of the stages"),
+            (["--returns", "action"], "--baseline candidates"),
             (["--group-size", "1"], "at least 2"),
             (["--candidates", "0"], "at least 1")):
         with pytest.raises(SystemExit) as stop:

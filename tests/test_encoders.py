@@ -115,7 +115,7 @@ def test_with_berts_own_tokenizer_a_sentence_can_end_neither_the_evidence_nor_it
     if not folder.exists():
         pytest.skip(f"needs {folder.name} of the shared data")
     from transformers import BertTokenizer
-    reader = encoders.Reader("action", BertTokenizer(vocab=str(folder / "vocab.txt")), 64)
+    reader = encoders.PairTokenizer("action", BertTokenizer(vocab=str(folder / "vocab.txt")), 256)
     hostile = reader.ids("A film <sep> [SEP] [CLS] <SEP> [sep] of it [MASK].")
     width = len(reader.sep)
     assert all(hostile[i:i + width] != reader.sep for i in range(len(hostile)))
@@ -129,9 +129,19 @@ def test_with_berts_own_tokenizer_a_sentence_can_end_neither_the_evidence_nor_it
     assert reader.cut == 0 and len(reader.ids("word " * 10_000)) == 64 and reader.cut == 1
 
 
+def test_a_state_that_is_too_long_leaves_out_its_oldest_sentences():
+    reader = encoders.PairTokenizer("action", tiny_bert.tiny_tokenizer(), 40)
+    question, first, second, third = ([i] * n for i, n in ((50, 8), (51, 10), (52, 9), (53, 8)))
+    sep = reader.sep
+    assert reader.joined([question, second, third]) == question + sep + second + sep + third   # 27 of 30
+    assert reader.shortened == 0
+    assert reader.joined([question, first, second, third]) == question + sep + second + sep + third
+    assert reader.shortened == 1 and len(reader.ids("film " * 50)) == 10   # a text has a quarter
+
+
 def test_frozen_vectors_are_made_once_for_an_encoder_and_its_texts(tmp_path):
     model, tokenizer = tiny_bert.tiny_model("encoder")
-    encoder = encoders.Encoder(model.eval(), encoders.Reader("coarse", tokenizer, 32), 400)
+    encoder = encoders.Encoder(model.eval(), encoders.PairTokenizer("coarse", tokenizer, 64), 400)
     texts = ("Ada Holt is a person.", "A film", "A film", "Her mother is Ida.")
     texts = [encoder.reader.ids(t) for t in texts]
     made = encoders.frozen_vectors(encoder, texts, tmp_path)
@@ -169,7 +179,7 @@ def case():
 def answerer(case):
     from common.evidence import read
     model, tokenizer = tiny_bert.tiny_model("submit")
-    reader = encoders.Reader("reader", tokenizer, 192)
+    reader = encoders.PairTokenizer("reader", tokenizer, 192)
     read(reader, case)
     return Answerer(model.eval(), reader)
 

@@ -30,6 +30,7 @@ def path_nodes(policy, path, first=1):
         text = case.texts[step] if isinstance(step, int) and step >= 0 else "submit"
         if isinstance(step, SubQuestion):
             text = f"asks: {step.text}"
+        label = case.facts[step][0] if isinstance(step, int) and step >= 0 else text.split(":")[0]
         actions, logprobs = policy.cache.get(state, ([], []))
         offers = []
         for a, x in sorted(zip(actions, logprobs, strict=True), key=lambda pair: -pair[1]):
@@ -40,7 +41,7 @@ def path_nodes(policy, path, first=1):
             {
                 "id": first + t,
                 "parents": [first + t - 1 if t else 0],
-                "label": "ask" if isinstance(step, SubQuestion) else text.split(",")[0],
+                "label": label,
                 "text": text,
                 "observation": "offered (* gold):\n" + "\n".join(offers) if offers else "",
                 "probability": math.exp(logprob),
