@@ -63,7 +63,7 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
     python askit.py --stage ppo --resume         one stage; --resume goes on
-    python askit.py --model paper --data hotpotqa     the paper's encoders and data; not run
+    python askit.py --model paper --data hotpotqa     the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
     python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
 What is not in the paper is at the end (appendix) or in common/.
@@ -1100,6 +1100,9 @@ def evaluate(policy, split, cfg, progress):
             paths += greedy_paths(policy, cases)
         progress(len(paths), len(split.cases))
     rows, summary = scored(policy, paths, split, cfg)
+    if policy.action_reader.shortened:
+        say(f"  {policy.action_reader.shortened} times a state left out its oldest sentences (--max-tokens)")
+        policy.action_reader.shortened = 0
     if split.search == "greedy" and cfg.correlate:
         rho, share, counts = spearman(
             policy, split.cases[: cfg.correlate], 10, cfg.seed, "correlate"
@@ -1587,9 +1590,8 @@ def load_stage(cfg, stage, folder, cases):
     for case in cases:
         read(encoder.reader, case)
     if encoder.reader.cut:
-        say(
-            f"{encoder.reader.cut} of {encoder.reader.texts} texts are cut to --max-tokens {cfg.max_tokens}"
-        )
+        share = f"{encoder.reader.cut} of {encoder.reader.texts} texts"
+        say(f"{share} are cut to a quarter of --max-tokens {cfg.max_tokens}")
     freeze_vectors(load_encoder(cfg, "vectors"), cases, Path(cfg.out) / "askit" / "vectors")
     if stage == "coarse":
         return encoder, encoder, evaluate_coarse

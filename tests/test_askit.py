@@ -491,7 +491,8 @@ def test_ranking_counts_the_missing_gold_among_the_best():
         def encode_all(self, ids):
             return torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(len(ids), 1)
 
-    Ranks.reader.name, Ranks.reader.sep, Ranks.reader.max_tokens, Ranks.reader.shortened = "coarse", [0], 40, 0
+    Ranks.reader.name, Ranks.reader.sep = "coarse", [0]
+    Ranks.reader.max_tokens, Ranks.reader.shortened = 40, 0
     c.tokens["coarse"] = [1], [[2]] * 4
     rows, summary = askit.evaluate_ranking(Ranks(), Questions("test", [c]), CFG)
     assert rows[0]["em"] == 0 and rows[0]["percentile"] == pytest.approx(2 / 3)   # best gold in second place
