@@ -1,78 +1,54 @@
 """Knowledge graphs: entities, their facts, and the two tools through which an agent reads them.
 
+    load_graph("triples.jsonl")            a file or folder in any form of kg_formats.py
+    load_graphs("cs=FILE,legal=FILE")      several, by graph_type; or a folder of graphs
     KnowledgeGraph.from_triples(rows)      (head, relation, tail) of a data set, a file or the embedded world
     KnowledgeGraph.from_graphml(path)      what LightRAG and nano-graphrag write
     graph.entity_matcher(name, k=5)        the entities whose names are most alike
+    graph.match(names, k=5)                the same for many names at once
     graph.node_info(name)                  description, neighbours and edges of one entity
     graph.facts(name)                      its triples, as head
 
-    load_graph("triples.jsonl")            .graphml; .jsonl and .json (lists or {"head", "relation", "tail"});
-                                           .tsv, .txt with two tabs
+    python -m common.kg build SOURCE --out FOLDER            any of these forms, as LightRAG's files
+    python -m common.kg serve --graph cs=FILE,legal=FOLDER   both tools over HTTP: kg_server.py
 
 The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
-`relation` and `description`.
+`relation` and `description`. What the tools print is kg_text.py's.
 """
 
-import json
+import re
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 
-import networkx
-
-from common import hub
-
-
-class GraphError(ValueError):
-    """A graph file that cannot be used, with where it is and what was expected."""
+from common import kg_formats, kg_vectors
+from common.kg_formats import GraphError as GraphError
+from common.kg_formats import read_triples as read_triples
 
 
 class KnowledgeGraph:
     """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf),
-    which needs no download."""
+    which needs no download. stored: the entities' vectors (kg_vectors.Stored). cache: a folder for encoded
+    names. left_out counts what the graph was given and cannot use."""
 
-    def __init__(self, graph, encoder=""):
+    def __init__(self, graph, encoder="", stored=None, cache=None):
         if not graph.number_of_nodes():
             raise GraphError("the graph is empty: it has no entity")
         self.graph = graph
         self.encoder = encoder
+        self.stored = stored
+        self.cache = cache
+        self.left_out = Counter(graph.graph.get("left_out", {}))
 
     @classmethod
     def from_triples(cls, rows, encoder=""):
         """rows: (head, relation, tail) strings. A triple given twice is one edge."""
-        graph = networkx.MultiDiGraph()
-        for head, relation, tail in rows:
-            graph.add_edge(head, tail, relation, relation=relation, description="")
-        return cls(graph, encoder)
+        return cls(kg_formats.graph_of_triples(rows), encoder)
 
     @classmethod
     def from_graphml(cls, path, encoder=""):
-        """LightRAG's (undirected) or nano-graphrag's file. Names lose the literal quotes of older files;
-        many-valued fields their <SEP>."""
-        def plain(text):
-            text = str(text or "")
-            text = text.replace("<SEP>", " ").replace('"', "")
-            return " ".join(text.split())
-
-        # (XML's ParseError is a SyntaxError)
-        unreadable = (OSError, SyntaxError, LookupError, ValueError, networkx.NetworkXError)
-        try:
-            read = networkx.read_graphml(path)
-        except unreadable as error:
-            raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
-        if any(not str(n).replace('"', "").strip() for n in read):
-            raise GraphError(f"{path}: a node without a name")
-        graph = networkx.MultiDiGraph()
-        for name, node in read.nodes(data=True):
-            kind = plain(node.get("entity_type"))
-            description = plain(node.get("description"))
-            graph.add_node(plain(name), kind=kind, description=description)
-        for head, tail, edge in read.edges(data=True):
-            relation = plain(edge.get("keywords")) or plain(edge.get("relation")) or "related to"
-            description = plain(edge.get("description"))
-            graph.add_edge(plain(head), plain(tail), relation,
-                           relation=relation, description=description)
-        graph.graph["directed"] = read.is_directed()
-        return cls(graph, encoder)
+        """LightRAG's (undirected), nano-graphrag's or our own file."""
+        return cls(kg_formats.read_graphml(path), encoder)
 
     def __contains__(self, name):
         return name in self.graph
@@ -91,45 +67,31 @@ class KnowledgeGraph:
         return found
 
     @cached_property
-    def _vectors(self):
-        """(names, encode, (n, d) unit vectors of the names)"""
-        names = list(self.graph)
-        if self.encoder:
-            from sentence_transformers import SentenceTransformer
-            try:
-                found = hub.locate(self.encoder)
-                model = SentenceTransformer(found, local_files_only=Path(found).is_dir())
-            except hub.HubError as error:
-                raise GraphError(str(error)) from error
-            except Exception as error:  # hub, network and format errors all have the same remedy
-                raise GraphError(f"encoder {self.encoder} did not load ({type(error).__name__}); "
-                                 "give a folder with a sentence-transformers model") from error
+    def index(self):
+        """kg_vectors.Index of the names."""
+        made = kg_vectors.Index(list(self.graph), self.encoder, self.stored, self.cache)
+        if made.left_out:
+            self.left_out["entities without a vector"] = made.left_out
+        return made
 
-            def encode(texts):
-                return model.encode(texts, normalize_embeddings=True,
-                                    show_progress_bar=len(texts) > 5000)
-        else:
-            from sklearn.feature_extraction.text import TfidfVectorizer
-            tfidf = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 3))
-            encode = tfidf.fit(names).transform
-        return names, encode, encode(names)
+    def match(self, names, k=5):
+        """For each name the k entities with the most similar ones, best first:
+        [{"name", "kind", "description", "score"}], score = cosine, in [0, 1] without an encoder."""
+        found = []
+        for best in self.index.search([str(name) for name in names], k):
+            row = []
+            for number, score in best:
+                name = self.index.names[number]
+                node = self.graph.nodes[name]
+                row.append({"name": name, "kind": node.get("kind", ""),
+                            "description": node.get("description", ""),
+                            "score": score})
+            found.append(row)
+        return found
 
     def entity_matcher(self, name, k=5):
-        """The k entities with the most similar names, best first:
-        [{"name", "kind", "description", "score"}], score = cosine in [0, 1]."""
-        names, encode, vectors = self._vectors
-        scores = vectors @ encode([str(name)]).T
-        if hasattr(scores, "toarray"):
-            scores = scores.toarray()
-        scores = scores[:, 0]
-        best = sorted(range(len(names)), key=lambda i: (-scores[i], i))
-        found = []
-        for i in best[:k]:
-            node = self.graph.nodes[names[i]]
-            found.append({"name": names[i], "kind": node.get("kind", ""),
-                          "description": node.get("description", ""),
-                          "score": float(scores[i])})
-        return found
+        """`match` of one name."""
+        return self.match([name], k)[0]
 
     def node_info(self, name):
         """{"name", "kind", "description", "neighbours", "edges": [{"head", "relation", "tail",
@@ -151,58 +113,54 @@ class KnowledgeGraph:
                 "neighbours": list(neighbours), "edges": edges}
 
 
-def _triple(row):
-    """(head, relation, tail) of a list or an object. Raises ValueError."""
-    names = ("head", "relation", "tail")
-    if isinstance(row, dict) and row.keys() >= set(names):
-        row = [row[name] for name in names]
-    if not isinstance(row, (list, tuple)) or len(row) != 3:
-        raise ValueError
-    parts = []
-    for part in row:
-        if not isinstance(part, str) or not part.strip():
-            raise ValueError
-        part = part.strip().encode("utf-8", "replace").decode()  # (half a surrogate pair is no text)
-        parts.append(part)
-    return tuple(parts)
-
-
-def read_triples(path):
-    """[(head, relation, tail)] of a JSON list, JSONL or tab-separated file."""
+def load_graph(path, encoder="", cache=None):
+    """KnowledgeGraph of a file or a folder; that of a LightRAG working folder has its vectors."""
     path = Path(path)
-    if not path.is_file():
-        raise GraphError(f"--graph {path}: no such file "
-                         "(.graphml, .jsonl, .json, .tsv or .txt; or 'evidences')")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise GraphError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    suffix = path.suffix.lower()
-    try:
-        if suffix == ".json":
-            rows = json.loads(text)
-        else:
-            rows = [line for line in text.split("\n") if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise GraphError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(rows, list):
-        raise GraphError(f"{path}: expected a list of triples")
-    triples = []
-    for number, row in enumerate(rows, 1):
-        try:
-            if suffix == ".jsonl":
-                row = json.loads(row)
-            elif suffix != ".json":
-                row = row.rstrip("\r").split("\t")
-            triples.append(_triple(row))
-        except (ValueError, RecursionError):
-            raise GraphError(f"{path}: record {number}: "
-                             "expected head, relation and tail, three strings") from None
-    return triples
+    stored = None
+    if path.is_dir():
+        graph = kg_formats.read_folder(path)
+        if (path / kg_formats.VECTORS).is_file():
+            ours = bool(graph.graph.get("quotes"))
+            stored = kg_vectors.read_nano_vectors(path / kg_formats.VECTORS, ours)
+    else:
+        graph = kg_formats.read_file(path)
+    if not graph.number_of_nodes():
+        raise GraphError(f"{path}: the graph is empty: it has no entity")
+    return KnowledgeGraph(graph, encoder, stored, cache)
 
 
-def load_graph(path, encoder=""):
-    """KnowledgeGraph of a .graphml file or of triples."""
-    if Path(path).suffix.lower() == ".graphml" and Path(path).is_file():
-        return KnowledgeGraph.from_graphml(path, encoder)
-    return KnowledgeGraph.from_triples(read_triples(path), encoder)
+def load_graphs(spec, encoder="", cache=None):
+    """{graph_type: KnowledgeGraph} of "cs=FILE,legal=FILE", of a folder of graphs (named by their files and
+    folders), or of one graph (named by its own)."""
+    sources = {}
+    path = Path(spec)
+    if path.is_dir() and not kg_formats.is_graph_folder(path):
+        for entry in sorted(path.iterdir()):
+            is_file = entry.suffix.lower() in (".graphml", ".json", ".jsonl", ".tsv")
+            if is_file or kg_formats.is_graph_folder(entry):
+                _add_source(sources, entry.stem if is_file else entry.name, entry)
+        if not sources:
+            raise GraphError(f"{spec}: no graph in this folder ({kg_formats.KINDS_OF_FILE}, or folders)")
+    elif path.exists() or "=" not in spec:
+        name = path.stem if path.is_file() else path.resolve().name
+        if path.name == kg_formats.GRAPHML:
+            name = path.resolve().parent.name
+        _add_source(sources, name, path)
+    else:
+        for part in spec.split(","):
+            name, _, source = part.partition("=")
+            _add_source(sources, name.strip(), source.strip())
+    return {name: load_graph(source, encoder, cache) for name, source in sources.items()}
+
+
+def _add_source(sources, name, source):
+    if not re.fullmatch(r"[\w.-]+", name) or not str(source):
+        raise GraphError(f"--graph {name}={source}: expected NAME=FILE, and a name of letters, digits, . - _")
+    if name in sources:
+        raise GraphError(f"--graph: two graphs with the name {name}: {sources[name]} and {source}")
+    sources[name] = source
+
+
+if __name__ == "__main__":
+    from common import kg_server
+    kg_server.main()

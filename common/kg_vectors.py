@@ -1,0 +1,224 @@
+"""Vectors of entity names, and the names nearest to a query.
+
+    Index(names, encoder="")                 character n-grams (tf-idf): no download
+    Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk under a hash of names
+                                             and encoder
+    Index(names, encoder, Stored)            the vectors of LightRAG's vdb_entities.json
+
+Above FAISS_ABOVE names dense vectors lie in a (flat, exact) FAISS index.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common import hub
+from common.kg_formats import GraphError, plain
+
+FAISS_ABOVE = 50_000
+BLOCK = 8_000_000  # scores in memory at a time
+
+
+@dataclass
+class Stored:
+    """What a NanoVectorDB file holds: {name: row of vectors}, and vectors (n, d) of length 1."""
+    path: str
+    rows: dict
+    vectors: np.ndarray
+
+
+def read_nano_vectors(path, quotes=False):
+    """Stored of LightRAG's vdb_entities.json. quotes: whether names keep their double quotes.
+
+    {"embedding_dim", "data": [{"entity_name"}], "matrix"}, the matrix float32 in base64. Rows of length 0 are
+    left out."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        dimension = value["embedding_dim"]
+        names = [row["entity_name"] for row in value["data"]]
+        matrix = base64.b64decode(value["matrix"], validate=True)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, binascii.Error) as error:
+        raise GraphError(f"{path}: not a NanoVectorDB file of entities "
+                         f"({type(error).__name__}: {error})") from None
+    if not isinstance(dimension, int) or dimension < 1 or not all(isinstance(n, str) for n in names):
+        raise GraphError(f"{path}: expected embedding_dim, a number, and entity_name, texts")
+    expected = len(names) * dimension * 4
+    if len(matrix) != expected:
+        raise GraphError(f"{path}: its matrix has {len(matrix):,} bytes; {len(names):,} rows of "
+                         f"{dimension:,} float32 are {expected:,}")
+    vectors = np.frombuffer(matrix, "<f4").reshape(len(names), dimension)  # (n, d)
+    if not np.isfinite(vectors).all():
+        raise GraphError(f"{path}: its matrix has numbers that are not finite")
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = {}
+    for i, name in enumerate(names):
+        if lengths[i] > 0:
+            rows[plain(name, quotes)] = i
+    return Stored(str(path), rows, vectors / np.maximum(lengths, 1e-12))
+
+
+def best(scores, k):
+    """Indices of the k largest of (n,) scores, the larger first, ties in order; without sorting them all."""
+    k = min(k, len(scores))
+    if k < 1:
+        return np.empty(0, dtype=int)
+    limit = np.partition(scores, -k)[-k]
+    above = np.flatnonzero(scores > limit)
+    level = np.flatnonzero(scores == limit)[:k - len(above)]
+    found = np.concatenate([above, level])
+    return found[np.lexsort((found, -scores[found]))]
+
+
+def load_encoder(name):
+    """A SentenceTransformer."""
+    from sentence_transformers import SentenceTransformer
+    try:
+        found = hub.locate(name)
+        return SentenceTransformer(found, local_files_only=Path(found).is_dir())
+    except hub.HubError as error:
+        raise GraphError(str(error)) from error
+    except Exception as error:  # hub, network and format errors all have the same remedy
+        raise GraphError(f"encoder {name} did not load ({type(error).__name__}); "
+                         "give a folder with a sentence-transformers model") from error
+
+
+class Index:
+    """search(queries, k) among names.
+
+    stored: vectors of these names. Names that have none there are encoded; without an encoder they have none,
+    a query that is such a name's exact spelling is answered by its vector, and any other by tf-idf.
+    left_out: how many names have no vector. cache: the folder of encoded names."""
+
+    def __init__(self, names, encoder="", stored=None, cache=None):
+        self.names = names
+        self.encoder = encoder
+        self.stored = stored
+        self.left_out = 0
+        self.numbers = np.arange(len(names))  # of the names that have vectors
+        self.vectors = None                   # (n, d), of length 1
+        self.tfidf = None
+        if encoder:
+            self.model = load_encoder(encoder)
+        if stored is not None:
+            self._use_stored()
+        elif encoder:
+            self.vectors = self._on_disk(names, cache)
+        self.row_of = {int(i): row for row, i in enumerate(self.numbers)}
+        if not encoder:
+            self._count_characters()
+        self.faiss = None
+        if self.vectors is not None and len(self.numbers) > FAISS_ABOVE:
+            import faiss
+            self.faiss = faiss.IndexFlatIP(self.vectors.shape[1])
+            self.faiss.add(np.ascontiguousarray(self.vectors))
+
+    def _count_characters(self):
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        self.tfidf = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 3)).fit(self.names)
+        self.columns = self.tfidf.transform(self.names).T.tocsr()  # (features, n): a query reads its own rows
+        self.number_of = {name: i for i, name in enumerate(self.names)}
+
+    def _use_stored(self):
+        stored = self.stored
+        rows = [stored.rows.get(name, -1) for name in self.names]
+        known = [i for i, row in enumerate(rows) if row >= 0]
+        missing = [i for i, row in enumerate(rows) if row < 0]
+        strangers = len(stored.rows) - len(known)
+        if 2 * len(known) < len(self.names) or strangers > len(known):
+            raise GraphError(f"{stored.path}: vectors of another graph: {len(known):,} of the graph's "
+                             f"{len(self.names):,} entities are among its {len(stored.rows):,}")
+        self.left_out = len(missing)
+        vectors = stored.vectors[[rows[i] for i in known]]
+        if self.encoder and missing:
+            vectors = np.concatenate([vectors, self._of_same_size([self.names[i] for i in missing])])
+            known += missing
+            self.left_out = 0
+        self.numbers = np.array(known)
+        self.vectors = vectors
+
+    def _of_same_size(self, texts):
+        """Encoded texts, to stand beside stored vectors."""
+        vectors = self._encode(texts)
+        expected = self.stored.vectors.shape[1]
+        if vectors.shape[1] != expected:
+            raise GraphError(f"{self.stored.path}: its vectors have {expected:,} numbers, those of "
+                             f"{self.encoder} {vectors.shape[1]:,}: give the encoder that made them, or "
+                             "the .graphml alone, whose names are then encoded")
+        return vectors
+
+    def _encode(self, texts):
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]  # (half a character is no text)
+        vectors = self.model.encode(texts, normalize_embeddings=True, convert_to_numpy=True,
+                                    show_progress_bar=len(texts) > 5000)
+        return vectors.astype(np.float32)
+
+    def _on_disk(self, names, cache):
+        """(n, d) of all names, from the file of earlier runs or encoded and written there."""
+        digest = hashlib.sha256(self.encoder.encode())
+        folder = Path(self.encoder)
+        if folder.is_dir():  # another model in a folder of the same name
+            for file in sorted(folder.glob("*.safetensors")):
+                digest.update(f"{file.name}{file.stat().st_size}{file.stat().st_mtime_ns}".encode())
+        digest.update(json.dumps(names).encode())
+        path = Path(cache or Path.home() / ".cache/fivehop") / f"entities-{digest.hexdigest()[:16]}.npy"
+        if path.exists():
+            vectors = np.load(path, allow_pickle=False)
+            if vectors.shape[0] == len(names):
+                return vectors
+        vectors = self._encode(names)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        with part.open("wb") as file:
+            np.save(file, vectors, allow_pickle=False)
+        part.replace(path)
+        return vectors
+
+    def search(self, queries, k):
+        """For each query at most k (number of a name, cosine), best first; equal ones in the names' order."""
+        if not self.encoder and self.vectors is None:
+            return self._by_characters(queries, k)
+        if self.encoder:
+            asked = self._of_same_size(queries) if self.stored is not None else self._encode(queries)
+            return self._by_vectors(asked, k)
+        found = self._by_characters(queries, k)
+        for i, query in enumerate(queries):
+            row = self.row_of.get(self.number_of.get(query))
+            if row is not None:
+                found[i] = self._by_vectors(self.vectors[[row]], k)[0]
+        return found
+
+    def _by_characters(self, queries, k):
+        """Sums run over a query's features in order, whatever stands beside it in the batch."""
+        found = []
+        for start, end in self._blocks(len(queries)):
+            scores = (self.tfidf.transform(queries[start:end]) @ self.columns).toarray()
+            found += [self._top(row, np.arange(len(row)), k) for row in scores]
+        return found
+
+    def _by_vectors(self, asked, k):
+        if self.faiss is not None:
+            scores, rows = self.faiss.search(np.ascontiguousarray(asked), min(k, len(self.numbers)))
+            return [self._top(s, self.numbers[r], k) for s, r in zip(scores, rows, strict=True)]
+        found = []
+        for start, end in self._blocks(len(asked)):
+            scores = asked[start:end] @ self.vectors.T  # (queries, n)
+            found += [self._top(row, self.numbers, k) for row in scores]
+        return found
+
+    def _blocks(self, queries):
+        """Ranges of queries whose scores fit into memory."""
+        size = max(1, BLOCK // len(self.names))
+        return [(start, min(start + size, queries)) for start in range(0, queries, size)]
+
+    @staticmethod
+    def _top(scores, numbers, k):
+        """[(number, score)] of (n,) scores whose numbers these are."""
+        order = best(scores, k)
+        found = [(int(numbers[i]), float(scores[i])) for i in order]
+        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
