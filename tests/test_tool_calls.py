@@ -1,0 +1,165 @@
+"""common/tool_calls.py: calls in two styles, names of every kind, and a named fault for what is none."""
+
+import random
+import sys
+
+import networkx
+import pytest
+
+from common import tool_calls
+from common.tool_calls import Fault, parse_tool_call, write_tool_call
+from tests.conftest import sample
+
+CAUX = ("node_info", {"node_name": "Pays de Caux", "graph_type": "agriculture"})
+ODD = [
+    "", " ", '"', "'", "\\", '\\"', "a\nb", "a\r\nb", "\t", "Ça, (va) [1] {2}", "名前", "\u2028", "\x00", "#",
+    "it's \"so\", they said\\", "</tool_call>", "a=b", "{}", "%s", "\U0001f600", 'x", graph_type="law',
+]
+
+
+@pytest.mark.parametrize("text", [
+    'node_info(node_name="Pays de Caux", graph_type="agriculture")',
+    " node_info ( graph_type = 'agriculture' , node_name = 'Pays de Caux' , )\n",
+    'node_info("Pays de Caux", "agriculture")',
+    'node_info("Pays de Caux", graph_type="agriculture")',
+    'node_info("Pays " "de Caux", """agriculture""")',
+    '{"name": "node_info", "arguments": {"graph_type": "agriculture", "node_name": "Pays de Caux"}}',
+    '{"name": "node_info", "arguments": ["Pays de Caux", "agriculture"]}',
+    r'{"name": "node_info", "arguments": "[\"Pays de Caux\", \"agriculture\"]"}',
+    '\n{"arguments": {"node_name": "Pays de Caux", "graph_type": "agriculture"}, "name": "node_info"} ',
+])
+def test_every_way_to_write_a_call_gives_the_same(text):
+    assert parse_tool_call(text) == CAUX
+    assert list(parse_tool_call(text)[1]) == ["node_name", "graph_type"]
+
+
+def test_the_papers_own_example_is_read():
+    call = 'node_info(node_name="Rastrigin Function", graph_type="cs") '
+    assert parse_tool_call(call) == ("node_info", {"node_name": "Rastrigin Function", "graph_type": "cs"})
+
+
+def names_of_the_samples():
+    names = []
+    for graph in ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix"):
+        file = sample(f"lightrag_graph/{graph}/graph_chunk_entity_relation.graphml")
+        names += list(networkx.read_graphml(file))  # nano-graphrag's in their literal quotes
+    return names
+
+
+def survives(name):
+    for tool in tool_calls.TOOLS:
+        arguments = {"node_name": name, "graph_type": "cs"}
+        for style in ("python", "json"):
+            call = write_tool_call(tool, arguments, style)
+            assert parse_tool_call(call) == (tool, arguments), call
+        call = f"{tool}({name!r}, graph_type='cs')"  # Python's own quoting, single quotes where it can
+        assert parse_tool_call(call) == (tool, arguments), call
+
+
+def test_all_names_of_the_sample_graphs_survive_in_both_styles():
+    names = names_of_the_samples()
+    assert len(names) == 1466
+    assert sum("'" in name for name in names) > 100 and sum("," in name for name in names) == 15
+    for name in names:
+        survives(name)
+
+
+def test_commas_quotes_backslashes_newlines_and_brackets_survive():
+    for name in ODD:
+        survives(name)
+    signs = "ab ,.'\"\\\n\t()[]{}<>=#\u00e9\u540d\U0001f600"
+    random_signs = random.Random(0)
+    for _ in range(500):
+        survives("".join(random_signs.choices(signs, k=random_signs.randrange(12))))
+
+
+@pytest.mark.parametrize("text,fault", [
+    ("", tool_calls.NO_CALL),
+    ("Pays de Caux", tool_calls.NO_CALL),
+    ("node_info", tool_calls.NO_CALL),
+    ('node_info(node_name="Pays de Caux", graph_type="cs"', tool_calls.NO_CALL),
+    ('node_info("a", "b") node_info("a", "b")', tool_calls.NO_CALL),
+    ('node_info("a", "b"); node_info("a", "b")', tool_calls.NO_CALL),
+    ('node_info("a", "b").x', tool_calls.NO_CALL),
+    ('node_info("a", "b")("c", "d")', tool_calls.NO_CALL),
+    ('node_info("a", "b") + "c"', tool_calls.NO_CALL),
+    ("node_info('Scrooge's ghost', 'cs')", tool_calls.NO_CALL),
+    ("node_info('a\nb', 'cs')", tool_calls.NO_CALL),
+    ("node_info('a\x00', 'cs')", tool_calls.NO_CALL),
+    ("node_info('a\ud800', 'cs')", tool_calls.NO_CALL),
+    ('edge_to_node("a", "b")', tool_calls.UNKNOWN_TOOL),
+    ('__import__("os").system("true")', tool_calls.UNKNOWN_TOOL),
+    ('Node_info("a", "b")', tool_calls.UNKNOWN_TOOL),
+    ('node_info("a", "b", "c")', tool_calls.UNKNOWN_ARGUMENT),
+    ('node_info(name="a", graph_type="b")', tool_calls.UNKNOWN_ARGUMENT),
+    ('node_info(**{"node_name": "a"}, graph_type="b")', tool_calls.UNKNOWN_ARGUMENT),
+    ('node_info("a", "b", graph_type="b")', tool_calls.REPEATED_ARGUMENT),
+    ('node_info("a", node_name="a", graph_type="b")', tool_calls.REPEATED_ARGUMENT),
+    ('node_info("a")', tool_calls.MISSING_ARGUMENT),
+    ('node_info(graph_type="a")', tool_calls.MISSING_ARGUMENT),
+    ("node_info()", tool_calls.MISSING_ARGUMENT),
+    ('node_info(7, "b")', tool_calls.NO_TEXT),
+    ('node_info(b"a", "b")', tool_calls.NO_TEXT),
+    ('node_info(f"{open}", "b")', tool_calls.NO_TEXT),
+    ('node_info("a" + "b", "c")', tool_calls.NO_TEXT),
+    ('node_info(*["a", "b"])', tool_calls.NO_TEXT),
+    ('node_info(open("x").read(), "b")', tool_calls.NO_TEXT),
+    ('node_info(None, "b")', tool_calls.NO_TEXT),
+    ('{"name": "node_info"', tool_calls.NO_CALL),
+    ('{"name": "node_info"} x', tool_calls.NO_CALL),
+    ('{"arguments": {}}', tool_calls.NO_CALL),
+    ('{"name": "node_info", "name": "node_info", "arguments": {}}', tool_calls.NO_CALL),
+    ('{"name": "node_info", "arguments": {}, "more": 1}', tool_calls.NO_CALL),
+    ('{"name": "node_info", "arguments": 7}', tool_calls.NO_CALL),
+    ('{"name": "node_info", "arguments": "x"}', tool_calls.NO_CALL),
+    ('{"name": "search", "arguments": {}}', tool_calls.UNKNOWN_TOOL),
+    ('{"name": ["node_info"], "arguments": {}}', tool_calls.UNKNOWN_TOOL),
+    ('{"name": "node_info", "arguments": {"query": "a"}}', tool_calls.UNKNOWN_ARGUMENT),
+    ('{"name": "node_info", "arguments": {"node_name": "", "node_name": ""}}', tool_calls.REPEATED_ARGUMENT),
+    ('{"name": "node_info", "arguments": {"node_name": "a"}}', tool_calls.MISSING_ARGUMENT),
+    ('{"name": "node_info"}', tool_calls.MISSING_ARGUMENT),
+    ('{"name": "node_info", "arguments": {"node_name": ["a"], "graph_type": "b"}}', tool_calls.NO_TEXT),
+    ('{"name": "node_info", "arguments": {"node_name": NaN, "graph_type": "b"}}', tool_calls.NO_TEXT),
+])
+def test_what_is_no_call_is_a_named_fault(text, fault):
+    found = parse_tool_call(text)
+    assert isinstance(found, Fault) and found.name == fault and found.detail, found
+    assert fault in tool_calls.FAULTS
+
+
+@pytest.mark.parametrize("text", [
+    "node_info(" + "(" * 3900,
+    "node_info(" + "[" * 1900 + "]" * 1900 + ")",
+    "node_info(" + "-" * 3900 + "1)",
+    "node_info(" + "not " * 900 + "a)",
+    "node_info(a" + ".a" * 1900 + ")",
+    "node_info(" + "a if b else " * 300 + "c)",
+    "node_info" + "()" * 1900,
+    "node_info(" + "lambda:" * 500 + "a)",
+    '{"a":' * 790,
+    '{"name": "node_info", "arguments": ' + "[" * 1900 + "]" * 1900 + "}",
+    "{" * 4000,
+])
+def test_deep_nesting_is_a_fault_and_no_crash(text):
+    limit = sys.getrecursionlimit()
+    assert len(text) <= tool_calls.MAX_CALL and isinstance(parse_tool_call(text), Fault)
+    assert sys.getrecursionlimit() == limit
+
+
+def test_a_call_of_4000_characters_is_read_and_one_more_is_too_long():
+    call = 'node_info("{}", "cs")'
+    text = call.format("x" * (4000 - len(call) + 2))
+    assert len(text) == 4000 and parse_tool_call(text)[0] == "node_info"
+    assert parse_tool_call(text + " ").name == tool_calls.TOO_LONG
+
+
+def test_nothing_of_a_call_is_evaluated(tmp_path):
+    made = tmp_path / "made"
+    parse_tool_call(f"node_info(open({str(made)!r}, 'w'), 'cs')")
+    parse_tool_call(f"node_info(node_name=[open({str(made)!r}, 'w')][0].name, graph_type='cs')")
+    assert not made.exists()
+
+
+def test_an_odd_escape_warns_nobody(recwarn):
+    assert parse_tool_call(r'node_info("\d", "cs")')[1]["node_name"] == r"\d"
+    assert not list(recwarn)
