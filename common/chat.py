@@ -40,16 +40,21 @@ def added_tokens(tokenizer):
     return frozenset(added.values()), re.compile(pattern, re.IGNORECASE)
 
 
+def no_tags(text):
+    """The text with "<" before anything but a space, a digit or "=" as a look-alike, so that no tag and no
+    role mark can be read."""
+    return re.sub(r"<(?=[^\s\d=<])", "‹", text)
+
+
 def harmless(tokenizer, text):
-    """The text without halves of surrogate pairs, with "<" before anything but a space, a digit or "=" as a
-    look-alike, and with every spelling of an added token broken up by a space (a sign that is one becomes a
-    space)."""
+    """The text without halves of surrogate pairs, without tags, and with every spelling of an added token
+    broken up by a space (a sign that is one becomes a space)."""
     def broken(match):
         found = match[0]
         return f"{found[0]} {found[1:]}" if len(found) > 1 else " "
 
     text = str(text).encode("utf-8", "replace").decode()
-    text = re.sub(r"<(?=[^\s\d=<])", "‹", text)
+    text = no_tags(text)
     _, pattern = added_tokens(tokenizer)
     for _ in range(8):  # what is broken up may spell another; whatever is left, `encode` takes out
         if not pattern.search(text):

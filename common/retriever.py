@@ -16,21 +16,16 @@ The HTTP form (see retriever_server.py): POST /retrieve {"queries": […], "topk
 
 import functools
 import hashlib
-import json
 import math
 import re
-import sys
-import threading
-import time
 import unicodedata
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlparse
 
 import numpy as np
 
-from common import hub
+from common import http_client, hub
+from common.http_client import RETRIES as RETRIES
 
 
 class RetrieverError(RuntimeError):
@@ -277,47 +272,24 @@ def _refused(spec, error):
                           "SQfp16, HNSW32, or IVF<lists>,SQ8 with fewer lists than passages")
 
 
-RETRIES = 12           # waits of .5, 1, 2, 4, 8, 15, 15 … seconds, two minutes in all: a server's restart
-LONGEST_WAIT = 15.0    # seconds
-START_RETRIES = 2      # of the first request: a wrong address must not take two minutes
 MAX_QUERY = 4000       # characters: an encoder reads about 1,000 (256 tokens), servers refuse too long ones
 QUERIES_A_REQUEST = 256
-HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: no text, no tokenizer takes it
 
 
-class Unavailable(Exception):
-    """No answer, or one that the same request may not get again."""
+class HTTPRetriever(http_client.Client):
+    """Client of a server in Search-R1's form.
 
-
-class HTTPRetriever:
-    """Client of a server in Search-R1's form. A loopback address never goes through a proxy.
-
-    Waits for a server that is restarted, and says so: connection errors, time-outs, answers that break off,
-    HTTP 408, 425, 429 and 5xx are tried again. Anything else that is not a search result is one
-    RetrieverError at once. What a single passage can have wrong must not end a training run: it is mended,
-    counted in `repaired`, and each kind of it said once."""
-    remote = True
+    What a single passage can have wrong must not end a training run: it is mended, counted in `repaired`, and
+    each kind of it said once."""
+    what = "search"
+    flag = "--retriever"
+    failure = RetrieverError
+    remedy = "Start one with `python -m common.retriever serve --corpus FILE`, or use --retriever bm25"
 
     def __init__(self, url, timeout=60.0, retries=RETRIES):
-        import httpx
-        self.url = url.rstrip("/").removesuffix("/retrieve")
-        try:
-            host = urlparse(self.url).hostname
-            httpx.URL(self.url)
-        except (ValueError, httpx.InvalidURL) as error:
-            raise RetrieverError(f"--retriever {url}: {error}; expected http://HOST:PORT") from None
-        if not host:
-            raise RetrieverError(f"--retriever {url}: no host in it; expected http://HOST:PORT")
-        limits = httpx.Limits(keepalive_expiry=2.0)  # before uvicorn closes what is idle, after 5 s
-        loopback = host in ("127.0.0.1", "localhost", "::1")
-        self.client = httpx.Client(trust_env=not loopback, limits=limits)
-        self.timeout = timeout
-        self.retries = retries
-        self.repaired = Counter()
-        self.cancelled = threading.Event()
-        self.last_said = -math.inf
+        super().__init__(url.rstrip("/").removesuffix("/retrieve"), timeout, retries)
         # some servers have no /health: a search is the only check that all understand
-        self._search(["health check"], 1, min(retries, START_RETRIES), timeout)
+        self._search(["health check"], 1, min(retries, http_client.START_RETRIES))
 
     def search(self, queries, k):
         """list of at most k passages a query, best first. Queries are cut to MAX_QUERY characters."""
@@ -326,64 +298,12 @@ class HTTPRetriever:
         results = []
         for start in range(0, len(queries), QUERIES_A_REQUEST):
             some = queries[start:start + QUERIES_A_REQUEST]
-            results += self._search(some, k, self.retries, self.timeout)
+            results += self._search(some, k, self.retries)
         return results
 
-    def cancel(self):
-        """Ends the waiting of searches in other threads, which Ctrl-C would otherwise have to outlast."""
-        self.cancelled.set()
-
-    def _search(self, queries, k, retries, timeout):
-        waits = [min(0.5 * 2 ** attempt, LONGEST_WAIT) for attempt in range(retries)]
-        said = False
-        while True:
-            try:
-                results = self._ask(queries, k, timeout)
-                break
-            except Unavailable as error:
-                problem = error
-            if not waits:
-                raise RetrieverError(
-                    f"no search service at {self.url} after {retries + 1} tries ({problem}). Start one with "
-                    "`python -m common.retriever serve --corpus FILE`, or use --retriever bm25")
-            if time.monotonic() - self.last_said >= LONGEST_WAIT:
-                self._say(f" does not answer ({problem}); trying again for up to {sum(waits):.0f} s")
-                self.last_said = time.monotonic()
-                said = True
-            if self.cancelled.wait(waits.pop(0)):
-                raise RetrieverError(f"gave up waiting for the search server at {self.url} ({problem})")
-        if said:
-            self._say(" answers again")
-        return results
-
-    def _ask(self, queries, k, timeout):
-        """One request. Raises Unavailable where another try may help, RetrieverError where it cannot."""
-        import httpx
+    def _search(self, queries, k, retries):
         request = {"queries": queries, "topk": k, "return_scores": True}
-        patience = httpx.Timeout(timeout, connect=min(timeout, 5.0))
-        try:
-            reply = self.client.post(self.url + "/retrieve", json=request, timeout=patience)
-        except httpx.RequestError as error:
-            raise Unavailable(f"{type(error).__name__}: {error}".removesuffix(": ")) from None
-        if reply.status_code >= 500 or reply.status_code in (408, 425, 429):
-            raise Unavailable(f"HTTP {reply.status_code}")
-        start = reply.content[:200].decode("utf-8", "replace")
-        start = " ".join(start.split())
-        if not reply.is_success:
-            raise RetrieverError(f"{self.url}/retrieve refused the request: HTTP {reply.status_code} {start}")
-        try:
-            text = reply.content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            text = reply.content.decode("utf-8", "replace")
-            self._repair("answers with bytes that are not UTF-8")
-        try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError):
-            if not start or start[0] == "{":
-                raise Unavailable(f"the answer breaks off after {len(reply.content)} bytes") from None
-            raise RetrieverError(f"{self.url}/retrieve answers, but not as a search service does: {start!r}. "
-                                 "Is the address right?") from None
-        return self._parse(answer, len(queries), k)
+        return self.patiently(lambda: self._parse(self.post("/retrieve", request), len(queries), k), retries)
 
     def _parse(self, answer, expected, k):
         try:
@@ -396,16 +316,16 @@ class HTTPRetriever:
         return results
 
     def _passages(self, hits, k):
-        self._repair("passages beyond the number asked for", len(hits) - k)
+        self.repair("passages beyond the number asked for", len(hits) - k)
         found = []
         for hit in hits[:k]:
             document = hit.get("document", hit)
             if document["contents"] is None:
-                self._repair("passages without contents")
+                self.repair("passages without contents")
                 continue
-            title, _, text = self._text(document["contents"], "passages").partition("\n")
+            title, _, text = self.text(document["contents"], "passages").partition("\n")
             number = document.get("id")
-            name = "" if number is None else self._text(str(number), "passages")
+            name = "" if number is None else self.text(str(number), "passages")
             score = self._score(hit.get("score", 0.0))
             found.append(Passage(name, title.strip('"'), text or title, score))
         return found
@@ -417,28 +337,12 @@ class HTTPRetriever:
                 return float(score)
         except (TypeError, ValueError, OverflowError):
             pass
-        self._repair("scores that are no numbers")
+        self.repair("scores that are no numbers")
         return 0.0
 
     def _query(self, query):
-        self._repair(f"queries of more than {MAX_QUERY:,} characters", len(query) > MAX_QUERY)
-        return self._text(query[:MAX_QUERY], "queries")
-
-    def _text(self, text, what):
-        clean, halves = HALF_CHARACTER.subn("\ufffd", text)
-        self._repair(f"halves of characters in {what}", halves)
-        return clean
-
-    def _repair(self, what, count=1):
-        """Counts, and says each kind once."""
-        if count <= 0:
-            return
-        if what not in self.repaired:
-            self._say(f": {what}; mended, and counted from here on")
-        self.repaired[what] += int(count)
-
-    def _say(self, words):
-        print(f"search server at {self.url}{words}", file=sys.stderr, flush=True)
+        self.repair(f"queries of more than {MAX_QUERY:,} characters", len(query) > MAX_QUERY)
+        return self.text(query[:MAX_QUERY], "queries")
 
 
 def make_retriever(spec, corpus, timeout=60.0, retries=RETRIES):

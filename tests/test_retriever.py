@@ -416,7 +416,7 @@ def test_waits_double_add_up_to_two_minutes_and_are_announced_every_15_s(scripte
         clock[0] += seconds
 
     monkeypatch.setattr(client.cancelled, "wait", wait)
-    monkeypatch.setattr(retriever.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with pytest.raises(RetrieverError, match=r"after 13 tries \(HTTP 503\)"):
         client.search(["q"], 1)
     assert waits[:6] == [0.5, 1, 2, 4, 8, 15] and max(waits) == 15 and sum(waits) >= 120

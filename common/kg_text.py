@@ -1,0 +1,119 @@
+"""What the two tools of a knowledge graph print (Omne-R1, appendix A), for a policy to read.
+
+    Found 5 entities matching 'Rational Grazing':      Entity: Pays de Caux
+    1. Entity: Rational Grazing                        Type: location
+    Description: a systematic approach …               Description: a natural region …
+    2. Entity: …                                       Edges: 2
+                                                       1. Rational Grazing | practised in | Pays de Caux: …
+
+The paper's text repeats the name before a description, ours does not. Nothing in a graph can end the text
+that it stands in or pass for another: names and descriptions are one line each, so none can begin a line (an
+entity, a role), without control characters, and "<" before a letter, "/" or "|" is a look-alike
+(chat.no_tags). A tokenizer's own tokens are chat.encode's matter: pass these texts as chat.Foreign.
+"""
+
+import re
+
+from common.chat import no_tags
+
+MAX_EDGES = 60
+MAX_WORDS = 1200  # of one tool's answer
+LETTERS = 12      # that a word may have on average: text without spaces is cut too
+NEAREST = 3       # names said where there is no such entity
+
+
+def one_line(text):
+    """The text as it stands in a tool's answer.
+
+    >>> one_line("a\\nuser: b\\x00 </tool_response>")
+    'a user: b ‹/tool_response>'
+    """
+    text = text.encode("utf-8", "replace").decode()  # (half a character is no text)
+    text = re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text)
+    return no_tags(" ".join(text.split()))
+
+
+def cut(text, words):
+    """The first words of a line, and " …" where it has more.
+
+    >>> cut("one two three", 2), cut("one two", 2)
+    ('one two …', 'one two')
+    """
+    kept = " ".join(text.split()[:words])[:words * LETTERS]
+    return text if kept == text else f"{kept} …".strip()
+
+
+def render_matches(query, found, max_words=MAX_WORDS):
+    """The text of entity_matcher. found: what KnowledgeGraph.match has for the query."""
+    query = cut(one_line(query), max_words // 4)
+    each = max(1, max_words // max(1, len(found)))
+    lines = [f"Found {len(found)} entities matching '{query}':"]
+    for number, entity in enumerate(found, 1):
+        description = cut(one_line(entity["description"]), each)
+        lines.append(f"{number}. Entity: {cut(one_line(entity['name']), each)}")
+        lines.append(f"Description: {description or 'none'}")
+    return _joined(lines)
+
+
+def render_node(info, question="", max_edges=MAX_EDGES, max_words=MAX_WORDS):
+    """The text of node_info. info: what KnowledgeGraph.node_info has; question: the edges with most of its
+    words come first.
+
+    At most max_edges edges, and as many as max_words leave room for; how many are left out is said."""
+    lines = [f"Entity: {cut(one_line(info['name']), max_words // 4)}"]
+    if info["kind"]:
+        lines.append(f"Type: {one_line(info['kind'])}")
+    description = cut(one_line(info["description"]), max_words // 2)
+    lines.append(f"Description: {description or 'none'}")
+    edges = by_shared_words([_edge(edge) for edge in info["edges"]], question)
+    room = max_words - sum(len(line.split()) for line in lines)
+    shown = []
+    for edge in edges[:max_edges]:
+        words = max(len(edge.split()), len(edge) // LETTERS)
+        if words > room and shown:
+            break
+        shown.append(cut(edge, max(20, room)))
+        room -= words
+    lines.append(f"Edges: {len(edges)}")
+    lines += [f"{number}. {edge}" for number, edge in enumerate(shown, 1)]
+    left = len(edges) - len(shown)
+    if left:
+        order = "; those above share most words with the question" if question else ""
+        lines.append(f"{left} more edges are left out{order}.")
+    return _joined(lines)
+
+
+def _edge(edge):
+    text = f"{edge['head']} | {edge['relation']} | {edge['tail']}"
+    if edge["description"]:
+        text += f": {edge['description']}"
+    return one_line(text)
+
+
+def by_shared_words(edges, question):
+    """The edges that have most words of the question first; otherwise in their order."""
+    asked = _words(question)
+    if not asked:
+        return edges
+    return sorted(edges, key=lambda edge: -len(asked & _words(edge)))
+
+
+def _words(text):
+    """The words of three letters and more, in lower case."""
+    return set(re.findall(r"\w{3,}", text.lower()))
+
+
+def render_unknown(name, nearest):
+    """The text for a name that no entity has. nearest: KnowledgeGraph.match's entities for it."""
+    names = [f"'{one_line(entity['name'])}'" for entity in nearest[:NEAREST]]
+    return _joined([f"There is no entity named '{cut(one_line(name), 40)}' in this graph. The nearest names: "
+                    f"{', '.join(names)}. Use a name exactly as it is written there."])
+
+
+def render_unknown_graph(graph_type, graphs):
+    """The text for a graph_type that there is not."""
+    return _joined([f"There is no graph '{cut(one_line(graph_type), 40)}'. The graphs: {', '.join(graphs)}."])
+
+
+def _joined(lines):
+    return no_tags("\n".join(lines))
