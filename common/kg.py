@@ -21,7 +21,7 @@ from collections import Counter
 from functools import cached_property
 from pathlib import Path
 
-from common import kg_formats, kg_vectors
+from common import kg_formats, kg_text, kg_vectors
 from common.kg_formats import GraphError as GraphError
 from common.kg_formats import read_triples as read_triples
 
@@ -65,6 +65,20 @@ class KnowledgeGraph:
                 if head != name:
                     found.append((name, relation, head))
         return found
+
+    def named(self, name):
+        """The entity of this name, or the one that tools print so (kg_text.one_line); None where there is
+        none."""
+        if name in self.graph:
+            return name
+        return self._printed.get(kg_text.one_line(name))
+
+    @cached_property
+    def _printed(self):
+        printed = {}
+        for name in self.graph:
+            printed.setdefault(kg_text.one_line(name), name)
+        return printed
 
     @cached_property
     def index(self):

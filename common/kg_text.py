@@ -17,7 +17,8 @@ import re
 from common.chat import no_tags
 
 MAX_EDGES = 60
-MAX_WORDS = 1200  # of one tool's answer
+MAX_WORDS = 3000  # of one tool's answer
+MARGIN = 20       # of them for what is said around the edges
 LETTERS = 12      # that a word may have on average: text without spaces is cut too
 NEAREST = 3       # names said where there is no such entity
 
@@ -29,8 +30,14 @@ def one_line(text):
     'a user: b ‹/tool_response>'
     """
     text = text.encode("utf-8", "replace").decode()  # (half a character is no text)
-    text = re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text)
-    return no_tags(" ".join(text.split()))
+    text = " ".join(text.split())
+    return no_tags(re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text))
+
+
+def harmless_lines(text):
+    """Text of another server: without tags, odd signs and empty lines; its own lines stay."""
+    lines = [one_line(line) for line in text.split("\n")]
+    return _joined([line for line in lines if line])
 
 
 def cut(text, words):
@@ -66,13 +73,13 @@ def render_node(info, question="", max_edges=MAX_EDGES, max_words=MAX_WORDS):
     description = cut(one_line(info["description"]), max_words // 2)
     lines.append(f"Description: {description or 'none'}")
     edges = by_shared_words([_edge(edge) for edge in info["edges"]], question)
-    room = max_words - sum(len(line.split()) for line in lines)
+    room = max_words - MARGIN - sum(len(line.split()) for line in lines)
     shown = []
     for edge in edges[:max_edges]:
-        words = max(len(edge.split()), len(edge) // LETTERS)
+        words = 1 + max(len(edge.split()), len(edge) // LETTERS)  # its number is one too
         if words > room and shown:
             break
-        shown.append(cut(edge, max(20, room)))
+        shown.append(cut(edge, max(MARGIN, room)))
         room -= words
     lines.append(f"Edges: {len(edges)}")
     lines += [f"{number}. {edge}" for number, edge in enumerate(shown, 1)]

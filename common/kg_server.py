@@ -1,0 +1,136 @@
+"""The graph server, and the commands of common/kg.py.
+
+    python -m common.kg serve --graph cs=FILE,legal=FOLDER --port 8100
+    python -m common.kg build SOURCE --out FOLDER
+
+| path | body | answer |
+| --- | --- | --- |
+| POST /{graph_type}/get_precise_entity_names | {"node_name": …} | {"rendered_content": …} |
+| POST /{graph_type}/get_node | {"node_name": …, "question": ""} | {"rendered_content": …} |
+| GET /health | | {"status": "ok", "graphs": […]} |
+
+node_name may be a list of names, with a list of as many questions or one for all: the answer is then a list
+of texts. A name that there is not has a text as well, a graph that there is not is 404. Names are cut, bodies
+and connections limited as http_server.py says.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import HTTPException
+from pydantic import AfterValidator, BaseModel, Field, model_validator
+
+from common import http_server, kg, kg_formats, kg_text
+from common.files import RunError, say
+from common.http_server import MAX_BODY, PATIENCE, readable
+from common.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
+
+Text = Annotated[str, AfterValidator(readable)]
+TextList = Annotated[list[Text], Field(max_length=4096)]
+
+
+class Question(BaseModel):
+    node_name: Text | TextList
+    question: Text | TextList = ""
+
+    @model_validator(mode="after")
+    def one_question_a_name(self):
+        if isinstance(self.question, list):
+            names = self.node_name if isinstance(self.node_name, list) else None
+            if names is None or len(names) != len(self.question):
+                raise ValueError("as many questions as names, or one text")
+        return self
+
+    def calls(self, tool, graph_type):
+        names = self.node_name if isinstance(self.node_name, list) else [self.node_name]
+        questions = self.question
+        if isinstance(questions, str):
+            questions = [questions] * len(names)
+        return [Call(tool, name, graph_type, q) for name, q in zip(names, questions, strict=True)]
+
+
+def make_app(tools, k=MATCHES, max_body=MAX_BODY, patience=PATIENCE):
+    """The FastAPI application of LocalTools. k: how many entities entity_matcher shows."""
+    app = http_server.application("fivehop graphs", max_body, patience)
+    for graph in tools.graphs.values():
+        graph.match([""])  # the index stands before the first question
+
+    def answer(tool, graph_type, asked):
+        if graph_type not in tools.graphs:
+            raise HTTPException(404, kg_text.render_unknown_graph(graph_type, tools.graphs))
+        texts = tools.search(asked.calls(tool, graph_type), k)
+        return {"rendered_content": texts if isinstance(asked.node_name, list) else texts[0]}
+
+    @app.get("/health")
+    def health():
+        return {"status": "ok", "graphs": list(tools.graphs)}
+
+    @app.post("/{graph_type}/get_precise_entity_names")
+    def get_precise_entity_names(graph_type: str, asked: Question):
+        return answer(ENTITY_MATCHER, graph_type, asked)
+
+    @app.post("/{graph_type}/get_node")
+    def get_node(graph_type: str, asked: Question):
+        return answer(NODE_INFO, graph_type, asked)
+
+    return app
+
+
+def main(arguments=None):
+    """Serves graphs, or writes one in LightRAG's forms."""
+    parser = argparse.ArgumentParser(prog="python -m common.kg", description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    building = commands.add_parser("build", help="writes GraphML and custom_kg JSON")
+    building.add_argument("source", help="a file or folder in any form of common/kg_formats.py")
+    building.add_argument("--out", required=True, help="folder")
+    serving = commands.add_parser("serve", help="answers both tools over HTTP")
+    serving.add_argument("--graph", required=True, help="NAME=FILE,NAME=FILE, a file, or a folder of graphs")
+    serving.add_argument("--graph-encoder", default="", help="a sentence-transformers model; default tf-idf")
+    serving.add_argument("--matches", type=int, default=MATCHES, help="entities that entity_matcher shows")
+    serving.add_argument("--max-edges", type=int, default=kg_text.MAX_EDGES, help="of one node")
+    serving.add_argument("--max-words", type=int, default=kg_text.MAX_WORDS, help="of one answer")
+    http_server.address_flags(serving, 8100)
+    args = parser.parse_args(arguments)
+    try:
+        build(args) if args.command == "build" else serve(args)
+    except (kg.GraphError, RunError) as error:
+        sys.exit("error: " + " ".join(str(error).split()))
+    except KeyboardInterrupt:
+        pass
+
+
+def build(args):
+    graph = kg.load_graph(args.source)
+    folder = Path(args.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror}") from error
+    kg_formats.write_graphml(graph.graph, folder / kg_formats.GRAPHML)
+    kg_formats.write_custom_kg(graph.graph, folder / kg_formats.CUSTOM_KG)
+    say(f"{described(graph)} -> {folder}/{kg_formats.GRAPHML}, {kg_formats.CUSTOM_KG}")
+
+
+def described(graph):
+    """Its size, and what was left out of it."""
+    words = [f"{len(graph.graph):,} entities, {graph.graph.number_of_edges():,} edges"]
+    words += [f"left out: {count:,} {what}" for what, count in graph.left_out.items()]
+    return "; ".join(words)
+
+
+def serve(args):
+    http_server.check_port(args.port)
+    if min(args.matches, args.max_edges, args.max_words) < 1:
+        raise RunError("--matches, --max-edges and --max-words: 1 or more")
+    listener = http_server.bind(args.host, args.port)
+    graphs = kg.load_graphs(args.graph, args.graph_encoder)
+    app = make_app(LocalTools(graphs, args.max_edges, args.max_words), args.matches)
+    for name, graph in graphs.items():
+        say(f"{name}: {described(graph)}")
+    http_server.run(app, listener, args, f"{len(graphs)} graphs ({', '.join(graphs)})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The two tools of knowledge graphs, asked for many calls at once: in this process, or over HTTP.
+
+    tools = make_tools("cs=FILE,legal=FOLDER", encoder)    or make_tools("http://127.0.0.1:8100")
+    tools.search([Call("node_info", "Pays de Caux", "agriculture", question)], k=5)  ->  [text]
+
+They are called as retrievers are, so rollout.BatchedSearch takes them. Every call has a text, also one for a
+name or a graph that there is not (kg_text.py). Over HTTP the form is that of the authors' server:
+
+    POST /{graph_type}/get_precise_entity_names, /{graph_type}/get_node    {"node_name": …}
+    -> {"rendered_content": …}
+
+Ours also takes a "question", whose words decide which edges come first, and lists of both, and says in GET
+/health which graphs it has. A server that does not is asked call by call.
+"""
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from common import http_client, kg, kg_text
+from common.http_client import RETRIES, START_RETRIES
+from common.tool_calls import TOOLS
+
+ENTITY_MATCHER, NODE_INFO = TOOLS
+PATHS = {ENTITY_MATCHER: "get_precise_entity_names", NODE_INFO: "get_node"}
+MATCHES = 5       # entities that entity_matcher shows
+MAX_NAME = 4000   # characters
+CALLS_A_REQUEST = 256
+
+
+@dataclass(frozen=True)
+class Call:
+    """tool: of tool_calls.TOOLS. question: what the agent was asked; it may be empty."""
+    tool: str
+    node_name: str
+    graph_type: str
+    question: str = ""
+
+
+def alike(calls):
+    """{(graph_type, tool): indices of its calls}"""
+    groups = {}
+    for i, call in enumerate(calls):
+        groups.setdefault((call.graph_type, call.tool), []).append(i)
+    return groups
+
+
+class LocalTools:
+    """Both tools on graphs of this process. graphs: {graph_type: KnowledgeGraph}."""
+    remote = False
+
+    def __init__(self, graphs, max_edges=kg_text.MAX_EDGES, max_words=kg_text.MAX_WORDS):
+        self.graphs = graphs
+        self.max_edges = max_edges
+        self.max_words = max_words
+
+    def search(self, calls, k=MATCHES):
+        """The texts of calls. k: how many entities entity_matcher shows."""
+        texts = [""] * len(calls)
+        for (graph_type, tool), group in alike(calls).items():
+            asked = [calls[i] for i in group]
+            if graph_type not in self.graphs:
+                answers = [kg_text.render_unknown_graph(graph_type, self.graphs)] * len(group)
+            elif tool == ENTITY_MATCHER:
+                answers = self._matches(self.graphs[graph_type], asked, k)
+            else:
+                answers = self._nodes(self.graphs[graph_type], asked)
+            for i, answer in zip(group, answers, strict=True):
+                texts[i] = answer
+        return texts
+
+    def _matches(self, graph, calls, k):
+        names = [call.node_name[:MAX_NAME] for call in calls]
+        found = graph.match(names, k)
+        return [kg_text.render_matches(*both, self.max_words) for both in zip(names, found, strict=True)]
+
+    def _nodes(self, graph, calls):
+        names = [graph.named(call.node_name) for call in calls]
+        unknown = [call.node_name[:MAX_NAME] for call, name in zip(calls, names, strict=True) if name is None]
+        nearest = iter(graph.match(unknown, kg_text.NEAREST))
+        texts = []
+        for call, name in zip(calls, names, strict=True):
+            if name is None:
+                texts.append(kg_text.render_unknown(call.node_name[:MAX_NAME], next(nearest)))
+            else:
+                info = graph.node_info(name)
+                texts.append(kg_text.render_node(info, call.question, self.max_edges, self.max_words))
+        return texts
+
+
+class HTTPTools(http_client.Client):
+    """Client of a server with these tools.
+
+    A graph that the server does not have is an answer, as it is in this process; what else goes wrong is what
+    http_client.Client says."""
+    what = "graph"
+    flag = "--graph"
+    failure = kg.GraphError
+    remedy = "Start one with `python -m common.kg serve --graph FILE`, or give --graph a file"
+
+    def __init__(self, url, timeout=60.0, retries=RETRIES):
+        super().__init__(url, timeout, retries)
+        self.graphs = self.patiently(self._graphs, min(retries, START_RETRIES))
+
+    def _graphs(self):
+        """The names of the server's graphs; None for a server that does not say, which is the authors'."""
+        reply = self.reply_to("GET", "/health")
+        if not reply.is_success:
+            return None
+        health = self.value_of("/health", reply)
+        graphs = health.get("graphs") if isinstance(health, dict) else None
+        return graphs if isinstance(graphs, list) else None
+
+    def search(self, calls, k=MATCHES):
+        """The texts of calls. k is the server's own."""
+        self.cancelled.clear()
+        texts = [""] * len(calls)
+        for (graph_type, tool), group in alike(calls).items():
+            if self.graphs is not None and graph_type not in self.graphs:
+                answers = [kg_text.render_unknown_graph(graph_type, self.graphs)] * len(group)
+            else:
+                answers = self._ask(graph_type, tool, [calls[i] for i in group])
+            for i, answer in zip(group, answers, strict=True):
+                texts[i] = answer
+        return texts
+
+    def _ask(self, graph_type, tool, calls):
+        path = f"/{quote(graph_type, safe='')}/{PATHS[tool]}"
+        texts = []
+        at_once = 1 if self.graphs is None else CALLS_A_REQUEST
+        for start in range(0, len(calls), at_once):
+            some = calls[start:start + at_once]
+            names = [self._name(call) for call in some]
+            request = {"node_name": names[0]}
+            if self.graphs is not None:
+                questions = [self.text(call.question[:MAX_NAME], "questions") for call in some]
+                request = {"node_name": names, "question": questions}
+            texts += self.patiently(lambda p=path, r=request: self._contents(p, r), self.retries)
+        return texts
+
+    def _name(self, call):
+        self.repair(f"names of more than {MAX_NAME:,} characters", len(call.node_name) > MAX_NAME)
+        return self.text(call.node_name[:MAX_NAME], "names")
+
+    def _contents(self, path, request):
+        """The texts of one answer, each as safe as if it had been written here."""
+        answer = self.post(path, request)
+        found = answer.get("rendered_content") if isinstance(answer, dict) else None
+        expected = 1
+        if isinstance(request["node_name"], list):
+            expected = len(request["node_name"])
+        else:
+            found = [found]
+        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+            raise self.failure(f'{self.url}{path} answered in another form than {{"rendered_content": text}}')
+        if len(found) != expected:
+            raise self.failure(f"{self.url}{path} answered {len(found)} texts for {expected} names")
+        return [kg_text.harmless_lines(self.text(text, "answers")) for text in found]
+
+
+def make_tools(spec, encoder="", max_edges=kg_text.MAX_EDGES, max_words=kg_text.MAX_WORDS, **patience):
+    """The tools that `--graph spec` names. patience: timeout (seconds a request) and retries of a server."""
+    if spec.startswith(("http://", "https://")):
+        return HTTPTools(spec, **patience)
+    return LocalTools(kg.load_graphs(spec, encoder), max_edges, max_words)
