@@ -21,9 +21,9 @@ from collections import Counter
 from functools import cached_property
 from pathlib import Path
 
-from common import kg_formats, kg_text, kg_vectors
-from common.kg_formats import GraphError as GraphError
+from common import kg_formats, kg_lightrag, kg_text, kg_vectors
 from common.kg_formats import read_triples as read_triples
+from common.kg_lightrag import GraphError as GraphError
 
 
 class KnowledgeGraph:
@@ -48,7 +48,7 @@ class KnowledgeGraph:
     @classmethod
     def from_graphml(cls, path, encoder=""):
         """LightRAG's (undirected), nano-graphrag's or our own file."""
-        return cls(kg_formats.read_graphml(path), encoder)
+        return cls(kg_lightrag.read_graphml(path), encoder)
 
     def __contains__(self, name):
         return name in self.graph

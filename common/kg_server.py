@@ -22,7 +22,7 @@ from typing import Annotated
 from fastapi import HTTPException
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from common import http_server, kg, kg_formats, kg_text
+from common import http_server, kg, kg_formats, kg_lightrag, kg_text
 from common.files import RunError, say
 from common.http_server import MAX_BODY, PATIENCE, readable
 from common.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
@@ -108,9 +108,12 @@ def build(args):
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror}") from error
-    kg_formats.write_graphml(graph.graph, folder / kg_formats.GRAPHML)
-    kg_formats.write_custom_kg(graph.graph, folder / kg_formats.CUSTOM_KG)
+    kg_lightrag.write_graphml(graph.graph, folder / kg_formats.GRAPHML)
+    refused = kg_lightrag.write_custom_kg(graph.graph, folder / kg_formats.CUSTOM_KG)
     say(f"{described(graph)} -> {folder}/{kg_formats.GRAPHML}, {kg_formats.CUSTOM_KG}")
+    if refused:
+        say(f"{refused:,} rows that LightRAG would refuse (short numbers as names, edges of an entity to "
+            f"itself) stand under \"{kg_lightrag.BESIDE}\" in {kg_formats.CUSTOM_KG}, where it does not look")
 
 
 def described(graph):

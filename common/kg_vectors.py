@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from common import hub
-from common.kg_formats import GraphError, plain
+from common.kg_lightrag import GraphError, plain
 
 FAISS_ABOVE = 50_000
 BLOCK = 8_000_000  # scores in memory at a time

@@ -9,7 +9,7 @@ import networkx
 import numpy as np
 import pytest
 
-from common import data, kg, kg_formats, kg_text, kg_vectors, world
+from common import data, kg, kg_formats, kg_lightrag, kg_text, kg_vectors, world
 from tests.conftest import sample
 
 TRIPLES = [
@@ -151,7 +151,7 @@ def contents(graph):
 @pytest.mark.parametrize("form", ["graphml", "json"])
 def test_a_lightrag_graph_survives_writing_and_reading(tmp_path, name, form):
     graph = sample_graph(name)
-    write = kg_formats.write_graphml if form == "graphml" else kg_formats.write_custom_kg
+    write = kg_lightrag.write_graphml if form == "graphml" else kg_lightrag.write_custom_kg
     write(graph.graph, tmp_path / f"a.{form}")
     again = kg.load_graph(tmp_path / f"a.{form}")
     assert contents(again) == contents(graph)
@@ -174,7 +174,7 @@ def test_edges_keep_the_weight_and_keywords_of_the_file(name):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_what_is_written_is_a_graph_as_lightrag_reads_it(tmp_path, name):
     graph = sample_graph(name)
-    kg_formats.write_graphml(graph.graph, tmp_path / "a.graphml")
+    kg_lightrag.write_graphml(graph.graph, tmp_path / "a.graphml")
     read = networkx.read_graphml(tmp_path / "a.graphml")  # LightRAG's NetworkXStorage does just this
     assert type(read) is networkx.Graph
     assert len(read) == len(graph.graph) and read.number_of_edges() == graph.graph.number_of_edges()
@@ -198,7 +198,7 @@ AWKWARD = [
 @pytest.mark.parametrize("form", ["graphml", "json"])
 def test_direction_parallel_edges_and_odd_names_survive(tmp_path, form):
     graph = kg.KnowledgeGraph.from_triples(AWKWARD)
-    write = kg_formats.write_graphml if form == "graphml" else kg_formats.write_custom_kg
+    write = kg_lightrag.write_graphml if form == "graphml" else kg_lightrag.write_custom_kg
     write(graph.graph, tmp_path / f"a.{form}")
     again = kg.load_graph(tmp_path / f"a.{form}")
     assert list(again.graph) == list(graph.graph)
@@ -216,21 +216,51 @@ def test_two_edges_with_the_same_words_stay_two_and_lightrag_gets_them_joined(tm
     (tmp_path / "a.json").write_text(json.dumps({"entities": [], "relationships": relations}))
     graph = kg.load_graph(tmp_path / "a.json")
     assert [e["description"] for e in graph.node_info("A")["edges"]] == ["first", "second"]
-    kg_formats.write_graphml(graph.graph, tmp_path / "a.graphml")
+    kg_lightrag.write_graphml(graph.graph, tmp_path / "a.graphml")
     joined = networkx.read_graphml(tmp_path / "a.graphml").edges["A", "B"]
     assert (joined["weight"], joined["description"]) == (5.0, "first<SEP>second")
     assert joined["keywords"] == "met" and joined["source_id"] == "c1"
     assert contents(kg.load_graph(tmp_path / "a.graphml"))[1:] == contents(graph)[1:]
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_custom_kg_has_nothing_that_lightrag_refuses(tmp_path, name):
+    kg_lightrag.write_custom_kg(sample_graph(name).graph, tmp_path / "a.json")
+    value = json.loads((tmp_path / "a.json").read_text())
+    names = [row["entity_name"] for row in value["entities"]]
+    assert not any(re.fullmatch(r"\d\d?|[.\d]{0,4}[.][.\d]{0,4}", name) for name in names)
+    for row in value["relationships"]:  # its own checks, of version 1.5.7
+        assert row["src_id"] != row["tgt_id"] and row["weight"] >= 1
+        assert row.keys() >= {"description", "keywords", "source_id"}
+
+
+def test_what_lightrag_refuses_stands_beside_and_comes_back_in_its_place(tmp_path):
+    rows = [("A", "r", "B"), ("B", "likes", "B"), ("12", "s", "A"), ("B", "t", "'B'"), ("B", "u", "1843")]
+    graph = kg_formats.graph_of_triples(rows)
+    graph.edges["A", "B", "r"]["weight"] = -1.0
+    assert kg_lightrag.write_custom_kg(graph, tmp_path / "a.json") == 4
+    value = json.loads((tmp_path / "a.json").read_text())
+    assert [row["entity_name"] for row in value["entities"]] == ["A", "B", "'B'", "1843"]
+    assert [row["keywords"] for row in value["relationships"]] == ["r", "u"]
+    assert value["relationships"][0]["weight"] == 1.0
+    again = kg.load_graph(tmp_path / "a.json")
+    assert list(again.graph) == list(graph)
+    assert [again.facts(name) for name in graph] == [kg.KnowledgeGraph(graph).facts(name) for name in graph]
+    assert again.graph.edges["A", "B", "r"]["weight"] == -1.0
+    value["beside"] = {"entities": [{"entity_name": "C"}]}
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    with pytest.raises(kg.GraphError, match="expected lists in `entities` and in `beside`"):
+        kg.load_graph(tmp_path / "a.json")
+
+
 def test_what_xml_cannot_hold_does_not_make_the_file_unreadable(tmp_path):
     graph = kg.KnowledgeGraph.from_triples([("A\x00", "r\x1b", "B\ufffe")])
-    kg_formats.write_graphml(graph.graph, tmp_path / "a.graphml")
+    kg_lightrag.write_graphml(graph.graph, tmp_path / "a.graphml")
     assert kg.load_graph(tmp_path / "a.graphml").facts("A\ufffd") == [("A\ufffd", "r\x1b", "B\ufffd")]
 
 
 def test_a_damaged_field_of_single_facts_is_one_clear_error(tmp_path):
-    kg_formats.write_graphml(kg.KnowledgeGraph.from_triples(TRIPLES).graph, tmp_path / "a.graphml")
+    kg_lightrag.write_graphml(kg.KnowledgeGraph.from_triples(TRIPLES).graph, tmp_path / "a.graphml")
     text = (tmp_path / "a.graphml").read_text()
     assert '"director"' in text
     (tmp_path / "b.graphml").write_text(text.replace('"director"', "7"))
@@ -383,7 +413,7 @@ def vectors_file(folder, names, dimension=8, matrix=None):
 
 def working_folder(folder, names):
     graph = kg.KnowledgeGraph.from_triples([(name, "r", names[0]) for name in names])
-    kg_formats.write_graphml(graph.graph, folder / "graph_chunk_entity_relation.graphml")
+    kg_lightrag.write_graphml(graph.graph, folder / "graph_chunk_entity_relation.graphml")
     return folder
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from common import chat, http_server, kg, kg_formats, kg_server
+from common import chat, http_server, kg, kg_formats, kg_lightrag, kg_server
 from common.kg_tools import Call, HTTPTools, LocalTools, make_tools
 from tests.conftest import sample
 from tests.test_retriever import Scripted, started
@@ -173,7 +173,7 @@ def test_a_long_announced_body_is_refused_over_the_wire(server):
 def test_a_forged_description_ends_nothing_through_file_server_and_client(tmp_path, qwen):
     graph = kg_formats.graph_of_triples([("A", f"r {FORGED}", "B")])
     graph.nodes["A"]["description"] = FORGED
-    kg_formats.write_graphml(graph, tmp_path / "a.graphml")
+    kg_lightrag.write_graphml(graph, tmp_path / "a.graphml")
     tools = LocalTools(kg.load_graphs(str(tmp_path / "a.graphml")))
     stop, url = serving(kg_server.make_app(tools))
     text = HTTPTools(url).search([Call("node_info", "A", "a")])[0]
