@@ -13,6 +13,7 @@ import binascii
 import hashlib
 import json
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +104,7 @@ class Index:
         self.numbers = np.arange(len(names))  # of the names that have vectors
         self.vectors = None                   # (n, d), of length 1
         self.tfidf = None
+        self.lock = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
         if encoder:
             self.model = load_encoder(encoder)
         if stored is not None:
@@ -154,8 +156,9 @@ class Index:
 
     def _encode(self, texts):
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # (half a character is no text)
-        vectors = self.model.encode(texts, normalize_embeddings=True, convert_to_numpy=True,
-                                    show_progress_bar=len(texts) > 5000)
+        with self.lock:
+            vectors = self.model.encode(texts, normalize_embeddings=True, convert_to_numpy=True,
+                                        show_progress_bar=len(texts) > 5000)
         return vectors.astype(np.float32)
 
     def _on_disk(self, names, cache):

@@ -455,6 +455,9 @@ def test_stored_vectors_of_another_size_or_graph_are_refused(tmp_path, letters):
     vectors_file(tmp_path, ["aab", "x", "y"])
     with pytest.raises(kg.GraphError, match="vectors of another graph: 1 of the graph's 5"):
         kg.load_graph(tmp_path).match(["aab"])
+    vectors_file(tmp_path, [*NAMES, *[f"other {i}" for i in range(6)]])
+    with pytest.raises(kg.GraphError, match="5 of the graph's 5 entities are among its 11"):
+        kg.load_graph(tmp_path).match(["aab"])
 
 
 @pytest.mark.parametrize("text,message", [
