@@ -1234,7 +1234,7 @@ def evaluate_texts(learner, split, cfg, progress):
             "em": metrics.exact_match(text, gold),
             "f1": metrics.f1(text, gold),
         }
-        rows.append(about(case) | scores | {"answer": text})
+        rows.append(about(case) | scores | {"answer": text, "sentences": len(case.gold)})
     return rows, {"set": split.name, "seed": cfg.seed} | metrics.summarize(rows, ("em", "f1"))
 
 
