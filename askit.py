@@ -1449,6 +1449,7 @@ METRICS = (
     | UPDATE
     | {key: m for key, m in RATIO.items() if key != "rollout/flat_groups"}
     | {
+        "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),  # up to 2
         "reward/em": Metric(
             "share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}"
         ),
