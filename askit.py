@@ -583,7 +583,7 @@ def beam_search(policy, cases, width):
 
 
 def forced_questions(policy, cases, mode):
-    """ "PPO + sub-questions" (sec. 4.5.1): wherever the policy would not submit, a sub-question is asked.
+    """Wherever the policy would not submit, a sub-question is asked: "PPO + sub-questions" (sec. 4.5.1).
 
     The policy itself does not ask. mode: "replace" = the authors' search: the sub-question takes the
     question's place in a greedy search of its own, from no evidence, and all that it finds is kept; "append"
