@@ -89,7 +89,7 @@ from common.world import tiny
 # ---------------------------------------------------------------- config
 
 @dataclass
-class Config(flags.PolicyFlags):
+class Config(flags.PassageFlags):
     """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
 
     # ---- rollout

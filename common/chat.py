@@ -136,9 +136,9 @@ def render_chat(tokenizer, messages):
     return ids
 
 
-def render_reply(tokenizer, turn_ids, content):
-    """Ids that follow a sampled turn: the end of its message where it was not sampled, the user's message,
-    the next turn's opening."""
+def render_reply(tokenizer, turn_ids, *content):
+    """Ids that follow a sampled turn: the end of its message where it was not sampled, the user's message
+    (parts as `encode` takes them), the next turn's opening."""
     parts, order = template_parts(tokenizer, ("user", "assistant", "user"))
     if order != [0, 1, 2]:
         raise TemplateError("this model's chat template does not print a conversation of user, assistant, "
@@ -146,7 +146,7 @@ def render_reply(tokenizer, turn_ids, content):
     end = list(parts[2])
     if turn_ids and end and end[0] == turn_ids[-1]:  # it was sampled
         end = end[1:]
-    return end + encode(tokenizer, content)[1] + parts[3]
+    return end + encode(tokenizer, *content)[1] + parts[3]
 
 
 def unknown_words(tokenizer, text):

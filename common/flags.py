@@ -65,9 +65,6 @@ class PolicyFlags(Flags):
     """And the scripts that sample a language model, let it search, and train it."""
 
     # ---- search
-    corpus: str = ""              # JSONL with id, contents; or "contexts" = pooled from the questions
-    # bm25, dense:MODEL[@INDEX] or http://HOST:PORT; empty = bm25 with a corpus, else http://127.0.0.1:8000
-    retriever: str = ""
     search_timeout: float = 60.0  # seconds a request to a search server may take
     search_retries: int = 12      # further tries while a search server does not answer; 12 = some two minutes
 
@@ -85,6 +82,16 @@ class PolicyFlags(Flags):
     lora: int = 0                 # rank of adapters; 0 = full weights
     # recompute activations; auto = on a GPU; memory only
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+
+
+@dataclass
+class PassageFlags(PolicyFlags):
+    """And those whose policy searches passages."""
+
+    # ---- search
+    corpus: str = ""              # JSONL with id, contents; or "contexts" = pooled from the questions
+    # bm25, dense:MODEL[@INDEX] or http://HOST:PORT; empty = bm25 with a corpus, else http://127.0.0.1:8000
+    retriever: str = ""
 
 
 AT_LEAST = {

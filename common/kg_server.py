@@ -1,7 +1,7 @@
 """The graph server, and the commands of common/kg.py.
 
     python -m common.kg serve --graph cs=FILE,legal=FOLDER --port 8100
-    python -m common.kg build SOURCE --out FOLDER
+    python -m common.kg build SOURCE --out FOLDER         (--from-world film: the embedded world's)
 
 | path | body | answer |
 | --- | --- | --- |
@@ -83,7 +83,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m common.kg", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="writes GraphML and custom_kg JSON")
-    building.add_argument("source", help="a file or folder in any form of common/kg_formats.py")
+    building.add_argument("source", nargs="?", help="a file or folder in any form of common/kg_formats.py")
+    building.add_argument("--from-world", metavar="DOMAIN", help="instead: of the embedded world")
     building.add_argument("--out", required=True, help="folder")
     serving = commands.add_parser("serve", help="answers both tools over HTTP")
     serving.add_argument("--graph", required=True, help="NAME=FILE,NAME=FILE, a file, or a folder of graphs")
@@ -102,7 +103,9 @@ def main(arguments=None):
 
 
 def build(args):
-    graph = kg.load_graph(args.source)
+    if bool(args.source) == bool(args.from_world):
+        raise RunError("build: give a SOURCE, or --from-world DOMAIN")
+    graph = world_graph(args.from_world) if args.from_world else kg.load_graph(args.source)
     folder = Path(args.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +117,15 @@ def build(args):
     if refused:
         say(f"{refused:,} rows that LightRAG would refuse (short numbers as names, edges of an entity to "
             f"itself) stand under \"{kg_lightrag.BESIDE}\" in {kg_formats.CUSTOM_KG}, where it does not look")
+
+
+def world_graph(domain):
+    """The graph of a domain in the embedded test world."""
+    from common.world import graphs, make_world
+
+    if domain not in graphs.DOMAINS:
+        raise RunError(f"--from-world {domain}: one of {', '.join(graphs.DOMAINS)}")
+    return graphs.graph_for(make_world("test", seed=1, questions=1), domain)
 
 
 def described(graph):

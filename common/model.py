@@ -164,11 +164,9 @@ def describe(name, model):
 
 # ---------------------------------------------------------------- log-probs
 
-def token_logprobs(model, batch, temperature=1.0, kernels="auto"):
-    """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing.
-
-    batch: rollout.Batch.
-    kernels: "on" = the Triton path (CUDA), "off" = plain PyTorch, "auto" = on where there is CUDA."""
+def hidden_states(model, batch):
+    """The decoder's last hidden states over the packs of a rollout.Batch, (P, N, H); bf16 on a GPU, as the
+    head's product takes them (fp32 master weights leave the last norm in fp32), whose logits are fp32."""
     # transformers recomputes activations in train mode only; no model has dropout
     model.train(torch.is_grad_enabled())
     cuda = batch.packed_ids.is_cuda
@@ -184,11 +182,18 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto"):
             attention_mask=mask,
             position_ids=batch.positions,
             use_cache=False,
-        ).last_hidden_state                                 # (P, N, H)
-    if cuda:
-        # fp32 master weights leave the last norm in fp32;
-        # the head's product takes bf16, its logits are fp32
-        hidden = hidden.to(torch.bfloat16)
+        ).last_hidden_state
+    return hidden.to(torch.bfloat16) if cuda else hidden
+
+
+def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
+    """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing.
+
+    batch: rollout.Batch.
+    kernels: "on" = the Triton path (CUDA), "off" = plain PyTorch, "auto" = on where there is CUDA.
+    hidden: hidden_states of the batch, where they were computed already."""
+    if hidden is None:
+        hidden = hidden_states(model, batch)
     backend = {"on": "triton", "off": "reference", "auto": "auto"}[kernels]
     logprobs = turn_logprob(
         hidden,
@@ -198,8 +203,21 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto"):
         temperature=temperature,
         backend=backend,
     ).logprobs                                              # (R,)
-    with_zero = torch.cat([logprobs, logprobs.new_zeros(1)])
-    return with_zero[batch.gather]                          # (B, T)
+    return by_token(logprobs, batch)
+
+
+def token_values(head, batch, hidden):
+    """V of the state before every sampled token, (B, T) fp32 with 0 where the policy sampled nothing.
+
+    head: a linear layer from H to 1; it reads the hidden state that predicts the token."""
+    before = hidden.flatten(0, 1)[batch.predecessor]        # (R, H)
+    return by_token(head(before.float())[:, 0], batch)
+
+
+def by_token(rows, batch):
+    """(B, T) of one number for each of the batch's R distinct sampled tokens; 0 elsewhere."""
+    with_zero = torch.cat([rows, rows.new_zeros(1)])
+    return with_zero[batch.gather]
 
 
 # ---------------------------------------------------------------- reference

@@ -242,8 +242,8 @@ def compare_seeds(results):
 
 EXPORTED = (
     "id", "question", "gold", "type", "hops", "answer", "problem", "em", "em_valid", "f1",
-    "searches", "tokens", "rounds", "precision", "recall", "percentile", "sentences", "evidence_found",
-    "end", "first_wrong", "sub-questions", "logprob")
+    "searches", "tokens", "rounds", "normalised", "repetitions", "pattern", "standard", "precision", "recall",
+    "percentile", "sentences", "evidence_found", "end", "first_wrong", "sub-questions", "logprob")
 
 
 def export(folder, out):

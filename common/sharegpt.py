@@ -1,5 +1,9 @@
-"""Conversations as ShareGPT rows, which LLaMA-Factory and others train on:
-human and gpt in turn, gpt is learned."""
+"""Conversations as ShareGPT rows, which LLaMA-Factory and others train on: human (or observation) and gpt in
+turn, gpt is learned."""
+
+from pathlib import Path
+
+from common import data
 
 
 def dataset_info(name, file="sharegpt.jsonl"):
@@ -20,3 +24,31 @@ def row(trajectory, system, request, step):
         "system": system,
         "conversations": said[:-1],
     }
+
+
+def read(file, names=("id", "question")):
+    """The rows of a file, checked: human first, gpt at every second place, gpt last. names: other fields that
+    have to be texts."""
+    rows = []
+    for number, row in data.read_records(Path(file)):
+        row = row if isinstance(row, dict) else {}
+        said = row.get("conversations")
+        if not isinstance(said, list) or not all(isinstance(row.get(name), str) for name in names):
+            raise data.DataError(f"{file}: line {number}: expected {', '.join(names)} and conversations")
+        roles = [m.get("from") if isinstance(m, dict) else None for m in said]
+        if not in_turn(roles) or not all(isinstance(m.get("value"), str) for m in said):
+            raise data.DataError(f"{file}: line {number}: conversations must be human, gpt, observation, gpt "
+                                 f"and so on; here they are {', '.join(map(str, roles))}")
+        rows.append(row)
+    if not rows:
+        raise data.DataError(f"{file}: no conversation")
+    return rows
+
+
+def in_turn(roles):
+    """
+    >>> in_turn(["human", "gpt", "observation", "gpt"]), in_turn(["human", "gpt", "gpt"])
+    (True, False)
+    """
+    right = roles[:1] == ["human"] and len(roles) % 2 == 0 and set(roles[1::2]) == {"gpt"}
+    return right and set(roles[2::2]) <= {"observation", "human"}

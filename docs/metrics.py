@@ -4,8 +4,16 @@ import askit
 import at2po
 import bi_rar
 import mygo_mujica
+import omne_r1
 
-SCRIPTS = {"askit": askit, "at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica}
+SCRIPTS = {
+    "askit": askit,
+    "at2po": at2po,
+    "bi_rar": bi_rar,
+    "mygo_mujica": mygo_mujica,
+    "omne_r1": omne_r1,
+}
+PRETRAINING = {"askit": askit.PRETRAIN_METRICS, "omne_r1": omne_r1.SFT_METRICS}
 
 
 def rows():
@@ -13,10 +21,11 @@ def rows():
     metrics = {}
     for script in SCRIPTS.values():
         metrics = script.METRICS | metrics
-    metrics = askit.PRETRAIN_METRICS | metrics
+    for table in PRETRAINING.values():
+        metrics = table | metrics
     for key, metric in sorted(metrics.items()):
         scripts = [name for name, script in SCRIPTS.items() if key in script.METRICS]
-        scripts = scripts or ["askit"]
+        scripts = scripts or [name for name, table in PRETRAINING.items() if key in table]
         yield key, metric.words, "all" if len(scripts) == len(SCRIPTS) else ", ".join(scripts)
 
 

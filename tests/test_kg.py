@@ -9,7 +9,7 @@ import networkx
 import numpy as np
 import pytest
 
-from common import data, kg, kg_formats, kg_lightrag, kg_text, kg_vectors, world
+from common import data, kg, kg_formats, kg_lightrag, kg_server, kg_text, kg_vectors, world
 from tests.conftest import sample
 
 TRIPLES = [
@@ -621,3 +621,15 @@ def test_a_name_is_found_as_it_is_printed():
     shown = graph.node_info("A <b>\nC")["name"]
     assert graph.named(kg_text.one_line(shown)) == "A <b>\nC" and graph.named("A <b>\nC") == "A <b>\nC"
     assert graph.named("nobody") is None
+
+
+def test_a_worlds_graph_goes_through_lightrags_files(tmp_path):
+    kg_server.main(["build", "--from-world", "film", "--out", str(tmp_path)])
+    made = kg_server.world_graph("film").graph
+    for file in (kg_formats.GRAPHML, kg_formats.CUSTOM_KG):
+        again = kg.load_graph(tmp_path / file).graph
+        assert set(again) == set(made) and again.number_of_edges() == made.number_of_edges()
+    with pytest.raises(SystemExit, match="one of film, music"):
+        kg_server.main(["build", "--from-world", "sport", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="give a SOURCE"):
+        kg_server.main(["build", "--out", str(tmp_path)])

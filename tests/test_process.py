@@ -16,11 +16,18 @@ import askit
 import at2po
 import bi_rar
 import mygo_mujica
+import omne_r1
 from common import flags, process
 from common.files import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = {"askit": askit, "at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica}
+SCRIPTS = {
+    "askit": askit,
+    "at2po": at2po,
+    "bi_rar": bi_rar,
+    "mygo_mujica": mygo_mujica,
+    "omne_r1": omne_r1,
+}
 
 
 # ---- threads

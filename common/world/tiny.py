@@ -22,14 +22,14 @@ from common.world import demonstrations
 VERSION = "2"
 
 
-def tiny_policy(cfg, script, words, tags, render, index=None):
+def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
     """Folder of the warmed-up tiny policy:
     supervised on flawed demonstrations in worlds that training never sees.
 
     script: names who renders, with what its rendering depends on beside --top-k.
     words, tags: what it writes besides the world's words.
     render(tokenizer, question row, demonstration, index) -> [rollout.Trajectory].
-    index(world) -> what it reads, by default a retriever."""
+    index(world) -> what it reads, by default a retriever. pack_tokens: of a row of the warm-up's batches."""
     index = index or bm25
     recipe = {
         "script": script,
@@ -37,7 +37,7 @@ def tiny_policy(cfg, script, words, tags, render, index=None):
         "torch": torch.__version__,
         "steps": cfg.warmup_steps,
         "flaw_rate": cfg.flaw_rate,
-        "top_k": cfg.top_k,
+        "top_k": getattr(cfg, "top_k", 0),
         "size": cfg.world_size,
     }
 
@@ -49,7 +49,7 @@ def tiny_policy(cfg, script, words, tags, render, index=None):
             cfg.warmup_steps, cfg.flaw_rate, cfg.world_size)
         say(f"warming up the tiny policy on {8 * cfg.warmup_steps} demonstrations, "
             f"{torch.get_num_threads()} threads (cached afterwards)")
-        batches = (rollout.collate(g, pack_tokens=512) for g in groups)
+        batches = (rollout.collate(g, pack_tokens=pack_tokens) for g in groups)
         warm_up(model, batches, cfg.warmup_steps, Said(cfg.warmup_steps))
         return model, tokenizer
 

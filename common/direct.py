@@ -1,0 +1,91 @@
+"""What a policy answers from memory, without a tool and without instructions.
+
+Nothing asks for a format, so all that is said behind the thoughts is the answer, and a language model judges
+it (--judge). Without one, "em" asks for the gold answer alone and is close to 0 for models that write
+sentences.
+"""
+
+import re
+
+from common import chat, metrics, rollout
+from common.judge import Judge
+from common.page import record
+from common.rollout import Trajectory, Turn, stable_seed
+
+THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+KEYS = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
+
+
+async def answer(policy, question, cfg, opening):
+    """A Trajectory of one turn. opening: what stands before it and is not the policy's."""
+    tokenizer = policy.tokenizer
+    asked = chat.Foreign(question.question)
+    prompt_ids = chat.render_chat(tokenizer, [("user", asked)])
+    prompt_ids += tokenizer(opening, add_special_tokens=False)["input_ids"]
+    g = await policy.engine.generate(
+        prompt_ids,
+        stop=(),
+        max_tokens=cfg.max_turn,
+        temperature=cfg.eval_temperature,
+        seed=stable_seed(cfg.seed, "direct", question.id),
+    )
+    text = tokenizer.decode(g.token_ids, skip_special_tokens=True)
+    turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
+    said = THOUGHT.sub("", text).strip()
+    gold = question.answers[0]
+    trajectory = Trajectory(question.id, prompt_ids, [turn])
+    trajectory.info = {
+        "answer": said,
+        "problem": "",
+        "em": float(said == gold.strip()),
+        "normalised": metrics.exact_match(said, gold),
+        "f1": metrics.f1(said, gold),
+        "searches": 0,
+        "repetitions": 0,
+        "standard": 0.0,
+    }
+    return trajectory
+
+
+def evaluate_directly(policy, place, cfg, progress, opening=""):
+    """(rows, summary). With --judge, em is the judge's verdict; one that cannot be read counts as wrong."""
+    policy.engine.sync(policy.model)
+    agents = [answer(policy, q, cfg, opening) for q in place.questions]
+    no_search = rollout.BatchedSearch(None)
+    done = rollout.run_agents(agents, policy.engine, no_search, progress)
+    pairs = list(zip(done, place.questions, strict=True))
+    about = {
+        "set": place.name,
+        "seed": cfg.seed,
+        "temperature": cfg.eval_temperature,
+    }
+    reasons = [""] * len(done)
+    if cfg.judge:
+        asked = []
+        for t, q in pairs:
+            gold = q.answers[0]
+            asked.append((q.question, gold, t.info["answer"]))
+        judge = Judge(cfg.judge, cfg.judge_model)
+        found = judge.verdicts(asked, progress)
+        verdicts = [right for right, _ in found]
+        reasons = [why for _, why in found]
+        for t, right in zip(done, verdicts, strict=True):
+            t.info["em"] = float(bool(right))
+        about["judge"] = cfg.judge_model
+        about["no_verdict"] = verdicts.count(None)
+    rows = []
+    for (t, q), why in zip(pairs, reasons, strict=True):
+        rows.append(prediction(t, q, why))
+    return rows, about | metrics.summarize(rows, KEYS)
+
+
+def prediction(trajectory, question, why):
+    """A row of eval_<set>.json."""
+    trajectory.reward = trajectory.info["em"]
+    turn = record.turn_node(1, [0], trajectory.turns[0])
+    nodes = [record.root_node(), turn]
+    reasons = [f"judge: {why}"] if why else []
+    outcome = record.outcome(trajectory, [0, 1], reasons)
+    row = {"id": question.id, **trajectory.info}
+    row["tokens"] = trajectory.sampled_tokens
+    return row | record.group(question, nodes, [outcome])

@@ -1,0 +1,99 @@
+"""Free answers judged by a language model, as papers do that enforce no format.
+
+    judge = Judge("http://127.0.0.1:8000/v1", "deepseek-reasoner")
+    judge.verdicts([(question, gold, answer), …], progress)    ->  [(True, "reason") or (None, "why not")]
+
+The model is given question, gold answer and prediction, and says whether the prediction is right. What it
+says is read as JSON and never evaluated; an answer that cannot be read is no verdict, and counted.
+"""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from common import data, metrics, teacher
+from common.files import Progress, RunError, say, write_atomic
+
+PROMPT = """\
+You will see a question, its golden answer and a predicted answer. Judge whether the predicted answer is \
+correct: it is, if it gives the golden answer, in whatever words.
+
+Here is the real data:
+Question: {question}
+Golden answer: {gold}
+Predicted answer: {answer}
+
+Output in JSON format only, don't add markdown code delimiter or anything else, only a valid json object:
+{"correct": true or false, "reason": "your reason"}
+"""
+MOST = 8000  # characters of an answer that are judged
+
+
+class Judge:
+    """url: an OpenAI-compatible endpoint, up to and with "/v1"; its key comes from OPENAI_API_KEY."""
+
+    def __init__(self, url, model):
+        self.chat = teacher.ChatTeacher(url, model)
+        self.chat.flag = "--judge"
+
+    def verdict(self, question, gold, answer):
+        """(whether it is right, why), (None, why not) where the judge cannot be understood."""
+        prompt = PROMPT
+        for name, text in (("question", question), ("gold", gold), ("answer", answer[:MOST])):
+            prompt = prompt.replace(f"{{{name}}}", text, 1)
+        try:
+            value = teacher.read_object(self.chat.ask(prompt))
+        except teacher.BadAnswer as error:
+            return None, error.reason
+        if not isinstance(value.get("correct"), bool):
+            return None, "no verdict"
+        return value["correct"], str(value.get("reason", ""))
+
+    def verdicts(self, asked, progress):
+        """In the order of [(question, gold, answer)]. RunError where none could be understood."""
+        found = []
+        with ThreadPoolExecutor(self.chat.concurrency) as pool:
+            for one in pool.map(lambda one: self.verdict(*one), asked):
+                found.append(one)
+                progress(len(found), len(asked))
+        if found and all(right is None for right, _ in found):
+            raise RunError(f"--judge {self.chat.url}: none of {len(found)} verdicts could be read; the first "
+                           f"one: {found[0][1]}")
+        return found
+
+
+def read_answers(file):
+    """[(question, gold, answer)] of JSON lines: question, golden_answer and answer, or UltraDomain's input,
+    answers and any one field that ends in _answer."""
+    found = []
+    for number, row in data.read_records(file):
+        row = row if isinstance(row, dict) else {}
+        question = row.get("question", row.get("input"))
+        gold = row.get("golden_answer", row.get("answers"))
+        gold = gold[0] if isinstance(gold, list) and gold else gold
+        own = [name for name in row if name.endswith("_answer") and name != "golden_answer"]
+        answer = row.get("answer", row[own[0]] if own else None)
+        if not all(isinstance(text, str) for text in (question, gold, answer)):
+            raise data.DataError(f"{file}: line {number}: expected question, golden_answer and answer")
+        found.append((question, gold, answer))
+    if not found:
+        raise data.DataError(f"{file}: no answer")
+    return found
+
+
+def score_answers(file, judge):
+    """Answers made elsewhere, judged; the verdicts stand in a file beside theirs."""
+    file = Path(file)
+    asked = read_answers(file)
+    with Progress("verdicts") as progress:
+        verdicts = judge.verdicts(asked, progress)
+    rows = []
+    for (question, gold, answer), (right, why) in zip(asked, verdicts, strict=True):
+        rows.append({"question": question, "golden_answer": gold, "answer": answer, "correct": right,
+                     "reason": why})
+    out = file.with_suffix(".judged.jsonl")
+    write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    mean, low, high = metrics.bootstrap_interval([float(bool(right)) for right, _ in verdicts])
+    unread = sum(right is None for right, _ in verdicts)
+    say(f"{len(rows)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be read "
+        f"and count as wrong: {out}")

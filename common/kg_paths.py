@@ -1,0 +1,187 @@
+"""Paths in a knowledge graph that questions are made of: where they may start, and what makes one unfit.
+
+    seeds(graph)                           where a path may start (Omne-R1, section 2)
+    split_seeds(graph, seed)               the same, apart for training and test
+    fault(graph, kind, path, q, answer)    why a path and its question are no question, or None
+    reached(graph, start, relations)       where a sequence of relation labels leads
+
+A path is a list of names. An edge joins two nodes from either end, as the tools show it; where a directed
+graph's edge is gone against its direction, its label is "inverse of …".
+"""
+
+import re
+import unicodedata
+
+from common import kg_text
+from common.rollout import stable_seed
+
+DEPTH = 3        # sec. 2: of the ball around a seed node
+SMALLEST = 20    # sec. 2: nodes of a ball
+LARGEST = 400    # sec. 2
+KINDS = {"12": (2, 3), "3": (4, 6)}  # nodes of a path: 1/2-hop; 3+-hop ("at least 4": that 6 is most is ours)
+INVERSE = "inverse of "
+
+UNKNOWN = "node not in the graph"
+TWICE = "node twice in the path"
+APART = "path not connected"
+ELSEWHERE = "answer not in the path"
+SHORT = "path too short"
+LONG = "path too long"
+NO_START = "start node not named"
+INNER = "inner node named"
+TOLD = "answer named"
+AMBIGUOUS = "another node reached"
+OF_THE_PATH = (UNKNOWN, TWICE, APART, ELSEWHERE, SHORT, LONG)  # the other rules are of the question
+
+QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2013", "''\"\"---")
+
+
+# ---------------------------------------------------------------- seeds
+
+def ball(graph, start, depth=DEPTH, largest=None):
+    """{node: its distance from start}, nearest first, edges gone either way; None where it has more than
+    `largest` nodes."""
+    edges = graph.graph
+    found = {start: 0}
+    rim = [start]
+    for distance in range(1, depth + 1):
+        further = []
+        for node in rim:
+            for other in (*edges.successors(node), *edges.predecessors(node)):
+                if other not in found:
+                    found[other] = distance
+                    further.append(other)
+            if largest is not None and len(found) > largest:
+                return None
+        rim = further
+    return found
+
+
+def seeds(graph, smallest=SMALLEST, largest=LARGEST):
+    """The nodes, in the graph's order, whose ball of depth 3 reaches that depth and has this many nodes
+    (the start is one of them)."""
+    found = []
+    for node in graph.graph:
+        around = ball(graph, node, DEPTH, largest)
+        if around is not None and len(around) >= smallest and max(around.values()) == DEPTH:
+            found.append(node)
+    return found
+
+
+def split_seeds(graph, seed=0, test_share=0.1, **bounds):
+    """(seeds for training, seeds for testing), by a hash of the name: a node's side does not depend on what
+    else is in the graph. bounds: smallest and largest, as in `seeds`."""
+    train = []
+    test = []
+    for node in seeds(graph, **bounds):
+        drawn = stable_seed(seed, "test", node) / 2 ** 63  # in [0, 1)
+        side = test if drawn < test_share else train
+        side.append(node)
+    return train, test
+
+
+# ---------------------------------------------------------------- along a path
+
+def steps(graph, node):
+    """[(relation, node it leads to)]: the node's facts and, in a directed graph, those it is the tail of."""
+    found = [(relation, tail) for _, relation, tail in graph.facts(node)]
+    if graph.graph.graph.get("directed", True):
+        for head, _, relation in graph.graph.in_edges(node, data="relation"):
+            found.append((INVERSE + relation, head))
+    return found
+
+
+def relations_along(graph, path):
+    """The label of each step, of parallel edges the first; None for a step that no edge makes."""
+    labels = []
+    for here, there in zip(path, path[1:], strict=False):
+        found = [relation for relation, other in steps(graph, here) if other == there]
+        labels.append(found[0] if found else None)
+    return labels
+
+
+def reached(graph, start, relations):
+    """The nodes at the end of this sequence of labels. The start is none of them: a question names it."""
+    here = {start}
+    for label in relations:
+        there = set()
+        for node in here:
+            if label.startswith(INVERSE):
+                found = steps(graph, node)
+            else:
+                found = [(relation, tail) for _, relation, tail in graph.facts(node)]
+            there |= {other for relation, other in found if relation == label}
+        here = there
+    return here - {start}
+
+
+# ---------------------------------------------------------------- names in a question
+
+def fold(text):
+    """
+    >>> fold("Fianna  FÁIL\\u2019s"), fold("Straße")
+    ("fianna fail's", 'strasse')
+    """
+    parts = unicodedata.normalize("NFKD", kg_text.one_line(text).translate(QUOTES))
+    return "".join(c for c in parts if not unicodedata.combining(c)).casefold()
+
+
+def is_named(name, question):
+    """Whether the name stands in the question between word boundaries, case and accents apart.
+
+    >>> is_named("Hive", "Whose hives?"), is_named("hive", "Whose HIVE's?"), is_named("C++", "Why C++?")
+    (False, True, True)
+    """
+    name = fold(name)
+    if not name:
+        return False
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", fold(question)) is not None
+
+
+# ---------------------------------------------------------------- what makes a draft unfit
+
+def fault(graph, kind, path, question, answer):
+    """(rule, reason) of the first rule that is broken; None where there is none."""
+    return fault_of_path(graph, kind, path, answer) or fault_of_question(path, question, answer)
+
+
+def fault_of_path(graph, kind, path, answer):
+    """As `fault`, of the rules OF_THE_PATH."""
+    for node in path:
+        if node not in graph:
+            return UNKNOWN, f"The graph has no node '{node}'."
+    for place, node in enumerate(path):
+        if node in path[:place]:
+            return TWICE, f"The path has the node '{node}' twice."
+    labels = relations_along(graph, path)
+    if None in labels:
+        place = labels.index(None)
+        return APART, f"No edge of the graph joins '{path[place]}' and '{path[place + 1]}'."
+    if answer not in path:
+        return ELSEWHERE, f"The answer '{answer}' is not a node of the path."
+    fewest, most = KINDS[kind]
+    if len(path) < fewest:
+        return SHORT, f"The path has {len(path)} nodes; it should have at least {fewest}."
+    if len(path) > most:
+        return LONG, f"The path has {len(path)} nodes; it should have at most {most}."
+    return None
+
+
+def fault_of_question(path, question, answer):
+    """As `fault`, of the names in a question. path: of at least two nodes, with the answer."""
+    if not is_named(path[0], question):
+        return NO_START, (f"The question does not name the starting node '{path[0]}', "
+                          "so the answerer does not know where to search from.")
+    for node in path[1:]:
+        if node != answer and is_named(node, question):
+            return INNER, (f"The question reveals the name of a middle node '{node}' in the path, "
+                           "which should be hidden according to the requirements.")
+    if is_named(answer, question):
+        return TOLD, f"The question reveals the name of the answer node '{answer}', which should be hidden."
+    return None
+
+
+def other_answers(graph, path, relations, answer):
+    """The nodes other than the answer that the labels up to it lead to as well, by name."""
+    upto = path.index(answer)
+    return sorted(reached(graph, path[0], relations[:upto]) - {answer})

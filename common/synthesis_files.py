@@ -1,0 +1,217 @@
+"""The folder of synthesis.py: what a teacher said, which questions were kept, what was rejected and why.
+
+Every file but two only grows, a line at a time, and is whole after a kill at any point; settings.json and
+questions.md are replaced whole.
+"""
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+
+from common.files import RunError, read_json, read_jsonl, write_json
+from common.teacher import NO_ANSWER, UNREADABLE, BadAnswer
+
+TITLES = {"12": "1/2 hop", "3": "3+ hop"}
+DUPLICATE = "duplicate"
+
+
+# ---------------------------------------------------------------- files that grow
+
+class Lines:
+    """A file of JSON lines that only grows; the last line, if a kill cut it off, is dropped."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.rows = []
+        try:
+            if self.path.exists():
+                self._drop_half_a_line()
+                self.rows = read_jsonl(self.path)
+            self.file = open(self.path, "a", encoding="utf-8", errors="replace", newline="\n")
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be read or written ({error.strerror})") from None
+
+    def _drop_half_a_line(self):
+        with open(self.path, "r+b") as file:
+            data = file.read()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):
+                file.truncate(whole)
+
+    def add(self, row):
+        try:
+            self.file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}: {error.strerror}. What was written before stays: "
+                           "make room and run the same command again") from None
+        self.rows.append(row)
+
+    def close(self):
+        self.file.close()
+
+
+class Answers:
+    """What a model said, by what it was asked for: `of` asks only for what is not on file."""
+
+    def __init__(self, path):
+        self.lines = Lines(path)
+        self.known = {row["key"]: row for row in self.lines.rows}
+        self.lock = threading.Lock()
+
+    def of(self, key, ask):
+        """ask() -> text. What it raises as BadAnswer is kept and raised again."""
+        row = self.known.get(key)
+        if row is None:
+            row = {"key": key}
+            try:
+                row["text"] = ask()
+            except BadAnswer as bad:
+                row |= {"rule": bad.rule, "reason": bad.reason}
+            with self.lock:
+                self.known[key] = row
+                self.lines.add(row)
+        if "text" not in row:
+            raise BadAnswer(row["rule"], row["reason"])
+        return row["text"]
+
+    def close(self):
+        self.lines.close()
+
+
+class Ledger:
+    """The questions and the rejections of a folder: what is there is not worked on again."""
+
+    def __init__(self, folder, attempts, bad_limit):
+        self.questions = Lines(folder / "questions.jsonl")
+        self.rejected = Lines(folder / "rejected.jsonl")
+        self.attempts = attempts
+        self.bad_limit = bad_limit
+        self.bad = 0     # unusable answers in a row, of this run
+        self.kept = {row["id"] for row in self.questions.rows}
+        self.turned_down = {}
+        for row in self.rejected.rows:
+            self.turned_down.setdefault(row["id"], []).append(row)
+        self.seen = {(row["question"], row["golden_answer"]) for row in self.questions.rows}
+
+    def finished(self, item):
+        """Whether nothing more can come of an item."""
+        rows = self.turned_down.get(item.id, [])
+        return item.id in self.kept or len(rows) >= self.attempts or any(r["rule"] == DUPLICATE for r in rows)
+
+    def enter(self, item, tried):
+        """Writes what an item came to; the rows of one that was cut short are there already."""
+        last = tried[-1]
+        if not last.rule and (last.draft.question, last.draft.answer) in self.seen:
+            last.rule = DUPLICATE
+            last.reason = "The question and its answer are there already."
+        on_file = len(self.turned_down.get(item.id, []))
+        for one in [one for one in tried if one.rule][on_file:]:
+            self._turn_down(item, one)
+        if not last.rule:
+            self._keep(item, last)
+
+    def _turn_down(self, item, tried):
+        draft = tried.draft
+        row = {"id": item.id, "graph_type": item.graph_type, "kind": item.kind, "rule": tried.rule,
+               "path": draft.path, "question": draft.question, "answer": draft.answer,
+               "reason": tried.reason}
+        self.rejected.add(row)
+        self.turned_down.setdefault(item.id, []).append(row)
+        self.bad = self.bad + 1 if tried.rule in (UNREADABLE, NO_ANSWER) else 0
+        if self.bad >= self.bad_limit:
+            raise RunError(f"the teacher gave {self.bad} unusable answers in a row, the last: "
+                           f"{tried.reason[:200]!r}. See {self.rejected.path}; with a better one the same "
+                           "command goes on from here")
+
+    def _keep(self, item, tried):
+        draft = tried.draft
+        self.questions.add({
+            "id": item.id, "graph_type": item.graph_type, "question": draft.question,
+            "golden_answer": draft.answer, "path": draft.path, "relations": draft.relations,
+            "hops": len(draft.path) - 1, "kind": item.kind, "seed_node": item.seed_node,
+            "ambiguous": tried.ambiguous})
+        self.kept.add(item.id)
+        self.seen.add((draft.question, draft.answer))
+        self.bad = 0
+
+    def close(self):
+        self.questions.close()
+        self.rejected.close()
+
+
+# ---------------------------------------------------------------- settings.json
+
+def settle(folder, settings, graphs):
+    """Writes what a folder is made with, or raises RunError where it was made with something else.
+
+    graphs: {graph_type: mark_of(…)}; others may join them later."""
+    path = folder / "settings.json"
+    before = {**settings, "graphs": {}}
+    if path.exists():
+        before = read_json(path, dict)
+    elif (folder / "questions.jsonl").exists():
+        raise RunError(f"{folder} has questions but no settings.json: use another folder")
+    known = before.get("graphs", {})
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise RunError(f"{folder} was made with {name} {before.get(name)!r}, not {value!r}: "
+                           "use another folder")
+    for name, mark in graphs.items():
+        if known.get(name, mark) != mark:
+            raise RunError(f"{folder} was made from another graph {name!r}, or from other seed nodes of it: "
+                           "use another folder")
+    write_json(path, {**settings, "graphs": {**known, **graphs}})
+
+
+def mark_of(graph, seed_nodes):
+    """A hash of the facts and of the seed nodes, whatever their order."""
+    digest = hashlib.sha256()
+    for fact in sorted(graph.graph.edges(data="relation")):
+        digest.update(json.dumps(fact).encode())
+    digest.update(json.dumps(sorted(seed_nodes)).encode())
+    return digest.hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- questions.md
+
+def markdown(questions, rejected):
+    """Table 1 of the paper, the rejections by rule, and what share of the drafts was kept."""
+    lines = ["# Questions", ""]
+    kept = Counter((row["graph_type"], row["kind"]) for row in questions)
+    lines += counts("Graph Type", kept)
+    lines += ["", "# Rejected drafts", ""]
+    lines += counts("rule", Counter((row["rule"], row["kind"]) for row in rejected))
+    lines += ["", "# Yield", "", "| Graph Type | drafts | kept | share | ambiguous |",
+              "|---|---:|---:|---:|---:|"]
+    names = list(dict.fromkeys(row["graph_type"] for row in questions + rejected))
+    for name in [*names, "Total"]:
+        ours = [row for row in questions if name in (row["graph_type"], "Total")]
+        drafts = len(ours) + sum(name in (row["graph_type"], "Total") for row in rejected)
+        ambiguous = sum(row["ambiguous"] for row in ours)
+        share = len(ours) / max(1, drafts)
+        lines.append(f"| {cell(name)} | {drafts} | {len(ours)} | {share:.3f} | {ambiguous} |")
+    lines += ["", "Ambiguous: another node is reached from the start by the same relations.", ""]
+    return "\n".join(lines)
+
+
+def counts(title, cells):
+    """A table of {(row, kind): count}, its largest row first, with sums."""
+    lines = [f"| {title} | {' | '.join(TITLES.values())} | Total |", "|---|" + "---:|" * (len(TITLES) + 1)]
+    sums = Counter()
+    for (name, kind), number in cells.items():
+        sums[name] += number
+        sums["Total", kind] += number
+    names = [name for name, _ in sums.most_common() if isinstance(name, str)]
+    for name in names:
+        row = [cells.get((name, kind), 0) for kind in TITLES]
+        lines.append(f"| {cell(name)} | {' | '.join(map(str, row))} | {sums[name]} |")
+    totals = [sums["Total", kind] for kind in TITLES]
+    lines.append(f"| Total | {' | '.join(map(str, totals))} | {sum(totals)} |")
+    return lines
+
+
+def cell(text):
+    return text.replace("|", "\\|")

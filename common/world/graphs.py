@@ -1,0 +1,157 @@
+"""The embedded world as graphs that LightRAG might have built, one a domain, and questions along their paths.
+
+    graph_for(world, "film")                    kg.KnowledgeGraph
+    path_questions(world, "film", 100, seed=0)  rows in the world's own form, with their `plan`
+
+A node has a kind and a description, an edge a keyword. Years are no nodes: they would be hubs that every
+path leads through; they stand in the descriptions. As in extracted graphs not all is well: some edges have a
+keyword that says nothing, and a sentence that does, and some entities occur a second time under another
+spelling, with facts that are wrong.
+"""
+
+import random
+
+from common import kg, kg_lightrag
+from common.world import DATE, DOMAIN_OF, FACTS, FEMALE, SPOKEN, _compose
+
+DOMAINS = ("film", "music", "literature", "business")
+VAGUE_KEYWORDS = "related"     # of edges that say nothing
+VAGUE_SHARE = .05              # of edges
+DUPLICATES = .03               # of entities
+# relations that few training questions need and a tenth of the test ones does
+RARE = ("employer", "educated at", "record label", "headquarters location", "located in")
+RARE_WEIGHT = {"train": .05, "test": .7}
+
+
+def spoken(relation):
+    """
+    >>> spoken("place of birth"), spoken("mother")
+    ('birthplace', 'mother')
+    """
+    return SPOKEN.get(relation, relation)
+
+
+def kinds_of(domain):
+    """The kinds of entities in a domain's graph: its own, and all that facts lead to from there.
+
+    >>> sorted(kinds_of("film"))
+    ['city', 'company', 'country', 'film', 'person', 'university']
+    """
+    kinds = {kind for kind, of in DOMAIN_OF.items() if of == domain}
+    while True:
+        tails = {tail for (kind, _), (tail, _, _) in FACTS.items() if kind in kinds}
+        more = tails - kinds - {"year"}
+        if not more:
+            return kinds
+        kinds |= more
+
+
+def graph_for(world, domain, noise=True):
+    """The KnowledgeGraph of a domain. Only edges between entities; directed, since they say who is head."""
+    rng = random.Random(f"graph/{world.split}/{domain}/{len(world.kinds)}/{len(world.triples)}")
+    within = kinds_of(domain)
+    graph = kg_lightrag.empty_graph(directed=True)
+    for name, kind in world.kinds.items():
+        if kind in within:
+            graph.add_node(name, kind=kind, description=described(world, name, kind))
+    for head, relation, tail in world.triples:
+        if head not in graph or tail not in graph:
+            continue
+        if noise and rng.random() < VAGUE_SHARE:
+            sentence = stated(world, head, relation, tail)
+            graph.add_edge(head, tail, relation, relation=VAGUE_KEYWORDS, description=sentence)
+        else:
+            graph.add_edge(head, tail, relation, relation=spoken(relation), description="")
+    if noise:
+        add_duplicates(graph, world, rng)
+    return kg.KnowledgeGraph(graph)
+
+
+def described(world, name, kind):
+    """What a node says of itself: its kind and its year."""
+    year = world.facts.get((name, DATE.get(kind)))
+    return f"{name} is a {kind}." if year is None else f"{name} is a {kind} of {year}."
+
+
+def stated(world, head, relation, tail):
+    """The sentence of a fact, as the world's passages have it."""
+    kind = world.kinds[head]
+    possessive = "Its"
+    if kind == "person":
+        possessive = "Her" if head.split()[0] in FEMALE else "His"
+    return FACTS[kind, relation][2].format(h=head, p=possessive, t=tail)
+
+
+def add_duplicates(graph, world, rng):
+    """Entities a second time, their two words in the other order, each with one wrong fact."""
+    names = list(graph)
+    for name in rng.sample(names, round(DUPLICATES * len(names))):
+        first, second = name.split()
+        copy = f"{second} {first}"
+        kind = graph.nodes[name]["kind"]
+        relations = [r for (k, r), (tail, _, _) in FACTS.items() if k == kind and tail != "year"]
+        if copy in graph or not relations:
+            continue
+        relation = rng.choice(relations)
+        tail = rng.choice([n for n in names if graph.nodes[n]["kind"] == FACTS[kind, relation][0]])
+        graph.add_node(copy, kind=kind, description=f"{copy} is a {kind}.")
+        graph.add_edge(copy, tail, relation, relation=spoken(relation), description="")
+
+
+# ---------------------------------------------------------------- questions
+
+def wording(graph, path, relations):
+    """The question of a path: relations as they are spoken, last one first."""
+    kind = graph.graph.nodes[path[0]].get("kind", "")
+    asked = "Who is" if graph.graph.nodes[path[-1]].get("kind") == "person" else "What is"
+    for relation in reversed(relations):
+        asked += f" the {relation} of"
+    start = path[0] if kind in ("", "person") else f"the {kind} {path[0]}"
+    return f"{asked} {start}?"
+
+
+def weight_of(split):
+    """weigh(relation) -> how often a path takes it, among a node's: the rare ones less, and never one whose
+    keywords say nothing."""
+    weights = {spoken(r): RARE_WEIGHT.get(split, 1.0) for r in RARE} | {VAGUE_KEYWORDS: 0.0}
+    return lambda relation: weights.get(relation, 1.0)
+
+
+def path_questions(world, domain, count, seed):
+    """Rows {"_id", "type", "question", "answer", "hops", "domain", "plan"}, with as many of one to five hops,
+    for the demonstrations that the tiny policy is warmed up on."""
+    rng = random.Random(f"paths/{world.split}/{domain}/{seed}")
+    within = kinds_of(domain)
+    weigh = weight_of("train")
+    rows, seen = [], set()
+    while len(rows) < count:
+        walk = _compose(world, rng, rng.choice((1, 2, 3, 4, 5)))
+        if walk is None:
+            continue
+        start, relations, subjects, answer = walk
+        names = [*subjects, answer]
+        inside = all(world.kinds.get(name) in within for name in names)
+        rare = min(weigh(spoken(relation)) for relation in relations)
+        if not inside or rng.random() >= rare or tuple([start, *relations]) in seen:
+            continue
+        seen.add(tuple([start, *relations]))
+        rows.append({
+            "_id": f"{world.split}-{domain}-{len(rows)}",
+            "type": "compositional",
+            "question": question_of(world, start, relations, answer),
+            "answer": answer,
+            "hops": len(relations),
+            "domain": domain,
+            "plan": list(zip(subjects, relations, strict=True)),
+        })
+    return rows
+
+
+def question_of(world, start, relations, answer):
+    """`wording` of a walk in the world itself."""
+    asked = "Who is" if world.kinds.get(answer) == "person" else "What is"
+    for relation in reversed(relations):
+        asked += f" the {spoken(relation)} of"
+    kind = world.kinds[start]
+    typed = start if kind == "person" else f"the {kind} {start}"
+    return f"{asked} {typed}?"

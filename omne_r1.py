@@ -1,0 +1,1406 @@
+"""Omne-R1: learning to reason with memory for multi-hop question answering (the paper; part of it is in a
+co-author's public branch).
+
+A policy walks a schema-free knowledge graph with two tools: entity_matcher finds names, node_info reads a
+node and its edges. Questions are made from the graph itself. Stage 1, PPO, makes trajectories; stage 2 learns
+from them and from templates, where thoughts count for less than calls; stage 3 is PPO again.
+
+    sec. 2          questions from paths            common/synthesis.py, make_questions
+    sec. 3.1        think, call a tool, answer      play, read_round
+    sec. 3.3.1      PPO, GAE, value loss            gae, assign_credit, ppo_loss
+    sec. 3.3.2      reward of stage 1               first_reward
+    sec. 3.4        trajectories to learn from      sampled_rows, template_rows
+    Algorithm 1     weighted loss                   weighted_sft_loss (kernels/weighted_ce.py)
+    sec. 3.5        reward of stage 3               third_reward
+    sec. 4.1.2      accuracy                        judge
+    sec. 4.2.4      patterns of tool calls          pattern_of
+    app. A, B       ShareGPT rows, system prompt    sharegpt_row, SYSTEM
+
+Where paper and authors' code differ, or the paper is silent:
+
+    weights of the stages   stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories; stage 2 begins
+                            with Qwen3-14B as released; stage 3 goes on from two models of stage 2, adapters
+                            with thoughts at w = .001, and full weights without thoughts. Ours the same, with
+                            one base (--sft-from stage1: not the paper's)
+    accuracy                paper: the same string but for blanks around it; "normalised" is ours (SQuAD's
+                            rules), and the code's in its reward. The gold answer is a node's name: no aliases
+    rounds                  7 calls, then one turn more to answer in; code: 5
+    a call that fails       unreadable, or for another graph: an error text, counted; the round goes on
+    calls                   paper: Python style; code splits them at commas. Ours: parsed, never evaluated;
+                            JSON style too. Blanks around a name do not count
+    R_format of stage 1     paper: in [0, 1]; code: 0, .1, .4, .6, 1, for tags that touch, are empty, for two
+                            tools; ours: share of the rounds in the right form (--format-score)
+    right form              exactly one thought, then exactly one call that can be read, or the answer, which
+                            the last round has to be. Without thoughts: the same without
+    reward of stage 3       as printed: a wrong answer in the right form is worth .5, and it may fall below 0.
+                            A repeated call: same tool and same arguments, in whatever order and quotes
+    GAE                     the printed exponent T - t + 1 must be T - t - 1. Observations are skipped: the
+                            next value is that of the next sampled token
+    PPO                     not printed: clip .2, gamma 1, lambda 1, one epoch, KL .001 as a cost a token
+                            (code), whitened advantages (code), value loss not clipped (ours)
+    critic                  paper: shares the actor's encoder; code: a model of its own. Ours: a linear head
+                            on the policy's hidden states (--critic separate)
+    learning rates          not printed; code, for another task: 1e-5 for both; ours: 1e-6, and 1e-5 for the
+                            head
+    loss of stage 2         paper: the mean over a forward pass, one conversation; ours: over all of an update
+                            (--loss-total forward)
+    tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
+    tools                   paper: two; the code has a third, from an edge to a node
+    rows without thoughts   thoughts removed, the template's empty block in their place, not learned
+    data of stage 2         how many of each kind is not printed; --sft-sampled, --sft-templates
+
+Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (83.8 / 47.2 with adapters,
+89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions.
+
+    python omne_r1.py                          embedded world: all stages, both variants
+    python omne_r1.py --stage sft --think-weight .1 --name tenth          one stage; --resume goes on
+    python omne_r1.py --sweep weights --seeds 3                           Table 5 (modes: 4, hops: 3)
+    python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
+    python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/              the paper's setting; not run
+    python omne_r1.py --eval-only --checkpoint DIR --graph graphs/ --eval-data questions.jsonl
+What is not in the paper, and its prompts, are at the end (appendix) or in common/.
+"""
+
+import json
+import math
+import random
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from common import process  # noqa: F401  (first: torch reads thread settings once)
+
+# isort: split
+import torch
+from safetensors.torch import load_file, save_file
+
+from common import (
+    chat,
+    checkpoint,
+    data,
+    flags,
+    graph_questions,
+    grpo,
+    guards,
+    loop,
+    metrics,
+    report,
+    rollout,
+    run,
+    sharegpt,
+    synthesis,
+    training,
+    world,
+)
+from common import model as models
+from common.direct import evaluate_directly
+from common.files import (
+    Progress,
+    RunError,
+    console,
+    plain,
+    read_jsonl,
+    say,
+    warn,
+    write_atomic,
+    write_json,
+)
+from common.graph_questions import Place, apart, has_hops, write_questions
+from common.judge import Judge, score_answers
+from common.kg_tools import Call, LocalTools
+from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
+from common.page import record
+from common.rollout import Trajectory, Turn, context_ids, stable_seed
+from common.teacher import ChatTeacher, Template
+from common.tool_calls import Fault, parse_tool_call, write_tool_call
+from common.world import graphs as world_graphs
+from common.world import thoughts, tiny
+from kernels.weighted_ce import think_weights, weighted_cross_entropy
+
+# ---------------------------------------------------------------- config
+
+@dataclass
+class Config(flags.PolicyFlags):
+    """The paper's settings; what a run needs besides (model, memory, names) is in common/flags.py."""
+
+    # ---- stages
+    # what to do; all = the base model, ppo, then sft and rl with and without thoughts
+    stage: Literal["all", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
+    think: Literal["on", "off"] = "on"  # thoughts, or the template's empty block in their place | sec. 3.4.1
+    # Table 5 (sft at each of --weights), Table 4 (sft: adapters or not, thoughts or not), Table 3 (ppo: hops)
+    sweep: Literal["", "weights", "modes", "hops"] = ""
+    weights: str = "1,.8,.2,.1,.05,.01,.001,0"  # of --sweep weights | Table 5
+    seeds: int = 1                  # runs of everything, with seeds from --seed on
+
+    # ---- graphs and tools
+    # graphs by their types: NAME=FILE,NAME=FOLDER, one file, a folder of graphs, or http://HOST:PORT
+    graph: str = ""
+    graph_encoder: str = "BAAI/bge-large-en-v1.5"  # of entities' names; empty = tf-idf | sec. 3.2.1
+    matches: int = 5                # entities that entity_matcher shows | app. A
+    max_edges: int = 60             # edges that node_info shows; those that share words with the question
+    max_words: int = 2000           # words of a tool's answer
+    max_calls: int = 7              # calls a question | sec. 3.1
+    max_turn: int = 3000            # tokens a turn | sec. 3.1
+    max_prompt: int = 4096          # tokens of the first prompt
+    max_context: int = 32768        # tokens of prompt, turns and answers of tools
+    temperature: float = 1.0        # of sampling in training; not printed
+    eval_temperature: float = 0.0   # of evaluation and --ask; not printed; 0 = greedy
+
+    # ---- answers that need a judge
+    # an OpenAI-compatible endpoint that says whether free answers are right (Tables 2 and 7)
+    judge: str = ""
+    judge_model: str = "deepseek-reasoner"      # its name there | sec. 4.2.1
+    score: str = ""                 # judge the answers in this file (question, gold answer, answer a line)
+
+    # ---- questions (sec. 2)
+    # training questions: a file that --stage synthesize made, or of such rows; empty = this run's own
+    data: str = ""
+    hops: Literal["mix", "12", "3"] = "mix"     # of training questions: 1/2, 3 and more, both | Table 3
+    # who finds paths and words questions: an OpenAI-compatible chat endpoint (key: OPENAI_API_KEY), or
+    # "template", which needs no model
+    teacher: str = "template"
+    teacher_model: str = "deepseek-reasoner"    # its name there | sec. 2
+    per_graph: int = 1000           # questions of each kind (1/2-hop, 3+) a graph, training and test
+    test_share: float = .1          # of seed nodes, whose questions are the test's
+    attempts: int = 3               # of the teacher at a seed node
+    unique: bool = False            # refuse questions whose relations lead to another node too
+
+    # ---- PPO (stages 1 and 3)
+    steps: int = 100                # PPO steps; not printed
+    questions_per_step: int = 128   # questions a step | authors' code
+    group_size: int = 1             # trajectories a question | authors' code
+    mini_batch: int = 64            # trajectories an update | authors' code
+    lr: float = 1e-6                # learning rate of the policy, constant
+    head_lr: float = 1e-5           # of the value head, or of a separate critic
+    clip: float = .2                # half width of the clip window
+    gamma: float = 1.0              # discount a token
+    lam: float = 1.0                # lambda of GAE
+    kl_coef: float = 1e-3           # cost a token of the log-ratio to the first weights | authors' code
+    value_coef: float = .5          # weight of the value loss
+    critic: Literal["shared", "separate"] = "shared"    # a head on the policy, or a model of its own (code)
+    critic_warmup: int = 0          # steps in which the critic alone learns
+    # R_format of stage 1: share of right rounds, all of them, or the code's grades
+    format_score: Literal["share", "whole", "graded"] = "share"
+    weight_decay: float = .01       # of matrices
+    grad_clip: float = 1.0          # largest norm of the gradient
+
+    # ---- SFT (stage 2)
+    # what to learn from: ShareGPT rows; empty = those of stage 1 with reward 1, and templates
+    sft_data: str = ""
+    sft_from: Literal["base", "stage1"] = "base"    # weights to begin with | sec. 3.4.1
+    sft_sampled: int = 5000         # trajectories of stage 1, at most
+    sft_templates: int = 5000       # template trajectories, at most
+    think_weight: float = .001      # w, what a thought's tokens count | Table 5
+    loss_total: Literal["update", "forward"] = "update"     # what the weighted mean is taken over
+    sft_lora: int = 8               # rank of its adapters; 0 = full weights | sec. 3.4.2
+    sft_lr: float = 1e-4            # of adapters, after a tenth of warm-up | sec. 3.4.2
+    sft_full_lr: float = 1e-5       # of full weights, after a hundredth | sec. 3.4.2
+    sft_epochs: int = 3             # cosine over all of them | sec. 3.4.2
+    sft_batch: int = 4              # conversations an update | sec. 3.4.2
+    max_length: int = 6144          # tokens of a conversation; longer ones are left out | sec. 3.4.2
+
+
+# What differs in the embedded world. Ours.
+WORLD = dict(
+    data="world",
+    graph_encoder="",
+    matches=3,
+    max_edges=6,
+    max_turn=120,
+    max_context=1900,
+    eval_temperature=1.0,
+    per_graph=300,
+    eval_limit=400,
+    steps=30,
+    questions_per_step=96,
+    mini_batch=48,
+    lr=1e-4,
+    head_lr=1e-3,
+    sft_sampled=500,
+    sft_templates=500,
+    sft_lr=2e-4,
+    sft_full_lr=5e-4,
+    sft_batch=8,
+    micro_tokens=8192,
+    pack_tokens=1024,
+    max_batch=384,
+    save_every=5,
+    warmup_steps=1400,
+    flaw_rate=.4,
+)
+VARIANTS = {"think": dict(think="on"), "no-think": dict(think="off", sft_lora=0)}   # sec. 3.5
+PAPER = {  # Table 8 and 6: 1/2 hop, 3+ hop, Qwen3-14B (stage 1: Qwen2.5-14B-Instruct)
+    "base": (".349", ".156"),
+    "stage1": (".575", ".321"),
+    "sft-think": (".892", ".605"),
+    "sft-no-think": (".941", ".684"),
+    "rl-think": (".927", ".635"),
+    "rl-no-think": (".940", ".693"),
+}
+
+# ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
+
+STOP = ("</tool_call>", "</answer>")
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+INSIDE = r"(?:(?!</?(?:think|tool_call|answer)>).)*"  # of tags: text without another tag
+THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+ACTION = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
+ROUND = {
+    "on": re.compile(rf"\s*<think>{INSIDE}</think>\s*<(tool_call|answer)>{INSIDE}</\1>\s*", re.DOTALL),
+    "off": re.compile(rf"\s*<(tool_call|answer)>{INSIDE}</\1>\s*", re.DOTALL),
+}
+
+
+def is_tiny(tokenizer):
+    """The world's own policy reads no instructions: its prompt is the graph's type and the question."""
+    return "[USER]" in tokenizer.all_special_tokens
+
+
+def opening(tokenizer, think):
+    """Ids that stand before a turn without thoughts, and are not the policy's."""
+    return tokenizer(NO_THOUGHT, add_special_tokens=False)["input_ids"] if think == "off" else []
+
+
+def render_prompt(tokenizer, question, graph_type, think):
+    """Token ids of the first prompt."""
+    asked = chat.Foreign(f"{graph_type} : {question}" if is_tiny(tokenizer) else question)
+    system = SYSTEM.replace("{graph_type}", graph_type)
+    return chat.render_chat(tokenizer, [("system", system), ("user", asked)]) + opening(tokenizer, think)
+
+
+def render_observation(tokenizer, turn_ids, text, think):
+    """Ids behind a turn: a tool's answer as a user's message (sec. 3.1), and where the next turn begins."""
+    shown = chat.Foreign(text)
+    reply = chat.render_reply(tokenizer, turn_ids, "<tool_response>\n", shown, "\n</tool_response>")
+    return reply + opening(tokenizer, think)
+
+
+def read_round(text):
+    """("call", (tool, arguments) or Fault), ("answer", text) or ("", None) of a turn; what stands in closed
+    thoughts is not read.
+
+    >>> read_round('<think> I answer </think> <answer> Rome </answer>')
+    ('answer', 'Rome')
+    """
+    actions = ACTION.findall(THOUGHT.sub("", text))
+    if not actions:
+        return "", None
+    kind, inside = actions[-1]
+    if kind == "answer":
+        return "answer", inside.strip()
+    found = parse_tool_call(inside)
+    if isinstance(found, Fault):
+        return "call", found
+    tool, arguments = found
+    return "call", (tool, {name: value.strip() for name, value in arguments.items()})
+
+
+# ---------------------------------------------------------------- agent (sec. 3.1)
+
+async def play(policy, tools, question, path, cfg, seed, temperature, watch=None):
+    """One trajectory: think, call a tool, read, …, answer. question.type is the graph it is asked of."""
+    tokenizer = policy.tokenizer
+    prompt_ids = render_prompt(tokenizer, question.question, question.type, cfg.think)
+    turns = []
+    while True:
+        g = await policy.engine.generate(
+            context_ids(prompt_ids, turns),
+            stop=STOP,
+            max_tokens=cfg.max_turn,
+            temperature=temperature,
+            seed=stable_seed(seed, path, len(turns)),
+        )
+        text = tokenizer.decode(g.token_ids, skip_special_tokens=True)
+        turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
+        turns.append(turn)
+        kind, action = read_round(text)
+        if kind == "call" and len(turns) <= cfg.max_calls:
+            turn.observation = await answer_of(tools, action, question, cfg)
+            turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
+        if watch:
+            watch(turn)
+        room = cfg.max_context - len(context_ids(prompt_ids, turns))
+        if not turn.observation_ids or room < cfg.max_turn:
+            return judge(Trajectory(question.id, prompt_ids, turns), question, cfg)
+
+
+async def answer_of(tools, action, question, cfg):
+    """What a tool says to a call; a call that cannot be made is told why."""
+    if isinstance(action, Fault):
+        return f"Error: {action.detail}."
+    tool, arguments = action
+    if arguments["graph_type"] != question.type:
+        return f"Error: graph_type must be '{question.type}' for this question."
+    call = Call(tool, arguments["node_name"], question.type, question.question)
+    return await tools(call, cfg.matches)
+
+
+def judge(trajectory, question, cfg):
+    """Fills info. "em" is the paper's accuracy (sec. 4.1.2): the same string but for blanks around it.
+    "format": share of the rounds in the right form; "repetitions": calls made before (sec. 3.5)."""
+    *earlier, last = trajectory.turns
+    right_form = [round_is_right(turn.text, cfg.think, last=False) for turn in earlier]
+    right_form.append(round_is_right(last.text, cfg.think, last=True))
+    calls, faults, made = [], Counter(), []
+    for turn in trajectory.turns:
+        kind, action = read_round(turn.text)
+        if kind != "call":
+            continue
+        calls.append(action)
+        if isinstance(action, Fault):
+            faults[action.name] += 1
+            continue
+        tool, arguments = action
+        made.append((tool, *arguments.values()))
+        faults["wrong graph"] += arguments["graph_type"] != question.type
+    answer = action if kind == "answer" else None
+    gold = question.answers[0]
+    trajectory.info = {
+        "answer": answer,
+        "em": float(answer is not None and answer.strip() == gold.strip()),
+        "normalised": metrics.exact_match(answer, gold) if answer else 0.0,
+        "f1": metrics.f1(answer, gold) if answer else 0.0,
+        "problem": "" if all(right_form) else "no answer" if answer is None else "form",
+        "format": sum(right_form) / len(right_form),
+        "searches": len(calls),
+        "repetitions": len(made) - len(set(made)),
+        "pattern": pattern_of(calls, answer),
+        "faults": dict(+faults),
+    }
+    return trajectory
+
+
+def round_is_right(text, think, last):
+    """Exactly one thought (or none, without thoughts), then exactly one readable call; the answer in the last
+    round, and only there."""
+    found = ROUND[think].fullmatch(text)
+    if not found or (found[1] == "answer") != last:
+        return False
+    return last or not isinstance(read_round(text)[1], Fault)
+
+
+def pattern_of(calls, answer):
+    """The tools of a trajectory in one word: m = entity_matcher, n = node_info, x = not readable, a = answer.
+
+    The standard one (sec. 4.2.4) is one m, then n alone, then a."""
+    letter = {"entity_matcher": "m", "node_info": "n"}
+    letters = ["x" if isinstance(call, Fault) else letter[call[0]] for call in calls]
+    return "".join(letters) + ("a" if answer is not None else "-")
+
+
+def rollouts(policy, tools, questions, cfg, *seed):
+    """group_size trajectories a question, all played at once; each depends on its own seed alone."""
+    search = rollout.BatchedSearch(tools)
+    agents = []
+    seeds = rollout.question_seeds(questions, cfg.seed, *seed)
+    for q, own in zip(questions, seeds, strict=True):
+        for k in range(cfg.group_size):
+            agents.append(play(policy, search, q, f"chain{k}", cfg, own, cfg.temperature))
+    return rollout.run_agents(agents, policy.engine, search)
+
+
+# ---------------------------------------------------------------- rewards (sec. 3.3.2, 3.5)
+
+def format_score(trajectory, kind):
+    """R_format of stage 1, in [0, 1]."""
+    info = trajectory.info
+    if kind == "graded":
+        return graded(trajectory)
+    return info["format"] if kind == "share" else float(not info["problem"])
+
+
+def graded(trajectory):
+    """The authors' grades: .1 for a thought first and an answer last; .4 if no two tags touch; .6 if none is
+    empty; 1 if two different tools are called."""
+    turns = trajectory.turns
+    text = "".join(t.text + t.observation for t in turns).strip()
+    if not (text.startswith("<think>") and text.endswith("</answer>")):
+        return 0.0
+    if any(re.search(r"</think><(tool_call|answer)>", t.text) for t in turns):
+        return .1
+    if re.search(r"<(think|tool_call|answer)>\s*</\1>", text):
+        return .4
+    return 1.0 if {"m", "n"} <= set(trajectory.info["pattern"]) else .6
+
+
+def first_reward(trajectory, cfg):
+    """Stage 1: R_format (.1 + .9 R_result)."""
+    return format_score(trajectory, cfg.format_score) * (.1 + .9 * trajectory.info["em"])
+
+
+def third_reward(trajectory, cfg):
+    """Stage 3: (r_format + r_answer) / 2 - .1 n_repetition."""
+    info = trajectory.info
+    return (float(not info["problem"]) + info["em"]) / 2 - .1 * info["repetitions"]
+
+
+REWARD = {"ppo": first_reward, "rl": third_reward}
+
+
+# ---------------------------------------------------------------- credit: GAE (sec. 3.3.1)
+
+def gae(rewards, values, response_mask, gamma, lam):
+    """(advantages, returns), both (B, T): A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma
+    V(s_{t+1}) - V(s_t), where t + 1 is the next *sampled* token, and V = 0 behind the last one.
+
+    rewards, values (B, T): of sampled tokens; what stands elsewhere is not read."""
+    advantages = torch.zeros_like(values)
+    carry = values.new_zeros(len(values))       # (B,) A of the next sampled token
+    next_value = values.new_zeros(len(values))
+    for t in reversed(range(values.shape[1])):
+        sampled = response_mask[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = delta + gamma * lam * carry
+        advantages[:, t] = torch.where(sampled, advantage, 0.0)
+        carry = torch.where(sampled, advantage, carry)
+        next_value = torch.where(sampled, values[:, t], next_value)
+    returns = torch.where(response_mask, advantages + values, 0.0)
+    return advantages, returns
+
+
+def token_rewards(batch, kl_coef):
+    """(B, T): the trajectory's reward on its last sampled token, less the log-ratio to the reference (k1) on
+    each: the critic has to see it."""
+    last = batch.response_mask.cumsum(1) == batch.response_mask.sum(1, keepdim=True)
+    last = last & batch.response_mask                                   # (B, T)
+    final = torch.tensor([[t.reward] for t in batch.trajectories], device=last.device)
+    rewards = torch.where(last, final, 0.0)
+    if batch.ref_logprobs is not None:
+        log_ratio = batch.old_logprobs - batch.ref_logprobs
+        rewards = rewards - kl_coef * torch.where(batch.response_mask, log_ratio, 0.0)
+    return rewards
+
+
+@dataclass
+class Experience:
+    """A batch as PPO learns from it: V and R are (B, T), like batch.advantages."""
+    batch: rollout.Batch        # with old and reference log-probs
+    values: torch.Tensor        # of the weights that sampled
+    returns: torch.Tensor | None = None
+
+
+def assign_credit(step, cfg):
+    """Fills returns and advantages, which are whitened over the step's [Experience]. Returns how much of the
+    returns' variance the critic explains."""
+    for e in step:
+        rewards = token_rewards(e.batch, cfg.kl_coef)
+        e.batch.advantages, e.returns = gae(
+            rewards, e.values, e.batch.response_mask, cfg.gamma, cfg.lam)
+    advantages = torch.cat([e.batch.advantages[e.batch.response_mask] for e in step])
+    returns = torch.cat([e.returns[e.batch.response_mask] for e in step])
+    mean = advantages.mean()
+    variance = advantages.var(correction=0)
+    for e in step:
+        whitened = (e.batch.advantages - mean) / (variance + 1e-8).sqrt()
+        e.batch.advantages = torch.where(e.batch.response_mask, whitened, 0.0)
+    spread = returns.var(correction=0)
+    return float(1 - variance / spread) if spread > 1e-12 else 0.0
+
+
+# ---------------------------------------------------------------- actor and critic
+
+class ActorCritic(torch.nn.Module):
+    """A policy and V. critic=None: V is a linear head on the policy's hidden states, which it shares; else on
+    those of a model of its own. Saved as the policy's folder with value_head.safetensors (and critic/)."""
+
+    def __init__(self, policy, critic=None):
+        super().__init__()
+        self.policy = policy
+        self.critic = critic
+        self.head = torch.nn.Linear(policy.config.hidden_size, 1, device=policy.device)
+        torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
+        torch.nn.init.zeros_(self.head.bias)
+
+    @property
+    def device(self):
+        return self.policy.device
+
+    def forward(self, batch, cfg, detached=False):
+        """(log-probs, values), both (B, T). detached: the value loss stays out of the shared encoder."""
+        hidden = models.hidden_states(self.policy, batch)
+        logprobs = models.token_logprobs(self.policy, batch, cfg.temperature, cfg.kernels, hidden)
+        if self.critic is not None:
+            hidden = models.hidden_states(self.critic, batch)
+        elif detached:
+            hidden = hidden.detach()
+        return logprobs, models.token_values(self.head, batch, hidden)
+
+    def save_pretrained(self, folder):
+        self.policy.save_pretrained(folder)
+        head = {name: value.cpu() for name, value in self.head.state_dict().items()}
+        save_file(head, f"{folder}/{HEAD}")
+        if self.critic is not None:
+            self.critic.save_pretrained(Path(folder) / "critic")
+
+    def critic_parameters(self):
+        of_its_own = [] if self.critic is None else self.critic.parameters()
+        return [*self.head.parameters(), *of_its_own]
+
+
+HEAD = "value_head.safetensors"
+
+
+def load_actor_critic(policy_model, source, cfg, resumed):
+    """ActorCritic around a loaded policy; a resumed one gets its critic back."""
+    critic = None
+    if cfg.critic == "separate":
+        critic = models.load_model(Path(resumed) / "critic" if resumed else source)
+    actor = ActorCritic(policy_model, critic)
+    if resumed:
+        actor.head.load_state_dict(load_file(str(Path(resumed) / HEAD)))
+    return actor
+
+
+# ---------------------------------------------------------------- update
+
+def ppo_loss(logprobs, values, experience, num_tokens, cfg):
+    """(policy loss, value loss, stats): both means over the mini-batch's `num_tokens` sampled tokens."""
+    batch = experience.batch
+    mask = batch.response_mask
+    weights = torch.full((len(values), 1), 1 / num_tokens, device=values.device)
+    policy_loss, stats = grpo.grpo_loss(
+        logprobs, batch.old_logprobs, batch.advantages, mask, weights, cfg.clip, cfg.clip)
+    squares = torch.where(mask, (values - experience.returns) ** 2, 0.0).sum()
+    stats["value_sum"] = float(squares.detach())
+    return policy_loss, squares / num_tokens, stats
+
+
+def prepare(actor, reference, trajectories, cfg):
+    """[Experience] of trajectories, under the weights that sampled and those of the reference."""
+    found = []
+    for batch in training.collate_parts(trajectories, cfg, actor.device):
+        with torch.no_grad():
+            batch.old_logprobs, values = actor(batch, cfg)
+            if reference is not None:
+                with models.reference_weights(actor.policy, reference) as frozen:
+                    batch.ref_logprobs = models.token_logprobs(frozen, batch, cfg.temperature, cfg.kernels)
+        found.append(Experience(batch, values))
+    return found
+
+
+def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite"):
+    """One epoch over the step's trajectories, `mini_batch` an update. Returns the step's means."""
+    started = time.time()
+    order = data.batch_of_step(trajectories, 1, len(trajectories), stable_seed(cfg.seed, "parts", step))
+    parts = [order[i:i + cfg.mini_batch] for i in range(0, len(order), cfg.mini_batch)]
+    prepared = [prepare(actor, reference, part, cfg) for part in parts]
+    everything = [e for experiences in prepared for e in experiences]
+    row = {"train/explained_variance": assign_credit(everything, cfg)}
+    row["time/old_logprobs"] = time.time() - started
+    warming = step <= cfg.critic_warmup
+    meter = training.Meter([e.batch for e in everything], keep)
+    for part, experiences in zip(parts, prepared, strict=True):
+        num_tokens = sum(t.sampled_tokens for t in part)
+        for e in experiences:
+            logprobs, values = actor(e.batch, cfg, detached=warming)
+            policy_loss, value_loss, stats = ppo_loss(logprobs, values, e, num_tokens, cfg)
+            loss = cfg.value_coef * value_loss
+            if not warming:
+                loss = loss + policy_loss
+            loss.backward()
+            meter.add(loss, stats)
+        meter.step(actor, optimizer, cfg.grad_clip, [e.batch for e in experiences])
+    if meter.total.get("tokens"):
+        row["train/value_loss"] = meter.total["value_sum"] / meter.total["tokens"]
+    return row | meter.means()
+
+
+def train(cfg, stage, folder, policy, source, place, evaluate_now):
+    """PPO with the reward of stage 1 or 3: sample, score, update; once a step."""
+    actor = load_actor_critic(policy.model, source, cfg, folder.start)
+    reference = models.load_reference(policy.model, source, cfg.lora) if cfg.kl_coef else None
+    optimizer = training.make_optimizer(actor.policy, cfg.lr, cfg.weight_decay)
+    of_critic = {"params": actor.critic_parameters(), "lr": cfg.head_lr, "weight_decay": 0.0}
+    optimizer.add_param_group(of_critic)
+    learner = replace(policy, model=actor)
+    steps = loop.steps(
+        cfg, folder, learner, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
+    for step, row in steps:
+        order = stable_seed(cfg.seed, "order")
+        questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
+        with loop.timed(row, "time/rollout"):
+            policy.engine.sync(policy.model)
+            done = rollouts(policy, place.tools, questions, cfg, stage, step)
+
+        for t in done:
+            t.reward = REWARD[stage](t, cfg)
+        row |= rollout_metrics(done, cfg)
+        row |= update(actor, reference, optimizer, done, cfg, step, folder.nonfinite(step))
+        row["sample"] = sample_record(policy, done, questions, step, cfg)
+
+
+# ---------------------------------------------------------------- stage 2: data (sec. 3.4, app. A)
+
+def sampled_rows(cfg, policy, place, progress):
+    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one a question."""
+    policy.engine.sync(policy.model)
+    order = stable_seed(cfg.seed, "sft")
+    questions = random.Random(order).sample(place.questions, len(place.questions))
+    rows = []
+    one = replace(cfg, group_size=1)
+    for start in range(0, len(questions), 128):
+        batch = questions[start:start + 128]
+        done = rollouts(policy, place.tools, batch, one, "sft")
+        for t, q in zip(done, batch, strict=True):
+            if t.info["em"] == 1 and not t.info["problem"]:
+                said = [turn.text for turn in t.turns]
+                shown = [turn.observation for turn in t.turns[:-1]]
+                rows.append(sharegpt_row(q, said, shown, "sampled"))
+        progress(min(len(rows), cfg.sft_sampled), cfg.sft_sampled)
+        if len(rows) >= cfg.sft_sampled:
+            break
+    return rows[:cfg.sft_sampled]
+
+
+def template_rows(cfg, place, progress):
+    """(b) Rows of known paths: one entity_matcher, then node_info from node to node, and thoughts that are
+    written for them."""
+    known = [q for q in place.questions if q.evidences]
+    rng = random.Random(stable_seed(cfg.seed, "templates"))
+    known = rng.sample(known, min(len(known), cfg.sft_templates))
+    rows = []
+    for start in range(0, len(known), 256):
+        batch = known[start:start + 256]
+        calls = [call for q in batch for call in template_calls(q)]
+        answers = iter(place.tools.search(calls, cfg.matches))
+        for q in batch:
+            shown = [next(answers) for _ in template_calls(q)]
+            rows.append(sharegpt_row(q, template_turns(q, cfg), shown, "template"))
+        progress(len(rows), len(known))
+    return rows
+
+
+def template_calls(question):
+    """The calls of the standard pattern along the question's path."""
+    nodes = [head for head, _, _ in question.evidences]
+    calls = [Call("entity_matcher", nodes[0], question.type, question.question)]
+    return calls + [Call("node_info", node, question.type, question.question) for node in nodes]
+
+
+def template_turns(question, cfg):
+    """What a gpt says, turn by turn."""
+    rng = random.Random(stable_seed(cfg.seed, "thoughts", question.id))
+    path = question.evidences
+    said = [rng.choice(thoughts.STARTS).format(subject=path[0][0])]
+    found = ""
+    for head, relation, tail in path:
+        plan = rng.choice(thoughts.PLANS).format(relation=relation, subject=head)
+        said.append(thoughts.planned(rng, found, plan))
+        found = thoughts.found(rng, relation, tail)
+    said[0] = thoughts.planned(rng, said[0])
+    said.append(thoughts.planned(rng, found, rng.choice(thoughts.ENDS)))
+    actions = [tool_call(call) for call in template_calls(question)]
+    actions.append(f"<answer> {question.answers[0]} </answer>")
+    return [f"<think> {thought} </think> {act}" for thought, act in zip(said, actions, strict=True)]
+
+
+def tool_call(call):
+    arguments = {"node_name": call.node_name, "graph_type": call.graph_type}
+    return f"<tool_call> {write_tool_call(call.tool, arguments)} </tool_call>"
+
+
+def sharegpt_row(question, said, shown, source):
+    """A row as in appendix A: thought and call in one gpt message, tools' answers as observations."""
+    conversation = [{"from": "human", "value": question.question}]
+    for i, text in enumerate(said):
+        conversation.append({"from": "gpt", "value": text})
+        if i < len(shown):
+            conversation.append({"from": "observation", "value": shown[i]})
+    return {
+        "id": question.id,
+        "graph_type": question.type,
+        "question": question.question,
+        "golden_answer": question.answers[0],
+        "conversations": conversation,
+        "tools": json.dumps(TOOLS).replace("{graph_type}", question.type),
+        "system": SYSTEM.replace("{graph_type}", question.type),
+        "source": source,
+    }
+
+
+# ---------------------------------------------------------------- stage 2: Algorithm 1
+
+def conversation_of(tokenizer, row, think):
+    """The Trajectory that a ShareGPT row teaches. Without thoughts, they are cut out of it."""
+    prompt_ids = render_prompt(tokenizer, row["question"], row["graph_type"], think)
+    turns = []
+    for message in row["conversations"][1:]:
+        if message["from"] == "gpt":
+            text = message["value"]
+            if think == "off":
+                text = THOUGHT.sub("", text).strip()
+            ids = encode_turn(tokenizer, text)
+            turns.append(Turn(ids, [0.0] * len(ids), "", text))
+        else:
+            turn = turns[-1]
+            turn.observation = message["value"]
+            turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, think)
+    return Trajectory(row["id"], prompt_ids, turns, info={"source": row.get("source", "")})
+
+
+def encode_turn(tokenizer, text):
+    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is."""
+    parts = re.split(r"(</?(?:think|tool_call|answer)>)", text)
+    parts = [part if i % 2 else chat.Foreign(part) for i, part in enumerate(parts) if part]
+    return chat.encode(tokenizer, *parts)[1]
+
+
+def sft_weights(batch, tags, cfg):
+    """Algorithm 1, lines 3 to 15, over what is learned: (B, T), 0 elsewhere."""
+    labels = torch.where(batch.response_mask, batch.input_ids, -100)
+    weights = think_weights(labels, *tags, cfg.think_weight)
+    return torch.where(batch.response_mask, weights, 0.0)
+
+
+def weighted_sft_loss(model, batch, weights, total):
+    """Algorithm 1, lines 16 to 30: sum of w (-log p) / total. weights (B, T)."""
+    hidden = models.hidden_states(model, batch).flatten(0, 1)[batch.predecessor]   # (R, H)
+    by_row = weights.new_zeros(len(batch.target))                                  # (R,)
+    by_row.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
+    head = model.get_output_embeddings().weight
+    return weighted_cross_entropy(hidden, head, batch.target, by_row, total)
+
+
+def sft_update(model, optimizer, examples, tags, cfg, meter):
+    """One update on some conversations."""
+    batches = training.collate_parts(examples, cfg, model.device)
+    weights = [sft_weights(b, tags, cfg) for b in batches]
+    total = sum(float(w.sum()) for w in weights)
+    if cfg.loss_total == "forward":  # each conversation is a mean of its own
+        weights = [w / w.sum(1, keepdim=True).clamp(min=1e-8) for w in weights]
+        total = len(examples)
+    for b, w in zip(batches, weights, strict=True):
+        loss = weighted_sft_loss(model, b, w, total)
+        loss.backward()
+        stats = {"tokens": int(b.response_mask.sum()), "weight": float(w.sum())}
+        meter.add(loss, stats)
+    meter.step(model, optimizer, cfg.grad_clip, batches)
+
+
+UPDATES_A_STEP = 25  # of stage 2, in one line of metrics
+
+
+def train_sft(cfg, folder, policy, examples, evaluate_now):
+    """sft_epochs over the conversations, a cosine over all of it."""
+    tokenizer = policy.tokenizer
+    tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
+    peak, warmup = (cfg.sft_lr, .1) if cfg.sft_lora else (cfg.sft_full_lr, .01)
+    optimizer = training.make_optimizer(policy.model, peak, cfg.weight_decay)
+    total = -(-len(examples) // cfg.sft_batch) * cfg.sft_epochs
+    planned = replace(cfg, steps=-(-total // UPDATES_A_STEP))
+    steps = loop.steps(planned, folder, policy, optimizer, SFT_METRICS, evaluate=evaluate_now, label="sft | ")
+    for step, row in steps:
+        meter = training.Meter(keep=folder.nonfinite(step))
+        for number in range((step - 1) * UPDATES_A_STEP, min(step * UPDATES_A_STEP, total)):
+            order = stable_seed(cfg.seed, "sft order")
+            batch = data.batch_of_step(examples, number + 1, cfg.sft_batch, order)
+            lr = training.cosine_lr(number, total, peak, warmup=round(warmup * total))
+            training.set_lr(optimizer, lr)
+            sft_update(policy.model, optimizer, batch, tags, cfg, meter)
+        row |= meter.means()
+        row |= {"train/lr": lr, "sft/weight": meter.total["weight"] / meter.total["tokens"]}
+        row["sft/tokens"] = meter.total["tokens"]
+
+
+# ---------------------------------------------------------------- evaluate
+
+def evaluate(policy, place, cfg, progress):
+    """One trajectory a question. Returns (rows, summary)."""
+    policy.engine.sync(policy.model)
+    search = rollout.BatchedSearch(place.tools)
+    agents = []
+    for q in place.questions:
+        seed = stable_seed(cfg.seed, "eval", q.id)
+        agents.append(play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature))
+    done = rollout.run_agents(agents, policy.engine, search, progress)
+    for t in done:
+        t.reward = t.info["em"]
+    rows = [prediction(t, q) for t, q in zip(done, place.questions, strict=True)]
+    faults = sum((Counter(t.info["faults"]) for t in done), Counter())
+    about = {"set": place.name, "seed": cfg.seed, "temperature": cfg.eval_temperature,
+             "faults": dict(sorted(faults.items())), "patterns": patterns(done)}
+    keys = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
+    return rows, about | metrics.summarize(rows, keys)
+
+
+def evaluate_direct(policy, place, cfg, progress):
+    """Answers from memory, without tools or instructions (Table 2)."""
+    empty = NO_THOUGHT if cfg.think == "off" else ""
+    return evaluate_directly(policy, place, cfg, progress, empty)
+
+
+def patterns(done):
+    """The ten most frequent patterns of tool calls: {pattern: [share, accuracy within it]}."""
+    of = {}
+    for t in done:
+        of.setdefault(t.info["pattern"], []).append(t.info["em"])
+    frequent = sorted(of, key=lambda pattern: (-len(of[pattern]), pattern))
+    table = {}
+    for pattern in frequent[:10]:
+        share = len(of[pattern]) / len(done)
+        accuracy = rollout.mean(of[pattern])
+        table[pattern] = [round(share, 4), round(accuracy, 4)]
+    return table
+
+
+# ---------------------------------------------------------------- main
+
+@dataclass
+class Job:
+    """A stage to run: its label (of folder and table), what it does, and its settings."""
+    label: str
+    kind: str
+    cfg: Config
+
+
+def reproduce(cfg):
+    """The stages of --stage or --sweep for every seed, each in a run folder of its own. What can be refused
+    without reading data is refused first."""
+    if cfg.score:
+        return score_answers(cfg.score, Judge(cfg.judge, cfg.judge_model))
+    seeds = range(cfg.seed, cfg.seed + cfg.seeds)
+    configs = [replace(cfg, seed=seed, name=cfg.name or f"seed{seed}") for seed in seeds]
+    if not cfg.ask:
+        for one in configs:
+            for job in jobs_of(one):
+                stage_folder(job)
+    if cfg.checkpoint or cfg.model:
+        models.find_model(cfg.checkpoint or cfg.model)
+    load = load_world if cfg.data == "world" else load_own
+    place, evals = load(configs[0])
+    if cfg.ask:
+        policy = run.load_policy(cfg, base_weights(cfg), trains=False)
+        return ask(cfg, policy, evals[0].tools)
+    run.tell(cfg)
+    for one in configs:
+        for job in jobs_of(one):
+            run_job(job, place, evals)
+        show_table(one)
+
+
+def jobs_of(cfg):
+    """What --stage and --sweep ask for, in order."""
+    if cfg.sweep == "weights":
+        return [Job(f"sft-w{float(w):g}", "sft", replace(cfg, think="on", think_weight=float(w)))
+                for w in cfg.weights.split(",")]
+    if cfg.sweep == "modes":
+        return [Job(f"sft-{size}-{mode}", "sft", replace(cfg, think=think, sft_lora=rank, think_weight=1.0))
+                for size, rank in (("lora", cfg.sft_lora or 8), ("full", 0))
+                for mode, think in (("no-think", "off"), ("think", "on"))]
+    if cfg.sweep == "hops":
+        on = replace(cfg, think="on")
+        return [Job(f"stage1-{hops}", "ppo", replace(on, hops=hops)) for hops in ("12", "3", "mix")]
+    if cfg.stage == "all":
+        on = replace(cfg, think="on")
+        jobs = [Job("base", "eval", on), Job("stage1", "ppo", on)]
+        for kind in ("sft", "rl"):
+            for variant, settings in VARIANTS.items():
+                jobs.append(Job(f"{kind}-{variant}", kind, replace(cfg, **settings)))
+        return jobs
+    variant = "think" if cfg.think == "on" else "no-think"
+    labels = {"ppo": "stage1", "sft": f"sft-{variant}", "rl": f"rl-{variant}"}
+    if cfg.stage == "synthesize":
+        return []
+    return [Job(labels.get(cfg.stage, cfg.stage), cfg.stage, cfg)]
+
+
+def run_job(job, place, evals):
+    """Trains and evaluates, or only evaluates; leaves a run folder. What --resume finds done is not done
+    again."""
+    cfg, kind = job.cfg, job.kind
+    folder = stage_folder(job)
+    trains = kind in ("ppo", "sft", "rl")
+    last = (read_jsonl(folder.path / "metrics.jsonl") or [{}])[-1]
+    trained = kind not in ("ppo", "rl") or last.get("step", 0) >= cfg.steps
+    if folder.resume and trained and folder.evaluated(evals):
+        return say(f"{job.label}: done before")
+    source = start_weights(job)
+    examples = sft_rows(cfg, place) if kind == "sft" else None
+    lora = cfg.sft_lora if kind == "sft" else cfg.lora
+    policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains)
+    score = evaluate_direct if kind == "direct" else evaluate
+
+    def evaluate_all(when=""):
+        return run.evaluate_all(cfg, folder, policy, evals, score, when)
+
+    def evaluate_now(when):
+        return run.mean_em(evaluate_all(when))
+
+    table = SFT_METRICS if kind == "sft" else METRICS
+    with run.stage(cfg, folder, table, f"Omne-R1 {cfg.name}: {job.label}"):
+        if trains:
+            folder.forget_evaluations(evals)  # of fewer steps
+        if kind == "sft":
+            found = that_fit(policy.tokenizer, examples, cfg)
+            folder.append("samples.jsonl", [] if folder.start else sft_samples(policy, found))
+            train_sft(cfg, folder, policy, found, evaluate_now)
+        elif trains:
+            asked = [q for q in place.questions if has_hops(q, cfg.hops)]
+            train(cfg, kind, folder, policy, source, replace(place, questions=asked), evaluate_now)
+        results = evaluate_all()
+        if job.label == "base":
+            guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
+
+
+def run_path(cfg, label):
+    """Where a stage of this run is, or what it makes."""
+    return Path(cfg.out) / "omne_r1" / f"{cfg.name}-{label}"
+
+
+def stage_folder(job):
+    free = (*run.FREE_ON_RESUME, "stage", "seeds", "sweep", "weights", "judge", "judge_model")
+    name = f"{job.cfg.name}-{job.label}"
+    trains = job.kind in ("ppo", "sft", "rl")
+    return run.open_folder(job.cfg, "omne_r1", name, free, one_of_many=True, saves=trains)
+
+
+def base_weights(cfg):
+    """What stages 1 and 2 begin with: a folder or hub id."""
+    source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
+    return folded(checkpoint.find(source) or source)
+
+
+def start_weights(job):
+    """The paper's: stage 2 begins with the base, not with stage 1; stage 3 with stage 2."""
+    cfg = job.cfg
+    before = {"rl": job.label.replace("rl", "sft")}
+    if job.kind == "sft" and cfg.sft_from == "stage1":
+        before["sft"] = "stage1"
+    if job.kind not in before or (cfg.checkpoint and cfg.stage != "all"):
+        return base_weights(cfg)
+    return folded(stage_checkpoint(cfg, before[job.kind], job.kind))
+
+
+def stage_checkpoint(cfg, label, needed_by):
+    """The weights that a stage of this run left."""
+    folder = run_path(cfg, label) / "checkpoint"
+    found = checkpoint.find(folder)
+    if found is None:
+        raise models.ModelError(f"--stage {needed_by} goes on from {label}, and {folder} does not exist: run "
+                                "that stage first, or give --checkpoint")
+    return found
+
+
+def folded(source):
+    """The folder itself, or, of adapters, one beside it with the model that they make of their base."""
+    if not (Path(source) / "adapter_config.json").exists():
+        return source
+    out = Path(source).with_name("merged")
+    newest = max(f.stat().st_mtime for f in Path(source).glob("*.safetensors"))
+    done = out / "config.json"
+    if not done.exists() or done.stat().st_mtime < newest:
+        model, tokenizer = models.load_policy(source)
+        model.merge_and_unload().save_pretrained(out)
+        tokenizer.save_pretrained(out)
+        done.touch()
+    return out
+
+
+def parse_args(argv=None):
+    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
+    argv, given, _ = flags.given_flags(argv)
+    in_world = not given.keys() & {"--model", "--graph"} and given.get("--data", "world") == "world"
+    default = replace(Config(), **WORLD) if in_world else Config()
+    cfg = flags.cli(default, Config(), __doc__, argv)
+    check(cfg)
+    return replace(cfg, stage="eval" if cfg.eval_only else cfg.stage,
+                   eval_only=cfg.eval_only or cfg.stage == "eval",
+                   name=cfg.name or (f"seed{cfg.seed}" if cfg.seeds == 1 else ""))
+
+
+def check(cfg):
+    """Refuses what cannot run."""
+    ones = """matches max_edges max_words max_turn max_prompt max_context per_graph attempts steps
+        questions_per_step group_size mini_batch sft_epochs sft_batch max_length seeds""".split()
+    zeros = """max_calls eval_temperature clip gamma lam kl_coef value_coef critic_warmup weight_decay
+        sft_sampled sft_templates think_weight sft_lora""".split()
+    least = dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0)
+    flags.check(cfg, least, above_zero=("lr", "head_lr", "sft_lr", "sft_full_lr", "temperature", "grad_clip"))
+    for name in ("gamma", "lam", "test_share"):
+        if not 0 <= getattr(cfg, name) <= 1:
+            flags.refuse(name, getattr(cfg, name), "from 0 to 1")
+    try:
+        weights = [float(w) for w in cfg.weights.split(",")]
+    except ValueError:
+        weights = [-1.0]
+    if min(weights) < 0:
+        flags.refuse("weights", cfg.weights, "numbers of 0 and more with commas, such as 1,.1,0")
+    if cfg.data != "world" and not cfg.graph and not cfg.score:
+        flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "
+                                         "http://HOST:PORT")
+    needs_model = not cfg.score and cfg.stage != "synthesize"
+    if cfg.data != "world" and needs_model and not (cfg.model or cfg.checkpoint):
+        flags.refuse("model", cfg.model, "needed with --graph (or --checkpoint)")
+    if cfg.data == "world" and cfg.graph:
+        flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
+    if cfg.graph.startswith("http") and not cfg.eval_data and not cfg.data:
+        flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
+    if cfg.seeds > 1 and cfg.name:
+        flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")
+    if cfg.score and not cfg.judge:
+        flags.refuse("score", cfg.score, "needs --judge URL")
+
+
+def main(argv=None):
+    """`python omne_r1.py …`"""
+    with run.program():
+        reproduce(parse_args(argv))
+
+
+# ================================================================ appendix: not in the paper, but its prompts
+#
+# ---------------------------------------------------------------- system prompt and tools (app. B)
+
+def schema(name, about, node_name):
+    """A tool as the prompt shows it."""
+    graph = "Type of knowledge graph to query, must be '{graph_type}' for this question"
+    properties = {
+        "node_name": {"type": "string", "description": node_name},
+        "graph_type": {"type": "string", "description": graph, "enum": ["{graph_type}"]},
+    }
+    parameters = {"type": "object", "properties": properties, "required": ["node_name", "graph_type"]}
+    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+
+
+TOOLS = [
+    schema("entity_matcher",
+           "A tool that Finds entities in the knowledge graph that match or are similar to your query",
+           "The entity or concept you want to search for (e.g., 'crop diseases', 'legal precedent')"),
+    schema("node_info",
+           "A tool that retrieves detailed information about a specific entity and its relationships",
+           "The exact entity name (use names returned by entity_matcher)"),
+]
+SYSTEM = """\
+Answer the given question using knowledge graph tools. You should use an iterative process of reasoning and \
+tool usage to solve the problem. For each step:
+
+1. First, think about what you know and what information you need by writing your thoughts inside <think> \
+and </think> tags.
+2. You can only use one tool at a time
+3. After receiving tool results, think again about what you've learned and what to do next
+4. Repeat this process of thinking and searching until you have enough information to answer the question.
+5. When you have enough information to answer the question, represent your final answer between <answer> and \
+</answer> tag.
+
+# Tools
+
+You can call only one function at one time to assist with the user query. You are provided with function \
+signatures within <tools> and </tools> XML tags:
+
+<tools>
+""" + "\n".join(map(json.dumps, TOOLS)) + """
+</tools>
+
+For each function call, return the call in Python function-call style within <tool_call></tool_call> tags, \
+for example: <tool_call>node_info(node_name="Rastrigin Function", graph_type="cs")</tool_call>
+"""
+
+# ---------------------------------------------------------------- metrics of a step
+
+METRICS = (
+    STEP
+    | ROLLOUT
+    | UPDATE
+    | {key: m for key, m in RATIO.items() if key != "rollout/flat_groups"}
+    | {
+        "reward/normalised": Metric("share of answers that are right under SQuAD's normalisation"),
+        "reward/whole": Metric("share of trajectories whose rounds are all in the right form", "answers"),
+        "rollout/repetitions": Metric("calls a trajectory that were made before", "calls", "again {:.2f}"),
+        "rollout/standard": Metric(
+            "share of trajectories that call entity_matcher once, then node_info alone", "answers"),
+        "rollout/faults": Metric("calls a trajectory that could not be made", "calls"),
+        "train/value_loss": Metric("mean squared error of the critic", "critic", "value {:.3f}"),
+        "train/explained_variance": Metric(
+            "share of the returns' variance that the critic explains", "critic"),
+    }
+)
+SFT_METRICS = (
+    STEP
+    | UPDATE
+    | {
+        "train/loss": Metric("the weighted loss, mean of the updates", "weighted loss", "loss {:.4f}"),
+        "train/lr": Metric("learning rate of the step's last update"),
+        "sft/weight": Metric("mean weight of a learned token"),
+        "sft/tokens": Metric("tokens that the step's updates learned from"),
+    }
+)
+COLUMNS = {
+    "normalised": ("normalised", ".3f"),
+    "calls": ("searches", ".2f"),
+    "repeated": ("repetitions", ".2f"),
+    "standard": ("standard", ".2f"),
+    "format": ("format", ".2f"),
+    "tokens": ("tokens", ".1f"),
+}
+
+
+def rollout_metrics(done, cfg):
+    """Means over the step's trajectories."""
+    return {
+        **rollout.means(done),
+        "reward/format": rollout.mean(t.info["format"] for t in done),
+        "reward/whole": rollout.mean(not t.info["problem"] for t in done),
+        "reward/normalised": rollout.mean(t.info["normalised"] for t in done),
+        "rollout/tokens": sum(t.sampled_tokens for t in done),
+        "rollout/entropy": rollout.entropy([turn for t in done for turn in t.turns]),
+        "rollout/repetitions": rollout.mean(t.info["repetitions"] for t in done),
+        "rollout/standard": rollout.mean(is_standard(t) for t in done),
+        "rollout/faults": rollout.mean(sum(t.info["faults"].values()) for t in done),
+    }
+
+
+def is_standard(trajectory):
+    """sec. 4.2.4"""
+    return bool(re.fullmatch("mn+a", trajectory.info["pattern"]))
+
+
+# ---------------------------------------------------------------- questions
+
+def load_own(cfg):
+    """Questions on file, or made from the graphs."""
+    return graph_questions.load_places(cfg, lambda graphs: make_questions(cfg, graphs))
+
+
+def make_questions(cfg, graphs):
+    """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes; in
+    <name>-questions/, where a killed run goes on."""
+    teacher = Template() if cfg.teacher == "template" else ChatTeacher(cfg.teacher, cfg.teacher_model)
+    halves = {name: synthesis.split_seeds(graph, 0, cfg.test_share) for name, graph in graphs.items()}
+    found = []
+    for number, part in enumerate(("train", "test")):
+        only = {name: half[number] for name, half in halves.items()}
+        folder = run_path(cfg, "questions") / part
+        found.append(write_questions(folder, graphs, teacher, cfg, cfg.per_graph, only))
+    return found
+
+
+TRAINED_DOMAINS = ("film", "music", "literature")  # the test has one more
+
+
+def load_world(cfg):
+    """Training on three domains; the test world's four, with more of the relations that are rare."""
+    train = world_place(cfg, "train", TRAINED_DOMAINS, cfg.per_graph)
+    names = (cfg.eval_data or "test").split(",")
+    limit = cfg.eval_limit or 400
+    evals = []
+    for name in names:
+        domains = world_graphs.DOMAINS
+        count = math.ceil(limit / (2 * len(domains)))
+        place = world_place(cfg, name, domains, count)
+        for part in apart(place.questions, place.tools):
+            evals.append(part if len(names) == 1 else replace(part, name=f"{name}-{part.name}"))
+    return replace(train, name="train"), evals
+
+
+def world_place(cfg, name, domains, count):
+    """A split's graphs, their tools, and questions by template."""
+    made = world.make_world(name, seed=1 if name == "test" else 0, size=cfg.world_size, questions=1)
+    graphs = {d: world_graphs.graph_for(made, d) for d in domains}
+    teacher = Template(world_graphs.wording, world_graphs.weight_of(name))
+    questions = write_questions(run_path(cfg, "questions") / name, graphs, teacher, cfg, count)
+    return Place(name, questions, LocalTools(graphs, cfg.max_edges, cfg.max_words))
+
+
+# ---------------------------------------------------------------- files of stage 2
+
+SFT_FIELDS = ("id", "graph_type", "question")
+
+
+def sft_rows(cfg, place):
+    """ShareGPT rows: a file's, or those that stage 1 and the templates give, made once."""
+    if cfg.sft_data:
+        return sharegpt.read(cfg.sft_data, SFT_FIELDS)
+    folder = run_path(cfg, "sft-data")
+    file = folder / "sharegpt.jsonl"
+    if not file.exists():
+        rows = []
+        if cfg.sft_sampled:
+            source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)")
+            policy = run.load_policy(cfg, source, trains=False)
+            with Progress("trajectories of stage 1") as progress:
+                rows += sampled_rows(replace(cfg, think="on"), policy, place, progress)
+        with Progress("template trajectories") as progress:
+            rows += template_rows(cfg, place, progress)
+        if not rows:
+            raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question "
+                           "has a known path for a template")
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
+        write_atomic(file, "".join(lines))
+    return sharegpt.read(file, SFT_FIELDS)
+
+
+def that_fit(tokenizer, rows, cfg):
+    """Trajectories to learn from; those over --max-length are left out and counted."""
+    found = [conversation_of(tokenizer, row, cfg.think) for row in rows]
+    fit = [t for t in found if t.length <= cfg.max_length]
+    if len(fit) < len(found):
+        say(f"sft: {len(found) - len(fit)} of {len(found)} conversations are over --max-length "
+            f"{cfg.max_length} and left out")
+    if not fit:
+        raise data.DataError(f"no conversation fits into --max-length {cfg.max_length} tokens")
+    sources = Counter(t.info["source"] for t in fit)
+    say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
+    return fit
+
+
+# ---------------------------------------------------------------- records for the page
+
+def trajectory_nodes(trajectory, first, tokenizer):
+    """A trajectory's turns as nodes below the question."""
+    nodes, parents = [], [0]
+    for k, turn in enumerate(trajectory.turns):
+        kind, action = read_round(turn.text)
+        label = "answer" if kind == "answer" else action[0] if isinstance(action, tuple) else "no call"
+        node = record.turn_node(first + k, parents, turn, tokenizer, label=label)
+        nodes.append(node)
+        parents = [node["id"]]
+    return nodes
+
+
+def group_record(trajectories, question, tokenizer=None, **extra):
+    """Trajectories of one question for the page."""
+    nodes, done = [record.root_node()], []
+    for t in trajectories:
+        own = trajectory_nodes(t, len(nodes), tokenizer)
+        nodes += own
+        info = t.info
+        why = [f"accuracy: {info['answer']!r} against {question.answers[0]!r}: {info['em']:g}",
+               f"rounds in the right form: {info['format']:.2f}; calls made before: {info['repetitions']}",
+               f"tools called: {info['pattern']}"]
+        if info["faults"]:
+            why.append("faults: " + ", ".join(f"{name} {n}" for name, n in info["faults"].items()))
+        done.append(record.outcome(t, [0, *(n["id"] for n in own)], why))
+    return record.group(question, nodes, done, **extra)
+
+
+def prediction(trajectory, question):
+    """A row of eval_<set>.json."""
+    names = ("answer", "problem", "em", "normalised", "f1", "searches", "repetitions", "pattern", "faults")
+    row = {"id": question.id, **{name: trajectory.info[name] for name in names}}
+    row |= {"standard": float(is_standard(trajectory)), "tokens": trajectory.sampled_tokens}
+    return row | group_record([trajectory], question)
+
+
+def sample_record(policy, done, questions, step, cfg):
+    """The step's first question with different rewards, else its first."""
+    groups = [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
+    i = grpo.first_with_spread([[t.reward for t in group] for group in groups])
+    more = {"step": step, "prompt_ids": groups[i][0].prompt_ids}
+    return group_record(groups[i], questions[i], policy.tokenizer, **more)
+
+
+def sft_samples(policy, examples):
+    """Two conversations as they are trained on."""
+    shown = []
+    for t in examples[:1] + examples[-1:]:
+        question = data.Question(t.question_id, t.question_id, [""])
+        nodes = [record.root_node(), *trajectory_nodes(t, 1, policy.tokenizer)]
+        t.info |= {"answer": None, "problem": "", "em": 0.0}
+        outcome = record.outcome(t, [n["id"] for n in nodes], [f"from: {t.info['source']}"])
+        shown.append(record.group(question, nodes, [outcome], step=0, prompt_ids=t.prompt_ids))
+    return shown
+
+
+def show_table(cfg):
+    """<name>-table.json: every stage on both sets beside the paper's, differences to the base."""
+    base = Path(cfg.out) / "omne_r1"
+    labels = [job.label for job in jobs_of(cfg)]
+    labels = list(dict.fromkeys(["base", *labels]))
+    folders = {label: base / f"{cfg.name}-{label}" for label in labels}
+
+    def paper(label, sets):
+        place = {"1-2-hop": 0, "3-hop": 1}.get(sets[0]) if len(sets) == 1 else None
+        return PAPER[label][place] if label in PAPER and place is not None else ""
+
+    title = f"Omne-R1 {cfg.name} (paper: accuracy, Qwen3-14B)"
+    first = "base" if folders["base"].exists() else labels[1]
+    report.stage_table(base / f"{cfg.name}", title, folders, first, paper, COLUMNS, means=False)
+
+
+def ask(cfg, policy, tools):
+    """--ask: one trajectory, shown while it is played; TYPE: QUESTION where there are several graphs."""
+    run.warn_of_unknown_words(policy.tokenizer, cfg.ask)
+    graph_type, _, asked = cfg.ask.rpartition(": ")
+    graph_type = graph_type or next(iter(tools.graphs or ["graph"]))
+    question = data.Question("ask", asked, [""], type=graph_type)
+    search = rollout.BatchedSearch(tools)
+    seed = stable_seed(cfg.seed, "ask")
+    agent = play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
+    trajectory = rollout.run_agents([agent], policy.engine, search)[0]
+    console.print(f"[bold]answer: {plain(trajectory.info['answer'])}[/bold]")
+
+
+# ---------------------------------------------------------------- the tiny policy of the embedded world
+
+def render_demonstration(tokenizer, question, demo, tools, cfg):
+    """A demonstration of the world in this script's tags, with the habits of a policy that nobody trained:
+    fillers for thoughts, names matched that are known, calls made twice. Answers are what the tools say."""
+    seed = stable_seed(question["_id"], demo.answer, len(demo.steps), demo.flaw or "")
+    rng = random.Random(seed)
+    graph_type = question["domain"]
+    turns = []
+
+    def turn(thought, act, stop):
+        turns.append(tiny.said(tokenizer, f"<think> {thoughts.habit(rng, thought)} </think> {act}", stop))
+
+    def call(tool, name, thought):
+        made = Call(tool, name, graph_type, question["question"])
+        turn(thought, tool_call(made), "</tool_call>")
+        asking = turns[-1]
+        asking.observation = tools.search([made], cfg.matches)[0]
+        asking.observation_ids = render_observation(tokenizer, asking.ids, asking.observation, "on")
+
+    found = ""
+    known = set()
+    for step in demo.steps:
+        relation = world_graphs.spoken(step.relation)
+        if not known or step.subject not in known or rng.random() < .25:
+            call("entity_matcher", step.subject, f"{found} find {step.subject}".strip())
+            found = ""
+        for _ in range(2 if rng.random() < .08 else 1):
+            call("node_info", step.subject, f"{found} now {relation} of {step.subject}".strip())
+        found = f"found {relation} {step.found or 'nothing'}"
+        known |= {step.subject, step.found}
+    opened = "" if demo.flaw == "bad format" else "<answer> "
+    turn(f"{found} answer".strip(), f"{opened}{demo.answer} </answer>", "</answer>")
+    prompt_ids = render_prompt(tokenizer, question["question"], graph_type, "on")
+    return Trajectory(question["_id"], prompt_ids, turns)
+
+
+TOOL_WORDS = """
+    entity_matcher node_info node_name graph_type Found entities matching ' Entity Description Type
+    Edges | more edges left out those above share most words with the question There is no entity named
+    in this graph The nearest names Use a name exactly as it written there Error must be for call find
+    found now nothing answer expected not one and else syntax closed or quote within escaped bracket
+    tools arguments missing given twice related tool_response
+    """.split()
+
+
+def tiny_policy(cfg):
+    """Folder of the half-million-weight policy that the embedded world starts from; made once, then
+    cached."""
+    numbers = [str(n) for n in range(cfg.max_edges + 60)]
+    words = [*TOOL_WORDS, *world_graphs.DOMAINS, *thoughts.words(), *"( ) = \" ; … : .".split(), *numbers]
+    names = ("think", "tool_call", "tool_response", "answer")
+    tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
+
+    def index(made):
+        made.questions = [
+            row for d in world_graphs.DOMAINS for row in world_graphs.path_questions(made, d, 375, 0)]
+        return LocalTools({d: world_graphs.graph_for(made, d) for d in world_graphs.DOMAINS},
+                          cfg.max_edges, cfg.max_words)
+
+    def render(tokenizer, question, demo, tools):
+        return [render_demonstration(tokenizer, question, demo, tools, cfg)]
+
+    key = f"omne_r1/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
+    return tiny.tiny_policy(cfg, key, words, tags, render, index, pack_tokens=1024)
+
+
+if __name__ == "__main__":
+    main()
