@@ -632,6 +632,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         with loop.timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
+            policy.engine.sleep()
 
         row |= update(policy.model, reference, optimizer, roots, cfg, folder.nonfinite(step))
 

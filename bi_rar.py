@@ -472,6 +472,7 @@ def train(cfg, stage, folder, policy, initial, split, evaluate_now):
         with loop.timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
             groups = rollout_groups(policy, split.retriever, questions, cfg, step)
+            policy.engine.sleep()
 
         with loop.timed(row, "time/scoring"):
             row["reward/steps_scored"] = set_rewards(policy, initial, groups, questions, stage, cfg)

@@ -98,7 +98,6 @@ from common import (
     world,
 )
 from common import model as models
-from common.engine import TransformersEngine
 from common.files import console, plain, read_jsonl, say, warn
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
 from common.page import record
@@ -694,6 +693,7 @@ def warm_up(cfg, folder, policy, place):
         folder.append("samples.jsonl", [shown])
     sampling = {"questions": asked, "kept": len(kept), "tokens": tokens, "seconds": seconds}
     folder.write("sampling.json", sampling)
+    policy.engine.sleep()
     sft(cfg, folder, policy.model, optimizer, [[t] for t, _ in kept])
     loop.save(folder, policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
 
@@ -759,6 +759,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         with loop.timed(row, "time/rollout"):
             sampler.engine.sync(sampler.model)
             made, state["K"] = sample(team, questions, stage, step, state["K"])
+            sampler.engine.sleep()
 
         chosen = [select(group, stage, state["K"], cfg) for group in made]
         if stage == "grpo":
@@ -898,8 +899,7 @@ def start_weights(cfg, env, stage):
 def frozen_sampler(cfg, source, policy):
     """A policy with an engine and weights of its own."""
     model = models.load_model(source).requires_grad_(False)
-    engine = TransformersEngine(model, policy.tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
-    return Policy(model, policy.tokenizer, engine)
+    return Policy(model, policy.tokenizer, run.make_engine(cfg, model, policy.tokenizer))
 
 
 def that_fit(place, policy, cfg, few_shot):

@@ -1,11 +1,12 @@
 """Engine and update on the embedded world.
 
-    python -m benchmarks.bench_engine [--questions 16] [--repeats 5]
+    python -m benchmarks.bench_engine [--questions 16] [--repeats 5] [--vllm] [--clock cpu]
 
-Generation: the script's own agents (same policy, questions and searches) on our engine, on a plain loop that
-calls model.generate once a turn for everyone who waits, and on transformers' generate_batch; as independent
-chains and as AT2PO's trees. Update: seconds of forward and backward of the same trees with and without shared
-prefixes. Medians of alternating repeats; compare rows, not machines.
+Generation: the script's own agents (same policy, questions and searches) on our engine, on vLLM (--vllm,
+with the tiny policy that it can run), on a plain loop that calls model.generate once a turn for everyone who
+waits, and on transformers' generate_batch; as independent chains and as AT2PO's trees. Update: seconds of
+forward and backward of the same trees with and without shared prefixes. Medians of alternating repeats;
+compare rows, not machines, and on a busy machine CPU seconds (--clock cpu, one thread).
 """
 
 import argparse
@@ -19,13 +20,13 @@ import transformers
 
 import at2po
 from common import run, splits, training
-from common.engine import Generation
+from common.engine import Generation, TransformersEngine
 from common.model import token_logprobs
 from common.rollout import Policy
 
 
-def setup(questions):
-    cfg = at2po.parse_args([])
+def setup(questions, engine, warmup_steps):
+    cfg = at2po.parse_args(["--engine", engine, "--warmup-steps", str(warmup_steps)])
     policy = run.load_policy(cfg, at2po.tiny_policy(cfg))
     split = splits.world_split("train", questions=2000)
     return cfg, policy, replace(split, questions=split.questions[:questions])
@@ -48,6 +49,9 @@ class TurnEngine:
         return bool(self.waiting)
 
     def sync(self, model):
+        pass
+
+    def sleep(self):
         pass
 
     async def generate(self, prompt_ids, stop, max_tokens, **sampling):
@@ -106,16 +110,20 @@ def plain_generate(tokenizer, model):
     return generate, batched
 
 
+CLOCKS = {"wall": time.time, "cpu": time.process_time}
+clock = time.time
+
+
 def rollouts(engine, policy, split, cfg, at_a_time):
     """(sampled tokens, seconds) of one training step's rollouts, `at_a_time` questions together."""
     engine.sync(policy.model)
     sampler = Policy(policy.model, policy.tokenizer, engine)
     tokens = engine.sampled_tokens
-    started = time.time()
+    started = clock()
     for i in range(0, len(split.questions), at_a_time):
         questions = split.questions[i:i + at_a_time]
         at2po.rollout_trees(sampler, split.retriever, questions, cfg, 0)
-    return engine.sampled_tokens - tokens, time.time() - started
+    return engine.sampled_tokens - tokens, clock() - started
 
 
 def compare_engines(engines, policy, split, cfg, repeats):
@@ -142,12 +150,12 @@ def updates(cfg, policy, split):
     for share in ("on", "off", "on", "off"):  # the second round counts
         c = replace(cfg, share_prefixes=share)
         batches = training.prepare(policy.model, None, trajectories, c)
-        started = time.time()
+        started = clock()
         for b in batches:
             logprobs = token_logprobs(policy.model, b)
             loss = at2po.policy_loss(logprobs, b, cfg, 100, 1000)[0]
             loss.backward()
-        seconds = time.time() - started
+        seconds = clock() - started
         tokens = sum(int((b.segments >= 0).sum()) for b in batches)
         results[share] = seconds, tokens
         policy.model.zero_grad(set_to_none=True)
@@ -159,17 +167,25 @@ def main():
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--skip-generate-batch", action="store_true")
+    parser.add_argument("--vllm", action="store_true", help="a row for vLLM")
+    parser.add_argument("--warmup-steps", type=int, default=900, help="of the tiny policy")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="of the seconds")
     args = parser.parse_args()
+    global clock
+    clock = CLOCKS[args.clock]
     transformers.utils.logging.set_verbosity_error()
-    cfg, policy, split = setup(args.questions)
+    cfg, policy, split = setup(args.questions, "vllm" if args.vllm else "transformers", args.warmup_steps)
     machine = platform.processor() or platform.machine()
     print(f"{machine}, {torch.get_num_threads()} threads, "
           f"torch {torch.__version__}, transformers {transformers.__version__}; "
-          f"{args.questions} questions, {args.repeats} repeats\n")
+          f"{args.questions} questions, {args.repeats} repeats, {args.clock} seconds\n")
     generate, batched = plain_generate(policy.tokenizer, policy.model)
     plain = TurnEngine(policy.tokenizer, generate)
-    engines = [
-        ("TransformersEngine (ours)", policy.engine, args.questions),
+    ours = TransformersEngine(policy.model, policy.tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
+    engines = [("TransformersEngine (ours)", ours, args.questions)]
+    if args.vllm:
+        engines.append(("vLLM", policy.engine, args.questions))
+    engines += [
         ("model.generate, a call a turn, all questions together", plain, args.questions),
         ("model.generate, a call a turn, a question at a time", plain, 1),
     ]

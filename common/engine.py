@@ -1,11 +1,14 @@
 """Generation: token ids in, token ids and log-probs out.
 
-An engine has four methods, and agents know nothing else of it:
+An engine has five methods, and agents know the first alone:
 
     await engine.generate(prompt_ids, stop=(…), max_tokens=…, temperature=…, seed=…) -> Generation
     engine.busy                  whether anything waits or runs
     engine.step()                moves everything that waits or runs by one token (the rollout loop calls it)
-    engine.sync(model)           new policy weights; forgets what was computed with the old ones
+    engine.sync(model)           the weights of `model`, now; forgets what was computed with the old ones
+    engine.sleep()               gives its memory to the trainer until the next sync
+
+There are two: this one, and common/vllm_engine.py. run.make_engine chooses.
 
 TransformersEngine runs any decoder-only Hugging Face model on CPU or GPU with continuous batching: whoever
 waits joins the batch at the next token, whoever stops leaves it, and the keys and values of what was read
@@ -119,6 +122,16 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
 AttentionInterface.register("grouped", grouped_attention)
 
 
+def end_of_sequence(model, tokenizer):
+    """The ids that end a sequence: those of the model, or else the tokenizer's."""
+    eos = None
+    if model.generation_config is not None:
+        eos = model.generation_config.eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    return set(eos if isinstance(eos, list) else [eos]) - {None}
+
+
 class TransformersEngine:
     """Continuous batching over a Hugging Face causal LM (`model` is shared with training: weights are never
     copied).
@@ -134,12 +147,7 @@ class TransformersEngine:
         self.max_batch = max_batch
         self.cache_bytes = cache_gb * 2**30
         self.prefix_cache_bytes = prefix_cache_gb * 2**30
-        eos = None
-        if model.generation_config is not None:
-            eos = model.generation_config.eos_token_id
-        if eos is None:
-            eos = tokenizer.eos_token_id
-        self.eos = set(eos if isinstance(eos, list) else [eos]) - {None}
+        self.eos = end_of_sequence(model, tokenizer)
         if self.device.type == "cuda":
             self.autocast = lambda: torch.autocast("cuda", torch.bfloat16)
             self.cache_dtype = torch.bfloat16
@@ -171,6 +179,9 @@ class TransformersEngine:
         self.prefix_bytes = 0
         self.stored = 0
         self.head = None                     # of these weights, in the dtype of the products
+
+    def sleep(self):
+        """Nothing to give: the weights are the trainer's, and the next rollout wants the cache again."""
 
     @property
     def busy(self):

@@ -25,7 +25,7 @@ from typing import Annotated, Literal, get_type_hints
 import torch
 import tyro
 
-from common import run, world
+from common import run, vllm_engine, world
 
 # ---------------------------------------------------------------- shared fields
 
@@ -73,6 +73,9 @@ class PolicyFlags(Flags):
     warmup_steps: int = 900       # supervised steps of 8 demonstrations that make the tiny policy
 
     # ---- memory and speed
+    # what samples; auto = vllm where CUDA and vLLM are; a run keeps its own, since random streams differ
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    tensor_parallel: int = 1      # GPUs that vLLM spreads the model over
     max_batch: int = 256          # sequences decoded together, at most
     cache_gb: float = 8.0         # keys and values of running sequences; as much again for finished turns
     micro_tokens: int = 16384     # packed tokens a forward pass; memory only
@@ -96,7 +99,7 @@ class PassageFlags(PolicyFlags):
 
 AT_LEAST = {
     "limit": 0, "eval_limit": 0, "search_retries": 0, "max_batch": 1, "lora": 0, "flaw_rate": 0,
-    "micro_tokens": 1, "pack_tokens": 1, "warmup_steps": 1,
+    "micro_tokens": 1, "pack_tokens": 1, "warmup_steps": 1, "tensor_parallel": 1,
 }
 ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb")
 
@@ -123,6 +126,11 @@ def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
         refuse("flaw_rate", cfg.flaw_rate, "a share, from 0 to 1")
     if getattr(cfg, "kernels", "auto") == "on" and not torch.cuda.is_available():
         sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
+    if getattr(cfg, "engine", "") == "vllm" and not vllm_engine.installed():
+        sys.exit("error: --engine vllm: vLLM is not installed here; pip install -r requirements-gpu.txt, "
+                 "or use --engine transformers")
+    if getattr(cfg, "tensor_parallel", 1) > 1 and cfg.engine != "vllm":
+        refuse("tensor_parallel", cfg.tensor_parallel, "is vLLM's: with --engine vllm")
     try:
         run.check_trackers(cfg.log)
     except run.RunError as error:
@@ -236,6 +244,8 @@ def cli(default, paper, docstring, argv):
     values = {}
     for group in vars(parsed).values():
         values |= vars(group)
+    if "engine" in values:  # config.json has what was chosen
+        values["engine"] = vllm_engine.choose(values["engine"])
     return config(**values)
 
 

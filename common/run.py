@@ -44,6 +44,7 @@ from common.files import (
     write_json,
 )
 from common.page import write_page
+from common.vllm_engine import VllmEngine, choose
 
 # what a program ends with in one line; anything else is a bug and shows where it is
 ERRORS = (
@@ -276,13 +277,20 @@ def open_trackers(names, folder):
 # ---------------------------------------------------------------- a stage
 
 def load_policy(cfg, source, trains=True):
-    """rollout.Policy of a folder or hub id; the engine shares the weights that are trained."""
+    """rollout.Policy of a folder or hub id."""
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     model, tokenizer = models.load_policy(source, lora, cfg.gradient_checkpointing)
     say(models.describe(source, model))
-    engine = TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
-    return rollout.Policy(model, tokenizer, engine)
+    return rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer))
+
+
+def make_engine(cfg, model, tokenizer):
+    """What samples `model`: the engine of --engine. Ours shares the weights that are trained, vLLM copies
+    them at each sync."""
+    if choose(cfg.engine) == "vllm":
+        return VllmEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.tensor_parallel)
+    return TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
 
 
 def tell(cfg):
@@ -321,6 +329,8 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
         if not (cfg.resume and suffix and file.exists()):
             with Progress(f"evaluating {split.name}") as progress:
                 rows, summary = evaluate(policy, split, cfg, progress)
+            if hasattr(policy, "engine"):  # encoders have none
+                policy.engine.sleep()
             folder.write(file.name, {"summary": summary, "predictions": rows})
         found[split.name] = read_evaluation(file)
         say(results.summary_line(split.name, found[split.name]["summary"]))

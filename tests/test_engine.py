@@ -1,4 +1,5 @@
-"""The engine against a plain forward pass; independence of batching; prefixes; stop strings."""
+"""Both engines against a plain forward pass; independence of batching; prefixes; stop strings; cancelling;
+new weights. What is vLLM's alone is in test_vllm.py."""
 
 import asyncio
 
@@ -6,21 +7,40 @@ import pytest
 import torch
 
 from common import rollout
+from common.checkpoint import ModelError
 from common.engine import TransformersEngine
+from common.vllm_engine import VllmEngine
 from common.world import tiny
+from tests.conftest import NEEDS_VLLM, needs_vllm
+
+BOTH = pytest.mark.parametrize(
+    "Engine",
+    [TransformersEngine, pytest.param(VllmEngine, marks=NEEDS_VLLM)],
+    ids=["transformers", "vllm"],
+)
 
 
-@pytest.fixture(scope="module")
-def policy():
+def random_policy(width, seed=0):
     tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>", "</a>"])
-    model = tiny.tiny_model(tokenizer, width=32)
+    model = tiny.tiny_model(tokenizer, width, seed)
     for p in model.parameters():  # larger logits: no sample hangs on the last bit of a sum
         p.data.mul_(1.5)
     return model, tokenizer
 
 
-def generate(policy, requests, max_batch=256, engine=None, **kwargs):
-    engine = engine or TransformersEngine(*policy, max_batch=max_batch)
+@pytest.fixture(scope="module")
+def policy():
+    return random_policy(32)
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """vLLM's CPU build has no heads of fewer than 32 dimensions."""
+    return random_policy(128)
+
+
+def generate(policy, requests, max_batch=256, engine=None, Engine=TransformersEngine, **kwargs):
+    engine = engine or Engine(*policy, max_batch=max_batch)
     options = {"max_tokens": 12, "temperature": 1.0} | kwargs
     agents = [engine.generate(ids, seed=seed, **options) for ids, seed in requests]
     return rollout.run_agents(agents, engine, rollout.BatchedSearch(None)), engine
@@ -29,43 +49,80 @@ def generate(policy, requests, max_batch=256, engine=None, **kwargs):
 REQUESTS = [([5 + i % 7, 6, 7 + i % 3] * (1 + i % 4), i) for i in range(30)]
 
 
-def test_logprobs_equal_a_plain_forward(policy):
-    model, _ = policy
+@BOTH
+def test_logprobs_equal_a_plain_forward(Engine, wide):
+    model, _ = wide
     for temperature in (1.0, 0.5):
-        results, _ = generate(policy, REQUESTS, temperature=temperature)
-        for (ids, _), g in zip(REQUESTS, results, strict=True):
-            full = torch.tensor([ids + g.token_ids])
-            with torch.no_grad():
-                logprobs = (model(full).logits[0].float() / temperature).log_softmax(-1)
-            expected = logprobs[len(ids) - 1 : -1].gather(1, full[0, len(ids) :, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(g.logprobs), expected, atol=2e-5, rtol=1e-4)
+        results, _ = generate(wide, REQUESTS, Engine=Engine, temperature=temperature)
+        assert drift(model, REQUESTS, results, temperature) < 2e-5
 
 
-def test_samples_do_not_depend_on_the_batch(policy):
-    together, _ = generate(policy, REQUESTS)
-    reversed_, _ = generate(policy, REQUESTS[::-1])
-    two_at_a_time, _ = generate(policy, REQUESTS, max_batch=2)
-    alone = [generate(policy, [r])[0][0] for r in REQUESTS[:8]]
+def drift(model, requests, results, temperature=1.0):
+    """Largest difference of log-probs to those of a plain forward pass, nats."""
+    largest = 0.0
+    for (ids, _), g in zip(requests, results, strict=True):
+        full = torch.tensor([ids + g.token_ids])
+        with torch.no_grad():
+            logprobs = (model(full).logits[0].float() / temperature).log_softmax(-1)
+        expected = logprobs[len(ids) - 1 : -1].gather(1, full[0, len(ids) :, None])[:, 0]
+        difference = (torch.tensor(g.logprobs) - expected).abs().max()
+        largest = max(largest, float(difference))
+    return largest
+
+
+@BOTH
+def test_samples_do_not_depend_on_the_batch(Engine, wide):
+    together, engine = generate(wide, REQUESTS, Engine=Engine)
+    reversed_, _ = generate(wide, REQUESTS[::-1], engine=engine)
+    two_at_a_time, _ = generate(wide, REQUESTS, max_batch=2, Engine=Engine)
+    engine = Engine(*wide)
+    alone = [generate(wide, [r], engine=engine)[0][0] for r in REQUESTS[:8]]
     ids = [g.token_ids for g in together]
     assert ids == [g.token_ids for g in reversed_][::-1] == [g.token_ids for g in two_at_a_time]
     assert ids[:8] == [g.token_ids for g in alone]
     assert (
         len({tuple(i) for i in ids}) > 20
-        and generate(policy, [(REQUESTS[0][0], 99)])[0][0].token_ids != ids[0]
+        and generate(wide, [(REQUESTS[0][0], 99)], engine=engine)[0][0].token_ids != ids[0]
     )
 
 
-def test_prefixes_are_reused_and_change_nothing(policy):
-    engine = TransformersEngine(*policy)
-    first, _ = generate(policy, [(list(range(5, 35)), 1)], engine=engine)
-    longer = list(range(5, 35)) + first[0].token_ids + [6, 7, 8]
+def endless(Engine, policy):
+    """An engine that no sampled token stops."""
+    engine = Engine(*policy)
+    engine.eos = set()
+    return engine
+
+
+@BOTH
+def test_prefixes_are_reused_and_change_nothing(Engine, wide):
+    engine = endless(Engine, wide)
+    start = [5 + i % 30 for i in range(70)]
+    first, _ = generate(wide, [(start, 1)], engine=engine)
+    longer = start + first[0].token_ids + [6, 7, 8]
+    again = [(longer, 2), (longer, 3), (start, 4)]
     before = engine.reused_tokens
-    warm, _ = generate(policy, [(longer, 2), (longer, 3), (list(range(5, 35)), 4)], engine=engine)
-    assert engine.reused_tokens - before >= 32 + len(longer) + 24
-    cold, _ = generate(policy, [(longer, 2), (longer, 3), (list(range(5, 35)), 4)])
+    warm, _ = generate(wide, again, engine=engine)
+    reused = engine.reused_tokens - before
+    if Engine is TransformersEngine:
+        # blocks of 8; equal prompts are computed once
+        assert reused == 80 + len(longer) + 64
+    else:
+        # blocks of 32; both of the equal prompts find what the first request left
+        assert reused == 64 + 64 + 64
+    engine.sync(wide[0])
+    before = engine.reused_tokens
+    generate(wide, again[:1], engine=engine)
+    assert engine.reused_tokens == before
+    engine.sync(wide[0])
+    cold, _ = generate(wide, again, engine=engine)
     assert [g.token_ids for g in warm] == [g.token_ids for g in cold]
     for a, b in zip(warm, cold, strict=True):
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+def test_a_sync_empties_the_prefix_cache(policy):
+    _, engine = generate(policy, REQUESTS)
+    assert engine.prefixes and engine.blocks
     engine.sync(engine.model)
     assert not engine.prefixes and not engine.blocks
 
@@ -88,8 +145,10 @@ def test_memory_limits_the_batch_and_changes_nothing(policy):
     )
 
 
-def test_cancelled_generations_leave_the_others_alone(policy):
-    engine = TransformersEngine(*policy)
+@BOTH
+def test_cancelled_generations_leave_the_others_alone(Engine, wide):
+    model, _ = wide
+    engine = Engine(*wide)
 
     async def main():
         tasks = [
@@ -108,36 +167,109 @@ def test_cancelled_generations_leave_the_others_alone(policy):
         late.cancel()
         await asyncio.sleep(0)
         engine.step()  # only a cancelled request waits
-        engine.sync(engine.model)
+        unread = asyncio.ensure_future(engine.generate([5], max_tokens=3))
+        await asyncio.sleep(0)
+        unread.cancel()
+        await asyncio.sleep(0)
+        engine.sync(model)
+        assert not engine.busy
         return [None if t.cancelled() else t.result().token_ids for t in tasks]
 
-    expected = [g.token_ids for g in generate(policy, REQUESTS[:6])[0]]
+    expected = [g.token_ids for g in generate(wide, REQUESTS[:6], Engine=Engine)[0]]
+    engine.sync(model)
     assert asyncio.run(main()) == [None if i in (1, 4) else ids for i, ids in enumerate(expected)]
 
 
-def test_new_weights_change_what_is_sampled(policy):
-    model, tokenizer = policy
-    other = tiny.tiny_model(tokenizer, width=32, seed=1)
-    engine = TransformersEngine(tiny.tiny_model(tokenizer, width=32), tokenizer)
+@BOTH
+def test_new_weights_change_what_is_sampled(Engine, wide):
+    model, tokenizer = wide
+    other, _ = random_policy(128, seed=1)
+    engine = Engine(random_policy(128)[0], tokenizer)  # ours writes into the model that it has
     a, _ = generate(None, REQUESTS[:4], engine=engine)
     engine.sync(other)
     b, _ = generate(None, REQUESTS[:4], engine=engine)
-    c, _ = generate((other, tokenizer), REQUESTS[:4])
+    c, _ = generate((other, tokenizer), REQUESTS[:4], Engine=Engine)
     assert [g.token_ids for g in b] == [g.token_ids for g in c] != [g.token_ids for g in a]
+    assert drift(other, REQUESTS[:4], b) < 2e-5
 
 
-def test_stop_reasons(policy):
-    _, tokenizer = policy
-    word = tokenizer.convert_ids_to_tokens(generate(policy, [([5, 6], 0)])[0][0].token_ids[2])
-    stopped = generate(policy, [([5, 6], 0)], stop=(word,))[0][0]
+@BOTH
+def test_a_sync_while_generations_run_is_refused_and_sleep_is_undone_by_sync(Engine, wide):
+    model, _ = wide
+    engine = endless(Engine, wide)
+
+    async def main():
+        task = asyncio.ensure_future(engine.generate([5, 6], max_tokens=4))
+        await asyncio.sleep(0)
+        engine.step()
+        with pytest.raises(RuntimeError, match="while generations are running"):
+            engine.sync(model)
+        while engine.busy:
+            engine.step()
+        return await task
+
+    before = asyncio.run(main())
+    engine.sleep()
+    engine.sync(model)
+    assert asyncio.run(main()).token_ids == before.token_ids
+
+
+@BOTH
+def test_stop_reasons(Engine, wide):
+    _, tokenizer = wide
+    engine = endless(Engine, wide)
+    full = generate(wide, [([5, 6], 0)], engine=engine)[0][0]
+    word = tokenizer.convert_ids_to_tokens(full.token_ids[2])
+    stopped = generate(wide, [([5, 6], 0)], engine=engine, stop=("</a>", word))[0][0]
     assert stopped.stop_reason == word and tokenizer.convert_ids_to_tokens(stopped.token_ids[-1]) == word
     assert len(stopped.token_ids) == len(stopped.logprobs) <= 3
-    full = generate(policy, [([5, 6], 0)])[0][0]
-    assert (
-        full.stop_reason in ("length", "eos")
-        and stopped.token_ids == full.token_ids[: len(stopped.token_ids)]
-    )
-    assert generate(policy, [([5, 6], 0)], max_tokens=2)[0][0].stop_reason == "length"
+    assert full.stop_reason == "length" and len(full.token_ids) == 12
+    assert stopped.token_ids == full.token_ids[: len(stopped.token_ids)]
+    assert generate(wide, [([5, 6], 0)], engine=engine, max_tokens=2)[0][0].stop_reason == "length"
+
+
+@BOTH
+def test_the_end_of_sequence_is_kept(Engine, wide):
+    """Every model has its own ids for it; here each of ten words is one."""
+    model, tokenizer = random_policy(128)
+    model.generation_config.eos_token_id = list(range(20, 30))
+    results, engine = generate((model, tokenizer), REQUESTS, Engine=Engine, max_tokens=40)
+    ended = [g for g in results if g.stop_reason == "eos"]
+    assert engine.eos == set(range(20, 30)) and len(ended) > 10
+    for g in ended:
+        assert g.token_ids[-1] in engine.eos and not engine.eos & set(g.token_ids[:-1])
+        assert len(g.token_ids) == len(g.logprobs)
+
+
+@needs_vllm
+def test_both_engines_write_the_same_where_nothing_is_drawn(wide):
+    """Greedy, with stop strings, lengths and the end of sequence."""
+    _, tokenizer = wide
+    stop = tuple(tokenizer.convert_ids_to_tokens([9, 17, 33]))
+    ours, engine = generate(wide, REQUESTS, temperature=0.0, max_tokens=60, stop=stop)
+    theirs, _ = generate(wide, REQUESTS, Engine=VllmEngine, temperature=0.0, max_tokens=60, stop=stop)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.token_ids, a.stop_reason) == (b.token_ids, b.stop_reason)
+        assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
+
+
+@BOTH
+def test_overlong_prompts(Engine, wide):
+    """Ours goes on past the model's 2048 positions; vLLM ends there, refuses a prompt that leaves none."""
+    model, _ = wide
+    engine = endless(Engine, wide)
+    long = [5 + i % 30 for i in range(2040)]
+    near, _ = generate(wide, [(long, 0), ([5, 6], 1)], engine=engine, temperature=0.0)
+    assert drift(model, [(long, 0), ([5, 6], 1)], near) < 1e-4
+    assert near[0].stop_reason == "length"
+    assert len(near[0].token_ids) == (12 if Engine is TransformersEngine else 8)
+    if Engine is VllmEngine:
+        with pytest.raises(ModelError, match="a prompt of 2050 tokens; the model's positions"):
+            # the other agent is cancelled
+            generate(wide, [([5, 6], 1), (long + [5] * 10, 0)], engine=engine, temperature=0.0)
+    engine.sync(model)
+    after, _ = generate(wide, [([5, 6], 1)], engine=engine, temperature=0.0)
+    assert after[0].token_ids == near[1].token_ids
 
 
 def test_a_stop_string_inside_a_token_keeps_the_token(policy):
@@ -150,23 +282,27 @@ def test_a_stop_string_inside_a_token_keeps_the_token(policy):
     assert g.token_ids == sampled[:2] and g.stop_reason == "</a>"
 
 
-def test_greedy_is_the_argmax(policy):
-    model, _ = policy
-    g = generate(policy, [([5, 6, 7], 0)], temperature=0.0)[0][0]
+@BOTH
+def test_greedy_is_the_argmax(Engine, wide):
+    model, _ = wide
+    g = generate(wide, [([5, 6, 7], 0)], Engine=Engine, temperature=0.0)[0][0]
     with torch.no_grad():
         logits = model(torch.tensor([[5, 6, 7] + g.token_ids])).logits[0]
     assert g.token_ids == logits[2:-1].argmax(-1).tolist()
 
 
-def test_bad_requests(policy):
-    engine = TransformersEngine(*policy)
+@BOTH
+def test_bad_requests(Engine, wide):
+    engine = Engine(*wide)
     for ids, n in (([], 4), ([1], 0)):
         with pytest.raises(ValueError, match="prompt"):
             asyncio.run(engine.generate(ids, max_tokens=n))
+    assert not engine.busy
 
 
-def test_a_failed_agent_leaves_the_engine_usable(policy):
-    engine = TransformersEngine(*policy)
+@BOTH
+def test_a_failed_agent_leaves_the_engine_usable(Engine, wide):
+    engine = Engine(*wide)
 
     async def broken():
         await engine.generate([5], max_tokens=2)
@@ -178,5 +314,7 @@ def test_a_failed_agent_leaves_the_engine_usable(policy):
             engine,
             rollout.BatchedSearch(None),
         )
-    results, _ = generate(policy, REQUESTS[:3], engine=engine)
-    assert [g.token_ids for g in results] == [g.token_ids for g in generate(policy, REQUESTS[:3])[0]]
+    results, _ = generate(wide, REQUESTS[:3], engine=engine)
+    engine.sync(wide[0])
+    fresh, _ = generate(wide, REQUESTS[:3], engine=engine)
+    assert [g.token_ids for g in results] == [g.token_ids for g in fresh]

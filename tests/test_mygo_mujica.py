@@ -603,6 +603,9 @@ class Oracle(Scripted):
     def sync(self, model):
         pass
 
+    def sleep(self):
+        pass
+
     async def generate(self, prompt_ids, stop, max_tokens, temperature, seed):
         request = self.tokenizer.decode(prompt_ids).rsplit("<|im_start|>user\n", 1)[1]
         question = next(
@@ -644,7 +647,6 @@ REAL = [
 def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen, tmp_path, monkeypatch):
     flags = [str(sample(f)) if "/" in f else f for f in flags.split()]
     monkeypatch.setattr(run, "TransformersEngine", Oracle)
-    monkeypatch.setattr(m, "TransformersEngine", Oracle)  # of offline MyGO's frozen sampler
     Oracle.questions = [
         q
         for f in (str(sample(train)), flags[flags.index("--eval-data") + 1])

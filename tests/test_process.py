@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import askit
 import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import flags, process
+from common import flags, process, vllm_engine
 from common.files import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,6 +209,25 @@ def test_a_switch_with_a_value_names_both_its_forms(capsys):
         at2po.parse_args(["--expand-answers"]).expand_answers
         and not at2po.parse_args(["--no-expand-answers"]).expand_answers
     )
+
+
+@pytest.mark.parametrize("cuda, there, chosen", [
+    (True, True, "vllm"), (True, False, "transformers"), (False, True, "transformers"),
+])
+def test_the_engine_is_vllm_where_cuda_and_vllm_are(cuda, there, chosen, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(vllm_engine, "installed", lambda: there)
+    for script in (at2po, bi_rar, mygo_mujica):
+        assert script.parse_args([]).engine == chosen
+        assert script.parse_args(["--engine", "transformers"]).engine == "transformers"
+
+
+def test_an_engine_that_is_not_here_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "installed", lambda: False)
+    with pytest.raises(SystemExit, match="error: --engine vllm: vLLM is not installed here; pip install -r"):
+        at2po.parse_args(["--engine", "vllm"])
+    with pytest.raises(SystemExit, match="--tensor-parallel 2: is vLLM's: with --engine vllm"):
+        bi_rar.parse_args(["--tensor-parallel", "2", "--engine", "transformers"])
 
 
 def test_flags_given_with_underscores_count_too():

@@ -493,6 +493,13 @@ def test_runs_are_not_overwritten_and_resume_checks_what_it_resumes(tmp_path):
         "--lr", "1e-4",
     )
     refuse("holds no run", *TINY, "--out", tmp_path, "--steps", 2, "--name", "b", "--resume")
+    config = tmp_path / "at2po/a/config.json"
+    config.write_text(config.read_text().replace('"engine": "transformers"', '"engine": "vllm"'))
+    refuse(
+        "was started with engine = 'vllm', not 'transformers'", *TINY, "--out", tmp_path, "--steps", 2,
+        "--name", "a", "--resume", "--engine", "transformers",
+    )
+    config.write_bytes(before[config])
     assert before == {p: p.read_bytes() for p in (tmp_path / "at2po/a").rglob("*") if p.is_file()}
     other = tiny.tiny_model(models.load_tokenizer(tmp_path / "at2po/a/checkpoint"), width=32)
     other.save_pretrained(tmp_path / "at2po/a/checkpoint")  # weights of another shape under the same run

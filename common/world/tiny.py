@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from common import retriever, rollout, training, world
+from common import retriever, rollout, training, vllm_engine, world
 from common.files import say
 from common.model import token_logprobs
 from common.world import demonstrations
@@ -40,10 +40,15 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
         "top_k": getattr(cfg, "top_k", 0),
         "size": cfg.world_size,
     }
+    without_output_bias = vllm_engine.choose(cfg.engine) == "vllm"
+    if without_output_bias:
+        recipe["output_bias"] = False
 
     def build():
         tokenizer = tiny_tokenizer([*world.vocabulary(), *words], tags)
         model = tiny_model(tokenizer)
+        if without_output_bias:
+            freeze_output_bias(model)
         groups = demonstrations.groups(
             tokenizer, lambda *a: render(tokenizer, *a), index,
             cfg.warmup_steps, cfg.flaw_rate, cfg.world_size)
@@ -54,6 +59,13 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
         return model, tokenizer
 
     return cached_policy(recipe, build)
+
+
+def freeze_output_bias(model):
+    """Attention with biases has one behind its output, too, in transformers; vLLM's Qwen3 has none. At zero,
+    where it begins, it makes no difference."""
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.bias.requires_grad_(False)
 
 
 def said(tokenizer, text, stop):

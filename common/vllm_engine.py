@@ -1,0 +1,377 @@
+"""The engine of common/engine.py on vLLM, in this process: the same methods, weights of its own.
+
+    engine = VllmEngine(model, tokenizer)    # starts vLLM and hands it the weights, in memory
+    engine.sync(model)                       # hands over new ones, and forgets all keys and values
+    engine.sleep()                           # on a GPU: gives its memory to the trainer until the next sync
+
+One step() is one step of vLLM's scheduler, so rollout.run_agents drives it as it drives ours. A sample
+depends on (prompt, seed) alone, up to rounding, but its random stream is not that of TransformersEngine.
+
+There is one vLLM a process. It takes half a minute to start and reserves its memory at once, so engines of
+one architecture (the stages of a run, a frozen sampler beside the policy) take turns in it: whoever synced
+last may sample. vLLM is imported when the first engine is made, and nowhere else.
+"""
+
+import asyncio
+import copy
+import functools
+import gc
+import hashlib
+import importlib.util
+import itertools
+import os
+import random
+import re
+import sys
+import tempfile
+import warnings
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from common.checkpoint import ModelError
+from common.engine import Generation, end_of_sequence
+from common.files import say
+
+ENVIRONMENT = {  # where the user says nothing
+    "VLLM_NO_USAGE_STATS": "1",              # it would report home
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",   # threads are the program's (common/process.py)
+}
+running = None    # the process's _Running
+
+
+def choose(engine):
+    """What --engine means here: auto is vLLM where a CUDA device and vLLM are, else transformers."""
+    if engine != "auto":
+        return engine
+    return "vllm" if torch.cuda.is_available() and installed() else "transformers"
+
+
+def installed():
+    return importlib.util.find_spec("vllm") is not None
+
+
+# ---------------------------------------------------------------- weights
+
+def checkpoint_name(name):
+    """The name that a parameter has in a Hugging Face checkpoint, without what LoRA puts around it.
+
+    >>> checkpoint_name("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
+    'model.layers.0.mlp.up_proj.weight'
+    """
+    return re.sub(r"^base_model\.model\.|\.base_layer(?=\.)", "", name)
+
+
+def policy_weights(model):
+    """Yields (checkpoint name, tensor) of every weight, one at a time: shards gathered, LoRA added to its
+    base."""
+    adapted = {}
+    for name, module in model.named_modules():
+        if getattr(module, "lora_A", None):
+            adapted[f"{name}.base_layer.weight"] = module
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        weight = _whole(parameter)
+        if name in adapted:
+            delta = _whole(adapted[name].get_delta_weight("default"))
+            weight = weight + delta.to(weight.dtype)
+        yield checkpoint_name(name), weight
+
+
+def _whole(tensor):
+    """Of all ranks, where it is sharded."""
+    if hasattr(tensor, "full_tensor"):
+        tensor = tensor.full_tensor()
+    return tensor.detach()
+
+
+def compare_names(vllm_model, names):
+    """(names that vLLM's model has no parameter for, its parameters that none of the names fills).
+
+    Runs where the model is. vLLM stacks some (q, k and v are one matrix); tied heads are not listed on either
+    side; experts are left out, since they are fused under names of their own."""
+    stacked = {}
+    for whole, parts in getattr(vllm_model, "packed_modules_mapping", {}).items():
+        stacked |= dict.fromkeys(parts, whole)
+    mapper = getattr(vllm_model, "hf_to_vllm_mapper", None)
+    theirs = {}
+    for name in names:
+        mapped = mapper.map_name(name) if mapper else name
+        parts = (mapped or "").split(".")
+        theirs[name] = ".".join(stacked.get(part, part) for part in parts)
+    here = {name for name, _ in vllm_model.named_parameters() if ".experts." not in name}
+    dropped = [name for name in names if theirs[name] not in here and ".experts." not in name]
+    return dropped, sorted(here - set(theirs.values()))
+
+
+def keep_dropped_at_zero(model, dropped):
+    """What vLLM would leave out changes nothing while it is zero: it is frozen there. Anything else is
+    refused: vLLM drops it without a word, and samples another policy than the one that is trained."""
+    for name, parameter in model.named_parameters():
+        if checkpoint_name(name) not in dropped:
+            continue
+        if _whole(parameter).any():
+            raise ModelError(
+                f"--engine vllm: vLLM's {_class_of(model).__name__} has no {checkpoint_name(name)}, and this "
+                f"model's is not zero ({len(dropped)} such parameters): it would sample another policy than "
+                "the one that is trained. Use --engine transformers")
+        parameter.requires_grad_(False)
+
+
+def _pack_head_again(vllm_model):
+    """vLLM's CPU build multiplies with a packed copy of the head; reload_weights makes it anew where the head
+    has weights of its own, and leaves the old one where it is tied to the embedding."""
+    head = vllm_model.lm_head
+    head.quant_method.process_weights_after_loading(head)
+
+
+# ---------------------------------------------------------------- the process's vLLM
+
+class _Running:
+    """The process's vLLM. `digest` says for which architecture, tokenizer and options it was started,
+    `holder` is the engine whose weights it has, `numbers` name its requests."""
+
+    def __init__(self, digest, llm):
+        self.digest = digest
+        self.llm = llm
+        self.holder = None
+        self.asleep = False
+        self.numbers = itertools.count()
+
+
+def _start(model, tokenizer, options):
+    """The _Running for this architecture, tokenizer and options: the one that runs, or a new one in its
+    place."""
+    global running
+    with tempfile.TemporaryDirectory() as folder:
+        config = copy.deepcopy(model.config)
+        config.architectures = [_class_of(model).__name__]
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        digest = hashlib.sha256(repr(sorted(options.items())).encode())
+        for file in sorted(Path(folder).iterdir()):
+            digest.update(file.read_bytes())
+        if running and running.digest == digest.hexdigest():
+            return running
+        if running:
+            running.llm.engine_core.shutdown()
+            running = None
+            gc.collect()
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights need no transport
+        with _process_undisturbed():
+            running = _Running(digest.hexdigest(), _load_vllm(folder, options))
+    return running
+
+
+def _class_of(model):
+    """Of the language model, below its adapters."""
+    return type(model.get_base_model() if hasattr(model, "get_base_model") else model)
+
+
+def _load_vllm(folder, options):
+    try:
+        import vllm
+    except ImportError as error:
+        raise ModelError(f"--engine vllm: vLLM is not usable here ({error}); install it with "
+                         "requirements-gpu.txt, or use --engine transformers") from error
+    gigabytes = options["kv_cache_memory_bytes"] / 2**30
+    say(f"starting vLLM {vllm.__version__}: {options['dtype']}, sequences of at most "
+        f"{options['max_model_len']} tokens, {gigabytes:.2f} GB for keys and values")
+    try:
+        return vllm.LLM(folder, **options).llm_engine
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        words = " ".join(str(error).split())
+        raise ModelError(f"--engine vllm: vLLM does not start with this model ({words[:300]}); "
+                         "use --engine transformers") from error
+
+
+@contextmanager
+def _process_undisturbed():
+    """vLLM seeds every generator of the process, and its CPU build makes torch.set_num_threads a no-op. It
+    also looks into every loaded module, and stumbles over llvmlite's (bm25s brings it, through numba)."""
+    states = random.getstate(), np.random.get_state()
+    set_num_threads = torch.set_num_threads
+    hidden = {name: sys.modules.pop(name) for name in ("llvmlite.binding.ffi",) if name in sys.modules}
+    try:
+        with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        sys.modules.update(hidden)
+        torch.set_num_threads = set_num_threads
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+# ---------------------------------------------------------------- the engine
+
+class VllmEngine:
+    """max_batch: sequences decoded together, at most. cache_gb: as in TransformersEngine, keys and values of
+    running sequences, and as much again for those that are done; less where max_batch of the longest
+    sequences need less. tensor_parallel: GPUs that the model is spread over.
+
+    fp32 on a CPU, bf16 on a GPU, as training's forward pass. ModelError where vLLM does not run the model, or
+    leaves out weights that are not zero."""
+
+    def __init__(self, model, tokenizer, max_batch=256, cache_gb=4.0, tensor_parallel=1):
+        self.tokenizer = tokenizer
+        self.gpu = model.device.type == "cuda"
+        self.tensor_parallel = tensor_parallel
+        self.eos = end_of_sequence(model, tokenizer)
+        options = self._options(model.config, max_batch, cache_gb)
+        self.max_length = options["max_model_len"]
+        self.vllm = _start(model, tokenizer, options)
+        self.llm = self.vllm.llm
+        self.futures = {}                    # name of a request -> who waits for it
+        self.sampled_tokens = 0
+        self.prefilled_tokens = 0
+        self.reused_tokens = 0
+        names = [checkpoint_name(name) for name, _ in model.named_parameters() if ".lora_" not in name]
+        compare = functools.partial(compare_names, names=names)
+        dropped, unfilled = self.llm.apply_model(compare)[0]
+        if unfilled:
+            raise ModelError(f"--engine vllm: vLLM wants {', '.join(unfilled[:4])}, which this model lacks. "
+                             "Use --engine transformers")
+        keep_dropped_at_zero(model, set(dropped))
+        self.sync(model)
+
+    def _options(self, config, max_batch, cache_gb):
+        """What vLLM is started with."""
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        bytes_per_token = config.num_hidden_layers * 2 * heads * dim * (2 if self.gpu else 4)
+        longest = config.max_position_embeddings
+        wanted = max_batch * longest * bytes_per_token
+        cache_bytes = int(2 * min(cache_gb * 2**30, wanted))
+        return {
+            "load_format": "dummy",                    # the first sync brings the weights
+            "dtype": "bfloat16" if self.gpu else "float32",
+            "max_model_len": min(longest, cache_bytes // bytes_per_token - 64),
+            "max_num_seqs": max_batch,
+            "kv_cache_memory_bytes": cache_bytes,
+            "gpu_memory_utilization": .01,             # not read beside kv_cache_memory_bytes, but checked
+            "block_size": 16 if self.gpu else 32,      # the least there is: prefixes are found at multiples
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",     # at the sampling temperature
+            "generation_config": "vllm",               # nothing of the model's own sampling settings
+            "enable_sleep_mode": self.gpu,
+            "enforce_eager": not self.gpu,
+            "tensor_parallel_size": self.tensor_parallel,
+            "seed": 0,
+            "disable_log_stats": True,
+        }
+
+    @property
+    def busy(self):
+        return bool(self.futures)
+
+    async def generate(self, prompt_ids, stop=(), max_tokens=512,
+                       temperature=1.0, seed=0):
+        """Samples until a stop string, the end of sequence, max_tokens or the model's last position (both
+        "length"). temperature 0 is greedy. ModelError where the prompt leaves no position to sample."""
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+        if not prompt_ids or max_tokens < 1:
+            raise ValueError("generate needs a prompt and max_tokens >= 1, "
+                             f"got {len(prompt_ids)} ids and {max_tokens}")
+        if len(prompt_ids) >= self.max_length:
+            raise ModelError(
+                f"--engine vllm: a prompt of {len(prompt_ids)} tokens; the model's positions, or what "
+                f"--cache-gb has room for, end at {self.max_length}. Shorten prompts or observations, raise "
+                "--cache-gb, or use --engine transformers")
+        if self.vllm.holder is not self or self.vllm.asleep:
+            raise RuntimeError("sync before sampling: vLLM sleeps, or has the weights of another policy")
+        params = SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            stop=list(stop),
+            include_stop_str_in_output=True,
+            stop_token_ids=sorted(self.eos),
+            ignore_eos=True,                           # those above are all there are
+            skip_special_tokens=False,                 # stop strings may be special tokens
+            logprobs=0,                                # of the sampled token
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        name = str(next(self.vllm.numbers))
+        self.llm.add_request(name, tokens_input(list(prompt_ids)), params)
+        future = asyncio.get_running_loop().create_future()
+        self.futures[name] = future
+        return await future
+
+    def step(self):
+        """One step of vLLM's scheduler: a token for every running request, prefill of those that are
+        admitted."""
+        self._drop_cancelled()
+        eager = nullcontext()
+        if not self.gpu:  # compiling a sum for each new batch size takes longer than all the sums
+            eager = torch.compiler.set_stance("force_eager")
+        with eager:
+            results = self.llm.step()
+        for result in results:
+            future = self.futures.pop(result.request_id, None)
+            if future is None or future.done():
+                continue
+            generation = self._generation(result.outputs[0])
+            future.set_result(generation)
+            cached = result.num_cached_tokens or 0
+            self.sampled_tokens += len(generation.token_ids)
+            self.reused_tokens += cached
+            self.prefilled_tokens += len(result.prompt_token_ids) - cached
+
+    @staticmethod
+    def _generation(output):
+        ids = list(output.token_ids)
+        logprobs = [at[token].logprob for token, at in zip(ids, output.logprobs, strict=True)]
+        if output.finish_reason == "length":
+            return Generation(ids, logprobs, "length")
+        stopped_by = output.stop_reason     # the stop string, or the id that ends the sequence
+        return Generation(ids, logprobs, stopped_by if isinstance(stopped_by, str) else "eos")
+
+    def _drop_cancelled(self):
+        """A cancelled rollout leaves nothing behind."""
+        cancelled = [name for name, future in self.futures.items() if future.done()]
+        if cancelled:
+            self.llm.abort_request(cancelled)
+        for name in cancelled:
+            del self.futures[name]
+
+    @torch.no_grad()
+    def sync(self, model):
+        """The engine goes on with the weights of `model`, which are copied, and forgets all keys and values;
+        wakes it."""
+        for engine in (self.vllm.holder, self):
+            if engine is not None:
+                engine._drop_cancelled()
+        if self.llm.has_unfinished_requests():
+            raise RuntimeError("sync while generations are running")
+        if self.vllm.asleep:
+            self.llm.wake_up(["weights"])
+        weights = policy_weights(model)
+        if self.tensor_parallel > 1:  # its workers are other processes
+            weights = iter([(name, weight.cpu()) for name, weight in weights])
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if not self.gpu:
+            self.llm.apply_model(_pack_head_again)
+        if self.vllm.asleep:
+            self.llm.wake_up(["kv_cache"])
+            self.vllm.asleep = False
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not forget the keys and values of the old weights")
+        self.vllm.holder = self
+
+    def sleep(self):
+        """Gives the memory of weights, keys and values to the trainer until the next sync; on a CPU there is
+        nothing to give."""
+        self._drop_cancelled()
+        if self.busy:
+            raise RuntimeError("sleep while generations are running")
+        if self.gpu and not self.vllm.asleep:
+            self.llm.sleep(level=2)
+            self.vllm.asleep = True

@@ -1,0 +1,209 @@
+"""What is vLLM's alone: weights that are copied, parameters that it drops, one vLLM for several engines, what
+it does to the process, and two steps of every script that trains a language model."""
+
+import json
+import os
+import random
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+import at2po
+import bi_rar
+import mygo_mujica
+from common import metrics, vllm_engine
+from common.checkpoint import ModelError
+from common.files import read_jsonl
+from common.vllm_engine import VllmEngine, policy_weights
+from tests.conftest import NEEDS_VLLM
+from tests.test_engine import REQUESTS, drift, generate, random_policy
+
+pytestmark = NEEDS_VLLM
+
+
+def small_policy(tied=True, lora=0):
+    """(model, tokenizer): random weights, with or without a head of its own and adapters."""
+    model, tokenizer = random_policy(128)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        untied = type(model)(model.config)
+        untied.load_state_dict(model.state_dict())
+        torch.nn.init.normal_(untied.lm_head.weight, std=.1)
+        model = untied
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        settings = LoraConfig(r=lora, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, settings)
+    return model, tokenizer
+
+
+def train_a_little(model):
+    """As updates do, only further: every trained weight moves."""
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                scale = .05 if "lora_" in name else .2 * p.std().nan_to_num() + .01
+                p.add_(torch.randn_like(p) * scale)
+
+
+@pytest.mark.parametrize("lora", [0, 8], ids=["full", "lora"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_sampler_and_trainer_agree_after_a_sync(tied, lora):
+    model, tokenizer = small_policy(tied, lora)
+    assert model.config.tie_word_embeddings == tied
+    results, engine = generate((model, tokenizer), REQUESTS, Engine=VllmEngine)
+    assert drift(model, REQUESTS, results) < 1e-4
+    for _ in range(2):
+        train_a_little(model)
+        results, _ = generate(None, REQUESTS, engine=engine)
+        assert drift(model, REQUESTS, results) > .05, "nothing was changed"
+        engine.sync(model)
+        results, _ = generate(None, REQUESTS, engine=engine)
+        assert drift(model, REQUESTS, results) < 1e-4
+
+
+def test_the_weights_of_an_adapted_model_are_those_of_the_merged_one():
+    model, _ = small_policy(lora=8)
+    train_a_little(model)
+    handed_over = {name: weight.clone() for name, weight in policy_weights(model)}
+    merged = dict(model.merge_and_unload().named_parameters())
+    assert handed_over.keys() == merged.keys()
+    for name, weight in merged.items():
+        torch.testing.assert_close(handed_over[name], weight.detach())
+
+
+def test_what_vllm_drops_is_frozen_at_zero_or_refused():
+    model, tokenizer = small_policy()
+    bias = model.model.layers[1].self_attn.o_proj.bias
+    VllmEngine(model, tokenizer)
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert frozen == [f"model.layers.{i}.self_attn.o_proj.bias" for i in (0, 1)] and not bias.any()
+    with torch.no_grad():
+        bias[3] = 1e-3
+    with pytest.raises(ModelError, match="Qwen3ForCausalLM has no model.layers.1.self_attn.o_proj.bias"):
+        VllmEngine(model, tokenizer)
+
+
+def test_engines_of_one_architecture_take_turns():
+    policy, frozen = small_policy(), small_policy()
+    first = VllmEngine(*policy)
+    second = VllmEngine(*frozen)
+    train_a_little(policy[0])
+    assert first.llm is second.llm
+    with pytest.raises(RuntimeError, match="sync before sampling"):
+        generate(None, REQUESTS[:2], engine=first)
+    for engine, (model, _) in ((second, frozen), (first, policy), (second, frozen)):
+        engine.sync(model)
+        results, _ = generate(None, REQUESTS[:4], engine=engine)
+        assert drift(model, REQUESTS[:4], results) < 2e-5
+
+
+def test_where_vllm_does_not_start_one_line_says_why():
+    """Here for want of room for a single sequence. The next engine starts anew."""
+    model, tokenizer = small_policy()
+    with pytest.raises(ModelError, match="vLLM does not start with this model .*max_model_len"):
+        VllmEngine(model, tokenizer, cache_gb=1e-6)
+    results, _ = generate((model, tokenizer), REQUESTS[:4], Engine=VllmEngine)
+    assert drift(model, REQUESTS[:4], results) < 2e-5
+
+
+def test_the_process_stays_as_it_was():
+    """Random numbers, threads, and modules that vLLM stumbles over."""
+    vllm_engine.running = None  # start anew
+    pytest.importorskip("llvmlite.binding.ffi")
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    threads = torch.get_num_threads()
+    VllmEngine(*small_policy())
+    drawn = float(torch.rand(())), random.random(), np.random.rand()
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    assert drawn == (float(torch.rand(())), random.random(), np.random.rand())
+    assert torch.get_num_threads() == threads and "llvmlite.binding.ffi" in sys.modules
+    torch.set_num_threads(threads + 1)
+    assert torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+
+
+# ---------------------------------------------------------------- the scripts
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Tiny policies of these tests alone."""
+    old = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if old is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = old
+
+
+SMALL = (
+    "--engine vllm --warmup-steps 100 --questions-per-step 4 --eval-limit 4 --limit 20 --lr 1e-3 --steps 2 "
+    "--name a"
+).split()
+TREES = "--bad-format-reward -1 --chains 3 --expand 2 --rounds 1 --max-response 200"
+
+
+def last_rows(folder):
+    """The metrics of the two steps that a stage made, and what every stage leaves."""
+    rows = read_jsonl(folder / "metrics.jsonl")
+    assert [r["step"] for r in rows] == [1, 2]
+    assert json.loads((folder / "config.json").read_text())["engine"] == "vllm"
+    assert (folder / "checkpoint/model.safetensors").exists()
+    assert len(json.loads((folder / "eval_test.json").read_text())["predictions"]) == 4
+    return rows
+
+
+def assert_no_drift(rows):
+    drifts = [r["rollout/logprob_drift_max"] for r in rows if "rollout/logprob_drift_max" in r]
+    assert drifts and max(drifts) < 1e-4
+    assert sum(r["train/updates"] for r in rows) >= 1
+
+
+@pytest.fixture
+def half_is_right(monkeypatch):
+    """Rewards that differ, though the policy is hardly warmed up: half of all answers are right."""
+    def by_chance(prediction, golds):
+        return float(zlib.crc32(prediction.encode()) % 2)
+
+    monkeypatch.setattr(metrics, "exact_match", by_chance)
+    monkeypatch.setattr(metrics, "f1", by_chance)
+
+
+@pytest.mark.slow
+def test_two_steps_of_at2po_and_one_more(cache, half_is_right, tmp_path):
+    flags = [*SMALL, *TREES.split(), "--out", str(tmp_path)]
+    at2po.main(flags)
+    assert_no_drift(last_rows(tmp_path / "at2po/a"))
+    with pytest.raises(SystemExit, match="started with engine = 'vllm', not 'transformers'; leave --engine"):
+        at2po.main([*flags, "--resume", "--engine", "transformers"])
+    at2po.main([*flags, "--resume", "--steps", "3"])
+    assert [r["step"] for r in read_jsonl(tmp_path / "at2po/a/metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_two_steps_of_bi_rar(cache, half_is_right, tmp_path):
+    flags = "--stage forward --group-size 4 --explain-limit 2 --out".split()
+    bi_rar.main([*SMALL, *flags, str(tmp_path)])
+    assert_no_drift(last_rows(tmp_path / "bi_rar/a-forward"))
+
+
+@pytest.mark.slow
+def test_two_steps_of_mygo_mujica(cache, half_is_right, tmp_path):
+    """GRPO samples the policy; offline MyGO a frozen one, whose weights take turns with the policy's."""
+    flags = [*SMALL, *"--envs text --max-attempts 3 --group-size 4 --offline-threshold 0 --out".split(),
+             str(tmp_path)]
+    start = mygo_mujica.tiny_policy(mygo_mujica.parse_args(flags))
+    for stage in ("grpo", "offline"):
+        mygo_mujica.main([*flags, "--stage", stage, "--checkpoint", str(start)])
+    assert_no_drift(last_rows(tmp_path / "mygo_mujica/a-text-grpo"))
+    assert sum(r["train/updates"] for r in last_rows(tmp_path / "mygo_mujica/a-text-offline")) >= 1
