@@ -2,63 +2,62 @@
 public).
 
 A question comes with some forty sentences, of which two to four are its evidence. A coarse bi-encoder ranks
-the sentences for the question and what was found so far; a fine policy takes one of its best candidates or
-submits. The policy is trained on labelled evidence, then with PPO on the score of the evidence that it ends
-with. A T5 learns to ask sub-questions; trained inside the PPO loop, it learns which ones help.
+them for the question and what was found so far; a fine policy takes one of its best candidates or submits. It
+is trained on labelled evidence, then with PPO on the score of the evidence that it ends with. A T5 learns to
+ask sub-questions; trained inside the PPO loop, it learns which ones help.
 
-    sec. 3.1.1   coarse retrieval                    coarse_loss, coarse_step, freeze_vectors
-    sec. 3.1.2   policy over candidates and submit   Scorer, log_policy
-                 supervised loss                     supervised_loss
+    sec. 3.1.1   coarse retrieval                    coarse_loss, coarse_step
+    sec. 3.1.2   policy over candidates and submit   candidates, log_policy
+                 supervised loss                     supervised_states, supervised_loss
                  PPO, baseline of sampled paths      path_reward, baselines, ppo_loss
                  beam search                         beam_search
-    sec. 3.3-4   question approximation, sub-questions   approximation_row, sub_question_row
+    sec. 3.3-4   question approximation, sub-questions   approximation_input, sub_question_input
     sec. 4.4     correlation of p and reward         spearman
     sec. 4.5.1   "PPO + sub-questions"               forced_questions
     sec. 6       what it leaves for later            question_loss (joint training), answer_rewards
 
 Where paper and authors' code differ, or the paper is silent; the flag in brackets takes the other:
 
-    candidates            paper: 6 actions; code: 5 and submit; ours: 6 and submit (--candidates)
-    most evidence         code: 10 sentences (--max-evidence)
-    texts                 paper: <sep> between question and evidence; code: blanks. A sentence is "Title,
-                          text" for the fine models, "Title: text" for the frozen vectors (code)
-    yes/no questions      code: not trained on; ours: trained on (--drop-yes-no)
-    coarse vectors        code: the sentences' are normalised and frozen, the state's is not: its norm is
-                          the temperature
-    coarse loss           paper: cross-entropy, "-.456" (which is minus a mean probability); code: sum over
-                          the missing gold of -log p; ours: its mean (--coarse-loss)
-    coarse negatives      code: the question's own sentences and another question's
-    submit's score        paper: answerability; code: start logits of positions 0 and 1; ours: start and end
-                          logit of the first token (--submit-score)
-    fine stage            paper: a copy of the coarse stage's settings; code: one gold against 6 random
-                          sentences; ours: the coarse candidates, a missing gold put in where none is there
-                          (--negatives)
-    clip                  paper: clip(r, 1 + eps, 1 - eps), its bounds swapped
-    reward                paper: discounted F1, +1 if exact; code: gamma 1, no bonus for submitting; ours:
-                          the bonus on every exact end, not discounted (--gamma, --bonus)
-    a path's return       code: F1 after one action, since its greedy rollout is dropped; ours: the sampled
-                          path's (--returns action --baseline candidates is the code's)
-    baseline b(s)         paper: paths sampled from s; code: greedy ones after every candidate, weighed by
-                          pi; ours: other paths of the question through the same evidence, and fresh ones
-                          where they are few (--baseline, --baseline-rollouts)
-    PPO                   paper: "batch size 6", so one update a batch, where r = 1 and nothing is clipped;
-                          code: a replay buffer of old states, a loss over all candidates of a state, cosine
-                          with warm-up; ours: sampled actions, several updates a step (--mini-batch), constant
-    labels out of reach   code: such questions are left out; ours: they stay, as gold that cannot be found
-    long states           code: cut at 512 tokens; ours: the oldest sentences are left out (--max-tokens)
-    beam                  code: all beams start equal and stay so; ours: from one, distinct hypotheses
-    dropout               off in all stages, so that ratios begin at 1
-    Spearman              paper: cov / (cov cov), 1,000 questions; code: temperature .5, F1, 8 actions; ours:
-                          of ranks, over questions whose paths differ (--correlate). log p is without T5's
-    sub-question's target paper: the approximation of the evidence found; code: of the evidence found later,
-                          but one; ours: of the gold that is missing, before anything is found too, or the
-                          paper's (--sqg-target)
-    joint training        paper: proposed; ours: from the supervised policy, as many steps as PPO
-    "+ sub-questions"     code: wherever the policy would not submit, a sub-question takes the question's
-                          place in a search of its own, whose finds are all kept; the asker is given the
-                          evidence with a blank between all letters. Ours: without those blanks; and, beside
-                          it, asking before every sentence, the sub-question behind the evidence in the
-                          policy's text and the coarse stage's query for that sentence
+    candidates        paper: 6 actions; code: 5 and submit; ours: 6 and submit (--candidates)
+    most evidence     code: 10 sentences (--max-evidence)
+    texts             paper: <sep> between question and evidence; code: blanks. A sentence is "Title, text"
+                      for the fine models, "Title: text" for the frozen vectors (code)
+    yes/no questions  code: not trained on; ours: trained on (--drop-yes-no)
+    coarse vectors    code: the sentences' are normalised and frozen, the state's is not: its norm is the
+                      temperature
+    coarse loss       paper: cross-entropy, "-.456" (minus a mean probability); code: sum over the missing
+                      gold of -log p; ours: its mean (--coarse-loss)
+    coarse negatives  code: the question's own sentences and another question's
+    submit's score    paper: answerability; code: start logits of positions 0 and 1; ours: start and end logit
+                      of the first token (--submit-score)
+    fine stage        paper: a copy of the coarse stage's settings; code: one gold against 6 random sentences;
+                      ours: the coarse candidates, a missing gold put in where none is there (--negatives)
+    clip              paper: clip(r, 1 + eps, 1 - eps), its bounds swapped
+    reward            paper: discounted F1, +1 if exact; code: gamma 1, no bonus for submitting; ours: the
+                      bonus on every exact end, not discounted (--gamma, --bonus)
+    a path's return   code: F1 after one action, its greedy rollout being dropped (--returns action --baseline
+                      candidates); ours: the sampled path's
+    baseline b(s)     paper: paths sampled from s; code: greedy ones after every candidate, weighed by pi;
+                      ours: other paths of the question through the same evidence, fresh ones where they are
+                      few (--baseline, --baseline-rollouts)
+    PPO               paper: "batch size 6", so one update a batch, where r = 1 and nothing is clipped; code:
+                      a replay buffer of old states, a loss over all candidates of a state, cosine with
+                      warm-up; ours: sampled actions, several updates a step (--mini-batch), constant
+    unreachable gold  code: such questions are left out; ours: they stay, as gold that cannot be found
+    long states       code: cut at 512 tokens; ours: the oldest sentences are left out (--max-tokens)
+    beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
+    dropout           off in all stages, so that ratios begin at 1
+    Spearman          paper: cov / (cov cov), 1,000 questions; code: temperature .5, F1, 8 actions; ours: of
+                      ranks, over questions whose paths differ (--correlate). log p is without T5's
+    question's target paper: the approximation of the evidence found; code: of the evidence found later, but
+                      one; ours: of the gold that is missing, before anything is found too, or the paper's
+                      (--sqg-target)
+    joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO
+    "+ sub-questions" code: wherever the policy would not submit, a sub-question takes the question's place in
+                      a search of its own, whose finds are all kept; the asker reads the evidence with a blank
+                      between all letters. Ours: without those blanks; beside it, asking before every
+                      sentence, the sub-question being the coarse query for it and standing behind the
+                      evidence in the policy's text
 
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
@@ -66,7 +65,8 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     python askit.py --model paper --data hotpotqa     the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
     python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
-What is not in the paper is at the end (appendix) or in common/.
+What is not in the paper is at the end (appendix) or in common/: states, paths and their questions in
+evidence.py, models in evidence_models.py, numbers in evidence_evaluation.py.
 """
 
 import math
@@ -89,38 +89,51 @@ from common import (
     loop,
     metrics,
     report,
-    retriever,
-    rollout,
     run,
     seq2seq,
-    splits,
     training,
 )
 from common import model as models
-from common.answerer import Answerer, answers_of, reader_row
-from common.curves import draw_ranks, draw_recall
 from common.evidence import (
     ASK,
-    ENDS,
     SUBMIT,
+    Questions,
     SearchPath,
     SubQuestion,
     asked_of,
     evidence_of,
     evidence_scores,
-    make_case,
-    make_cases,
-    read,
+    freeze_vectors,
+    load_cases,
+    state_batches,
     state_ids,
     text_of,
-    with_evidence,
-    world_questions,
+    tokenize,
 )
-from common.files import Progress, console, plain, read_evaluation, read_jsonl, say
-from common.metric_table import ANSWERS, RATIO, SECONDS, STEP, UPDATE, Metric
-from common.page.evidence import about, group_record, path_nodes, prediction
+from common.evidence_evaluation import (
+    PATHS,
+    SUPERVISED,
+    draw_evaluations,
+    evaluate_ranking,
+    path_metrics,
+    paths_without_policy,
+    rank_pairs,
+    score_texts,
+    scored,
+)
+from common.evidence_models import (
+    Policy,
+    check_models,
+    load_encoder,
+    load_policy,
+    load_reader,
+    load_writer,
+)
+from common.files import Progress, read_jsonl, say
+from common.metric_table import RATIO, STEP, UPDATE
+from common.page.evidence import sample_record, show_path
+from common.reader import answers_of, evaluate_answers, reader_row, span_loss
 from common.rollout import stable_seed
-from common.world import tiny_bert, tiny_t5
 
 # ---------------------------------------------------------------- config
 
@@ -243,10 +256,12 @@ PAPER_MODELS = {
     "question_model": "ThomasSimonini/t5-end2end-question-generation",
 }
 PAPER_EVAL = "hotpotqa-dev"
-# EM / F1, HotpotQA distractor dev
-PAPER = {"supervised": "30.2 / 63.9", "ppo": "33.9 / 67.4"}
-PAPER_BEAM = "34.4 / 69.0"
-PAPER_ASKED = "0.0 / 40.8"
+PAPER = {  # EM / F1, HotpotQA distractor dev
+    ("supervised", PAPER_EVAL): "30.2 / 63.9",
+    ("ppo", PAPER_EVAL): "33.9 / 67.4",
+    ("ppo", f"{PAPER_EVAL}-beam4"): "34.4 / 69.0",
+    ("sqg", f"{PAPER_EVAL}-replace"): "0.0 / 40.8",
+}
 
 
 # ---------------------------------------------------------------- reward (states: common/evidence.py)
@@ -255,24 +270,34 @@ def path_reward(case, steps, cfg):
     """gamma^T F1 + bonus if the evidence is exactly the gold (sec. 3.1.2), less what its sub-questions cost;
     T = actions of the path, submitting included."""
     em, f1, _, _ = evidence_scores(case, steps)
-    return (
-        cfg.gamma ** (len(steps) + 1) * f1
-        + cfg.bonus * em
-        - cfg.question_cost * len(asked_of(steps))
-    )
+    cost = cfg.question_cost * len(asked_of(steps))
+    return cfg.gamma ** (len(steps) + 1) * f1 + cfg.bonus * em - cost
+
+
+def answer_rewards(policy, paths):
+    """Rewards without labels (sec. 6): F1 of a frozen reader's answer from the evidence, less a cost a
+    sentence and a sub-question."""
+    cfg = policy.cfg
+    found = []
+    answers = answers_of(policy.reader, [p.state for p in paths])
+    for p, answer in zip(paths, answers, strict=True):
+        reward = metrics.f1(answer, p.case.question.answers)
+        reward -= cfg.sentence_cost * len(p.taken)
+        found.append(reward - cfg.question_cost * len(p.asked))
+    return found
+
+
+def rewarded(policy, paths):
+    if policy.cfg.reward == "answer":
+        rewards = answer_rewards(policy, paths)
+    else:
+        rewards = [path_reward(p.case, p.steps, policy.cfg) for p in paths]
+    for p, reward in zip(paths, rewards, strict=True):
+        p.reward = reward
+    return paths
 
 
 # ---------------------------------------------------------------- coarse retrieval (sec. 3.1.1)
-
-def freeze_vectors(encoder, cases, folder):
-    """Normalised vectors of every sentence, from the encoder before its training; they never change again."""
-    texts = [ids for case in cases for ids in case.tokens["coarse"][1]]
-    vectors = encoders.frozen_vectors(encoder, texts, folder)
-    at = 0
-    for case in cases:
-        case.vectors = vectors[at:at + len(case.texts)]  # (sentences, H)
-        at += len(case.texts)
-
 
 def coarse_loss(scores, missing, kind="mean"):
     """Of one state: scores (sentences,) of all that are not taken, `missing` the gold among them."""
@@ -298,143 +323,47 @@ def training_state(case, rng, noise_rate, complete):
 def coarse_step(encoder, cases, others, cfg, rng):
     """Loss of a batch of states, and how many have missing gold as their best sentence. Negatives: the
     question's other sentences and those of one other question."""
-    states = [training_state(case, rng, cfg.noise_rate, complete=False) for case in cases]
-    vectors = encoder.encode(
-        [state_ids(encoder.reader, c, t) for c, t in zip(cases, states, strict=True)]
-    )
-    losses, right = [], []
+    states, texts = [], []
+    for case in cases:
+        states.append(training_state(case, rng, cfg.noise_rate, complete=False))
+        texts.append(state_ids(encoder.pair_tokenizer, case, states[-1]))
+    vectors = encoder.encode(texts)
+    losses, right = [], 0
     for case, taken, other, vector in zip(cases, states, others, vectors, strict=True):
         left = [i for i in range(len(case.texts)) if i not in taken]
         missing = [k for k, i in enumerate(left) if i in case.gold]
-        # (left + other's, H)
-        others_vectors = other.vectors[: 0 if other is case else None]
-        corpus = torch.cat([case.vectors[left], others_vectors]).to(vector.device)
-        scores = corpus @ vector
+        corpus = case.vectors[left]
+        if other is not case:
+            corpus = torch.cat([corpus, other.vectors])
+        scores = corpus.to(vector.device) @ vector  # (left + other's,)
         losses.append(coarse_loss(scores, missing, cfg.coarse_loss))
-        right.append(int(scores.argmax()) in missing)
-    return torch.stack(losses).mean(), sum(right)
+        right += int(scores.argmax()) in missing
+    return torch.stack(losses).mean(), right
 
 
 # ---------------------------------------------------------------- fine policy (sec. 3.1.2)
 
-class Scorer(torch.nn.Module):
-    """pi(a|s) over submit and candidates: a next-sentence model for sentences, a question-answering model for
-    submitting; in joint training the T5 that asks too. Saved as folders in Hugging Face form."""
-
-    def __init__(self, parts):
-        super().__init__()
-        for name, (model, _) in parts.items():  # action, submit, question
-            self.add_module(name, model)
-        self.tokenizers = {name: tokenizer for name, (_, tokenizer) in parts.items()}
-
-    def save_pretrained(self, folder):
-        for name, tokenizer in self.tokenizers.items():
-            getattr(self, name).save_pretrained(Path(folder) / name)
-            tokenizer.save_pretrained(Path(folder) / name)
-
-
-@dataclass
-class Policy:
-    """What is saved (model, tokenizer) and what a search needs besides."""
-
-    model: Scorer
-    encoder: encoders.Encoder
-    action_reader: encoders.PairTokenizer
-    submit_reader: encoders.PairTokenizer
-    cfg: Config
-    asker: seq2seq.Writer | None = None
-    may_ask: bool = False  # of its own accord
-    answerer: Answerer | None = None  # of --reward answer
-
-    def __post_init__(self):
-        self.coarse_cache = {}  # state -> candidates; the encoder stays as it is
-        self.cache = {}  # state -> (actions, log-probs) of these weights
-        self.asked = {}  # state -> SubQuestion of the beams of these weights
-
-    @property
-    def tokenizer(self):
-        return self.action_reader.tokenizer
-
-    def forget(self):
-        """After an update."""
-        self.cache = {}
-        self.asked = {}
-
-
-def coarse_query(reader, case, steps):
+def coarse_query(pair_tokenizer, case, steps):
     """The question and the evidence; right after a sub-question that alone, a look from another side."""
     if steps and isinstance(steps[-1], SubQuestion):
-        return reader.ids(steps[-1].text)
-    return state_ids(reader, case, evidence_of(steps))
+        return pair_tokenizer.ids(steps[-1].text)
+    return state_ids(pair_tokenizer, case, evidence_of(steps))
 
 
 @torch.no_grad()
 def candidates(policy, states):
     """[sentence numbers] of each state: the best that are not yet taken, best first."""
+    encoder = policy.encoder
     new = [s for s in dict.fromkeys(states) if s not in policy.coarse_cache]
-    if new:
-        vectors = policy.encoder.encode_all(
-            [coarse_query(policy.encoder.reader, *s) for s in new]
-        )
-        for (case, steps), vector in zip(new, vectors, strict=True):
-            gone = case.closed | set(evidence_of(steps))
-            scores = case.vectors @ vector  # (sentences,)
-            scores[list(gone)] = -torch.inf
-            k = min(policy.cfg.candidates, len(case.texts) - len(gone))
-            policy.coarse_cache[case, steps] = scores.topk(k).indices.tolist()
+    queries = [coarse_query(encoder.pair_tokenizer, *state) for state in new]
+    vectors = encoder.encode_all(queries)
+    for (case, steps), vector in zip(new, vectors, strict=True):
+        gone = case.closed | set(evidence_of(steps))
+        scores = case.vectors @ vector  # (sentences,)
+        scores[list(gone)] = -torch.inf
+        k = min(policy.cfg.candidates, len(case.texts) - len(gone))
+        policy.coarse_cache[case, steps] = scores.topk(k).indices.tolist()
     return [policy.coarse_cache[s] for s in states]
-
-
-def log_policy(policy, states, offered):
-    """(n, 1 + k) log pi of submit and of the offered actions of each state, -inf where there are fewer. The
-    text of asking is "?"."""
-    action, submit = policy.action_reader, policy.submit_reader
-    action_pairs, submit_pairs, rows, columns = [], [], [], []
-    for row, ((case, steps), actions) in enumerate(zip(states, offered, strict=True)):
-        question, sentences = case.tokens["submit"]
-        evidence = [sentences[i] for i in evidence_of(steps)]
-        submit_pairs.append((question, submit.joined(evidence) if evidence else []))
-        first = state_ids(action, case, steps)
-        for column, a in enumerate(actions, 1):
-            action_pairs.append(
-                (first, action.ids("?") if a == ASK else case.tokens["action"][1][a])
-            )
-            rows.append(row)
-            columns.append(column)
-    device = policy.model.action.device
-    logits = torch.full(
-        (len(states), 1 + max(map(len, offered), default=0)), -torch.inf, device=device
-    )
-    with encoders.autocast(policy.model.action, policy.cfg.precision):
-        out = policy.model.submit(**submit.batch(submit_pairs, device))
-        if action_pairs:
-            scores = policy.model.action(**action.batch(action_pairs, device)).logits[:, 0]
-            logits[rows, columns] = scores.float()
-    second = (
-        out.end_logits[:, 0] if policy.cfg.submit_score == "paper" else out.start_logits[:, 1]
-    )
-    # the first token: "no answer here"
-    logits[:, 0] = -(out.start_logits[:, 0] + second).float() / 2
-    return logits.log_softmax(-1)
-
-
-def state_batches(policy, states, offered):
-    """Lists of states in forward passes of about micro_tokens, given by their numbers."""
-
-    def tokens(item):
-        (case, steps), actions = item
-        question, of = case.tokens["action"]
-        state = (
-            len(question)
-            + sum(len(of[i]) + 1 for i in evidence_of(steps))
-            + 16 * len(asked_of(steps))
-        )
-        state = min(policy.cfg.max_tokens, state)
-        return state + sum(state + (1 if a == ASK else len(of[a])) for a in actions)
-
-    return encoders.in_batches(
-        list(zip(states, offered, strict=True)), tokens, policy.cfg.micro_tokens
-    )
 
 
 def offers(policy, states):
@@ -443,92 +372,113 @@ def offers(policy, states):
     for (_, steps), sentences in zip(states, candidates(policy, states), strict=True):
         may_ask = policy.may_ask and len(asked_of(steps)) < policy.cfg.max_questions
         full = len(evidence_of(steps)) >= policy.cfg.max_evidence
-        found.append([] if full else [*sentences, *([ASK] if may_ask else [])])
+        if may_ask:
+            sentences = [*sentences, ASK]
+        found.append([] if full else sentences)
     return found
+
+
+def log_policy(policy, rows):
+    """(n, 1 + k) log pi of submit and of what is offered, of rows (state, actions it offers, …); -inf where
+    there are fewer. A next-sentence model scores sentences, a question-answering model submitting; the text
+    of asking is "?"."""
+    action, submit = policy.action_tokenizer, policy.submit_tokenizer
+    action_pairs, submit_pairs, places = [], [], []
+    for n, ((case, steps), actions, *_) in enumerate(rows):
+        question, sentences = case.tokens["submit"]
+        taken = [sentences[i] for i in evidence_of(steps)]
+        submit_pairs.append((question, submit.joined(taken) if taken else []))
+        state = state_ids(action, case, steps)
+        for column, a in enumerate(actions, 1):
+            text = action.ids("?") if a == ASK else case.tokens["action"][1][a]
+            action_pairs.append((state, text))
+            places.append((n, column))
+    device = policy.model.action.device
+    most = max(len(actions) for _, actions, *_ in rows)
+    logits = torch.full((len(rows), 1 + most), -torch.inf, device=device)
+    with encoders.autocast(policy.model.action, policy.cfg.precision):
+        out = policy.model.submit(**submit.batch(submit_pairs, device))
+        if action_pairs:
+            scores = policy.model.action(**action.batch(action_pairs, device)).logits[:, 0]
+            logits[tuple(zip(*places, strict=True))] = scores.float()
+    paper = policy.cfg.submit_score == "paper"
+    second = out.end_logits[:, 0] if paper else out.start_logits[:, 1]
+    no_answer = out.start_logits[:, 0] + second  # of the first token
+    logits[:, 0] = -no_answer.float() / 2
+    return logits.log_softmax(-1)
 
 
 @torch.no_grad()
 def policy_of(policy, states):
     """[(actions, log-probs)] of states, cached until the weights change; the first action is to submit."""
     new = [s for s in dict.fromkeys(states) if s not in policy.cache]
-    offered = offers(policy, new)
-    for part in state_batches(policy, new, offered):
-        logp = log_policy(policy, [new[i] for i in part], [offered[i] for i in part])
-        for i, row in zip(part, logp.tolist(), strict=True):
-            policy.cache[new[i]] = [SUBMIT, *offered[i]], row[: 1 + len(offered[i])]
+    rows = list(zip(new, offers(policy, new), strict=True))
+    for part in state_batches(rows, policy.cfg):
+        logp = log_policy(policy, part).tolist()
+        for (state, offered), values in zip(part, logp, strict=True):
+            policy.cache[state] = [SUBMIT, *offered], values[: 1 + len(offered)]
     return [policy.cache[s] for s in states]
 
 
 # ---------------------------------------------------------------- asking (sec. 3.3, 3.4)
 
-def approximation_row(writer, case, evidence):
-    """(input ids, target ids) of question approximation: the evidence, and the question itself."""
-    sentences = [case.texts[i] for i in evidence]
-    return writer.ids("generate question: ", *sentences), writer.ids(case.question.question)
+def approximation_input(writer, case, evidence):
+    """What question approximation is given: the evidence; its target is the question."""
+    return writer.ids("generate question: ", *(case.texts[i] for i in evidence))
 
 
-def sub_question_row(writer, case, steps, target=""):
-    """(input ids, target ids) of sub-question generation: the question, <sep>, what was found."""
-    sentences = [case.texts[i] for i in evidence_of(steps)]
-    return writer.ids(
-        "generate question: ", case.question.question, encoders.SEP, *sentences
-    ), writer.ids(target)
+def sub_question_input(writer, case, steps):
+    """What sub-question generation is given: the question, <sep>, what was found."""
+    found = [case.texts[i] for i in evidence_of(steps)]
+    return writer.ids("generate question: ", case.question.question, encoders.SEP, *found)
 
 
 def sub_question_targets(case, path, target):
     """[(evidence found, evidence that its sub-question approximates)] of a path: for every prefix that prefix
     itself (paper), or the gold that is missing from it."""
-    prefixes = [path[:k] for k in range(len(path) + 1)]
-    if target == "prefix":
-        return [(p, p) for p in prefixes if p]
-    pairs = [(p, tuple(sorted(case.gold - set(p)))) for p in prefixes]
-    return [(found, missing) for found, missing in pairs if missing]
+    found = []
+    for k in range(len(path) + 1):
+        prefix = path[:k]
+        meant = prefix if target == "prefix" else tuple(sorted(case.gold - set(prefix)))
+        if meant:
+            found.append((prefix, meant))
+    return found
 
 
 @torch.no_grad()
 def ask_questions(policy, states, draws=None):
     """[SubQuestion] for states: sampled where draws (a random.Random each) are given, else the best of the
     beams, cached until the weights change."""
-    inputs = [sub_question_row(policy.asker, *state)[0] for state in states]
+    if not states:
+        return []
+    new = states if draws else [s for s in states if s not in policy.asked]
+    inputs = [sub_question_input(policy.asker, *state) for state in new]
     if draws:
         return [SubQuestion(*q) for q in policy.asker.sample(inputs, draws)]
-    new = [i for i, s in enumerate(states) if s not in policy.asked]
-    for i, text in zip(new, policy.asker.write([inputs[i] for i in new]), strict=True):
-        policy.asked[states[i]] = SubQuestion(text)
+    for state, text in zip(new, policy.asker.write(inputs), strict=True):
+        policy.asked[state] = SubQuestion(text)
     return [policy.asked[s] for s in states]
 
 
 # ---------------------------------------------------------------- paths: sampled, greedy, beam
 
-def walk(policy, paths, choose, draws=None):
+def finish_paths(policy, paths, choose, draws=None):
     """Takes every path to its end; choose(path number, actions, log-probs) -> index of the action. All open
     states of all paths are scored in one call. draws: a random.Random each, for sampled sub-questions."""
-    while any(not p.done for p in paths):
-        running = [n for n, p in enumerate(paths) if not p.done]
-        states = [(paths[n].case, paths[n].steps) for n in running]
-        found = policy_of(policy, states)
-        asking = []
-        for n, state, (actions, logprobs) in zip(running, states, found, strict=True):
+    while running := [n for n, p in enumerate(paths) if not p.done]:
+        asking = {}  # path number -> log-prob
+        found = policy_of(policy, [paths[n].state for n in running])
+        for n, (actions, logprobs) in zip(running, found, strict=True):
             i = choose(n, actions, logprobs)
             if actions[i] == ASK:
-                asking.append((n, state, logprobs[i]))
+                asking[n] = logprobs[i]
             else:
                 paths[n] = paths[n].after(actions[i], logprobs[i])
-        if asking:
-            own = draws and [draws[n] for n, _, _ in asking]
-            questions = ask_questions(policy, [state for _, state, _ in asking], own)
-            for (n, _, logprob), question in zip(asking, questions, strict=True):
-                paths[n] = paths[n].after(question, logprob)
+        own = draws and [draws[n] for n in asking]
+        questions = ask_questions(policy, [paths[n].state for n in asking], own)
+        for n, question in zip(asking, questions, strict=True):
+            paths[n] = paths[n].after(question, asking[n])
     return rewarded(policy, paths)
-
-
-def rewarded(policy, paths):
-    rewards = [path_reward(p.case, p.steps, policy.cfg) for p in paths]
-    if policy.cfg.reward == "answer":
-        rewards = answer_rewards(policy, paths)
-    for p, reward in zip(paths, rewards, strict=True):
-        p.reward = reward
-    return paths
 
 
 def sample_from(policy, starts, seeds):
@@ -536,9 +486,10 @@ def sample_from(policy, starts, seeds):
     draws = [random.Random(seed) for seed in seeds]
 
     def draw(n, actions, logprobs):
-        return draws[n].choices(range(len(actions)), [math.exp(x) for x in logprobs])[0]
+        weights = [math.exp(x) for x in logprobs]
+        return draws[n].choices(range(len(actions)), weights)[0]
 
-    return walk(policy, list(starts), draw, draws)
+    return finish_paths(policy, list(starts), draw, draws)
 
 
 def sample_paths(policy, cases, size, *seed):
@@ -557,25 +508,24 @@ def best(n, actions, logprobs):
 
 
 def greedy_paths(policy, cases):
-    return walk(policy, [SearchPath(case) for case in cases], best)
+    return finish_paths(policy, [SearchPath(case) for case in cases], best)
 
 
 def beam_search(policy, cases, width):
     """The most probable path of each question among `width` hypotheses a step. From one beam; hypotheses are
     distinct; those that ended compete with those that go on, by log p(tau), without length normalisation."""
     beams = [[SearchPath(case)] for case in cases]
-    while any(not p.done for beam in beams for p in beam):
-        running = [p for beam in beams for p in beam if not p.done]
-        found = policy_of(policy, [(p.case, p.steps) for p in running])
+    while running := [p for beam in beams for p in beam if not p.done]:
+        found = policy_of(policy, [p.state for p in running])
         asking = [p for p, (actions, _) in zip(running, found, strict=True) if ASK in actions]
-        questions = (
-            ask_questions(policy, [(p.case, p.steps) for p in asking]) if asking else []
-        )
+        questions = ask_questions(policy, [p.state for p in asking])
         question_of = dict(zip(asking, questions, strict=True))
         grown_from = {}
         for p, (actions, logprobs) in zip(running, found, strict=True):
-            steps = [question_of[p] if a == ASK else a for a in actions]
-            grown_from[p] = [p.after(s, x) for s, x in zip(steps, logprobs, strict=True)]
+            grown_from[p] = []
+            for a, x in zip(actions, logprobs, strict=True):
+                step = question_of[p] if a == ASK else a
+                grown_from[p].append(p.after(step, x))
         for n, beam in enumerate(beams):
             grown = [q for p in beam for q in grown_from.get(p, [p])]
             beams[n] = sorted(grown, key=lambda p: -p.logprob)[:width]
@@ -591,30 +541,27 @@ def forced_questions(policy, cases, mode):
 
     def seen(path):
         """The state that the policy sees."""
-        return path.case, evidence_of(path.steps) if mode == "replace" else path.steps
+        return path.case, path.taken if mode == "replace" else path.steps
 
     paths = [SearchPath(case) for case in cases]
-    while any(not p.done for p in paths):
-        running = [n for n, p in enumerate(paths) if not p.done]
-        found = policy_of(policy, [seen(paths[n]) for n in running])
+    while running := [n for n, p in enumerate(paths) if not p.done]:
         asking = []
+        found = policy_of(policy, [seen(paths[n]) for n in running])
         for n, (actions, logprobs) in zip(running, found, strict=True):
             if best(n, actions, logprobs) == 0:
                 paths[n] = paths[n].after(SUBMIT, logprobs[0])
             else:
                 asking.append(n)
-        questions = ask_questions(policy, [seen(paths[n]) for n in asking]) if asking else []
+        questions = ask_questions(policy, [seen(paths[n]) for n in asking])
         for n, question in zip(asking, questions, strict=True):
             paths[n] = paths[n].after(question, 0.0)
         if mode == "append":
-            found = policy_of(policy, [(paths[n].case, paths[n].steps) for n in asking])
+            found = policy_of(policy, [paths[n].state for n in asking])
             for n, (actions, logprobs) in zip(asking, found, strict=True):
                 i = 1 + best(n, actions[1:], logprobs[1:])
                 paths[n] = paths[n].after(actions[i], logprobs[i])
             continue
-        searches = [
-            asked_case(policy, paths[n], q) for n, q in zip(asking, questions, strict=True)
-        ]
+        searches = [asked_case(policy, paths[n]) for n in asking]
         for n, search in zip(asking, greedy_paths(policy, searches), strict=True):
             room = policy.cfg.max_evidence - len(paths[n].taken)
             for i in search.taken[:room]:
@@ -624,11 +571,14 @@ def forced_questions(policy, cases, mode):
     return rewarded(policy, paths)
 
 
-def asked_case(policy, path, question):
-    """A search for the sub-question alone, over the sentences that the path has not taken."""
-    readers = (policy.encoder.reader, policy.action_reader, policy.submit_reader)
-    asked = {r.name: (r.ids(question.text), path.case.tokens[r.name][1]) for r in readers}
-    return replace(path.case, tokens=path.case.tokens | asked, closed=path.case.closed | set(path.taken))
+def asked_case(policy, path):
+    """A search for the path's last sub-question alone, over the sentences that it has not taken."""
+    case, text = path.case, path.asked[-1].text
+    tokens = dict(case.tokens)
+    for t in (policy.encoder.pair_tokenizer, policy.action_tokenizer, policy.submit_tokenizer):
+        _, sentences = tokens[t.name]
+        tokens[t.name] = t.ids(text), sentences
+    return replace(case, tokens=tokens, closed=case.closed | set(path.taken))
 
 
 def spearman(policy, cases, size, *seed):
@@ -639,16 +589,12 @@ def spearman(policy, cases, size, *seed):
 
     paths = sample_paths(policy, cases, size, *seed)
     found, counts = [], [[0] * size for _ in range(size)]
-    for group in (paths[i:i + size] for i in range(0, len(paths), size)):
-        probabilities, rewards = [p.logprob for p in group], [p.reward for p in group]
-        if len(set(probabilities)) > 1 and len(set(rewards)) > 1:
-            found.append(float(spearmanr(probabilities, rewards).statistic))
-            ranks = []
-            for values in (probabilities, rewards):  # ties in random order, so that none of them agree
-                ties = random.Random(stable_seed(*seed, group[0].case.question.id, len(ranks)))
-                values = list(zip(values, ties.sample(range(size), size), strict=True))
-                ranks.append([sorted(values).index(value) for value in values])
-            for x, y in zip(*ranks, strict=True):
+    groups = [paths[i:i + size] for i in range(0, len(paths), size)]
+    for group in groups:
+        both = [p.logprob for p in group], [p.reward for p in group]
+        if all(len(set(values)) > 1 for values in both):
+            found.append(float(spearmanr(*both).statistic))
+            for x, y in rank_pairs(*both, *seed, group[0].case.question.id):
                 counts[y][x] += 1
     mean = sum(found) / len(found) if found else math.nan
     return mean, len(found) / max(1, len(cases)), counts
@@ -661,12 +607,11 @@ def returns_of(path, cfg):
     authors' code has it (no bonus for submitting)."""
     if cfg.returns == "path":
         return [path.reward] * len(path.actions)
+    no_bonus = replace(cfg, bonus=0.0)
     found = []
     for t, action in enumerate(path.actions):
-        bonus = 0.0 if action == SUBMIT else cfg.bonus
-        found.append(
-            path_reward(path.case, path.steps[: path.first + t + 1], replace(cfg, bonus=bonus))
-        )
+        steps = path.steps[: path.first + t + 1]
+        found.append(path_reward(path.case, steps, no_bonus if action == SUBMIT else cfg))
     return found
 
 
@@ -688,21 +633,23 @@ def baselines(policy, paths, min_others, *seed):
         note(p)
     for depth in range(max(len(p.actions) for p in paths)):
         starts = {}
-        for case, steps in (p.states()[depth] for p in paths if len(p.actions) > depth):
-            missing = min_others + 1 - len(through[same(case, steps)])
-            for k in range(missing):
-                starts.setdefault((*same(case, steps), k), SearchPath(case, steps, len(steps)))
-        seeds = [
-            stable_seed(*seed, "baseline", c.question.id, *sorted(text_of(x) for x in s), k)
-            for c, s, k in starts
-        ]
+        for p in paths:
+            for case, steps in p.states()[depth:depth + 1]:
+                state = same(case, steps)
+                missing = min_others + 1 - len(through[state])
+                for k in range(missing):
+                    starts.setdefault((*state, k), SearchPath(case, steps, len(steps)))
+        seeds = []
+        for case, steps, k in starts:
+            texts = sorted(text_of(s) for s in steps)
+            seeds.append(stable_seed(*seed, "baseline", case.question.id, *texts, k))
         for p in sample_from(policy, starts.values(), seeds):
             note(p)
     found = []
     for p in paths:
         values = []
-        for case, steps in p.states():
-            others = [q.reward for q in through[same(case, steps)] if q is not p]
+        for state in p.states():
+            others = [q.reward for q in through[same(*state)] if q is not p]
             values.append(sum(others) / len(others) if others else values[-1])
         found.append(values)
     return found
@@ -710,27 +657,23 @@ def baselines(policy, paths, min_others, *seed):
 
 def candidate_baselines(policy, paths):
     """b(s) of the authors' code: mean over actions, weighed by pi(a|s), of the reward of the greedy path
-    after it; with --returns action, as it runs there, of the evidence after it."""
+    after it; with --returns action, as it runs there, of the evidence after it. Asking is left out."""
     states = list(dict.fromkeys(s for p in paths for s in p.states()))
     starts, weights = [], []
-    for number, (state, (actions, logprobs)) in enumerate(
-        zip(states, policy_of(policy, states), strict=True)
-    ):
+    for state, (actions, logprobs) in zip(states, policy_of(policy, states), strict=True):
         for a, x in zip(actions, logprobs, strict=True):
             if a != ASK:
                 starts.append(SearchPath(*state, len(state[1])).after(a, x))
-                weights.append((number, math.exp(x)))
+                weights.append((state, math.exp(x)))
     if policy.cfg.returns == "path":
-        returns = [p.reward for p in walk(policy, starts, best)]
+        returns = [p.reward for p in finish_paths(policy, starts, best)]
     else:
         returns = [returns_of(p, policy.cfg)[0] for p in starts]
-    value, total = [0.0] * len(states), [0.0] * len(states)
-    for (number, weight), r in zip(weights, returns, strict=True):
-        value[number] += weight * r
-        total[number] += weight
-    value = [v / t for v, t in zip(value, total, strict=True)]  # asking is left out
-    at = dict(zip(states, value, strict=True))
-    return [[at[s] for s in p.states()] for p in paths]
+    value, total = dict.fromkeys(states, 0.0), dict.fromkeys(states, 0.0)
+    for (state, weight), r in zip(weights, returns, strict=True):
+        value[state] += weight * r
+        total[state] += weight
+    return [[value[s] / total[s] for s in p.states()] for p in paths]
 
 
 def advantages_of(policy, paths, cfg, *seed):
@@ -741,23 +684,10 @@ def advantages_of(policy, paths, cfg, *seed):
         values = candidate_baselines(policy, paths)
     else:
         values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
-    return [
-        [r - b for r, b in zip(returns_of(p, cfg), v, strict=True)]
-        for p, v in zip(paths, values, strict=True)
-    ]
-
-
-def answer_rewards(policy, paths):
-    """Rewards without labels (sec. 6): F1 of a frozen reader's answer from the evidence, less a cost a
-    sentence and a sub-question."""
-    cfg, found = policy.cfg, []
-    for p, answer in zip(
-        paths, answers_of(policy.answerer, [(p.case, p.steps) for p in paths]), strict=True
-    ):
-        f1 = metrics.f1(answer, p.case.question.answers)
-        found.append(
-            f1 - cfg.sentence_cost * len(p.taken) - cfg.question_cost * len(asked_of(p.steps))
-        )
+    found = []
+    for p, of_path in zip(paths, values, strict=True):
+        returns = returns_of(p, cfg)
+        found.append([r - b for r, b in zip(returns, of_path, strict=True)])
     return found
 
 
@@ -774,12 +704,14 @@ def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
     stats)."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
-    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    clipped = ratio.clamp(1 - clip, 1 + clip)
+    objective = torch.minimum(ratio * advantages, clipped * advantages)
     loss = -objective.sum() / num_paths
-    clipped = (ratio > 1 + clip) & (advantages > 0) | (ratio < 1 - clip) & (advantages < 0)
+    above = (ratio > 1 + clip) & (advantages > 0)
+    below = (ratio < 1 - clip) & (advantages < 0)
     return loss, {
         "tokens": len(ratio),
-        "clipped_tokens": int(clipped.sum()),
+        "clipped_tokens": int((above | below).sum()),
         "kl_sum": float(-log_ratio.detach().sum()),
         "ratio_sum": float(ratio.detach().sum()),
         "ratio_max": float(ratio.detach().max()),
@@ -803,73 +735,66 @@ def question_loss(logprobs, old_logprobs, start_logprobs, mask, advantages, num_
 # ---------------------------------------------------------------- update
 
 def supervised_states(policy, cases, cfg, rng):
-    """(states, offered actions, correct (n, 1 + k)): missing gold that is offered, or submitting where none
-    is missing. Where the policy may ask: asking, if the coarse stage offers no missing gold."""
-    states = [
-        (case, training_state(case, rng, cfg.noise_rate, complete=True)) for case in cases
-    ]
-    states = [(case, taken[: cfg.max_evidence - 1]) for case, taken in states]
+    """[(state, offered actions, which of submitting and these are right)]: missing gold that is offered, or
+    submitting where none is missing. Where the policy may ask: asking, if the coarse stage offers no missing
+    gold."""
+    states = []
+    for case in cases:
+        taken = training_state(case, rng, cfg.noise_rate, complete=True)
+        states.append((case, taken[: cfg.max_evidence - 1]))
     if policy.may_ask:
         states = some_asked(policy, states, rng)
-    offered = []
+    rows = []
     for (case, steps), actions in zip(states, offers(policy, states), strict=True):
         taken = set(evidence_of(steps))
+        missing = case.gold - taken
         if cfg.negatives == "random":
             left = [i for i in range(len(case.texts)) if i not in taken]
             asks = [a for a in actions if a == ASK]
             actions = rng.sample(left, min(cfg.candidates, len(left))) + asks
-        missing = sorted(case.gold - taken)
-        if missing and not set(actions) & case.gold and ASK not in actions:
-            actions = [*actions[:-1], rng.choice(missing)]
-        offered.append(actions)
-    correct = torch.zeros(len(states), 1 + max(map(len, offered)), dtype=torch.bool)
-    for row, ((case, steps), actions) in enumerate(zip(states, offered, strict=True)):
-        missing = case.gold - set(evidence_of(steps))
-        stuck = bool(missing) and not set(actions) & case.gold
-        correct[row, 0] = not missing
-        for column, a in enumerate(actions, 1):
-            correct[row, column] = a in case.gold or (a == ASK and stuck)
-    return states, offered, correct
+        stuck = bool(missing) and not case.gold & set(actions)
+        if stuck and ASK not in actions:
+            actions = [*actions[:-1], rng.choice(sorted(missing))]
+        right = [a in case.gold or (a == ASK and stuck) for a in actions]
+        rows.append(((case, steps), actions, [not missing, *right]))
+    return rows
 
 
 def some_asked(policy, states, rng):
     """The states; those where the coarse stage offers no missing gold get up to --max-questions sampled
     sub-questions."""
     stuck = []
-    for n, (found, (case, steps)) in enumerate(
-        zip(candidates(policy, states), states, strict=True)
-    ):
-        if case.gold - set(steps) and not set(found) & case.gold:
+    for n, found in enumerate(candidates(policy, states)):
+        case, steps = states[n]
+        if case.gold - set(steps) and not case.gold & set(found):
             stuck += [n] * rng.randint(0, policy.cfg.max_questions)
     states = list(states)
     for n in stuck:
-        question = ask_questions(policy, [states[n]], [rng])[0]
-        states[n] = states[n][0], (*states[n][1], question)
+        case, steps = states[n]
+        asked = ask_questions(policy, [states[n]], [rng])
+        states[n] = case, (*steps, *asked)
     return states
 
 
 def ppo_update(policy, optimizer, paths, advantages, cfg, keep, reference=None):
-    """One pass over the step's paths, `mini_batch` an update; `start` = the T5 that joint training began
+    """One pass over the step's paths, `mini_batch` an update; reference = the T5 that joint training began
     with. Returns the step's means."""
     meter = training.Meter(keep=keep)
     for begin in range(0, len(paths), cfg.mini_batch):
-        part = range(begin, min(begin + cfg.mini_batch, len(paths)))
+        part = paths[begin:begin + cfg.mini_batch]
         rows, questions = [], []
-        for n in part:
-            p = paths[n]
-            rows += zip(p.states(), p.actions, p.logprobs, advantages[n], strict=True)
-            steps = zip(p.states(), p.steps[p.first :], advantages[n], strict=False)
-            questions += [(state, s, a) for state, s, a in steps if isinstance(s, SubQuestion)]
-        states = [row[0] for row in rows]
-        offered = [policy.cache[s][0][1:] for s in states]
-        for group in state_batches(policy, states, offered):
-            # (n, 1 + k)
-            logp = log_policy(policy, [states[i] for i in group], [offered[i] for i in group])
-            chosen = [policy.cache[states[i]][0].index(rows[i][1]) for i in group]
-            logp = logp[range(len(group)), chosen]  # (n,)
-            old, weight = (
-                torch.tensor([rows[i][c] for i in group], device=logp.device) for c in (2, 3)
-            )
+        for p, weights in zip(part, advantages[begin:begin + cfg.mini_batch], strict=True):
+            steps = [*p.steps[p.first :], SUBMIT]
+            for t, state in enumerate(p.states()):
+                actions, _ = policy.cache[state]
+                chosen = actions.index(p.actions[t])
+                rows.append((state, actions[1:], chosen, p.logprobs[t], weights[t]))
+                if isinstance(steps[t], SubQuestion):
+                    questions.append((state, steps[t], weights[t]))
+        for group in state_batches(rows, cfg):
+            _, _, chosen, *numbers = zip(*group, strict=True)
+            logp = log_policy(policy, group)[range(len(group)), chosen]  # (n,)
+            old, weight = (torch.tensor(x, device=logp.device) for x in numbers)
             loss, stats = ppo_loss(logp, old, weight, len(part), cfg.clip)
             loss.backward()
             meter.add(loss, stats)
@@ -878,104 +803,105 @@ def ppo_update(policy, optimizer, paths, advantages, cfg, keep, reference=None):
         meter.step(policy.model, optimizer, cfg.grad_clip, ())
     row = meter.means()
     if meter.total.get("question_tokens"):
-        row["train/question_kl"] = (
-            meter.total["question_kl_sum"] / meter.total["question_tokens"]
-        )
+        row["train/question_kl"] = meter.total["question_kl_sum"] / meter.total["question_tokens"]
     return row
 
 
 def question_step(asker, reference, questions, num_paths, cfg, meter):
     """Backward of the sub-questions' loss; questions [(state, SubQuestion, advantage)]."""
-    inputs = [sub_question_row(asker, *state)[0] for state, _, _ in questions]
-    targets = [list(q.ids) for _, q, _ in questions]
-    for group in seq2seq.batches(list(zip(inputs, targets, strict=True)), cfg.micro_tokens):
-        rows = [inputs[i] for i in group], [targets[i] for i in group]
-        logp, mask = asker.logprobs(*rows)  # (n, T)
+    rows = []
+    for state, question, weight in questions:
+        inputs = sub_question_input(asker, *state)
+        rows.append((inputs, question.ids, question.logprobs, weight))
+    for group in seq2seq.batches(rows, cfg.micro_tokens):
+        inputs, targets, old, weight = zip(*group, strict=True)
+        logp, mask = asker.logprobs(inputs, targets)  # (n, T)
         with torch.no_grad():
-            before, _ = asker.logprobs(*rows, model=reference)
-        old = encoders.padded([questions[i][1].logprobs for i in group], 0.0, logp.device)
-        weight = torch.tensor([questions[i][2] for i in group], device=logp.device)
+            before, _ = asker.logprobs(inputs, targets, model=reference)
+        old = encoders.padded(old, 0.0, logp.device)
+        weight = torch.tensor(weight, device=logp.device)
         loss, stats = question_loss(logp, old, before, mask, weight, num_paths, cfg)
         loss.backward()
         meter.add(loss, stats)
 
 
 # ---------------------------------------------------------------- train
+#
+# What a supervised stage learns: its losses yield (loss, rows, right ones) of an update's forward passes.
+
+def coarse_losses(encoder, cases, cfg, rng):
+    """The encoder learns which sentences are missing; the sentences' own vectors stay as they are."""
+    batch = rng.choices(cases, k=cfg.coarse_batch)
+    others = rng.choices(cases, k=cfg.coarse_batch)
+    loss, right = coarse_step(encoder, batch, others, cfg, rng)
+    yield loss, len(batch), right
+
+
+def supervised_losses(policy, cases, cfg, rng):
+    """The fine policy learns to take missing gold, and to submit when none is missing."""
+    batch = rng.choices(cases, k=cfg.supervised_batch)
+    rows = supervised_states(policy, batch, cfg, rng)
+    for part in state_batches(rows, cfg):
+        logp = log_policy(policy, part)  # (n, 1 + k)
+        right = encoders.padded([r for _, _, r in part], False, logp.device)
+        hits = right[range(len(part)), logp.argmax(1)].sum()
+        loss = supervised_loss(logp, right) * len(part) / len(rows)
+        yield loss, len(part), int(hits)
+    policy.forget()
+
+
+def question_losses(writer, rows, cfg, rng):
+    """A T5 learns rows [(input ids, target ids)]: question approximation, or sub-questions."""
+    batch = rng.choices(rows, k=cfg.question_batch)
+    tokens = sum(len(target) for _, target in batch)
+    for part in seq2seq.batches(batch, cfg.micro_tokens):
+        logp, mask = writer.logprobs(*zip(*part, strict=True))
+        likely = logp[mask] > math.log(0.5)
+        yield -logp.sum() / tokens, len(likely), int(likely.sum())
+
+
+def reader_losses(reader, cases, cfg, rng):
+    """An extractive reader learns to find the answer where all gold is there, and nothing elsewhere."""
+    rows = []
+    for case in rng.choices(cases, k=cfg.supervised_batch):
+        taken = training_state(case, rng, cfg.noise_rate, complete=True)
+        if rng.random() < 0.5:  # all gold is there
+            missing = sorted(case.gold - set(taken))
+            taken = (*taken, *rng.sample(missing, len(missing)))
+        rows.append(reader_row(reader.pair_tokenizer, case, taken))
+    loss, right = span_loss(reader, rows)
+    yield loss, len(rows), right
+
 
 PRETRAIN_EVERY = 25  # supervised updates a step of the log
 
 
-def supervise(cfg, folder, learner, stage, lr, warmup, loss_of, evaluate_now):
+def supervise(cfg, folder, learner, stage, rows, evaluate_now):
     """Supervised training in --<stage>-steps updates, linear warm-up and half a cosine; PRETRAIN_EVERY of
-    them are a step of the log. loss_of(rng) yields (loss, rows, right ones) of an update's forward passes."""
+    them are a step of the log. rows: what a stage's losses draw from."""
+    losses, lr, warmup = {
+        "coarse": (coarse_losses, cfg.coarse_lr, cfg.coarse_warmup),
+        "supervised": (supervised_losses, cfg.supervised_lr, cfg.supervised_warmup),
+        "reader": (reader_losses, cfg.supervised_lr, cfg.supervised_warmup),
+        "qap": (question_losses, cfg.question_lr, 0),
+        "sqg": (question_losses, cfg.question_lr, 0),
+    }[stage]
     updates = getattr(cfg, f"{stage}_steps")
-    stage_cfg = replace(cfg, steps=-(-updates // PRETRAIN_EVERY), show_every=0)
+    logged = replace(cfg, steps=-(-updates // PRETRAIN_EVERY), show_every=0)
     optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
     for step, row in loop.steps(
-        stage_cfg,
-        folder,
-        learner,
-        optimizer,
-        PRETRAIN_METRICS,
-        evaluate=evaluate_now,
-        label=f"{stage} | ",
+        logged, folder, learner, optimizer, PRETRAIN_METRICS, evaluate=evaluate_now, label=f"{stage} | "
     ):
         meter = training.Meter(keep=folder.nonfinite(step))
         for number in range((step - 1) * PRETRAIN_EVERY, min(step * PRETRAIN_EVERY, updates)):
             training.set_lr(optimizer, training.cosine_lr(number, updates, lr, warmup=warmup))
             rng = random.Random(stable_seed(cfg.seed, stage, number))
-            for loss, count, right in loss_of(rng):
+            for loss, count, right in losses(learner, rows, cfg, rng):
                 loss.backward()
                 meter.add(loss, {"tokens": count, "right_sum": right})
             meter.step(learner.model, optimizer, cfg.grad_clip, ())
         row |= meter.means()
         row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
-
-
-def train_coarse(cfg, folder, encoder, cases, evaluate_now):
-    """The encoder learns which sentences are missing; the sentences' own vectors stay as they are."""
-
-    def loss_of(rng):
-        batch, others = (
-            rng.choices(cases, k=cfg.coarse_batch),
-            rng.choices(cases, k=cfg.coarse_batch),
-        )
-        loss, right = coarse_step(encoder, batch, others, cfg, rng)
-        yield loss, len(batch), right
-
-    supervise(
-        cfg, folder, encoder, "coarse", cfg.coarse_lr, cfg.coarse_warmup, loss_of, evaluate_now
-    )
-
-
-def train_supervised(cfg, folder, policy, cases, evaluate_now):
-    """The fine policy learns to take missing gold, and to submit when none is missing."""
-
-    def loss_of(rng):
-        yield from supervised_losses(
-            policy, rng.choices(cases, k=cfg.supervised_batch), cfg, rng
-        )
-
-    supervise(
-        cfg,
-        folder,
-        policy,
-        "supervised",
-        cfg.supervised_lr,
-        cfg.supervised_warmup,
-        loss_of,
-        evaluate_now,
-    )
-
-
-def supervised_losses(policy, cases, cfg, rng):
-    states, offered, correct = supervised_states(policy, cases, cfg, rng)
-    for part in state_batches(policy, states, offered):
-        logp = log_policy(policy, [states[i] for i in part], [offered[i] for i in part])
-        right = correct[part][:, : logp.shape[1]].to(logp.device)
-        hits = right[range(len(part)), logp.argmax(1)].sum()
-        yield supervised_loss(logp, right) * len(part) / len(states), len(part), int(hits)
-    policy.forget()
 
 
 def train(cfg, folder, policy, cases, evaluate_now):
@@ -988,21 +914,19 @@ def train(cfg, folder, policy, cases, evaluate_now):
         reference = load_writer(cfg, checkpoint_of(cfg, "sqg")).model
         if not folder.start:
             learn_when_to_ask(cfg, policy, optimizer, cases)
+    order = stable_seed(cfg.seed, "order")
     for step, row in loop.steps(
         cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | "
     ):
-        batch = data.batch_of_step(
-            cases, step, cfg.questions_per_step, stable_seed(cfg.seed, "order")
-        )
+        batch = data.batch_of_step(cases, step, cfg.questions_per_step, order)
         with loop.timed(row, "time/rollout"):
             policy.forget()
             paths = sample_paths(policy, batch, cfg.group_size, cfg.seed, "ppo", step)
             advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
-        row |= path_metrics(paths, cfg)
+        row |= path_metrics(paths, cfg.max_evidence)
         row["sample"] = sample_record(policy, paths, cfg.group_size, step)
-        row |= ppo_update(
-            policy, optimizer, paths, advantages, cfg, folder.nonfinite(step), reference
-        )
+        keep = folder.nonfinite(step)
+        row |= ppo_update(policy, optimizer, paths, advantages, cfg, keep, reference)
         policy.forget()
 
 
@@ -1013,241 +937,75 @@ def learn_when_to_ask(cfg, policy, optimizer, cases):
     training.set_lr(optimizer, cfg.supervised_lr)
     for number in range(cfg.ask_steps):
         rng = random.Random(stable_seed(cfg.seed, "when to ask", number))
-        batch = rng.choices(cases, k=cfg.supervised_batch)
-        for loss, _, _ in supervised_losses(policy, batch, cfg, rng):
+        for loss, _, _ in supervised_losses(policy, cases, cfg, rng):
             loss.backward()
         training.optimizer_step(policy.model, optimizer, cfg.grad_clip)
     training.set_lr(optimizer, cfg.lr)
 
 
-def train_questions(cfg, folder, writer, rows, stage, evaluate_now):
-    """A T5 learns rows [(input ids, target ids)]: question approximation, or sub-questions."""
-
-    def loss_of(rng):
-        batch = rng.choices(rows, k=cfg.question_batch)
-        tokens = sum(len(target) for _, target in batch)
-        for part in seq2seq.batches(batch, cfg.micro_tokens):
-            logp, mask = writer.logprobs(
-                [batch[i][0] for i in part], [batch[i][1] for i in part]
-            )
-            yield (
-                -logp.sum() / tokens,
-                int(mask.sum()),
-                int((logp[mask] > math.log(0.5)).sum()),
-            )
-
-    supervise(cfg, folder, writer, stage, cfg.question_lr, 0, loss_of, evaluate_now)
-
-
-def train_reader(cfg, folder, answerer, cases, evaluate_now):
-    """An extractive reader learns to find the answer where all gold is there, and nothing elsewhere."""
-
-    def loss_of(rng):
-        batch = rng.choices(cases, k=cfg.supervised_batch)
-        pairs, spans = [], []
-        for case in batch:
-            taken = training_state(case, rng, cfg.noise_rate, complete=True)
-            if rng.random() < 0.5:  # all gold is there
-                missing = sorted(case.gold - set(taken))
-                taken = (*taken, *rng.sample(missing, len(missing)))
-            pair, found = reader_row(answerer.reader, case, taken)
-            pairs.append(pair)
-            spans.append(found)
-        out = answerer.model(**answerer.reader.batch(pairs, answerer.model.device))
-        # (n, T)
-        start, stop = out.start_logits.log_softmax(-1), out.end_logits.log_softmax(-1)
-        logp = [
-            torch.stack([start[n, a] + stop[n, b] for a, b in found]).logsumexp(0)
-            for n, found in enumerate(spans)
-        ]
-        right = sum(float(x.detach()) > math.log(0.5) for x in logp)
-        yield -torch.stack(logp).mean(), len(batch), right
-
-    supervise(
-        cfg,
-        folder,
-        answerer,
-        "reader",
-        cfg.supervised_lr,
-        cfg.supervised_warmup,
-        loss_of,
-        evaluate_now,
-    )
-
-
 # ---------------------------------------------------------------- evaluate
-
-@dataclass
-class Questions:
-    """An evaluation set and how its evidence is searched."""
-
-    name: str
-    cases: list
-    search: str = "greedy"
-
 
 def evaluate(policy, split, cfg, progress):
     """The evidence that a search ends with, against the labels. Returns (rows, summary)."""
     policy.forget()
-    paths = []
-    for start in range(0, len(split.cases), 64):
-        cases = split.cases[start:start + 64]
-        if split.search == "beam":
-            paths += beam_search(policy, cases, cfg.beam)
-        elif split.search in ("replace", "append"):
-            paths += forced_questions(policy, cases, split.search)
-        else:
-            paths += greedy_paths(policy, cases)
-        progress(len(paths), len(split.cases))
+    paths = search_all(policy, split.cases, split.search, progress)
     rows, summary = scored(policy, paths, split, cfg)
-    if policy.action_reader.shortened:
-        say(f"  {policy.action_reader.shortened} times a state left out its oldest sentences (--max-tokens)")
-        policy.action_reader.shortened = 0
+    tokenizer = policy.action_tokenizer
+    if tokenizer.shortened:
+        say(f"  {tokenizer.shortened} times a state left out its oldest sentences (--max-tokens)")
+        tokenizer.shortened = 0
     if split.search == "greedy" and cfg.correlate:
-        rho, share, counts = spearman(
-            policy, split.cases[: cfg.correlate], 10, cfg.seed, "correlate"
-        )
+        cases = split.cases[: cfg.correlate]
+        rho, share, counts = spearman(policy, cases, 10, cfg.seed, "correlate")
         summary |= {"spearman": rho, "spearman_questions": share, "ranks": counts}
-        say(
-            f"  Spearman of p and reward {rho:.2f} over the {share:.0%} of questions whose paths differ"
-        )
+        say(f"  Spearman of p and reward {rho:.2f} over the {share:.0%} of questions whose paths differ")
     return rows, summary
 
 
-def scored(policy, paths, split, cfg):
-    """(rows, summary) of paths: the scores of their evidence, and what went wrong."""
-    rows = [prediction(policy, p) for p in paths]
-    summary = {"set": split.name, "seed": cfg.seed, "search": split.search}
-    summary |= metrics.summarize(rows, SCORES)
-    summary["ends"] = {end: sum(r["end"] == end for r in rows) / len(rows) for end in ENDS}
-    wrong = [r["first_wrong"] for r in rows if r["first_wrong"]]
-    summary["first_wrong"] = {i: wrong.count(i) for i in sorted(set(wrong))}
-    questions = [
-        (p, t) for p in paths for t, s in enumerate(p.steps) if isinstance(s, SubQuestion)
-    ]
-    if questions:
-        summary["redundant"] = rollout.mean(
-            float(x) for x in redundant(policy.encoder, questions)
-        )
-        summary["asked"] = len(questions) / len(paths)
-        say(
-            f"  {summary['asked']:.2f} sub-questions a search, {summary['redundant']:.0%} of them redundant"
-        )
-    return rows, summary
-
-
-SCORES = ("em", "f1", "precision", "recall", "sentences")
-
-
-def redundant(encoder, questions):
-    """Whether the best sentence for each sub-question alone was taken before it was asked (the paper's
-    "answers were already in the evidence"). questions [(path, index of the step)]."""
-    vectors = encoder.encode_all([encoder.reader.ids(p.steps[t].text) for p, t in questions])
-    found = []
-    for (p, t), vector in zip(questions, vectors, strict=True):
-        found.append(int((p.case.vectors @ vector).argmax()) in evidence_of(p.steps[:t]))
-    return found
-
-
-RECALL_AT = 20
+def search_all(policy, cases, search, progress):
+    """The path that a search finds for each question, some questions at a time."""
+    paths = []
+    for start in range(0, len(cases), 64):
+        part = cases[start:start + 64]
+        if search == "beam":
+            paths += beam_search(policy, part, policy.cfg.beam)
+        elif search in ("replace", "append"):
+            paths += forced_questions(policy, part, search)
+        else:
+            paths += greedy_paths(policy, part)
+        progress(len(paths), len(cases))
+    return paths
 
 
 def evaluate_coarse(encoder, split, cfg, progress):
-    """What can be had without a fine policy: the ranking itself, or the evidence of BM25's best two
-    sentences, of the coarse stage's best as many as the mean of gold, or of an oracle that takes gold
-    wherever it is offered."""
-    policy = Policy(None, encoder, None, None, cfg)
-    size = round(rollout.mean(len(case.gold_facts) for case in split.cases))
+    """What can be had without a fine policy: the ranking itself, or evidence taken by a rule."""
     if split.search == "ranking":
         return evaluate_ranking(encoder, split, cfg)
-    paths = []
-    for case in split.cases:
-        if split.search == "bm25":
-            rows = [{"id": str(i), "title": "", "text": t} for i, t in enumerate(case.texts)]
-            index = retriever.BM25Retriever(rows)
-            taken = [int(row.id) for row in index.search([case.question.question], 2)[0]]
-        elif split.search == "coarse":
-            taken = candidates(policy, [(case, ())])[0][:size]
-        else:
-            taken = []
-            while found := set(candidates(policy, [(case, tuple(taken))])[0]) & case.gold:
-                taken.append(min(found))
-        paths.append(
-            SearchPath(case, tuple(taken), logprobs=(0.0,) * (len(taken) + 1), done=True)
-        )
-        progress(len(paths), len(split.cases))
+    policy = Policy(None, encoder, None, None, cfg)  # without scorers: there are candidates alone
+
+    def candidates_of(case, taken):
+        return candidates(policy, [(case, taken)])[0]
+
+    paths = paths_without_policy(split, candidates_of, progress)
     return scored(policy, paths, split, cfg)
 
 
-def evaluate_ranking(encoder, split, cfg):
-    """How gold is ranked when nothing was taken yet: em = the best sentence is gold, f1 = share of the gold
-    among the candidates (so neither is the evidence's), percentile of the best gold. recall_at: share of the
-    missing gold among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given."""
-    rows, recall = [], {0: [], 1: [], 2: []}
-    for given, found in recall.items():
-        cases = [c for c in split.cases if len(c.gold) > given]
-        starts = [tuple(sorted(c.gold))[:given] for c in cases]
-        vectors = encoder.encode_all(
-            [state_ids(encoder.reader, c, s) for c, s in zip(cases, starts, strict=True)]
-        )
-        for case, taken, vector in zip(cases, starts, vectors, strict=True):
-            scores = case.vectors @ vector
-            scores[list(taken)] = -torch.inf
-            ranked = scores.argsort(descending=True).tolist()
-            places = [place for place, i in enumerate(ranked) if i in case.gold - set(taken)]
-            missing = len(case.gold_facts) - given
-            found.append(
-                [sum(p < k for p in places) / missing for k in range(1, RECALL_AT + 1)]
-            )
-            if given == 0:
-                row = {
-                    "em": float(places[0] == 0),
-                    "f1": sum(p < cfg.candidates for p in places) / missing,
-                }
-                row["percentile"] = 1 - places[0] / max(1, len(ranked) - 1)
-                rows.append(about(case) | row | {"sentences": len(ranked)})
-    summary = {"set": split.name, "seed": cfg.seed}
-    summary |= metrics.summarize(rows, ("em", "f1", "percentile", "sentences"))
-    columns = {
-        given: list(zip(*found, strict=True)) for given, found in recall.items() if found
-    }
-    summary["recall_at"] = {
-        given: [rollout.mean(c) for c in of] for given, of in columns.items()
-    }
-    return rows, summary
-
-
-def evaluate_texts(learner, split, cfg, progress):
-    """em and f1 of words: question approximations from all gold against the question itself, or a reader's
-    answers from all gold against the answer."""
-    golds = [tuple(sorted(c.gold)) for c in split.cases]
-    states = list(zip(split.cases, golds, strict=True))
-    if isinstance(learner, Answerer):
-        texts = answers_of(learner, states)
-        wanted = [c.question.answers for c in split.cases]
-    else:
-        texts = learner.asker.write([approximation_row(learner.asker, *s)[0] for s in states])
-        wanted = [[c.question.question] for c in split.cases]
-    rows = []
-    for case, text, gold in zip(split.cases, texts, wanted, strict=True):
-        scores = {
-            "em": metrics.exact_match(text, gold),
-            "f1": metrics.f1(text, gold),
-        }
-        rows.append(about(case) | scores | {"answer": text, "sentences": len(case.gold)})
-    return rows, {"set": split.name, "seed": cfg.seed} | metrics.summarize(rows, ("em", "f1"))
+def evaluate_approximations(policy, split, cfg, progress):
+    """Question approximations from all gold sentences against the question itself."""
+    inputs = [approximation_input(policy.asker, c, sorted(c.gold)) for c in split.cases]
+    wanted = [[c.question.question] for c in split.cases]
+    return score_texts(split, cfg, policy.asker.write(inputs), wanted)
 
 
 # ---------------------------------------------------------------- main
 
 STAGES = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg", "joint")}
-SEARCHES = {"coarse": ("ranking", "bm25", "coarse", "oracle"), "sqg": ("replace", "append")}
-BEFORE = {
-    "ppo": "supervised",
-    "joint": "supervised",
-    "eval": "ppo",
-    "qap": "ppo",
-    "sqg": "ppo",
+BEFORE = {"ppo": "supervised", "joint": "supervised", "eval": "ppo", "qap": "ppo", "sqg": "ppo"}
+SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
+    "coarse": ("ranking", "bm25", "coarse", "oracle"),
+    "qap": ("greedy",),
+    "sqg": ("replace", "append"),
+    "reader": ("greedy",),
 }
 
 
@@ -1257,122 +1015,83 @@ def reproduce(cfg):
     stages = STAGES.get(cfg.stage, (cfg.stage,))
     for stage in () if cfg.ask else stages:
         stage_folder(cfg, stage)
-    split, evals = load_questions(cfg)
+    split, evals = load_cases(cfg, PAPER_EVAL)
     if cfg.ask:
         return ask(cfg, evals[0])
     run.tell(cfg)
     for stage in stages:
         run_stage(cfg, stage, split, evals)
-    base = Path(cfg.out) / "askit"
-    folders = {
-        stage: base / f"{cfg.name}-{stage}" for stage in ("supervised", "ppo", "sqg", "joint")
-    }
-    title = f"ASKiT {cfg.name} (paper: EM / F1, HotpotQA)"
-    report.stage_table(
-        base / cfg.name, title, folders, "supervised", paper, COLUMNS, means=False
-    )
+    show_table(cfg)
 
 
 def run_stage(cfg, stage, split, evals):
     """Trains one stage and evaluates it, or only evaluates; leaves a run folder. What --resume finds done is
     not done again."""
     folder = stage_folder(cfg, stage)
-    kinds = SEARCHES.get(
-        stage, ("greedy",) if stage in ("qap", "reader") else ("greedy", "beam")
-    )
-    sets = [Questions(set_name(cfg, e, kind), e.cases, kind) for e in evals for kind in kinds]
-    rows = read_jsonl(folder.path / "metrics.jsonl")
+    sets = sets_of(cfg, stage, evals)
+    samples = stage in ("ppo", "joint")
     updates = getattr(cfg, f"{stage}_steps", 0)
-    steps = cfg.steps if stage in ("ppo", "joint") else -(-updates // PRETRAIN_EVERY)
-    if (
-        folder.resume
-        and folder.evaluated(sets)
-        and (rows or [{"step": 0}])[-1]["step"] >= steps
-    ):
+    steps = cfg.steps if samples else -(-updates // PRETRAIN_EVERY)
+    rows = read_jsonl(folder.path / "metrics.jsonl")
+    done = rows[-1]["step"] if rows else 0
+    if folder.resume and done >= steps and folder.evaluated(sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)
-    cases = [c for s in ([split] if split else []) + evals for c in s.cases]
-    learner, judged, judge = load_stage(cfg, stage, folder, cases)
+    cases = split.cases if split else []
+    for e in evals:
+        cases = cases + e.cases
+    learner, judged, judge = load_stage(cfg, stage, folder.start, cases)
 
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, judged, sets, judge, when)
 
-    with run.stage(
-        cfg,
-        folder,
-        METRICS if stage in ("ppo", "joint") else PRETRAIN_METRICS,
-        title(cfg, stage),
-    ):
+    def evaluate_now(when):
+        return run.mean_em(evaluate_all(when))
+
+    with run.stage(cfg, folder, METRICS if samples else PRETRAIN_METRICS, f"ASKiT {cfg.name}: {stage}"):
         if steps:
             folder.forget_evaluations(sets)
-            able = [c for c in split.cases if c.gold]
             if stage == "coarse" and not folder.start:
                 evaluate_all("_before")
-            teach(
-                cfg,
-                stage,
-                folder,
-                learner,
-                judged,
-                able,
-                lambda when: run.mean_em(evaluate_all(when)),
-            )
-        found = evaluate_all()
-        draw(folder, found)
+            able = [c for c in split.cases if c.gold]
+            if samples:
+                train(cfg, folder, learner, able, evaluate_now)
+            else:
+                rows = rows_of(cfg, stage, learner, judged, able)
+                supervise(cfg, folder, learner, stage, rows, evaluate_now)
+        draw_evaluations(folder, evaluate_all())
 
 
-def teach(cfg, stage, folder, learner, policy, cases, evaluate_now):
-    """Trains what a stage trains."""
-    if stage == "qap":
-        paths = greedy_in_parts(policy, cases, "evidence")
-        rows = [approximation_row(learner, p.case, p.taken) for p in paths if p.taken]
-        return train_questions(cfg, folder, learner, rows, stage, evaluate_now)
+def rows_of(cfg, stage, learner, policy, cases):
+    """What a supervised stage learns from: the questions; what a T5 does: rows (input ids, target ids) about
+    the evidence that the policy finds."""
+    if stage not in ("qap", "sqg"):
+        return cases
+    with Progress("evidence") as progress:
+        paths = search_all(policy, cases, "greedy", progress)
+    policy.forget()
     if stage == "sqg":
-        rows = sub_question_data(cfg, learner, greedy_in_parts(policy, cases, "evidence"))
-        return train_questions(cfg, folder, learner, rows, stage, evaluate_now)
-    how = {"coarse": train_coarse, "supervised": train_supervised, "reader": train_reader}.get(
-        stage, train
-    )
-    return how(cfg, folder, learner, cases, evaluate_now)
+        return sub_question_rows(cfg, learner, paths)
+    rows = []
+    for p in paths:
+        if p.taken:
+            target = learner.ids(p.case.question.question)
+            rows.append((approximation_input(learner, p.case, p.taken), target))
+    return rows
 
 
-def sub_question_data(cfg, writer, paths):
+def sub_question_rows(cfg, writer, paths):
     """Rows of sub-question generation (sec. 4.1.3): the question-approximation model says what evidence asks
     for; that is the target of the state."""
     approximator = load_writer(cfg, checkpoint_of(cfg, "qap"))
-    states, inputs = [], []
+    inputs, meant = [], []
     for p in paths:
-        for found, meant in sub_question_targets(p.case, p.taken, cfg.sqg_target):
-            states.append((p.case, found))
-            inputs.append(approximation_row(approximator, p.case, meant)[0])
+        for found, wanted in sub_question_targets(p.case, p.taken, cfg.sqg_target):
+            inputs.append(sub_question_input(writer, p.case, found))
+            meant.append(approximation_input(approximator, p.case, wanted))
     say(f"sqg: {len(inputs)} states of {len(paths)} questions")
-    targets = approximator.write(inputs, "approximations")
-    return [
-        sub_question_row(writer, *s, target)
-        for s, target in zip(states, targets, strict=True)
-    ]
-
-
-def greedy_in_parts(policy, cases, what):
-    """Greedy paths of many questions, with progress."""
-    paths = []
-    with Progress(what) as progress:
-        for start in range(0, len(cases), 64):
-            paths += greedy_paths(policy, cases[start:start + 64])
-            policy.forget()
-            progress(len(paths), len(cases))
-    return paths
-
-
-def stage_folder(cfg, stage):
-    free = (
-        *run.FREE_ON_RESUME,
-        "stage",
-        *(f.name for f in fields(cfg) if f.name.endswith("_steps")),
-    )
-    return run.open_folder(
-        cfg, "askit", f"{cfg.name}-{stage}", free, one_of_many=True, saves=stage != "eval"
-    )
+    targets = approximator.write(meant, "approximations")
+    return list(zip(inputs, map(writer.ids, targets), strict=True))
 
 
 AT_LEAST_ONE = """
@@ -1389,49 +1108,19 @@ def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, _, in_world = flags.given_flags(argv)
     cfg = flags.cli(replace(Config(), **(WORLD if in_world else {})), Config(), __doc__, argv)
-    least = (
-        dict.fromkeys(AT_LEAST_ONE, 1) | dict.fromkeys(AT_LEAST_ZERO, 0) | {"group_size": 2}
-    )
-    flags.check(cfg, least, above_zero=ABOVE_ZERO)
+    least = dict.fromkeys(AT_LEAST_ONE, 1) | dict.fromkeys(AT_LEAST_ZERO, 0)
+    flags.check(cfg, least | {"group_size": 2}, above_zero=ABOVE_ZERO)
     if cfg.model == "paper":
         names = {name: getattr(cfg, name) or value for name, value in PAPER_MODELS.items()}
         cfg = replace(cfg, **names)
     check_models(cfg)
     stage = "eval" if cfg.eval_only else cfg.stage
     return replace(
-        cfg, stage=stage, eval_only=stage == "eval", name=cfg.name or f"seed{cfg.seed}"
+        cfg,
+        stage=stage,
+        eval_only=stage == "eval",
+        name=cfg.name or f"seed{cfg.seed}",
     )
-
-
-def check_models(cfg):
-    """Refuses models that do not go together."""
-    scorers = bool(cfg.action_model) + bool(cfg.submit_model)
-    if cfg.model not in ("", "paper"):
-        words = "this script has several models: --model paper, or --encoder with --fine-layers, or with"
-        flags.refuse("model", cfg.model, f"{words} --action-model and --submit-model")
-    if scorers and cfg.fine_layers:
-        flags.refuse(
-            "fine_layers", cfg.fine_layers, "not beside --action-model and --submit-model"
-        )
-    if cfg.encoder and scorers < 2 and not cfg.fine_layers or scorers and not cfg.encoder:
-        words = "needs --fine-layers, or --action-model and --submit-model, and these need it"
-        flags.refuse("encoder", cfg.encoder, words)
-    if cfg.fine_layers and not cfg.encoder:
-        flags.refuse("fine_layers", cfg.fine_layers, "needs --encoder")
-    if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "joint", "eval"):
-        flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, joint, eval")
-    if cfg.returns == "action" and (cfg.baseline, cfg.reward) != ("candidates", "evidence"):
-        flags.refuse("returns", cfg.returns, "goes with --baseline candidates and --reward evidence")
-    if cfg.encoder and cfg.stage == "reader" and not cfg.submit_model:
-        flags.refuse("stage", cfg.stage, "needs --submit-model, or give a --reader instead")
-    if cfg.data != "world" and not cfg.encoder:
-        flags.refuse("data", cfg.data, "needs --model paper or --encoder")
-    if cfg.encoder and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
-        flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
-    if cfg.encoder and cfg.reward == "answer" and not cfg.reader:
-        flags.refuse(
-            "reward", cfg.reward, "needs --reader, an extractive question-answering model"
-        )
 
 
 def main(argv=None):
@@ -1444,133 +1133,22 @@ def main(argv=None):
 #
 # ---------------------------------------------------------------- metrics of a step
 
+RATIOS = {key: metric for key, metric in RATIO.items() if key != "rollout/flat_groups"}
 METRICS = (
     STEP
     | UPDATE
-    | {key: m for key, m in RATIO.items() if key != "rollout/flat_groups"}
-    | {
-        "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),  # up to 2
-        "reward/em": Metric(
-            "share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}"
-        ),
-        "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
-        "path/sentences": Metric(
-            "sentences that a path ends with", "sentences a path", "sentences {:.2f}"
-        ),
-        "train/question_kl": Metric(
-            "KL of sub-questions' tokens to the T5 that joint training began with"
-        ),
-        "path/questions": Metric(
-            "sub-questions asked a path", "sentences a path", "asked {:.2f}"
-        ),
-        "path/entropy": Metric(
-            "mean -log pi of the actions, nats", "entropy (nats an action)", "ent {:.3f}"
-        ),
-        "path/full": Metric("share of paths that ran into --max-evidence"),
-        "time/rollout": Metric("seconds of sampling paths", SECONDS, "roll {:.1f}s"),
-    }
+    | RATIOS
+    | PATHS
 )
-PRETRAIN_METRICS = (
-    STEP
-    | UPDATE
-    | {
-        "train/loss": Metric(
-            "the supervised loss, mean of the updates", "supervised loss", "loss {:.3f}"
-        ),
-        "pretrain/right": Metric(
-            "share of states whose best choice is right; of tokens or answers with p over a half",
-            ANSWERS,
-            "right {:.3f}",
-        ),
-    }
-)
-COLUMNS = {
-    "F1": ("f1", ".3f"),
-    "precision": ("precision", ".3f"),
-    "recall": ("recall", ".3f"),
-    "sentences": ("sentences", ".2f"),
-}
+PRETRAIN_METRICS = STEP | UPDATE | SUPERVISED
 
+# ---------------------------------------------------------------- folders, sets and models of a stage
 
-def path_metrics(paths, cfg):
-    """Means over the step's paths."""
-    scores = [evidence_scores(p.case, p.steps) for p in paths]
-    return {
-        "reward/mean": rollout.mean(p.reward for p in paths),
-        "reward/em": rollout.mean(em for em, *_ in scores),
-        "reward/f1": rollout.mean(f1 for _, f1, *_ in scores),
-        "path/sentences": rollout.mean(len(p.taken) for p in paths),
-        "path/questions": rollout.mean(len(asked_of(p.steps)) for p in paths),
-        "path/entropy": -sum(p.logprob for p in paths) / sum(len(p.actions) for p in paths),
-        "path/full": rollout.mean(len(p.taken) == cfg.max_evidence for p in paths),
-    }
-
-
-def title(cfg, stage):
-    return f"ASKiT {cfg.name}: {stage}"
-
-
-def set_name(cfg, split, search):
-    """What the file of an evaluation is called."""
-    ending = {"greedy": "", "ranking": "", "beam": f"-beam{cfg.beam}"}
-    return split.name + ending.get(search, f"-{search}")
-
-
-def paper(stage, sets):
-    """The paper's EM / F1, beside HotpotQA's dev set alone."""
-    numbers = {
-        ("supervised", PAPER_EVAL): PAPER["supervised"],
-        ("ppo", PAPER_EVAL): PAPER["ppo"],
-        ("ppo", f"{PAPER_EVAL}-beam4"): PAPER_BEAM,
-        ("sqg", f"{PAPER_EVAL}-replace"): PAPER_ASKED,
-    }
-    return numbers.get((stage, *sets), "")
-
-
-def draw(folder, found):
-    """recall.png and ranks.png of what was evaluated."""
-    recall = {}
-    for name, r in found.items():
-        if "recall_at" in r["summary"]:
-            before = read_evaluation(folder.path / f"eval_{name}_before.json")
-            recall[f"{name} untrained"] = before["summary"]["recall_at"]
-            recall[name] = r["summary"]["recall_at"]
-    if recall:
-        draw_recall(recall, folder.path / "recall.png")
-    for name, r in found.items():
-        if "ranks" in r["summary"]:
-            draw_ranks(
-                r["summary"]["ranks"],
-                r["summary"]["spearman"],
-                folder.path / f"ranks-{name}.png",
-            )
-
-
-# ---------------------------------------------------------------- questions and models
-
-def load_questions(cfg):
-    """(training set or None, evaluation sets), every question with its sentences. In the world those of two
-    hops and more, with contexts that look related, and a fifth of them vaguely put."""
-    if cfg.data == "world":
-        train = world_questions("train", cfg.limit or 2000)
-        names = (cfg.eval_data or "test").split(",")
-        evals = [(n, world_questions(n, cfg.eval_limit or 400)) for n in names]
-    else:
-        split, found = splits.load_splits(cfg, PAPER_EVAL, searched=False)
-        train = split.questions if split else None
-        evals = [(s.name, s.questions) for s in found]
-    able = with_evidence("train", train or [])
-    if cfg.drop_yes_no:
-        able = [q for q in able if q.answers[0].lower() not in ("yes", "no", "noanswer")]
-    if train and not any(make_case(q).gold for q in able):
-        raise data.DataError(f"{cfg.data}: no question is left whose evidence is in its context")
-    made = [
-        Questions(n, make_cases(n, with_evidence(n, questions), cfg.candidates))
-        for n, questions in evals
-    ]
-    return (
-        Questions("train", make_cases("train", able, cfg.candidates)) if able else None
-    ), made
+def stage_folder(cfg, stage):
+    steps = [f.name for f in fields(cfg) if f.name.endswith("_steps")]
+    free = (*run.FREE_ON_RESUME, "stage", *steps)
+    name = f"{cfg.name}-{stage}"
+    return run.open_folder(cfg, "askit", name, free, one_of_many=True, saves=stage != "eval")
 
 
 def checkpoint_of(cfg, stage):
@@ -1582,131 +1160,78 @@ def checkpoint_of(cfg, stage):
     return found
 
 
-def load_stage(cfg, stage, folder, cases):
-    """(what a stage trains, what it evaluates, how), from its checkpoint where it goes on."""
+def sets_of(cfg, stage, evals):
+    """The evaluation sets, once for each way that a stage searches them, under the name of their file."""
+    endings = {"greedy": "", "ranking": "", "beam": f"-beam{cfg.beam}"}
+    found = []
+    for e in evals:
+        for search in SEARCHES.get(stage, ("greedy", "beam")):
+            name = e.name + endings.get(search, f"-{search}")
+            found.append(Questions(name, e.cases, search))
+    return found
+
+
+def load_stage(cfg, stage, start, cases):
+    """(what a stage trains, what it evaluates, how), from `start`, its checkpoint, where it goes on."""
     if stage == "reader":
-        answerer = load_answerer(cfg, folder.start, cases)
-        return answerer, answerer, evaluate_texts
-    encoder = load_encoder(cfg, stage, folder.start)
-    for case in cases:
-        read(encoder.reader, case)
-    if encoder.reader.cut:
-        share = f"{encoder.reader.cut} of {encoder.reader.texts} texts"
-        say(f"{share} are cut to a quarter of --max-tokens {cfg.max_tokens}")
-    freeze_vectors(load_encoder(cfg, "vectors"), cases, Path(cfg.out) / "askit" / "vectors")
+        reader = load_reader(cfg, start or cfg.reader or cfg.submit_model, cases)
+        return reader, reader, evaluate_answers
+    trained = start if stage == "coarse" else checkpoint_of(cfg, "coarse")
+    encoder = load_encoder(cfg, trained or cfg.encoder)
+    tokens = encoder.pair_tokenizer
+    tokenize(tokens, cases)
+    if tokens.cut:
+        cut = f"{tokens.cut} of {tokens.texts} texts"
+        say(f"{cut} are cut to a quarter of --max-tokens {cfg.max_tokens}")
+    untrained = load_encoder(cfg, cfg.encoder)
+    freeze_vectors(untrained, cases, Path(cfg.out) / "askit" / "vectors")
     if stage == "coarse":
         return encoder, encoder, evaluate_coarse
+    reader = ""
+    if cfg.reward == "answer":
+        reader = cfg.reader or checkpoint_of(cfg, "reader")
     if stage in ("qap", "sqg"):
-        writer = load_writer(cfg, folder.start or cfg.question_model)
-        policy = load_policy(cfg, checkpoint_of(cfg, "ppo"), encoder, cases)
+        writer = load_writer(cfg, start or cfg.question_model)
+        policy = load_policy(cfg, checkpoint_of(cfg, "ppo"), encoder, cases, reader=reader)
         policy.asker = writer
         policy.may_ask = False
-        return writer, policy, evaluate if stage == "sqg" else evaluate_texts
-    source = (
-        folder.start
-        or cfg.checkpoint
-        or (checkpoint_of(cfg, BEFORE[stage]) if stage in BEFORE else None)
-    )
-    policy = load_policy(cfg, source, encoder, cases, asks=stage == "joint")
+        return writer, policy, evaluate if stage == "sqg" else evaluate_approximations
+    source = start or cfg.checkpoint
+    if not source and stage in BEFORE:
+        source = checkpoint_of(cfg, BEFORE[stage])
+    asker = checkpoint_of(cfg, "sqg") if stage == "joint" else ""
+    policy = load_policy(cfg, source, encoder, cases, asker, reader)
     return policy, policy, evaluate
 
 
-def load_encoder(cfg, stage, source=None):
-    """The coarse encoder that a stage works with; "vectors" = the one before its training."""
-    if stage not in ("coarse", "vectors"):
-        source = checkpoint_of(cfg, "coarse")
-    source = source or cfg.encoder
-    model, tokenizer = (
-        models.load_encoder(source, "encoder") if source else tiny_bert.tiny_model("encoder")
-    )
-    reader = encoders.PairTokenizer("coarse", tokenizer, cfg.max_tokens)
-    return encoders.Encoder(model.eval(), reader, cfg.micro_tokens, cfg.precision)
+# ---------------------------------------------------------------- table and live search
 
+def show_table(cfg):
+    """<name>-table.json of the stages that are there, the paper's EM / F1 beside HotpotQA's dev set alone."""
+    base = Path(cfg.out) / "askit"
+    folders = {stage: base / f"{cfg.name}-{stage}" for stage in ("supervised", "ppo", "sqg", "joint")}
 
-def load_policy(cfg, source, encoder, cases, asks=False):
-    """The fine policy of a folder, or a new one. No dropout, so that ratios begin at 1."""
-    parts = {}
-    for name, given in (("action", cfg.action_model), ("submit", cfg.submit_model)):
-        where = Path(source) / name if source else given or (cfg.fine_layers and cfg.encoder)
-        layers = 0 if source else cfg.fine_layers
-        parts[name] = (
-            models.load_encoder(where, name, layers) if where else tiny_bert.tiny_model(name)
-        )
-    readers = [
-        encoders.PairTokenizer(name, tokenizer, cfg.max_tokens)
-        for name, (_, tokenizer) in parts.items()
-    ]
-    asker = None
-    if asks or (source and (Path(source) / "question").exists()):
-        kept = Path(source) / "question"
-        asker = load_writer(cfg, kept if kept.exists() else checkpoint_of(cfg, "sqg"))
-        parts["question"] = asker.model, asker.tokenizer
-    for case in cases:
-        for reader in readers:
-            read(reader, case)
-    answerer = load_answerer(cfg, None, cases) if cfg.reward == "answer" else None
-    return Policy(
-        Scorer(parts).eval(), encoder, *readers, cfg, asker, asker is not None, answerer
-    )
+    def paper(stage, sets):
+        return PAPER.get((stage, *sets), "")
 
-
-def load_writer(cfg, source):
-    """A T5 of a folder or hub id; without one the tiny one of the embedded world."""
-    if source:
-        model, tokenizer = models.load_encoder(source, "question")
-    else:
-        model, tokenizer = tiny_t5.tiny_model()
-    if encoders.SEP.strip() not in tokenizer.get_vocab():  # as the authors' code
-        tokenizer.add_tokens([encoders.SEP.strip()])
-        model.resize_token_embeddings(len(tokenizer))
-    return seq2seq.Writer(
-        model.eval(), tokenizer, max_new=cfg.question_tokens, micro_tokens=cfg.micro_tokens
-    )
-
-
-def load_answerer(cfg, source, cases):
-    """The reader of the answer-based reward: of --stage reader, or any extractive one."""
-    source = source or cfg.reader or (cfg.submit_model if cfg.stage == "reader" else "")
-    if not source and cfg.stage != "reader":
-        source = checkpoint_of(cfg, "reader")
-    model, tokenizer = (
-        models.load_encoder(source, "submit") if source else tiny_bert.tiny_model("submit")
-    )
-    reader = encoders.PairTokenizer("reader", tokenizer, cfg.max_tokens)
-    for case in cases:
-        read(reader, case)
-    return Answerer(model.eval(), reader)
-
-
-# ---------------------------------------------------------------- live
-
-def sample_record(policy, paths, size, step):
-    """The step's first question whose paths have different rewards."""
-    groups = [paths[i:i + size] for i in range(0, len(paths), size)]
-    mixed = [g for g in groups if len({p.reward for p in g}) > 1]
-    return group_record(policy, (mixed or groups)[0], step=step)
+    columns = {
+        "F1": ("f1", ".3f"),
+        "precision": ("precision", ".3f"),
+        "recall": ("recall", ".3f"),
+        "sentences": ("sentences", ".2f"),
+    }
+    title = f"ASKiT {cfg.name} (paper: EM / F1, HotpotQA)"
+    report.stage_table(base / cfg.name, title, folders, "supervised", paper, columns, means=False)
 
 
 def ask(cfg, split):
     """--ask: one of the evaluation set's questions, searched over its own sentences."""
     found = [c for c in split.cases if c.question.question == cfg.ask]
     if not found:
-        raise data.DataError(
-            f"--ask: not a question of {split.name}, whose contexts are searched, such as "
-            f"{split.cases[0].question.question!r}"
-        )
-    policy = load_stage(cfg, "eval", NoFolder, found)[0]
-    path = greedy_paths(policy, found[:1])[0]
-    for node in path_nodes(policy, path):
-        console.print(f"[bold]{plain(node['text'])}[/bold]  ({node['probability']:.2f})")
-        for line in node["observation"].split("\n")[1:]:
-            console.print(f"  [dim]{plain(line)}[/dim]")
-
-
-class NoFolder:
-    """--ask has no run folder."""
-
-    start = None
+        words = f"not a question of {split.name}, whose contexts are searched, such as"
+        raise data.DataError(f"--ask: {words} {split.cases[0].question.question!r}")
+    policy, _, _ = load_stage(cfg, "eval", None, found)
+    show_path(policy, greedy_paths(policy, found[:1])[0])
 
 
 if __name__ == "__main__":

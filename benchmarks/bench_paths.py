@@ -15,22 +15,21 @@ import torch
 
 import askit
 from common import checkpoint, evidence
+from common.evidence_models import load_encoder, load_policy
 from common.files import say, table
 
 
 def load(run, questions):
     """The policy of a run's stages, or a new one, with so many questions of the test world."""
     cfg = askit.parse_args([])
-    found = evidence.make_cases(
-        "test", evidence.world_questions("test", questions), cfg.candidates
-    )
+    questions = evidence.world_questions("test", questions)
+    found = evidence.make_cases("test", questions, cfg.candidates)
     coarse = run and checkpoint.find(Path(f"{run}-coarse/checkpoint"))
-    encoder = askit.load_encoder(cfg, "coarse", coarse)
-    for case in found:
-        evidence.read(encoder.reader, case)
-    askit.freeze_vectors(askit.load_encoder(cfg, "vectors"), found, Path(tempfile.mkdtemp()))
+    encoder = load_encoder(cfg, coarse)
+    evidence.tokenize(encoder.pair_tokenizer, found)
+    evidence.freeze_vectors(load_encoder(cfg, ""), found, Path(tempfile.mkdtemp()))
     source = run and checkpoint.find(Path(f"{run}-ppo/checkpoint"))
-    return askit.load_policy(cfg, source, encoder, found), found
+    return load_policy(cfg, source, encoder, found), found
 
 
 class Scoring:
@@ -53,10 +52,10 @@ class Scoring:
             policy.coarse_cache = {}
         return self.policy_of(policy, states)
 
-    def log(self, policy, states, offered):
-        self.scored += len(states)
-        self.pairs += sum(map(len, offered)) + len(states)
-        return self.log_policy(policy, states, offered)
+    def log(self, policy, rows):
+        self.scored += len(rows)
+        self.pairs += sum(1 + len(offered) for _, offered in rows)
+        return self.log_policy(policy, rows)
 
 
 def measure(policy, cases, size, scoring):

@@ -109,17 +109,17 @@ class Encoder:
     """A bi-encoder's half: mean of the last hidden states."""
 
     model: object
-    reader: PairTokenizer
+    pair_tokenizer: PairTokenizer
     micro_tokens: int
     precision: str = "fp32"
 
     @property
     def tokenizer(self):
-        return self.reader.tokenizer
+        return self.pair_tokenizer.tokenizer
 
     def encode(self, ids):
         """(n, H) of lists of ids, not normalised."""
-        batch = self.reader.batch([(i, None) for i in ids], self.model.device)
+        batch = self.pair_tokenizer.batch([(i, None) for i in ids], self.model.device)
         with autocast(self.model, self.precision):
             hidden = self.model(**batch).last_hidden_state  # (n, T, H)
         mask = batch["attention_mask"][:, :, None]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from common import data, metrics, world
+from common import data, encoders, metrics, splits, world
 from common.files import say
 
 SUBMIT, ASK = -1, -2  # actions beside the sentences, which are numbered from 0
@@ -23,7 +23,7 @@ class Case:
     facts: list[tuple]  # (title, index in its paragraph), what is scored
     gold: frozenset  # numbers of the gold sentences that are there
     gold_facts: list  # all gold facts, those outside the context too
-    tokens: dict  # reader's name -> (ids of the question, [ids of each sentence])
+    tokens: dict  # a PairTokenizer's name -> (ids of the question, [ids of each sentence])
     vectors: torch.Tensor | None = None  # (sentences, H), normalised and frozen
     closed: frozenset = frozenset()  # sentences that are not offered
 
@@ -44,20 +44,47 @@ def asked_of(steps):
     return [s for s in steps if isinstance(s, SubQuestion)]
 
 
-def read(reader, case):
-    """Keeps the ids of the question and of every sentence; the coarse stage reads "Title: sentence"."""
-    texts = case.texts
-    if reader.name == "coarse":
-        texts = [f"{t}: {s[len(t) + 2:]}" for (t, _), s in zip(case.facts, texts, strict=True)]
-    sentences = [reader.ids(text) for text in texts]
-    case.tokens[reader.name] = reader.ids(case.question.question), sentences
+def tokenize(pair_tokenizer, cases):
+    """Keeps the ids of each question and of its sentences; the coarse stage reads "Title: sentence"."""
+    name = pair_tokenizer.name
+    for case in cases:
+        texts = case.texts
+        if name == "coarse":
+            texts = [f"{t}: {s[len(t) + 2:]}" for (t, _), s in zip(case.facts, texts, strict=True)]
+        sentences = [pair_tokenizer.ids(text) for text in texts]
+        case.tokens[name] = pair_tokenizer.ids(case.question.question), sentences
 
 
-def state_ids(reader, case, steps):
+def freeze_vectors(encoder, cases, folder):
+    """Normalised vectors of every sentence, from the encoder before its training; they never change again."""
+    texts = [ids for case in cases for ids in case.tokens["coarse"][1]]
+    vectors = encoders.frozen_vectors(encoder, texts, folder)
+    at = 0
+    for case in cases:
+        case.vectors = vectors[at:at + len(case.texts)]  # (sentences, H)
+        at += len(case.texts)
+
+
+def state_ids(pair_tokenizer, case, steps):
     """Ids of the question and of what was found and asked behind it, <sep> between."""
-    question, sentences = case.tokens[reader.name]
-    behind = [reader.ids(s.text) if isinstance(s, SubQuestion) else sentences[s] for s in steps]
-    return reader.joined([question, *behind])
+    question, sentences = case.tokens[pair_tokenizer.name]
+    behind = [pair_tokenizer.ids(s.text) if isinstance(s, SubQuestion) else sentences[s] for s in steps]
+    return pair_tokenizer.joined([question, *behind])
+
+
+def state_batches(rows, cfg):
+    """Lists of rows (state, actions it offers, …) in forward passes of about --micro-tokens; a state is read
+    once with every action."""
+
+    def tokens(row):
+        (case, steps), actions, *_ = row
+        question, sentences = case.tokens["action"]
+        found = sum(len(sentences[i]) + 1 for i in evidence_of(steps))
+        state = min(cfg.max_tokens, len(question) + found + 16 * len(asked_of(steps)))
+        return state + sum(state + (1 if a == ASK else len(sentences[a])) for a in actions)
+
+    parts = encoders.in_batches(rows, tokens, cfg.micro_tokens)
+    return [[rows[i] for i in part] for part in parts]
 
 
 def evidence_scores(case, steps):
@@ -100,6 +127,15 @@ class SearchPath:
         return evidence_of(self.steps)
 
     @property
+    def asked(self):
+        return asked_of(self.steps)
+
+    @property
+    def state(self):
+        """Where it stands."""
+        return self.case, self.steps
+
+    @property
     def actions(self):
         """Sentence numbers, ASK and SUBMIT."""
         found = [ASK if isinstance(s, SubQuestion) else s for s in self.steps[self.first :]]
@@ -121,6 +157,39 @@ class SearchPath:
 
 
 # ---------------------------------------------------------------- questions
+
+@dataclass
+class Questions:
+    """A set of questions and how their evidence is searched."""
+
+    name: str
+    cases: list
+    search: str = "greedy"
+
+
+def load_cases(cfg, paper_eval):
+    """(training set or None, evaluation sets), every question with its sentences. In the world those of two
+    hops and more, with contexts that look related, and a fifth of them vaguely put."""
+    if cfg.data == "world":
+        train = world_questions("train", cfg.limit or 2000)
+        names = (cfg.eval_data or "test").split(",")
+        evals = [(name, world_questions(name, cfg.eval_limit or 400)) for name in names]
+    else:
+        split, found = splits.load_splits(cfg, paper_eval, searched=False)
+        train = split.questions if split else []
+        evals = [(s.name, s.questions) for s in found]
+    able = with_evidence("train", train)
+    if cfg.drop_yes_no:
+        able = [q for q in able if q.answers[0].lower() not in ("yes", "no", "noanswer")]
+    if train and not any(make_case(q).gold for q in able):
+        raise data.DataError(f"{cfg.data}: no question is left whose evidence is in its context")
+    made = []
+    for name, questions in evals:
+        cases = make_cases(name, with_evidence(name, questions), cfg.candidates)
+        made.append(Questions(name, cases))
+    train = Questions("train", make_cases("train", able, cfg.candidates)) if able else None
+    return train, made
+
 
 def with_evidence(name, questions):
     """The questions that have labelled evidence and a context; the others are counted, and none at all is an

@@ -118,5 +118,6 @@ class Writer:
 
 
 def batches(rows, budget):
-    """Lists of numbers of (input ids, target ids) in forward passes of about `budget` tokens."""
-    return in_batches(rows, lambda row: len(row[0]) + len(row[1]), budget)
+    """Lists of rows (input ids, target ids, …) in forward passes of about `budget` tokens."""
+    parts = in_batches(rows, lambda row: len(row[0]) + len(row[1]), budget)
+    return [[rows[i] for i in part] for part in parts]

@@ -13,9 +13,10 @@ from scipy.stats import spearmanr
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 import askit
-from askit import ASK, SUBMIT, Questions, SearchPath, SubQuestion
 from common import checkpoint, data, encoders, evidence, metrics, report, training, world
-from common.evidence import Case
+from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestion
+from common.evidence_evaluation import evaluate_ranking, redundant
+from common.evidence_models import load_encoder, load_policy
 from common.world import tiny_bert
 
 CFG = askit.parse_args([])
@@ -235,11 +236,10 @@ def test_spearman_is_scipys_with_ties_and_leaves_out_questions_without_spread(to
 def tiny(tmp_path_factory):
     """The embedded world's policy before any training, with some of its questions."""
     cases = evidence.make_cases("dev", evidence.world_questions("dev", 12), 6)
-    encoder = askit.load_encoder(CFG, "vectors")
-    for c in cases:
-        evidence.read(encoder.reader, c)
-    askit.freeze_vectors(encoder, cases, tmp_path_factory.mktemp("vectors"))
-    return askit.load_policy(CFG, None, encoder, cases), cases
+    encoder = load_encoder(CFG, "")
+    evidence.tokenize(encoder.pair_tokenizer, cases)
+    evidence.freeze_vectors(encoder, cases, tmp_path_factory.mktemp("vectors"))
+    return load_policy(CFG, None, encoder, cases), cases
 
 
 def test_candidates_are_not_taken_yet_and_fewer_at_the_end(tiny):
@@ -271,7 +271,7 @@ def test_batches_and_the_cache_change_no_score(tiny):
 def test_the_gradient_raises_what_was_rewarded_and_lowers_it_with_the_sign_flipped(tiny):
     policy, cases = tiny
     for sign, compare in ((1, float.__gt__), (-1, float.__lt__)):
-        fresh = askit.load_policy(CFG, None, policy.encoder, cases)
+        fresh = load_policy(CFG, None, policy.encoder, cases)
         optimizer = torch.optim.SGD(fresh.model.parameters(), lr=.05)
         paths = askit.sample_paths(fresh, cases[:2], 4, "bandit")
         for n, p in enumerate(paths):
@@ -291,7 +291,7 @@ def test_the_gradient_raises_what_was_rewarded_and_lowers_it_with_the_sign_flipp
 
 def test_frozen_vectors_stay_as_they_are_while_the_encoder_learns(tiny):
     _, cases = tiny
-    encoder = askit.load_encoder(CFG, "vectors")
+    encoder = load_encoder(CFG, "")
     before = [c.vectors.clone() for c in cases]
     optimizer = training.make_optimizer(encoder.model, 1e-2)
     loss, _ = askit.coarse_step(encoder, cases, cases[::-1], CFG, random.Random(0))
@@ -304,19 +304,19 @@ def test_frozen_vectors_stay_as_they_are_while_the_encoder_learns(tiny):
 
 def test_a_sentence_can_end_neither_the_evidence_nor_its_text(tiny):
     policy, _ = tiny
-    reader = policy.action_reader
-    sep, end = reader.sep[0], reader.tokenizer.sep_token_id
-    ids = reader.ids("A film <sep> [SEP] [CLS] of it.")
-    assert sep not in ids and end not in ids and reader.tokenizer.cls_token_id not in ids
+    tokens = policy.action_tokenizer
+    sep, end = tokens.sep[0], tokens.tokenizer.sep_token_id
+    ids = tokens.ids("A film <sep> [SEP] [CLS] of it.")
+    assert sep not in ids and end not in ids and tokens.tokenizer.cls_token_id not in ids
 
 
 def test_the_scorers_start_out_seeing_which_words_stand_on_both_sides(tiny):
     policy, _ = tiny
-    reader = policy.action_reader
-    pair = reader.ids("Ada Holt, Her mother is Lena Stone."), reader.ids("Lena Stone, Her father is Max.")
-    batch = reader.batch([pair], "cpu")
+    tokens = policy.action_tokenizer
+    pair = tokens.ids("Ada Holt, Her mother is Lena Stone."), tokens.ids("Lena Stone, Her father is Max.")
+    batch = tokens.batch([pair], "cpu")
     hidden = policy.model.action.bert(**batch, output_hidden_states=True).hidden_states[1][0]
-    words = reader.tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
+    words = tokens.tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
     side = batch["token_type_ids"][0]
     for word, feature, its_side in (("Lena", 2, 0), ("Lena", 3, 1)):
         at = next(i for i, w in enumerate(words) if w == word and side[i] == its_side)
@@ -344,12 +344,11 @@ class Asker:
 def asking(toy, monkeypatch, seed, n):
     policy = toy(seed, replace(CFG, max_evidence=3))
     policy.asker, policy.asked, policy.may_ask = Asker(), {}, False
-    reader = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
-    policy.encoder = policy.action_reader = policy.submit_reader = reader
-    policy.action_reader.name, policy.action_reader.ids = "action", lambda text: [text]
+    tokens = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
+    policy.encoder = policy.action_tokenizer = policy.submit_tokenizer = tokens
+    tokens.name, tokens.ids, tokens.pair_tokenizer = "action", lambda text: [text], tokens
     c = case(n)
     c.tokens |= {"action": (["Who?"], [[t] for t in c.texts]), "reader": "kept"}
-    policy.encoder.reader = policy.action_reader
     return policy, c
 
 
@@ -425,11 +424,11 @@ def test_asking_is_right_where_the_coarse_stage_offers_no_missing_gold(tiny, mon
     monkeypatch.setattr(askit, "training_state", lambda *a, **k: next(states))
     monkeypatch.setattr(askit, "some_asked", lambda policy, states, rng: states)
     asks = replace(policy, may_ask=True)
-    _, offered, correct = askit.supervised_states(asks, [c] * 3, CFG, random.Random(0))
-    assert offered == [[missing, *other, ASK], [*other, ASK], [*other, ASK]]
-    assert correct.tolist()[0] == [False, True, False, False, False, False]
-    assert correct.tolist()[1] == [False, False, False, False, True, False]      # stuck: ask
-    assert correct.tolist()[2] == [True, False, False, False, False, False]      # all there: submit
+    found = askit.supervised_states(asks, [c] * 3, CFG, random.Random(0))
+    assert [offered for _, offered, _ in found] == [[missing, *other, ASK], [*other, ASK], [*other, ASK]]
+    assert found[0][2] == [False, True, False, False, False, False]
+    assert found[1][2] == [False, False, False, False, True]      # stuck: ask
+    assert found[2][2] == [True, False, False, False, False]      # all there: submit
 
 
 # ---- questions
@@ -486,15 +485,15 @@ def test_ranking_counts_the_missing_gold_among_the_best():
 
     class Ranks:
         """Sentence 3 first, then 2, 1, 0, whatever is asked."""
-        reader = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
+        pair_tokenizer = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
 
         def encode_all(self, ids):
             return torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(len(ids), 1)
 
-    Ranks.reader.name, Ranks.reader.sep = "coarse", [0]
-    Ranks.reader.max_tokens, Ranks.reader.shortened = 40, 0
+    tokens = Ranks.pair_tokenizer
+    tokens.name, tokens.sep, tokens.max_tokens, tokens.shortened = "coarse", [0], 40, 0
     c.tokens["coarse"] = [1], [[2]] * 4
-    rows, summary = askit.evaluate_ranking(Ranks(), Questions("test", [c]), CFG)
+    rows, summary = evaluate_ranking(Ranks(), Questions("test", [c]), CFG)
     assert rows[0]["em"] == 0 and rows[0]["percentile"] == pytest.approx(2 / 3)   # best gold in second place
     assert summary["recall_at"][0][:4] == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3])  # one gold is out of reach
     assert summary["recall_at"][1][:4] == pytest.approx([0, .5, .5, .5])           # 0 was given
@@ -507,21 +506,21 @@ def test_a_sub_question_is_redundant_if_its_best_sentence_was_taken():
     q = SubQuestion("why?")
 
     class Likes1:
-        reader = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
+        pair_tokenizer = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
 
         def encode_all(self, ids):
             return torch.tensor([[0.0, 1.0, 0.0]]).repeat(len(ids), 1)
 
-    Likes1.reader.ids = lambda text: [1]
+    Likes1.pair_tokenizer.ids = lambda text: [1]
     after, before = path(c, 1, q, 0, SUBMIT), path(c, 0, q, 1, SUBMIT)
-    assert askit.redundant(Likes1(), [(after, 1), (before, 1)]) == [True, False]
+    assert redundant(Likes1(), [(after, 1), (before, 1)]) == [True, False]
 
 
 def test_the_reward_without_labels_is_the_readers_f1_less_what_it_took(monkeypatch):
-    monkeypatch.setattr(askit, "answers_of", lambda answerer, states: ["x y", "", "x"])
+    monkeypatch.setattr(askit, "answers_of", lambda reader, states: ["x y", "", "x"])
 
     class Reads:
-        cfg, answerer = CFG, None
+        cfg, reader = CFG, None
 
     paths = [path(case(), 0, 1, SUBMIT), path(case(), SUBMIT), path(case(), 0, SubQuestion("why?"), SUBMIT)]
     assert askit.answer_rewards(Reads, paths) == pytest.approx([2 / 3 - .04, 0, 1 - .02 - .02])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from common import encoders, seq2seq, training
-from common.answerer import SPAN, Answerer, answers_of, reader_row
-from common.evidence import make_cases, world_questions
+from common.evidence import make_cases, tokenize, world_questions
+from common.reader import SPAN, Reader, answers_of, reader_row
 from common.world import tiny_bert, tiny_t5
 
 TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
@@ -115,35 +115,35 @@ def test_with_berts_own_tokenizer_a_sentence_can_end_neither_the_evidence_nor_it
     if not folder.exists():
         pytest.skip(f"needs {folder.name} of the shared data")
     from transformers import BertTokenizer
-    reader = encoders.PairTokenizer("action", BertTokenizer(vocab=str(folder / "vocab.txt")), 256)
-    hostile = reader.ids("A film <sep> [SEP] [CLS] <SEP> [sep] of it [MASK].")
-    width = len(reader.sep)
-    assert all(hostile[i:i + width] != reader.sep for i in range(len(hostile)))
-    assert not set(hostile) & set(reader.tokenizer.all_special_ids) - {reader.tokenizer.unk_token_id}
-    batch = reader.batch([(reader.ids("a b"), hostile), (reader.ids("a"), None)], "cpu")
+    tokens = encoders.PairTokenizer("action", BertTokenizer(vocab=str(folder / "vocab.txt")), 256)
+    hostile = tokens.ids("A film <sep> [SEP] [CLS] <SEP> [sep] of it [MASK].")
+    width = len(tokens.sep)
+    assert all(hostile[i:i + width] != tokens.sep for i in range(len(hostile)))
+    assert not set(hostile) & set(tokens.tokenizer.all_special_ids) - {tokens.tokenizer.unk_token_id}
+    batch = tokens.batch([(tokens.ids("a b"), hostile), (tokens.ids("a"), None)], "cpu")
     first = batch["input_ids"][0].tolist()
-    assert first.count(reader.tokenizer.sep_token_id) == 2 and first[0] == reader.tokenizer.cls_token_id
+    assert first.count(tokens.tokenizer.sep_token_id) == 2 and first[0] == tokens.tokenizer.cls_token_id
     side = batch["token_type_ids"][0].tolist()
-    assert side.index(1) == 2 + len(reader.ids("a b")) and sum(side) == len(hostile) + 1
+    assert side.index(1) == 2 + len(tokens.ids("a b")) and sum(side) == len(hostile) + 1
     assert batch["attention_mask"][1].sum() == 3
-    assert reader.cut == 0 and len(reader.ids("word " * 10_000)) == 64 and reader.cut == 1
+    assert tokens.cut == 0 and len(tokens.ids("word " * 10_000)) == 64 and tokens.cut == 1
 
 
 def test_a_state_that_is_too_long_leaves_out_its_oldest_sentences():
-    reader = encoders.PairTokenizer("action", tiny_bert.tiny_tokenizer(), 40)
+    tokens = encoders.PairTokenizer("action", tiny_bert.tiny_tokenizer(), 40)
     question, first, second, third = ([i] * n for i, n in ((50, 8), (51, 10), (52, 9), (53, 8)))
-    sep = reader.sep
-    assert reader.joined([question, second, third]) == question + sep + second + sep + third   # 27 of 30
-    assert reader.shortened == 0
-    assert reader.joined([question, first, second, third]) == question + sep + second + sep + third
-    assert reader.shortened == 1 and len(reader.ids("film " * 50)) == 10   # a text has a quarter
+    sep = tokens.sep
+    assert tokens.joined([question, second, third]) == question + sep + second + sep + third   # 27 of 30
+    assert tokens.shortened == 0
+    assert tokens.joined([question, first, second, third]) == question + sep + second + sep + third
+    assert tokens.shortened == 1 and len(tokens.ids("film " * 50)) == 10   # a text has a quarter
 
 
 def test_frozen_vectors_are_made_once_for_an_encoder_and_its_texts(tmp_path):
     model, tokenizer = tiny_bert.tiny_model("encoder")
     encoder = encoders.Encoder(model.eval(), encoders.PairTokenizer("coarse", tokenizer, 64), 400)
     texts = ("Ada Holt is a person.", "A film", "A film", "Her mother is Ida.")
-    texts = [encoder.reader.ids(t) for t in texts]
+    texts = [encoder.pair_tokenizer.ids(t) for t in texts]
     made = encoders.frozen_vectors(encoder, texts, tmp_path)
     file, = tmp_path.iterdir()
     assert made.norm(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-5) and torch.equal(made[1], made[2])
@@ -176,27 +176,26 @@ def case():
 
 
 @pytest.fixture(scope="module")
-def answerer(case):
-    from common.evidence import read
+def reader(case):
     model, tokenizer = tiny_bert.tiny_model("submit")
-    reader = encoders.PairTokenizer("reader", tokenizer, 192)
-    read(reader, case)
-    return Answerer(model.eval(), reader)
+    tokens = encoders.PairTokenizer("reader", tokenizer, 192)
+    tokenize(tokens, [case])
+    return Reader(model.eval(), tokens)
 
 
-def test_the_answer_is_learned_where_all_gold_is_there_and_nothing_elsewhere(case, answerer):
+def test_the_answer_is_learned_where_all_gold_is_there_and_nothing_elsewhere(case, reader):
     gold = sorted(case.gold)
-    pair, spans = reader_row(answerer.reader, case, tuple(gold))
-    ids = answerer.reader.batch([pair], "cpu")["input_ids"][0]
-    found = {answerer.tokenizer.decode(ids[a:b + 1]) for a, b in spans}
+    pair, spans = reader_row(reader.pair_tokenizer, case, tuple(gold))
+    ids = reader.pair_tokenizer.batch([pair], "cpu")["input_ids"][0]
+    found = {reader.tokenizer.decode(ids[a:b + 1]) for a, b in spans}
     assert case.question.answers[0] in found and found <= set(case.question.answers)
-    assert reader_row(answerer.reader, case, tuple(gold[:-1]))[1] == [(0, 0)]
-    assert reader_row(answerer.reader, case, ())[1] == [(0, 0)]
+    assert reader_row(reader.pair_tokenizer, case, tuple(gold[:-1]))[1] == [(0, 0)]
+    assert reader_row(reader.pair_tokenizer, case, ())[1] == [(0, 0)]
 
 
-def test_an_answer_is_the_best_span_of_the_evidence_or_nothing(case, answerer, monkeypatch):
+def test_an_answer_is_the_best_span_of_the_evidence_or_nothing(case, reader, monkeypatch):
     gold = tuple(sorted(case.gold))
-    pair, spans = reader_row(answerer.reader, case, gold)
+    pair, spans = reader_row(reader.pair_tokenizer, case, gold)
 
     class Says:
         """Logits that are highest at given tokens."""
@@ -212,7 +211,7 @@ def test_an_answer_is_the_best_span_of_the_evidence_or_nothing(case, answerer, m
             return type("Out", (), {"start_logits": start, "end_logits": stop})
 
     def answer(*logits, state=gold):
-        return answers_of(Answerer(Says(*logits), answerer.reader), [(case, state)])[0]
+        return answers_of(Reader(Says(*logits), reader.pair_tokenizer), [(case, state)])[0]
 
     first, last = spans[-1]
     assert answer(first, last, 9.0) in case.question.answers

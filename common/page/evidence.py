@@ -2,7 +2,8 @@
 
 import math
 
-from common.evidence import ASK, SUBMIT, SubQuestion, asked_of, ending, evidence_scores
+from common.evidence import ASK, SUBMIT, SubQuestion, ending, evidence_scores
+from common.files import console, plain
 from common.page import record
 
 
@@ -75,6 +76,21 @@ def group_record(policy, paths, **extra):
     return record.group(case.question, nodes, done, **extra)
 
 
+def sample_record(policy, paths, size, step):
+    """The step's first question whose paths have different rewards; `size` paths a question."""
+    groups = [paths[i:i + size] for i in range(0, len(paths), size)]
+    mixed = [g for g in groups if len({p.reward for p in g}) > 1]
+    return group_record(policy, (mixed or groups)[0], step=step)
+
+
+def show_path(policy, path):
+    """A search on the terminal."""
+    for node in path_nodes(policy, path):
+        console.print(f"[bold]{plain(node['text'])}[/bold]  ({node['probability']:.2f})")
+        for line in node["observation"].split("\n")[1:]:
+            console.print(f"  [dim]{plain(line)}[/dim]")
+
+
 def prediction(policy, path):
     """A row of eval_<set>.json."""
     scores = dict(
@@ -90,7 +106,7 @@ def prediction(policy, path):
             "end": end,
             "first_wrong": wrong,
             "evidence_found": [list(path.case.facts[i]) for i in path.taken],
-            "sub-questions": [s.text for s in asked_of(path.steps)],
+            "sub-questions": [s.text for s in path.asked],
             "logprob": path.logprob,
         }
     )

@@ -1,0 +1,215 @@
+"""The numbers of searches for evidence: of the paths of a training step, of the evidence that an evaluation
+ends with, of how gold is ranked before anything is searched, and of texts written from evidence."""
+
+import random
+from collections import Counter
+
+import torch
+
+from common import metrics, retriever
+from common.curves import draw_ranks, draw_recall
+from common.evidence import ENDS, SearchPath, SubQuestion, evidence_of, evidence_scores, state_ids
+from common.files import read_evaluation, say
+from common.metric_table import ANSWERS, SECONDS, Metric
+from common.page.evidence import about, prediction
+from common.rollout import mean, stable_seed
+
+# ---------------------------------------------------------------- of a step
+
+# of a step that samples paths
+PATHS = {
+    "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),  # up to 2
+    "reward/em": Metric("share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}"),
+    "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
+    "path/sentences": Metric(
+        "sentences that a path ends with", "sentences a path", "sentences {:.2f}"),
+    "train/question_kl": Metric(
+        "KL of sub-questions' tokens to the T5 that joint training began with"),
+    "path/questions": Metric("sub-questions asked a path", "sentences a path", "asked {:.2f}"),
+    "path/entropy": Metric(
+        "mean -log pi of the actions, nats", "entropy (nats an action)", "ent {:.3f}"),
+    "path/full": Metric("share of paths that ran into --max-evidence"),
+    "time/rollout": Metric("seconds of sampling paths", SECONDS, "roll {:.1f}s"),
+}
+
+# of a step of supervised updates
+SUPERVISED = {
+    "train/loss": Metric(
+        "the supervised loss, mean of the updates", "supervised loss", "loss {:.3f}"),
+    "pretrain/right": Metric(
+        "share of states whose best choice is right; of tokens or answers with p over a half",
+        ANSWERS, "right {:.3f}"),
+}
+
+
+def path_metrics(paths, max_evidence):
+    """Means over the step's paths."""
+    scores = [evidence_scores(p.case, p.steps) for p in paths]
+    actions = sum(len(p.actions) for p in paths)
+    return {
+        "reward/mean": mean(p.reward for p in paths),
+        "reward/em": mean(em for em, *_ in scores),
+        "reward/f1": mean(f1 for _, f1, *_ in scores),
+        "path/sentences": mean(len(p.taken) for p in paths),
+        "path/questions": mean(len(p.asked) for p in paths),
+        "path/entropy": -sum(p.logprob for p in paths) / actions,
+        "path/full": mean(len(p.taken) == max_evidence for p in paths),
+    }
+
+
+# ---------------------------------------------------------------- of an evaluation
+
+SCORES = ("em", "f1", "precision", "recall", "sentences")
+
+
+def scored(policy, paths, split, cfg):
+    """(rows, summary) of paths: the scores of their evidence, and what went wrong."""
+    rows = [prediction(policy, p) for p in paths]
+    summary = {"set": split.name, "seed": cfg.seed, "search": split.search}
+    summary |= metrics.summarize(rows, SCORES)
+    ends = Counter(r["end"] for r in rows)
+    wrong = Counter(r["first_wrong"] for r in rows if r["first_wrong"])
+    summary["ends"] = {end: ends[end] / len(rows) for end in ENDS}
+    summary["first_wrong"] = dict(sorted(wrong.items()))
+    questions = []
+    for p in paths:
+        for t, step in enumerate(p.steps):
+            if isinstance(step, SubQuestion):
+                questions.append((p, t))
+    if questions:
+        share = mean(redundant(policy.encoder, questions))
+        number = len(questions) / len(paths)
+        summary |= {"redundant": share, "asked": number}
+        say(f"  {number:.2f} sub-questions a search, {share:.0%} of them redundant")
+    return rows, summary
+
+
+def redundant(encoder, questions):
+    """Whether the best sentence for each sub-question alone was taken before it was asked (the paper's
+    "answers were already in the evidence"). questions [(path, index of the step)]."""
+    texts = [encoder.pair_tokenizer.ids(p.steps[t].text) for p, t in questions]
+    vectors = encoder.encode_all(texts)
+    found = []
+    for (p, t), vector in zip(questions, vectors, strict=True):
+        scores = p.case.vectors @ vector  # (sentences,)
+        taken = evidence_of(p.steps[:t])
+        found.append(int(scores.argmax()) in taken)
+    return found
+
+
+def rank_pairs(probabilities, rewards, *seed):
+    """[(rank of p, rank of the reward)] of paths, from the lowest. Ties are in random order, so that none of
+    them agree."""
+    ranks = []
+    for values in (probabilities, rewards):
+        draw = random.Random(stable_seed(*seed, len(ranks)))
+        ties = draw.sample(range(len(values)), len(values))
+        values = list(zip(values, ties, strict=True))
+        ordered = sorted(values)
+        ranks.append([ordered.index(value) for value in values])
+    return list(zip(*ranks, strict=True))
+
+
+def score_texts(split, cfg, texts, wanted):
+    """(rows, summary): em and f1 of the words of a text for each case; wanted: what it may say."""
+    rows = []
+    for case, text, gold in zip(split.cases, texts, wanted, strict=True):
+        row = {
+            "em": metrics.exact_match(text, gold),
+            "f1": metrics.f1(text, gold),
+            "answer": text,
+            "sentences": len(case.gold),
+        }
+        rows.append(about(case) | row)
+    summary = {"set": split.name, "seed": cfg.seed}
+    return rows, summary | metrics.summarize(rows, ("em", "f1"))
+
+
+# ---------------------------------------------------------------- of the coarse stage alone
+
+RECALL_AT = 20
+
+
+def paths_without_policy(split, candidates_of, progress):
+    """The evidence of BM25's best two sentences, of the coarse stage's best as many as the mean of gold, or
+    of an oracle that takes gold wherever it is offered. candidates_of(case, sentences taken), best first."""
+    size = round(mean(len(case.gold_facts) for case in split.cases))
+    paths = []
+    for case in split.cases:
+        if split.search == "bm25":
+            passages = []
+            for i, text in enumerate(case.texts):
+                passages.append({"id": str(i), "title": "", "text": text})
+            index = retriever.BM25Retriever(passages)
+            found = index.search([case.question.question], 2)[0]
+            taken = [int(passage.id) for passage in found]
+        elif split.search == "coarse":
+            taken = candidates_of(case, ())[:size]
+        else:
+            taken = []
+            while gold := set(candidates_of(case, tuple(taken))) & case.gold:
+                taken.append(min(gold))
+        nothing = (0.0,) * (len(taken) + 1)
+        paths.append(SearchPath(case, tuple(taken), logprobs=nothing, done=True))
+        progress(len(paths), len(split.cases))
+    return paths
+
+
+def evaluate_ranking(encoder, split, cfg):
+    """How gold is ranked when nothing was taken yet: em = the best sentence is gold, f1 = share of the gold
+    among the candidates (so neither is the evidence's), percentile of the best gold. recall_at: share of the
+    missing gold among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given."""
+    rows, recall_at = [], {}
+    for given in (0, 1, 2):
+        recall = []
+        for case, places, count in gold_places(encoder, split.cases, given):
+            missing = len(case.gold_facts) - given
+            among = [sum(p < k for p in places) for k in range(1, RECALL_AT + 1)]
+            recall.append([number / missing for number in among])
+            if given == 0:
+                scores = {
+                    "em": float(places[0] == 0),
+                    "f1": sum(p < cfg.candidates for p in places) / missing,
+                    "percentile": 1 - places[0] / max(1, count - 1),
+                }
+                rows.append(about(case) | scores | {"sentences": count})
+        if recall:
+            recall_at[given] = [mean(column) for column in zip(*recall, strict=True)]
+    summary = {"set": split.name, "seed": cfg.seed}
+    summary |= metrics.summarize(rows, ("em", "f1", "percentile", "sentences"))
+    return rows, summary | {"recall_at": recall_at}
+
+
+def gold_places(encoder, cases, given):
+    """Of each case with more gold than is given: (case, places of the missing gold from 0, sentences)."""
+    cases = [c for c in cases if len(c.gold) > given]
+    texts = []
+    for case in cases:
+        taken = sorted(case.gold)[:given]
+        texts.append(state_ids(encoder.pair_tokenizer, case, taken))
+    vectors = encoder.encode_all(texts)
+    for case, vector in zip(cases, vectors, strict=True):
+        taken = sorted(case.gold)[:given]
+        scores = case.vectors @ vector  # (sentences,)
+        scores[taken] = -torch.inf
+        ranked = scores.argsort(descending=True).tolist()
+        missing = case.gold - set(taken)
+        places = [place for place, i in enumerate(ranked) if i in missing]
+        yield case, places, len(ranked)
+
+
+# ---------------------------------------------------------------- figures
+
+def draw_evaluations(folder, found):
+    """recall.png and ranks-<set>.png of what was evaluated in a run folder."""
+    recall = {}
+    for name, result in found.items():
+        summary = result["summary"]
+        if "recall_at" in summary:
+            before = read_evaluation(folder.path / f"eval_{name}_before.json")
+            recall[f"{name} untrained"] = before["summary"]["recall_at"]
+            recall[name] = summary["recall_at"]
+        if "ranks" in summary:
+            draw_ranks(summary["ranks"], summary["spearman"], folder.path / f"ranks-{name}.png")
+    if recall:
+        draw_recall(recall, folder.path / "recall.png")

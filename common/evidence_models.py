@@ -1,0 +1,144 @@
+"""The models of a search for evidence: a coarse encoder, the scorers of a fine policy, a T5 that asks, a
+reader of answers. Each comes from a folder, from the hub, or is made tiny for the embedded world."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common import encoders, flags, seq2seq
+from common import model as models
+from common.evidence import tokenize
+from common.reader import Reader
+from common.world import tiny_bert, tiny_t5
+
+
+class Scorers(torch.nn.Module):
+    """A fine policy's models: "action" scores sentences, "submit" submitting; in joint training "question"
+    asks. Saved as folders in Hugging Face form."""
+
+    def __init__(self, parts):
+        super().__init__()
+        for name, (model, _) in parts.items():
+            self.add_module(name, model)
+        self.tokenizers = {name: tokenizer for name, (_, tokenizer) in parts.items()}
+
+    def save_pretrained(self, folder):
+        for name, tokenizer in self.tokenizers.items():
+            getattr(self, name).save_pretrained(Path(folder) / name)
+            tokenizer.save_pretrained(Path(folder) / name)
+
+
+@dataclass
+class Policy:
+    """A fine policy: what is saved (model, tokenizer) and what a search needs besides."""
+
+    model: Scorers
+    encoder: encoders.Encoder
+    action_tokenizer: encoders.PairTokenizer
+    submit_tokenizer: encoders.PairTokenizer
+    cfg: object
+    asker: seq2seq.Writer | None = None
+    may_ask: bool = False  # of its own accord
+    reader: Reader | None = None  # of --reward answer
+
+    def __post_init__(self):
+        self.coarse_cache = {}  # state -> candidates; the encoder stays as it is
+        self.forget()
+
+    @property
+    def tokenizer(self):
+        return self.action_tokenizer.tokenizer
+
+    def forget(self):
+        """After an update."""
+        self.cache = {}  # state -> (actions, log-probs) of these weights
+        self.asked = {}  # state -> SubQuestion of the beams of these weights
+
+
+# ---------------------------------------------------------------- loading
+
+def model_of(source, kind, layers=0):
+    """(model, tokenizer) of a folder or hub id; without one the tiny ones of the embedded world."""
+    if source:
+        return models.load_encoder(source, kind, layers)
+    return tiny_t5.tiny_model() if kind == "question" else tiny_bert.tiny_model(kind)
+
+
+def load_encoder(cfg, source):
+    """The coarse encoder."""
+    model, tokenizer = model_of(source, "encoder")
+    pair_tokenizer = encoders.PairTokenizer("coarse", tokenizer, cfg.max_tokens)
+    return encoders.Encoder(model.eval(), pair_tokenizer, cfg.micro_tokens, cfg.precision)
+
+
+def load_policy(cfg, source, encoder, cases, asker="", reader=""):
+    """The fine policy of a folder, its T5 too where one was saved beside; without a folder of --action-model
+    and --submit-model, or the first layers of --encoder with a new head each. No dropout, so that ratios
+    begin at 1.
+
+    asker: folder of the T5 of a policy that has none yet; reader: the model of --reward answer."""
+    parts, tokenizers = {}, []
+    for name, given in (("action", cfg.action_model), ("submit", cfg.submit_model)):
+        if source:
+            parts[name] = model_of(Path(source) / name, name)
+        else:
+            parts[name] = model_of(given or (cfg.fine_layers and cfg.encoder), name, cfg.fine_layers)
+        tokenizers.append(encoders.PairTokenizer(name, parts[name][1], cfg.max_tokens))
+        tokenize(tokenizers[-1], cases)
+    if source and (Path(source) / "question").exists():
+        asker = Path(source) / "question"
+    asker = load_writer(cfg, asker) if asker else None
+    if asker:
+        parts["question"] = asker.model, asker.tokenizer
+    reader = load_reader(cfg, reader, cases) if reader else None
+    return Policy(Scorers(parts).eval(), encoder, *tokenizers, cfg, asker, asker is not None, reader)
+
+
+def load_writer(cfg, source):
+    """A T5, with <sep> among its words as in the authors' code."""
+    model, tokenizer = model_of(source, "question")
+    if encoders.SEP.strip() not in tokenizer.get_vocab():
+        tokenizer.add_tokens([encoders.SEP.strip()])
+        model.resize_token_embeddings(len(tokenizer))
+    return seq2seq.Writer(
+        model.eval(), tokenizer, max_new=cfg.question_tokens, micro_tokens=cfg.micro_tokens
+    )
+
+
+def load_reader(cfg, source, cases):
+    """An extractive reader, and the cases as it reads them."""
+    model, tokenizer = model_of(source, "submit")
+    pair_tokenizer = encoders.PairTokenizer("reader", tokenizer, cfg.max_tokens)
+    tokenize(pair_tokenizer, cases)
+    return Reader(model.eval(), pair_tokenizer)
+
+
+# ---------------------------------------------------------------- flags
+
+def check_models(cfg):
+    """Refuses models and flags that do not go together, and stages without their model."""
+    scorers = bool(cfg.action_model) + bool(cfg.submit_model)
+    own = bool(cfg.encoder)
+    if cfg.model not in ("", "paper"):
+        words = "this script has several models: --model paper, or --encoder with --fine-layers, or with"
+        flags.refuse("model", cfg.model, f"{words} --action-model and --submit-model")
+    if scorers and cfg.fine_layers:
+        flags.refuse("fine_layers", cfg.fine_layers, "not beside --action-model and --submit-model")
+    if own and scorers < 2 and not cfg.fine_layers or scorers and not own:
+        words = "needs --fine-layers, or --action-model and --submit-model, and these need it"
+        flags.refuse("encoder", cfg.encoder, words)
+    if cfg.fine_layers and not own:
+        flags.refuse("fine_layers", cfg.fine_layers, "needs --encoder")
+    if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "joint", "eval"):
+        flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, joint, eval")
+    if cfg.returns == "action" and (cfg.baseline, cfg.reward) != ("candidates", "evidence"):
+        flags.refuse("returns", cfg.returns, "goes with --baseline candidates and --reward evidence")
+    if own and cfg.stage == "reader" and not cfg.submit_model:
+        flags.refuse("stage", cfg.stage, "needs --submit-model, or give a --reader instead")
+    if cfg.data != "world" and not own:
+        flags.refuse("data", cfg.data, "needs --model paper or --encoder")
+    if own and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
+        flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
+    if own and cfg.reward == "answer" and not cfg.reader:
+        flags.refuse("reward", cfg.reward, "needs --reader, an extractive question-answering model")
