@@ -55,7 +55,8 @@ def make_app(tools, k=MATCHES, max_body=MAX_BODY, patience=PATIENCE):
     """The FastAPI application of LocalTools. k: how many entities entity_matcher shows."""
     app = http_server.application("fivehop graphs", max_body, patience)
     for graph in tools.graphs.values():
-        graph.match([""])  # the index stands before the first question
+        graph.match([""])  # the index stands before the first question, and so do the printed names
+        graph.named("")
 
     def answer(tool, graph_type, asked):
         if graph_type not in tools.graphs:

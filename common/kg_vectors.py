@@ -23,7 +23,7 @@ from common import hub
 from common.kg_lightrag import GraphError, plain
 
 FAISS_ABOVE = 50_000
-BLOCK = 8_000_000  # scores in memory at a time
+BLOCK = 1_000_000  # scores in memory at a time, for each core
 
 
 @dataclass
@@ -105,6 +105,7 @@ class Index:
         self.vectors = None                   # (n, d), of length 1
         self.tfidf = None
         self.lock = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
+        self.cores = threading.Semaphore(os.cpu_count() or 1)  # more blocks at once cost memory alone
         if encoder:
             self.model = load_encoder(encoder)
         if stored is not None:
@@ -189,19 +190,25 @@ class Index:
         if self.encoder:
             asked = self._of_same_size(queries) if self.stored is not None else self._encode(queries)
             return self._by_vectors(asked, k)
-        found = self._by_characters(queries, k)
-        for i, query in enumerate(queries):
-            row = self.row_of.get(self.number_of.get(query))
-            if row is not None:
-                found[i] = self._by_vectors(self.vectors[[row]], k)[0]
+        rows = [self.row_of.get(self.number_of.get(query)) for query in queries]
+        others = [query for query, row in zip(queries, rows, strict=True) if row is None]
+        by_characters = iter(self._by_characters(others, k))
+        found = []
+        for row in rows:
+            if row is None:
+                found.append(next(by_characters))
+            else:
+                found += self._by_vectors(self.vectors[[row]], k)
         return found
 
     def _by_characters(self, queries, k):
         """Sums run over a query's features in order, whatever stands beside it in the batch."""
         found = []
         for start, end in self._blocks(len(queries)):
-            scores = (self.tfidf.transform(queries[start:end]) @ self.columns).toarray()
-            found += [self._top(row, np.arange(len(row)), k) for row in scores]
+            asked = self.tfidf.transform(queries[start:end])
+            with self.cores:
+                scores = (asked @ self.columns).toarray()
+                found += [self._top(row, np.arange(len(row)), k) for row in scores]
         return found
 
     def _by_vectors(self, asked, k):
@@ -210,8 +217,9 @@ class Index:
             return [self._top(s, self.numbers[r], k) for s, r in zip(scores, rows, strict=True)]
         found = []
         for start, end in self._blocks(len(asked)):
-            scores = asked[start:end] @ self.vectors.T  # (queries, n)
-            found += [self._top(row, self.numbers, k) for row in scores]
+            with self.cores:
+                scores = asked[start:end] @ self.vectors.T  # (queries, n)
+                found += [self._top(row, self.numbers, k) for row in scores]
         return found
 
     def _blocks(self, queries):

@@ -3,6 +3,8 @@
 import base64
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import networkx
@@ -385,6 +387,24 @@ def test_the_matcher_finds_the_same_in_blocks_of_scores(monkeypatch):
     assert graph.match(["Ada", "Cora", "Tower"]) == whole
 
 
+def test_many_threads_hold_as_many_blocks_of_scores_as_there_are_cores(monkeypatch):
+    monkeypatch.setattr(kg_vectors.os, "cpu_count", lambda: 2)
+    graph = kg.KnowledgeGraph.from_triples(TRIPLES)
+    expected = graph.match(["Ada"])
+    top = graph.index._top
+    free = []
+
+    def slow_top(*arguments):
+        free.append(graph.index.cores._value)
+        time.sleep(.01)
+        return top(*arguments)
+
+    monkeypatch.setattr(graph.index, "_top", slow_top)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(graph.match, [["Ada"]] * 16)) == [expected] * 16
+    assert len(free) == 16 and set(free) <= {0, 1}
+
+
 class Letters:
     """An encoder: how often each letter occurs."""
     encoded = []
@@ -436,6 +456,18 @@ def test_without_an_encoder_names_without_a_vector_are_counted_and_left_out(tmp_
     assert found[0][1]["score"] == pytest.approx(2 / 5, abs=.02)
     assert len(found[1]) == 5 and found[1][0]["name"] == "eef"  # by spelling, among all
     assert graph.left_out == {"entities without a vector": 1}
+
+
+def test_what_a_vector_answers_is_not_scored_by_characters(tmp_path, monkeypatch):
+    vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
+    graph = kg.load_graph(tmp_path)
+    queries = ["eef", "bbc", "ab", "aab", "aab"]
+    expected = [graph.entity_matcher(query) for query in queries]
+    scored = []
+    by_characters = graph.index._by_characters
+    monkeypatch.setattr(graph.index, "_by_characters",
+                        lambda some, k: scored.extend(some) or by_characters(some, k))
+    assert graph.match(queries) == expected and scored == ["eef", "ab"]
 
 
 def test_the_samples_vectors_fit_all_but_three_of_its_names():

@@ -99,6 +99,13 @@ def test_the_form_of_the_authors_server(client, path, name, start):
     assert reply.json()["rendered_content"].startswith(start)
 
 
+def test_what_takes_long_at_a_million_names_is_made_before_the_first_question():
+    tools = local_tools()
+    kg_server.make_app(tools)
+    for graph in tools.graphs.values():
+        assert {"index", "_printed"} <= vars(graph).keys()
+
+
 def test_health_names_the_graphs(client):
     assert client.get("/health").json() == {"status": "ok", "graphs": ["cs", "law"]}
 
