@@ -57,11 +57,13 @@ def ball(graph, start, depth=DEPTH, largest=None):
     return found
 
 
-def seeds(graph, smallest=SMALLEST, largest=LARGEST):
+def seeds(graph, smallest=SMALLEST, largest=LARGEST, among=None):
     """The nodes, in the graph's order, whose ball of depth 3 reaches that depth and has this many nodes
-    (the start is one of them)."""
+    (the start is one of them). among: the names that are looked at; default all."""
     found = []
     for node in graph.graph:
+        if among is not None and node not in among:
+            continue
         around = ball(graph, node, DEPTH, largest)
         if around is not None and len(around) >= smallest and max(around.values()) == DEPTH:
             found.append(node)
@@ -127,15 +129,18 @@ def fold(text):
 
 
 def is_named(name, question):
-    """Whether the name stands in the question between word boundaries, case and accents apart.
+    """Whether the name stands in the question between word boundaries, case and accents apart. A name in
+    brackets behind it may be missing: the paper's example has "Colony Collapse Disorder (CCD)" so.
 
-    >>> is_named("Hive", "Whose hives?"), is_named("hive", "Whose HIVE's?"), is_named("C++", "Why C++?")
+    >>> is_named("Hive", "Whose hives?"), is_named("hive", "Whose HIVE's?"), is_named("C++ (85)", "Why C++?")
     (False, True, True)
     """
+    question = fold(question)
     name = fold(name)
-    if not name:
-        return False
-    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", fold(question)) is not None
+    for form in (name, re.sub(r"\s*\([^()]*\)$", "", name)):
+        if form and re.search(rf"(?<!\w){re.escape(form)}(?!\w)", question):
+            return True
+    return False
 
 
 # ---------------------------------------------------------------- what makes a draft unfit

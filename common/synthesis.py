@@ -98,7 +98,8 @@ def attempt_one(graph, teacher, item, attempt, previous, answers, unique):
 def synthesize(graphs, folder, teacher, count, seed=0, kinds=tuple(KINDS), attempts=ATTEMPTS, rounds=ROUNDS,
                unique=False, only=None, smallest=SMALLEST, largest=LARGEST, bad_limit=BAD_LIMIT,
                progress=Progress):
-    """The rows of questions.jsonl: `count` a graph and kind, or as many as all seed nodes give in `rounds`.
+    """The rows of questions.jsonl: `count` a graph and kind, or as many as all seed nodes give in `rounds`;
+    a folder that had more keeps them.
 
     graphs: {graph_type: KnowledgeGraph}. only: {graph_type: names} of the seed nodes that may be used, of
     split_seeds for one. unique: a question with another answer by the same relations is rejected, not only
@@ -145,10 +146,8 @@ def starts_of(graphs, only, smallest, largest):
     """{graph_type: seed nodes}, without graphs that have none."""
     starts = {}
     for graph_type, graph in graphs.items():
-        found = kg_paths.seeds(graph, smallest, largest)
-        if only is not None:
-            allowed = set(only.get(graph_type, ()))
-            found = [name for name in found if name in allowed]
+        among = None if only is None else set(only.get(graph_type, ()))
+        found = kg_paths.seeds(graph, smallest, largest, among)
         if found:
             starts[graph_type] = found
         else:
@@ -157,7 +156,7 @@ def starts_of(graphs, only, smallest, largest):
                  + (", among those that may be used" if only is not None else ""))
     if not starts:
         raise GraphError("no graph has a seed node for questions (section 2 of Omne-R1): "
-                         "give a larger graph, or other bounds for smallest and largest")
+                         "give a larger graph, or other bounds (--largest-ball)")
     return starts
 
 

@@ -1,0 +1,786 @@
+"""common/synthesis.py and what it stands on: seeds, rejections, teachers, and folders that survive a kill."""
+
+import http.server
+import json
+import re
+import threading
+from collections import Counter
+
+import networkx
+import pytest
+
+from common import files, kg, kg_formats, kg_paths, synthesis, synthesis_files, teacher
+from common.synthesis import synthesize
+from common.teacher import ChatTeacher, Draft, Item, Template
+from tests.conftest import sample
+
+
+def graph_of(triples, directed=True):
+    made = kg_formats.graph_of_triples(triples)
+    made.graph["directed"] = directed
+    return kg.KnowledgeGraph(made)
+
+
+BEES = graph_of([
+    ("Colony Collapse Disorder (CCD)", "linked to", "Nosema"),
+    ("Nosema", "treated with", "Fumagilin-B"),
+    ("Fumagilin-B", "made from", "Aspergillus"),
+    ("Aspergillus", "named by", "Pier Micheli"),
+    ("Pier Micheli", "born in", "Florence"),
+    ("Florence", "lies on", "Arno"),
+    ("Arno", "flows into", "Tyrrhenian Sea"),
+    ("Corboy", "keeps", "Beehives"),
+], directed=False)
+CCD = ["Colony Collapse Disorder (CCD)", "Nosema", "Fumagilin-B", "Aspergillus", "Pier Micheli", "Florence",
+       "Arno"]
+WELL = "What treats the pathogen that is linked to Colony Collapse Disorder?"
+
+
+def tree(directed=False, width=3):
+    """A tree of depth 3 with 40 nodes: the root is its only seed node where edges go one way alone."""
+    triples = []
+    for a in range(width):
+        triples.append(("Root", f"child {a}", f"N{a}"))
+        for b in range(width):
+            triples.append((f"N{a}", f"child {b}", f"N{a}{b}"))
+            for c in range(width):
+                triples.append((f"N{a}{b}", f"child {c}", f"N{a}{b}{c}"))
+    return graph_of(triples, directed)
+
+
+# ---- seeds
+
+
+def path_graph(edges, extra=0):
+    """A chain of `edges` edges, and leaves on its first node."""
+    triples = [(f"C{i}", "next", f"C{i + 1}") for i in range(edges)]
+    return graph_of(triples + [("C0", "leaf", f"L{i}") for i in range(extra)])
+
+
+@pytest.mark.parametrize("edges,extra,is_seed", [
+    (3, 15, False),   # 1 + 3 + 15 = 19 nodes
+    (3, 16, True),    # 20
+    (2, 30, False),   # nothing at depth 3
+    (3, 396, True),   # 400
+    (3, 397, False),  # 401
+    (9, 16, True),    # what is further away does not count
+])
+def test_a_seed_reaches_depth_three_and_has_20_to_400_nodes_around_it(edges, extra, is_seed):
+    assert ("C0" in kg_paths.seeds(path_graph(edges, extra))) == is_seed
+
+
+def test_the_ball_goes_along_edges_of_either_direction():
+    graph = graph_of([("B", "r", "A"), ("B", "r", "C"), ("D", "r", "C"), ("D", "r", "E"), ("A", "r", "A")])
+    assert kg_paths.ball(graph, "A") == {"A": 0, "B": 1, "C": 2, "D": 3}
+    assert kg_paths.ball(graph, "A", largest=3) is None
+
+
+@pytest.mark.parametrize("name,nodes,expected", [
+    ("christmas_carol", 322, 241),
+    ("ultradomain_mix", 450, 127),
+    ("christmas_carol_nano_graphrag", 694, 156),
+])
+def test_seeds_of_the_sample_graphs(name, nodes, expected):
+    graph = kg.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
+    assert (len(graph.graph), len(kg_paths.seeds(graph))) == (nodes, expected)
+
+
+def test_train_and_test_share_no_seed_and_a_node_keeps_its_side():
+    small = path_graph(3, 300)
+    large = path_graph(4, 350)
+    train, test = synthesis.split_seeds(small, seed=1)
+    assert sorted(train + test) == sorted(kg_paths.seeds(small)) and not set(train) & set(test)
+    assert .04 < len(test) / len(train + test) < .18
+    assert set(test) & set(kg_paths.seeds(large)) <= set(synthesis.split_seeds(large, seed=1)[1])
+    assert test != synthesis.split_seeds(small, seed=2)[1]
+    assert synthesis.split_seeds(small, test_share=0)[1] == []
+
+
+# ---- what is rejected
+
+
+def test_the_paper_s_own_example_holds():
+    asked = ("What biochemical intervention is used to manage the pathogen that contributes to "
+             "Colony Collapse Disorder through pesticide interactions?")
+    assert kg_paths.fault(BEES, "12", CCD[:3], asked, "Fumagilin-B") is None
+
+
+@pytest.mark.parametrize("kind,path,question,answer,rule", [
+    ("12", CCD[:2] + ["Varroa"], WELL, "Varroa", "node not in the graph"),
+    ("12", CCD[:2] + CCD[:1], WELL, "Nosema", "node twice in the path"),
+    ("12", [CCD[0], CCD[2]], WELL, CCD[2], "path not connected"),
+    ("12", CCD[:3], WELL, "Aspergillus", "answer not in the path"),
+    ("12", CCD[:1], WELL, CCD[0], "path too short"),
+    ("3", CCD[:3], WELL, CCD[2], "path too short"),
+    ("12", CCD[:4], WELL, CCD[3], "path too long"),
+    ("3", CCD, WELL, CCD[6], "path too long"),
+    ("12", CCD[:3], "What treats the pathogen of bees?", CCD[2], "start node not named"),
+    ("12", CCD[:3], WELL + " (Not NOSEMA.)", CCD[2], "inner node named"),
+    ("12", CCD[:3], WELL + " fumagilin-b?", CCD[2], "answer named"),
+    ("12", CCD[:3], WELL, CCD[0], "answer named"),
+    ("12", CCD[:3], WELL + " Fumagilin-B?", "Nosema", "inner node named"),
+])
+def test_each_rule_has_its_case(kind, path, question, answer, rule):
+    assert kg_paths.fault(BEES, kind, path, question, answer)[0] == rule
+
+
+@pytest.mark.parametrize("kind,path,answer", [
+    ("12", CCD[:3], CCD[2]), ("12", CCD[:2], CCD[1]), ("3", CCD[:4], CCD[3]), ("3", CCD[:6], CCD[5]),
+    ("12", CCD[:3], CCD[1]), ("12", CCD[2::-1], CCD[0]),
+])
+def test_good_drafts_hold_also_against_the_edges_direction(kind, path, answer):
+    assert kg_paths.fault(BEES, kind, path, f"What is behind {path[0]}?", answer) is None
+
+
+@pytest.mark.parametrize("name,question,named", [
+    ("Fianna Fáil", "Who led fianna fail?", True),
+    ("FIANNA FAIL", "Who led Fianna  Fáil?", True),
+    ("Ann", "Who is Anna?", False),
+    ("Ann", "Who is Joann?", False),
+    ("Ann", "Who is Ann's aunt?", True),
+    ("Ann", "Is it Ann?", True),
+    ("King's Inns", "Where are the King\u2019s Inns?", True),
+    ("X-ray", "What does an X\u2011ray show?", True),
+    ("1915", "What was made in 19150?", False),
+    ("a.b", "What is axb?", False),
+    ("University College Dublin (UCD)", "Who taught at University College Dublin?", True),
+    ("UCD (Dublin)", "Where is Dublin?", False),
+    ("Straße", "Which STRASSE?", True),
+    ("\u0301", "What?", False),
+    ("", "What?", False),
+])
+def test_names_are_compared_on_word_boundaries_case_and_accents_apart(name, question, named):
+    assert kg_paths.is_named(name, question) == named
+
+
+def test_another_node_by_the_same_labels_is_seen_up_to_the_answer():
+    graph = graph_of([("A", "r", "B"), ("A", "r", "C"), ("B", "s", "D"), ("C", "s", "D"), ("C", "t", "E"),
+                      ("D", "u", "F"), ("D", "u", "A")])
+    assert kg_paths.other_answers(graph, ["A", "B"], ["r"], "B") == ["C"]
+    assert kg_paths.other_answers(graph, ["A", "B", "D"], ["r", "s"], "D") == []
+    assert kg_paths.other_answers(graph, ["A", "B", "D"], ["r", "s"], "B") == ["C"]
+    assert kg_paths.reached(graph, "A", ["r", "s", "u"]) == {"F"}  # not the start itself
+    assert kg_paths.relations_along(graph, ["D", "B", "A", "E"]) == ["inverse of s", "inverse of r", None]
+    assert kg_paths.other_answers(graph, ["D", "B"], ["inverse of s"], "B") == ["C"]
+    assert kg_paths.steps(BEES, "Nosema") == [("treated with", "Fumagilin-B"), ("linked to", CCD[0])]
+
+
+# ---- without a model
+
+
+def item(node, kind="12", turn=0, seed=0):
+    return Item("g-12-0", "g", kind, node, turn, seed)
+
+
+def test_the_template_s_question_is_of_the_labels_and_of_the_answer_s_kind():
+    graph = graph_of([("Pale Tower", "director", "Ada Adler"), ("Ada Adler", "mother", "Cora Cole")])
+    path = ["Pale Tower", "Ada Adler", "Cora Cole"]
+    labels = ["director", "mother"]
+    assert teacher.question_of_labels(graph, path, labels) == \
+        "What is the mother of the director of Pale Tower?"
+    graph.graph.nodes["Cora Cole"]["kind"] = "Person"
+    assert teacher.question_of_labels(graph, path, labels) == \
+        "Who is the mother of the director of Pale Tower?"
+
+
+def test_a_walk_goes_forward_visits_no_node_twice_and_is_the_seed_s():
+    drafts = [Template().draft(tree(), item("N00", "3", turn), 1) for turn in range(40)]
+    assert all(d.path[0] == "N00" and len(d.path) == len(set(d.path)) <= 6 for d in drafts)
+    assert len({tuple(d.path) for d in drafts}) > 10 and any(len(d.path) >= 4 for d in drafts)
+    again = Template().draft(tree(), item("N00", "3", 7), 1)
+    assert again == drafts[7] != Template().draft(tree(), item("N00", "3", 7, seed=1), 1)
+    forward = [Template().draft(tree(directed=True), item("N00", "3", turn), 1) for turn in range(20)]
+    assert {len(d.path) for d in forward} == {2}  # a dead end: what is checked later
+    nowhere = Template().draft(tree(directed=True), item("N000"), 1)
+    assert (nowhere.path, nowhere.question, nowhere.relations) == (["N000"], "", [])
+
+
+def test_weigh_and_wording_are_the_caller_s():
+    def weigh(relation):
+        return relation.endswith("2")
+
+    def wording(graph, path, relations):
+        return f"{path[0]}: {'/'.join(relations)}?"
+
+    drafts = [Template(wording, weigh).draft(tree(True), item("Root", "12", t), 1) for t in range(20)]
+    assert {d.question for d in drafts} == {"Root: child 2?", "Root: child 2/child 2?"}
+    walked = Template(weigh=dict.fromkeys(["child 0", "child 1", "child 2"], 0).get)
+    assert walked.draft(tree(True), item("Root"), 1).path == ["Root"]
+
+
+class Words:
+    """A teacher that says the given drafts, one after the other, whatever it is asked."""
+    name = "words"
+    concurrency = 1
+
+    def __init__(self, *drafts):
+        self.drafts = list(drafts)
+        self.previous = []
+
+    def begin(self):
+        pass
+
+    def cancel(self):
+        pass
+
+    def draft(self, graph, item, attempt, previous, answers):
+        self.previous.append(previous)
+        return self.drafts.pop(0)
+
+    def judge(self, draft, item, attempt, answers):
+        return True, ""
+
+
+def test_the_order_of_the_work_is_the_seed_s_round_by_round():
+    names = list("abcdefgh")
+    items = list(synthesis.items_of("cs", "3", names, 2, seed=0))
+    assert [item.id for item in items] == [f"cs-3-{number}" for number in range(16)]
+    order = [item.seed_node for item in items]
+    assert order[:8] == order[8:] != names == sorted(order[:8])
+    assert [item.round for item in items] == [0] * 8 + [1] * 8
+    assert [item.seed_node for item in synthesis.items_of("cs", "3", names, 1, seed=1)] != order[:8]
+
+
+def root_question(*steps, words="Which node below Root?"):
+    return Draft(["Root", *steps], words, steps[-1])
+
+
+def rules(folder):
+    return [row["rule"] for row in files.read_jsonl(folder / "rejected.jsonl")]
+
+
+ROOT = {"kinds": ("12",), "only": {"tree": ["Root"]}}
+
+
+def test_a_duplicate_ends_an_item_and_is_kept(tmp_path):
+    words = Words(root_question("N0"), root_question("N0"), root_question("N1"))
+    rows = synthesize({"tree": tree()}, tmp_path, words, 2, **ROOT)
+    assert [(row["id"], row["golden_answer"]) for row in rows] == [("tree-12-0", "N0"), ("tree-12-2", "N1")]
+    rejected, = files.read_jsonl(tmp_path / "rejected.jsonl")
+    assert rejected == {"id": "tree-12-1", "graph_type": "tree", "kind": "12", "rule": "duplicate",
+                        "path": ["Root", "N0"], "question": "Which node below Root?", "answer": "N0",
+                        "reason": "The question and its answer are there already."}
+
+
+def test_the_rows_of_a_question(tmp_path):
+    words = Words(root_question("N0"), root_question("N0", "N01", "N012"))
+    rows = synthesize({"tree": tree()}, tmp_path, words, 1, only=ROOT["only"])
+    assert rows == files.read_jsonl(tmp_path / "questions.jsonl") == [
+        {"id": "tree-12-0", "graph_type": "tree", "question": "Which node below Root?", "golden_answer": "N0",
+         "path": ["Root", "N0"], "relations": ["child 0"], "hops": 1, "kind": "12", "seed_node": "Root",
+         "ambiguous": False},
+        {"id": "tree-3-0", "graph_type": "tree", "question": "Which node below Root?",
+         "golden_answer": "N012", "path": ["Root", "N0", "N01", "N012"],
+         "relations": ["child 0", "child 1", "child 2"], "hops": 3, "kind": "3", "seed_node": "Root",
+         "ambiguous": False}]
+
+
+def test_unique_rejects_what_is_otherwise_only_marked(tmp_path):
+    graph = tree()
+    graph.graph.add_edge("Root", "N00", "child 0", relation="child 0", description="")
+    drafts = (root_question("N0"), root_question("N1"))
+    rows = synthesize({"tree": graph}, tmp_path / "a", Words(*drafts), 2, **ROOT)
+    assert [row["ambiguous"] for row in rows] == [True, False] and rules(tmp_path / "a") == []
+    rows = synthesize({"tree": graph}, tmp_path / "b", Words(*drafts), 1, **ROOT, unique=True)
+    assert [row["golden_answer"] for row in rows] == ["N1"]
+    assert rules(tmp_path / "b") == ["another node reached"]
+
+
+def test_too_few_questions_are_a_warning_and_none_an_error(tmp_path, capsys):
+    words = Words(root_question("N0"), *[root_question("N0")] * 3)
+    assert len(synthesize({"tree": tree()}, tmp_path / "few", words, 9, **ROOT, rounds=4)) == 1
+    said = capsys.readouterr().out
+    assert "tree, 1/2 hop: 8 of 9 questions are missing: all 1 seed nodes had 4 turns" in said
+    lost = Words(*[root_question("N0", words="Which node?")] * 12)
+    message = "no question came of 12 drafts, 12 of them: start node not named"
+    with pytest.raises(files.RunError, match=message):
+        synthesize({"tree": tree()}, tmp_path / "none", lost, 9, **ROOT, rounds=4)
+
+
+def test_a_graph_without_seeds_is_a_warning_beside_others_and_an_error_alone(tmp_path, capsys):
+    poor = path_graph(3)
+    rows = synthesize({"poor": poor, "tree": tree()}, tmp_path / "a", Template(), 3)
+    assert {row["graph_type"] for row in rows} == {"tree"}
+    assert "poor: no seed node: none of its 4 nodes has 20 to 400" in capsys.readouterr().out
+    with pytest.raises(kg.GraphError, match="no graph has a seed node"):
+        synthesize({"poor": poor}, tmp_path / "b", Template(), 3)
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_folder_of_another_graph_seed_or_teacher_is_refused(tmp_path):
+    synthesize({"tree": tree()}, tmp_path, Template(), 3)
+    before = (tmp_path / "questions.jsonl").read_bytes()
+    with pytest.raises(files.RunError, match="made with seed 0, not 1: use another folder"):
+        synthesize({"tree": tree()}, tmp_path, Template(), 3, seed=1)
+    with pytest.raises(files.RunError, match="made with teacher 'template', not 'words'"):
+        synthesize({"tree": tree()}, tmp_path, Words(), 3)
+    with pytest.raises(files.RunError, match="another graph 'tree'"):
+        synthesize({"tree": tree(width=4)}, tmp_path, Template(), 3)
+    with pytest.raises(files.RunError, match="other seed nodes"):
+        synthesize({"tree": tree()}, tmp_path, Template(), 3, only={"tree": ["Root", "N0"]})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(files.RunError, match="cannot be made"):
+        synthesize({"tree": tree()}, tmp_path / "file/x", Template(), 3)
+    assert (tmp_path / "questions.jsonl").read_bytes() == before
+
+
+# ---- kill and resume
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_after(monkeypatch, writes):
+    """From now on the given number of rows is written, and half of the next."""
+    add = synthesis_files.Lines.add
+    left = [writes]
+
+    def write(self, row):
+        left[0] -= 1
+        if left[0] >= 0:
+            return add(self, row)
+        self.file.write(json.dumps(row)[:20])
+        self.file.flush()
+        raise Killed
+
+    monkeypatch.setattr(synthesis_files.Lines, "add", write)
+
+
+FILES = ("questions.jsonl", "rejected.jsonl", "questions.md", "settings.json")
+
+
+def test_killed_at_any_row_the_rest_comes_out_the_same(tmp_path, monkeypatch):
+    graphs = {"tree": tree(), "other": tree(width=4)}
+    whole = synthesize(graphs, tmp_path / "whole", Template(), 12)
+    expected = [(tmp_path / "whole" / name).read_bytes() for name in FILES]
+    rows = len(whole) + len(rules(tmp_path / "whole"))
+    assert len(whole) == 48 and rows > 60
+    for writes in range(0, rows, 7):
+        folder = tmp_path / str(writes)
+        with monkeypatch.context() as patch:
+            killed_after(patch, writes)
+            with pytest.raises(Killed):
+                synthesize(graphs, folder, Template(), 12)
+        assert synthesize(graphs, folder, Template(), 12) == whole
+        assert [(folder / name).read_bytes() for name in FILES] == expected
+
+
+def test_more_questions_later_are_added_to_those_there_are(tmp_path):
+    first = synthesize({"tree": tree()}, tmp_path, Template(), 4)
+    both = synthesize({"tree": tree(), "other": tree(width=4)}, tmp_path, Template(), 8)
+    assert len(both) == 32 and [row for row in both if row in first] == first
+    assert len({row["id"] for row in both}) == 32
+    at_once = synthesize({"tree": tree()}, tmp_path / "new", Template(), 8)
+    assert {row["id"] for row in at_once} == {row["id"] for row in both if row["graph_type"] == "tree"}
+
+
+# ---- a model behind an address
+
+
+class Fake(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        with self.server.lock:
+            self.server.asked.append((self.path, dict(self.headers), request))
+            answer = self.server.answer(request["messages"][0]["content"])
+        status, body = answer if isinstance(answer, tuple) else (200, said(answer))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def said(text):
+    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
+
+
+@pytest.fixture
+def openai(monkeypatch):
+    """openai(answer) -> a server; answer(prompt) -> text, or (status, body). server.teacher() asks it."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-7")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # which a loopback address does not take
+    servers = []
+
+    def start(answer):
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Fake)
+        made.answer = answer
+        made.asked = []
+        made.lock = threading.Lock()
+        made.url = f"http://127.0.0.1:{made.server_address[1]}/v1"
+        made.teacher = lambda retries=0, **options: ChatTeacher(made.url, "r1", retries=retries, **options)
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(made)
+        return made
+
+    yield start
+    for made in servers:
+        made.shutdown()
+        made.server_close()
+
+
+def prompts(server):
+    return [request["messages"][0]["content"] for _, _, request in server.asked]
+
+
+def as_json(path, question, answer):
+    return json.dumps({"path": path, "question": question, "answer": answer})
+
+
+YES = '{"valid": true, "reason": "fine"}'
+JUDGE = "Your task is to check"
+
+
+def test_nonsense_then_a_leak_then_a_good_question_with_the_feedback_of_each(openai, tmp_path):
+    verdicts = ['{"valid": false, "reason": "Too easy."}', YES]
+    drafts = [
+        "Of course! Here is your question.",
+        as_json(["Root", "N0", "N01"], "What is below N0, below Root?", "N01"),
+        as_json(["Root", "N0", "N01"], "What is two below Root?", "N01"),
+        "<think>They want {}.</think>\n```json\n"
+        + as_json(["Root", "N0", "N02"], "What comes of a child of Root?", "N02") + "\n```",
+    ]
+
+    def answer(prompt):
+        return verdicts.pop(0) if JUDGE in prompt else drafts.pop(0)
+
+    server = openai(answer)
+    asker = server.teacher(temperature=.6)
+    row, = synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT, attempts=4)
+    assert row["golden_answer"] == "N02" and row["relations"] == ["child 0", "child 2"]
+    assert rules(tmp_path) == ["unreadable JSON", "inner node named", "judge says no"]
+    reasons = [row["reason"] for row in files.read_jsonl(tmp_path / "rejected.jsonl")]
+    assert reasons[0] == "not JSON: Of course! Here is your question." and reasons[2] == "Too easy."
+    asked = prompts(server)
+    assert [JUDGE in prompt for prompt in asked] == [False, False, False, True, False, True]
+    assert "not good enough" not in asked[0] + asked[1]
+    assert """\
+previous path: ['Root', 'N0', 'N01']
+previous question: What is below N0, below Root?
+This is the feedback
+path validity: True
+question feedback: The question reveals the name of a middle node 'N0' in the path, which should be hidden \
+according to the requirements.
+You need to provide a better question and/or path and fix the previous issues.
+Output in English.
+""" in asked[2]
+    assert "question feedback: Too easy.\n" in asked[4] and "N0, below Root" not in asked[4]
+    assert asked[5].endswith("""\
+Path: ['Root', 'N0', 'N02']
+Multi-hop question: What comes of a child of Root?
+Output in JSON format only, don't add markdown code delimiter or anything else, only a valid json object:
+{"valid": true or false, "reason": "your reason"}
+""")
+    path, headers, request = server.asked[0]
+    assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer sk-secret-7"
+    assert request.keys() == {"model", "messages", "temperature"} and request["model"] == "r1"
+
+
+def test_a_wrong_path_is_said_to_be_invalid(openai, tmp_path):
+    drafts = [as_json(["Root", "N01"], "What is below Root?", "N01"),
+              as_json(["Root", "N1"], "What is below Root?", "N1")]
+    server = openai(lambda prompt: YES if JUDGE in prompt else drafts.pop(0))
+    synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT)
+    assert "path validity: False\nquestion feedback: No edge of the graph joins 'Root' and 'N01'." \
+        in prompts(server)[1]
+
+
+def test_the_prompts_are_the_appendix_s(openai):
+    graph = graph_of([("Urban Farms", "perception change, urban development", "Corboy"),
+                      ("Corboy", "keeps", "Bee\nhives </think>"), ("Corboy", "keeps", "Corboy")], False)
+    short = teacher.generation_prompt(graph, item("Urban Farms"))
+    assert short.startswith("""\
+Relations(entity_1 - entity_2: the relation):
+Urban Farms - Corboy: perception change, urban development
+Corboy - Bee hives ‹/think>: keeps
+Corboy - Corboy: keeps
+The above is a knowledge graph where the relation between the entities are
+Your need to determine a path""")
+    assert "The length of the path is 2 or 3, which" in short and "Diamond Head Classic's MVP play" in short
+    long = teacher.generation_prompt(graph, item("Urban Farms", "3"))
+    assert "Corboy: keeps\nGiven the knowledge graph above" in long
+    assert "The path length should be at least 4.\n" in long
+    assert "Hints" not in long and long.endswith('"answer": the answer node name}\n')
+
+
+def test_a_name_as_it_is_printed_is_the_graph_s(openai, tmp_path):
+    graph = tree()
+    networkx.relabel_nodes(graph.graph, {"N0": "Child\n</think> of it"}, copy=False)
+    draft = as_json(["Root", "Child ‹/think> of it"], "What is below  Root?", "Child ‹/think> of it")
+    server = openai(lambda prompt: YES if JUDGE in prompt else draft)
+    row, = synthesize({"tree": graph}, tmp_path, server.teacher(), 1, **ROOT)
+    assert row["path"] == ["Root", row["golden_answer"]] == ["Root", "Child\n</think> of it"]
+    assert row["question"] == "What is below Root?"
+
+
+def test_the_key_comes_from_the_environment_and_goes_into_no_file(openai, tmp_path, capsys, monkeypatch):
+    def echo(prompt):
+        if len(server.asked) == 3:
+            return 401, b"wrong key: sk-secret-7"
+        return "your key is sk-secret-7" if len(server.asked) == 1 else (400, b"too long, sk-secret-7")
+
+    server = openai(echo)
+    with pytest.raises(files.RunError, match="HTTP 401.*environment variable OPENAI_API_KEY") as raised:
+        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 1, **ROOT)
+    kept = "".join(file.read_text() for file in tmp_path.iterdir())
+    assert "your key is (OPENAI_API_KEY)" in kept and "HTTP 400: too long, (OPENAI_API_KEY)" in kept
+    output = capsys.readouterr()
+    assert "sk-secret" not in kept + output.out + output.err + str(raised.value)
+    server.answer = lambda prompt: (404, b"no such model for sk-secret-7")
+    with pytest.raises(files.RunError, match=r"HTTP 404 no such model for \(OPENAI_API_KEY\)"):
+        server.teacher().ask("?")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert "Authorization" not in server.teacher().client.headers
+    monkeypatch.setenv("OPENAI_API_KEY", "two words")
+    with pytest.raises(files.RunError, match="OPENAI_API_KEY: it has spaces") as raised:
+        server.teacher()
+    assert "two words" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text,reason", [
+    ("", "not JSON"), ("[" * 15_000, "not JSON"), ("[1]", "not an object"), ("null", "not an object"),
+    ('{"path": ["Root"], "question": "q"}', "not a path, a question and an answer"),
+    ('{"path": "Root", "question": "q", "answer": "a"}', "not a path"),
+    ('{"path": [], "question": "q", "answer": "a"}', "not a path"),
+    ('{"path": ["Root", 7], "question": "q", "answer": "a"}', "not a path"),
+    ('{"path": ["Root", " "], "question": "q", "answer": "a"}', "not a path"),
+    ('{"path": ["Root"], "question": "' + "q" * 4001 + '", "answer": "a"}', "not a path"),
+    (as_json(["a"] * 51, "q", "a"), "not a path"),
+    ("__import__('os').system('true')", "not JSON"),
+    ('{"path": ["' + "x" * 20_000 + '"]}', "more than 20,000 characters"),
+])
+def test_what_is_no_draft_is_named_and_bounded(text, reason):
+    with pytest.raises(teacher.BadAnswer, match=reason) as raised:
+        teacher.read_draft(text)
+    assert raised.value.rule == "unreadable JSON" and len(raised.value.reason) < 400
+
+
+@pytest.mark.parametrize("text", [
+    '{"valid": "true"}', '{"valid": 1}', "{}", '{"valid": true, "reason": 7}', "yes",
+])
+def test_what_is_no_verdict_is_named(text):
+    with pytest.raises(teacher.BadAnswer) as raised:
+        teacher.read_verdict(text)
+    assert raised.value.rule == "unreadable JSON"
+    assert teacher.read_verdict('{"valid": false, "reason": "a\\nb"}') == (False, "a b")
+
+
+def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
+    text = '{"path": ["Root", "N1\\ud800"], "question": "below Root \\ud800?", "answer": "N1"}'
+    server = openai(lambda prompt: text)
+    with pytest.raises(files.RunError, match="of 1 drafts, 1 of them: node not in the graph"):
+        synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT, attempts=1, rounds=1)
+    assert files.read_jsonl(tmp_path / "rejected.jsonl")[0]["question"] == "below Root ??"
+
+
+@pytest.mark.parametrize("body", [b'{"choices": []}', b"[]", said(None), said(["text"])])
+def test_an_answer_without_a_text_is_counted_and_a_run_of_them_stops(openai, tmp_path, body):
+    server = openai(lambda prompt: (200, body))
+    with pytest.raises(files.RunError, match="4 unusable answers in a row, the last: 'no text"):
+        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 9, bad_limit=4)
+    assert rules(tmp_path) == ["unreadable JSON"] * 4
+
+
+def test_nonsense_stops_after_the_limit_and_a_better_teacher_goes_on(openai, tmp_path):
+    server = openai(lambda prompt: "I would rather not.")
+    message = "7 unusable answers in a row, the last: 'not JSON: I would rather not.'.*goes on from here"
+    with pytest.raises(files.RunError, match=message):
+        synthesize({"tree": tree()}, tmp_path, server.teacher(), 5, kinds=("12",), bad_limit=7)
+    assert rules(tmp_path) == ["unreadable JSON"] * 7 and not (tmp_path / "questions.md").exists()
+    server.answer = good_answers
+    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 4, kinds=("12",), bad_limit=30)) == 4
+    assert synthesis.BAD_LIMIT == 300
+
+
+def test_one_good_answer_among_bad_ones_starts_the_count_anew(openai, tmp_path):
+    def answer(prompt):
+        drafts = [p for p in prompts(server) if JUDGE not in p]
+        return good_answers(prompt) if JUDGE in prompt or len(drafts) % 3 == 0 else "no"
+
+    server = openai(answer)
+    asker = server.teacher(concurrency=1)
+    rows = synthesize({"tree": tree()}, tmp_path, asker, 4, kinds=("12",), bad_limit=3)
+    assert len(rows) == 4 and rules(tmp_path) == ["unreadable JSON"] * 8
+
+
+def test_a_draft_that_can_be_read_is_not_one_of_them(openai, tmp_path):
+    answers = ["no", "no", as_json(["Root", "N0"], "What is below?", "N0")] * 4
+    server = openai(lambda prompt: answers.pop(0))
+    asker = server.teacher(concurrency=1)
+    with pytest.raises(files.RunError, match="no question came of 12 drafts"):
+        synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT, rounds=4, bad_limit=3)
+
+
+def test_a_teacher_that_was_stopped_waits_again_in_its_next_run(openai, tmp_path):
+    answers = ["no"] * 3
+    server = openai(lambda prompt: answers.pop(0) if answers else good_answers(prompt))
+    asker = server.teacher(retries=1)
+    with pytest.raises(files.RunError, match="3 unusable answers"):
+        synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT, bad_limit=3)
+    assert asker.cancelled.is_set()
+    answers.append((503, b"starting"))
+    assert len(synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT)) == 1
+
+
+def good_answers(prompt):
+    """A draft from the relations of the prompt, the same for the same prompt."""
+    if JUDGE in prompt:
+        return '{"valid": false, "reason": "an odd end"}' if "'L3'" in prompt else YES
+    head, tail, relation = re.match(r".*\n(.+) - (.+): (.+)\n", prompt).groups()
+    return as_json([head, tail], f"What is the {relation} of {head}?", tail)
+
+
+def test_killed_at_any_answer_no_question_is_asked_twice_and_the_rows_are_the_same(
+        openai, tmp_path, monkeypatch):
+    server = openai(good_answers)
+    options = {"kinds": ("12",), "attempts": 2, "rounds": 2}
+    graphs = {"path": path_graph(3, 18)}  # 20 seed nodes; each gives the same draft again in its second turn
+    whole = synthesize(graphs, tmp_path / "whole", server.teacher(), 20, **options)
+    assert len(whole) == 19
+    assert Counter(rules(tmp_path / "whole")) == {"judge says no": 4, "duplicate": 19}
+    expected = [(tmp_path / "whole" / name).read_bytes() for name in FILES]
+    said_in_all = len((tmp_path / "whole/answers.jsonl").read_text().splitlines())
+    assert said_in_all == len(server.asked)  # nothing was asked for in vain
+    for writes in (0, 1, 30, 75, 120):
+        folder = tmp_path / str(writes)
+        with monkeypatch.context() as patch:
+            killed_after(patch, writes)
+            with pytest.raises(Killed):
+                synthesize(graphs, folder, server.teacher(concurrency=3), 20, **options)
+        on_file = len((folder / "answers.jsonl").read_text().splitlines())
+        half = not (folder / "answers.jsonl").read_text().endswith("\n")
+        server.asked.clear()
+        assert synthesize(graphs, folder, server.teacher(concurrency=3), 20, **options) == whole
+        assert [(folder / name).read_bytes() for name in FILES] == expected
+        assert len(server.asked) <= said_in_all - on_file + (on_file > 0) * half
+    server.asked.clear()
+    assert synthesize(graphs, tmp_path / "whole", server.teacher(), 20, **options) == whole
+    assert server.asked == []
+
+
+def test_no_more_is_asked_for_than_is_missing(openai, tmp_path):
+    server = openai(good_answers)
+    rows = synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=8), 2, kinds=("12",))
+    assert len(rows) == 2 and len(server.asked) == 4  # a draft and a verdict each
+
+
+def test_requests_are_concurrent(openai, tmp_path):
+    together = threading.Barrier(4, timeout=10)
+
+    class Meets:
+        def __enter__(self):
+            together.wait()
+
+        def __exit__(self, *_):
+            pass
+
+    server = openai(good_answers)
+    server.lock = Meets()
+    only = {"tree": ["N0", "N1", "N2", "Root"]}
+    asker = server.teacher(concurrency=4)
+    assert len(synthesize({"tree": tree()}, tmp_path, asker, 4, kinds=("12",), only=only, rounds=1)) == 4
+    assert len(server.asked) == 8
+
+
+def test_progress_has_the_count_and_the_rate(tmp_path):
+    seen = []
+
+    class Bar(files.Progress):
+        def __call__(self, done, total):
+            seen.append((self.what, done, total))
+
+    synthesize({"tree": tree()}, tmp_path, Template(), 3, progress=Bar)
+    assert seen[-1][1:] == (6, 6) and re.fullmatch(r"questions \(\d+\.\d drafts/s\)", seen[-1][0])
+
+
+@pytest.mark.parametrize("broken", [(500, b"x"), (429, b""), (200, b'{"choices"')])
+def test_what_may_pass_is_asked_again(openai, tmp_path, monkeypatch, broken):
+    answers = [broken, broken]
+    server = openai(lambda prompt: answers.pop() if answers else good_answers(prompt))
+    asker = server.teacher(retries=2)
+    monkeypatch.setattr(asker.cancelled, "wait", lambda seconds: False)
+    assert len(synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT)) == 1
+    assert rules(tmp_path) == []
+
+
+def test_a_prompt_that_only_fails_is_counted_where_others_are_answered(openai, tmp_path, monkeypatch):
+    def answer(prompt):
+        if "Root" in re.search(r"Relations.*\n(\w+) -", prompt)[1] if JUDGE not in prompt else False:
+            return 500, b"out of memory"
+        return good_answers(prompt)
+
+    server = openai(answer)
+    asker = server.teacher(retries=1, concurrency=1)
+    tried = []
+
+    def another_is_answered(seconds):
+        tried.append(seconds)
+        asker.answered += 1
+
+    monkeypatch.setattr(asker.cancelled, "wait", another_is_answered)
+    rows = synthesize({"tree": tree()}, tmp_path, asker, 40, kinds=("12",), rounds=1, attempts=1)
+    assert rows and tried and "no answer from the teacher" in rules(tmp_path)
+
+
+def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher, "START_RETRIES", 0)
+    with pytest.raises(files.RunError, match=r"no teacher service at http://127.0.0.1:9/v1 after 1 tries "
+                                             r"\(ConnectError.*run the same command again"):
+        synthesize({"tree": tree()}, tmp_path, ChatTeacher("http://127.0.0.1:9/v1", "r1"), 2)
+    assert rules(tmp_path) == []
+    server = openai(good_answers)
+    assert synthesize({"tree": tree()}, tmp_path, server.teacher(), 2, kinds=("12",))
+    with pytest.raises(files.RunError, match="--teacher nowhere: no host in it"):
+        ChatTeacher("nowhere", "r1")
+
+
+# ---- real graphs
+
+
+def test_questions_md_has_table_1_the_rejections_and_the_yield():
+    questions = [{"graph_type": "cs", "kind": "12", "ambiguous": True},
+                 {"graph_type": "cs", "kind": "3", "ambiguous": False},
+                 {"graph_type": "law", "kind": "3", "ambiguous": False}]
+    rejected = [{"graph_type": "law", "kind": "3", "rule": "duplicate"},
+                {"graph_type": "art", "kind": "12", "rule": "path too short"},
+                {"graph_type": "art", "kind": "3", "rule": "path too short"}]
+    text = synthesis_files.markdown(questions, rejected)
+    assert "| Graph Type | 1/2 hop | 3+ hop | Total |\n|---|---:|---:|---:|\n| cs | 1 | 1 | 2 |\n" in text
+    assert "| law | 0 | 1 | 1 |\n| Total | 1 | 2 | 3 |\n" in text
+    assert "| path too short | 1 | 1 | 2 |\n| duplicate | 0 | 1 | 1 |\n| Total | 1 | 2 | 3 |\n" in text
+    assert "| law | 2 | 1 | 0.500 | 0 |\n| art | 2 | 0 | 0.000 | 0 |\n| Total | 6 | 3 | 0.500 | 1 |" in text
+
+
+def holds(row, graph):
+    """The row, checked without the code that made it."""
+    first = row["path"][0]
+    last = row["path"][-1]
+    assert row["hops"] == len(row["path"]) - 1 == len(row["relations"]) and row["golden_answer"] == last
+    assert {"12": 2, "3": 4}[row["kind"]] <= len(row["path"]) <= {"12": 3, "3": 6}[row["kind"]]
+    for head, relation, tail in zip(row["path"], row["relations"], row["path"][1:]):
+        assert (head, relation, tail) in graph.facts(head)
+    assert row["question"].endswith(f" of {' '.join(first.split())}?") and first == row["seed_node"]
+    return True
+
+
+@pytest.mark.parametrize("source,options", [
+    ("lightrag_graph/christmas_carol/graph_chunk_entity_relation.graphml", {}),
+    ("lightrag_graph/ultradomain_mix/graph_chunk_entity_relation.graphml", {}),
+    ("musique/openie_train_passages.json", {}),
+    # every ball of this graph has more than 400 nodes
+    ("wikidata_codex", {"largest": 2034, "only": {"g": ["Q44519", "Q49734", "Q104668", "Q311450"]}}),
+])
+def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, source, options):
+    path = sample(source)
+    graph = kg.load_graph(path)
+    rows = synthesize({"g": graph}, tmp_path, Template(), 30, **options)
+    assert sum(holds(row, graph) for row in rows) >= 40
+    table = (tmp_path / "questions.md").read_text()
+    assert f"| g | {sum(row['kind'] == '12' for row in rows)} |" in table and "| path too short |" in table
+
+
+def test_codex_as_it_is_has_no_seed():
+    graph = kg.load_graph(sample("wikidata_codex"))
+    assert kg_paths.seeds(graph) == []
