@@ -1,9 +1,9 @@
-"""Omne-R1: learning to reason with memory for multi-hop question answering (the paper; part of it is in a
-co-author's public branch).
+"""Omne-R1: learning to reason with memory for multi-hop question answering.
 
-A policy walks a schema-free knowledge graph with two tools: entity_matcher finds names, node_info reads a
-node and its edges. Questions are made from the graph itself. Stage 1, PPO, makes trajectories; stage 2 learns
-from them and from templates, where thoughts count for less than calls; stage 3 is PPO again.
+(Parts of it are in a co-author's public branch, called the code below.) A policy walks a schema-free
+knowledge graph with two tools: entity_matcher finds names, node_info reads a node and its edges. Questions
+are made from the graph itself. Stage 1, PPO, makes trajectories; stage 2 learns from them and from templates,
+where thoughts count for less than calls; stage 3 is PPO again.
 
     sec. 2          questions from paths            common/synthesis.py, make_questions
     sec. 3.1        think, call a tool, answer      play, read_round
@@ -45,6 +45,9 @@ Where paper and authors' code differ, or the paper is silent:
     loss of stage 2         paper: the mean over a forward pass, one conversation; ours: over all of an update
                             (--loss-total forward)
     tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
+    stage 3 of adapters     paper: "+ RL (LoRA)"; ours: they are folded into their base, and PPO trains all
+                            weights (--lora: new adapters)
+    end of a turn           ours: at the closing tag; an end-of-message token is never learned
     tools                   paper: two; the code has a third, from an edge to a node
     rows without thoughts   thoughts removed, the template's empty block in their place, not learned
     data of stage 2         how many of each kind is not printed; --sft-sampled, --sft-templates
@@ -53,20 +56,22 @@ Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (
 89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions.
 
     python omne_r1.py                          embedded world: all stages, both variants
-    python omne_r1.py --stage sft --think-weight .1 --name tenth          one stage; --resume goes on
-    python omne_r1.py --sweep weights --seeds 3                           Table 5 (modes: 4, hops: 3)
+    python omne_r1.py --sweep weights                 then: Table 5 (modes: Table 4, hops: Table 3)
+    python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/              the paper's setting; not run
     python omne_r1.py --eval-only --checkpoint DIR --graph graphs/ --eval-data questions.jsonl
 What is not in the paper, and its prompts, are at the end (appendix) or in common/.
 """
 
+import hashlib
 import json
 import math
 import random
 import re
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -91,30 +96,34 @@ from common import (
     rollout,
     run,
     sharegpt,
+    splits,
     synthesis,
     training,
     world,
 )
 from common import model as models
+from common.curves import draw_curves
 from common.direct import evaluate_directly
 from common.files import (
     Progress,
     RunError,
     console,
     plain,
+    read_json,
     read_jsonl,
     say,
     warn,
     write_atomic,
     write_json,
 )
-from common.graph_questions import Place, apart, has_hops, write_questions
-from common.judge import Judge, score_answers
+from common.graph_questions import GRAPH_TYPE, REMOTE, Place, apart, has_hops, write_questions
+from common.judge import Judge, filled, score_answers
 from common.kg_tools import Call, LocalTools
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
 from common.page import record
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.teacher import ChatTeacher, Template
+from common.synthesis_files import Answers
+from common.teacher import BadAnswer, ChatTeacher, Template, read_object
 from common.tool_calls import Fault, parse_tool_call, write_tool_call
 from common.world import graphs as world_graphs
 from common.world import thoughts, tiny
@@ -130,7 +139,8 @@ class Config(flags.PolicyFlags):
     # what to do; all = the base model, ppo, then sft and rl with and without thoughts
     stage: Literal["all", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # thoughts, or the template's empty block in their place | sec. 3.4.1
-    # Table 5 (sft at each of --weights), Table 4 (sft: adapters or not, thoughts or not), Table 3 (ppo: hops)
+    # a table of the paper: 5, stage 2 at each of --weights; 4, with adapters or without, with thoughts or
+    # without; 3, stage 1 on 1/2 hops, 3 and more, both
     sweep: Literal["", "weights", "modes", "hops"] = ""
     weights: str = "1,.8,.2,.1,.05,.01,.001,0"  # of --sweep weights | Table 5
     seeds: int = 1                  # runs of everything, with seeds from --seed on
@@ -163,9 +173,10 @@ class Config(flags.PolicyFlags):
     # "template", which needs no model
     teacher: str = "template"
     teacher_model: str = "deepseek-reasoner"    # its name there | sec. 2
-    per_graph: int = 1000           # questions of each kind (1/2-hop, 3+) a graph, training and test
-    test_share: float = .1          # of seed nodes, whose questions are the test's
-    attempts: int = 3               # of the teacher at a seed node
+    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) a graph
+    test_share: float = .1          # of seed nodes, and of as many questions more, that are the test's
+    attempts: int = 3               # of the teacher at a question
+    largest_ball: int = 400         # nodes within three steps of a seed node, at most | sec. 2
     unique: bool = False            # refuse questions whose relations lead to another node too
 
     # ---- PPO (stages 1 and 3)
@@ -581,6 +592,12 @@ def prepare(actor, reference, trajectories, cfg):
     return found
 
 
+def mean_log_ratio(batches):
+    """log pi_old - log pi_ref of the sampled tokens."""
+    ratios = [(b.old_logprobs - b.ref_logprobs)[b.response_mask] for b in batches]
+    return float(torch.cat(ratios).mean())
+
+
 def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite"):
     """One epoch over the step's trajectories, `mini_batch` an update. Returns the step's means."""
     started = time.time()
@@ -589,6 +606,8 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
     prepared = [prepare(actor, reference, part, cfg) for part in parts]
     everything = [e for experiences in prepared for e in experiences]
     row = {"train/explained_variance": assign_credit(everything, cfg)}
+    if reference is not None:
+        row["train/ref_kl"] = mean_log_ratio([e.batch for e in everything])
     row["time/old_logprobs"] = time.time() - started
     warming = step <= cfg.critic_warmup
     meter = training.Meter([e.batch for e in everything], keep)
@@ -624,10 +643,11 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
         with loop.timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
             done = rollouts(policy, place.tools, questions, cfg, stage, step)
+            policy.engine.sleep()
 
         for t in done:
             t.reward = REWARD[stage](t, cfg)
-        row |= rollout_metrics(done, cfg)
+        row |= rollout_metrics(done) | rollout.search_repairs(place.tools)
         row |= update(actor, reference, optimizer, done, cfg, step, folder.nonfinite(step))
         row["sample"] = sample_record(policy, done, questions, step, cfg)
 
@@ -655,22 +675,38 @@ def sampled_rows(cfg, policy, place, progress):
     return rows[:cfg.sft_sampled]
 
 
-def template_rows(cfg, place, progress):
-    """(b) Rows of known paths: one entity_matcher, then node_info from node to node, and thoughts that are
-    written for them."""
+def template_rows(cfg, place, writer, progress):
+    """(b) Rows of known paths: one entity_matcher, then node_info from node to node, and thoughts that
+    writer(question, calls, what the tools said) -> [text] fills in; None where it cannot."""
     known = [q for q in place.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
-    known = rng.sample(known, min(len(known), cfg.sft_templates))
-    rows = []
-    for start in range(0, len(known), 256):
-        batch = known[start:start + 256]
-        calls = [call for q in batch for call in template_calls(q)]
-        answers = iter(place.tools.search(calls, cfg.matches))
-        for q in batch:
-            shown = [next(answers) for _ in template_calls(q)]
-            rows.append(sharegpt_row(q, template_turns(q, cfg), shown, "template"))
-        progress(len(rows), len(known))
+    known = rng.sample(known, len(known))[:cfg.sft_templates]
+
+    def walked(question):
+        calls = template_calls(question)
+        shown = place.tools.search(calls, cfg.matches)
+        return calls, shown, writer(question, calls, shown)
+
+    rows, failed = [], 0
+    with ThreadPoolExecutor(1 if cfg.teacher == "template" else TEACHERS) as pool:
+        for number, (q, found) in enumerate(zip(known, pool.map(walked, known), strict=True), 1):
+            calls, shown, written = found
+            progress(number, len(known))
+            failed = failed + 1 if written is None else 0
+            if failed == synthesis.BAD_LIMIT:
+                raise RunError(f"--teacher {cfg.teacher}: {failed} answers in a row could not be read")
+            if written is not None:
+                rows.append(sharegpt_row(q, spoken_turns(q, calls, written), shown, "template"))
+    if len(rows) < len(known):
+        warn(f"{len(known) - len(rows)} of {len(known)} templates without thoughts that could be read: "
+             "left out")
     return rows
+
+
+def spoken_turns(question, calls, written):
+    """What a gpt says, turn by turn."""
+    actions = [*map(tool_call, calls), f"<answer> {question.answers[0]} </answer>"]
+    return [f"<think> {thought} </think> {act}" for thought, act in zip(written, actions, strict=True)]
 
 
 def template_calls(question):
@@ -680,21 +716,45 @@ def template_calls(question):
     return calls + [Call("node_info", node, question.type, question.question) for node in nodes]
 
 
-def template_turns(question, cfg):
-    """What a gpt says, turn by turn."""
-    rng = random.Random(stable_seed(cfg.seed, "thoughts", question.id))
-    path = question.evidences
-    said = [rng.choice(thoughts.STARTS).format(subject=path[0][0])]
-    found = ""
-    for head, relation, tail in path:
-        plan = rng.choice(thoughts.PLANS).format(relation=relation, subject=head)
-        said.append(thoughts.planned(rng, found, plan))
-        found = thoughts.found(rng, relation, tail)
-    said[0] = thoughts.planned(rng, said[0])
-    said.append(thoughts.planned(rng, found, rng.choice(thoughts.ENDS)))
-    actions = [tool_call(call) for call in template_calls(question)]
-    actions.append(f"<answer> {question.answers[0]} </answer>")
-    return [f"<think> {thought} </think> {act}" for thought, act in zip(said, actions, strict=True)]
+def thoughts_by_template(seed):
+    """A writer that makes a thought for every turn of common/world/thoughts.py's phrases."""
+    def write(question, calls, shown):
+        rng = random.Random(stable_seed(seed, "thoughts", question.id))
+        path = question.evidences
+        said = [rng.choice(thoughts.STARTS).format(subject=path[0][0])]
+        found = ""
+        for head, relation, tail in path:
+            plan = rng.choice(thoughts.PLANS).format(relation=relation, subject=head)
+            said.append(thoughts.planned(rng, found, plan))
+            found = thoughts.found(rng, relation, tail)
+        said[0] = thoughts.planned(rng, said[0])
+        said.append(thoughts.planned(rng, found, rng.choice(thoughts.ENDS)))
+        return said
+
+    return write
+
+
+def thoughts_by_teacher(teacher, answers):
+    """A writer that asks a language model (the paper does not print its prompt: ours is at the end); answers
+    keeps what it said, so that nothing is asked for twice."""
+    def write(question, calls, shown):
+        steps = []
+        for number, (call, text) in enumerate(zip(calls, shown, strict=True), 1):
+            steps.append(f"{number}. {call.tool}({call.node_name!r})\n{text}")
+        prompt = filled(
+            THOUGHTS, question=question.question, answer=question.answers[0], steps="\n".join(steps),
+            count=str(len(calls) + 1))
+        try:
+            value = read_object(answers.of(str(stable_seed(prompt)), lambda: teacher.ask(prompt)))
+        except BadAnswer:
+            return None
+        found = value.get("thoughts")
+        if not isinstance(found, list) or len(found) != len(calls) + 1:
+            return None
+        found = [chat.no_tags(str(thought)).strip() for thought in found]
+        return found if all(found) else None
+
+    return write
 
 
 def tool_call(call):
@@ -742,10 +802,13 @@ def conversation_of(tokenizer, row, think):
 
 
 def encode_turn(tokenizer, text):
-    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is."""
-    parts = re.split(r"(</?(?:think|tool_call|answer)>)", text)
-    parts = [part if i % 2 else chat.Foreign(part) for i, part in enumerate(parts) if part]
-    return chat.encode(tokenizer, *parts)[1]
+    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is. Tags are encoded
+    apart, so that Algorithm 1 finds them also where a tokenizer has several tokens for one."""
+    ids = []
+    for i, part in enumerate(re.split(r"(</?(?:think|tool_call|answer)>)", text)):
+        tag = i % 2 == 1
+        ids += chat.encode(tokenizer, part if tag else chat.Foreign(part))[1]
+    return ids
 
 
 def sft_weights(batch, tags, cfg):
@@ -768,15 +831,15 @@ def sft_update(model, optimizer, examples, tags, cfg, meter):
     """One update on some conversations."""
     batches = training.collate_parts(examples, cfg, model.device)
     weights = [sft_weights(b, tags, cfg) for b in batches]
-    total = sum(float(w.sum()) for w in weights)
+    total = weight = sum(float(w.sum()) for w in weights)
     if cfg.loss_total == "forward":  # each conversation is a mean of its own
         weights = [w / w.sum(1, keepdim=True).clamp(min=1e-8) for w in weights]
         total = len(examples)
     for b, w in zip(batches, weights, strict=True):
         loss = weighted_sft_loss(model, b, w, total)
         loss.backward()
-        stats = {"tokens": int(b.response_mask.sum()), "weight": float(w.sum())}
-        meter.add(loss, stats)
+        meter.add(loss, {"tokens": int(b.response_mask.sum())})
+    meter.update["weight"] = weight
     meter.step(model, optimizer, cfg.grad_clip, batches)
 
 
@@ -869,16 +932,16 @@ def reproduce(cfg):
                 stage_folder(job)
     if cfg.checkpoint or cfg.model:
         models.find_model(cfg.checkpoint or cfg.model)
+    if cfg.ask:
+        return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
     load = load_world if cfg.data == "world" else load_own
     place, evals = load(configs[0])
-    if cfg.ask:
-        policy = run.load_policy(cfg, base_weights(cfg), trains=False)
-        return ask(cfg, policy, evals[0].tools)
     run.tell(cfg)
     for one in configs:
         for job in jobs_of(one):
             run_job(job, place, evals)
-        show_table(one)
+        if jobs_of(one):
+            show_table(one)
 
 
 def jobs_of(cfg):
@@ -923,6 +986,10 @@ def run_job(job, place, evals):
     policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains)
     score = evaluate_direct if kind == "direct" else evaluate
 
+    def length(q):
+        return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
+    place, *evals = splits.within_limit([place, *evals], length, cfg.max_prompt, cfg.skip_bad)
+
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, policy, evals, score, when)
 
@@ -935,10 +1002,13 @@ def run_job(job, place, evals):
             folder.forget_evaluations(evals)  # of fewer steps
         if kind == "sft":
             found = that_fit(policy.tokenizer, examples, cfg)
-            folder.append("samples.jsonl", [] if folder.start else sft_samples(policy, found))
+            if not read_jsonl(folder.path / "samples.jsonl"):
+                folder.append("samples.jsonl", sft_samples(policy, found))
             train_sft(cfg, folder, policy, found, evaluate_now)
         elif trains:
             asked = [q for q in place.questions if has_hops(q, cfg.hops)]
+            if not asked:
+                raise data.DataError(f"--hops {cfg.hops}: no training question has so many")
             train(cfg, kind, folder, policy, source, replace(place, questions=asked), evaluate_now)
         results = evaluate_all()
         if job.label == "base":
@@ -960,7 +1030,7 @@ def stage_folder(job):
 def base_weights(cfg):
     """What stages 1 and 2 begin with: a folder or hub id."""
     source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
-    return folded(checkpoint.find(source) or source)
+    return folded(cfg, checkpoint.find(source) or source)
 
 
 def start_weights(job):
@@ -971,7 +1041,7 @@ def start_weights(job):
         before["sft"] = "stage1"
     if job.kind not in before or (cfg.checkpoint and cfg.stage != "all"):
         return base_weights(cfg)
-    return folded(stage_checkpoint(cfg, before[job.kind], job.kind))
+    return folded(cfg, stage_checkpoint(cfg, before[job.kind], job.kind))
 
 
 def stage_checkpoint(cfg, label, needed_by):
@@ -984,18 +1054,19 @@ def stage_checkpoint(cfg, label, needed_by):
     return found
 
 
-def folded(source):
-    """The folder itself, or, of adapters, one beside it with the model that they make of their base."""
-    if not (Path(source) / "adapter_config.json").exists():
+def folded(cfg, source):
+    """The folder itself, or, of adapters, one of this run with the model that they make of their base."""
+    adapters = Path(source) / "adapter_model.safetensors"
+    if not adapters.exists():
         return source
-    out = Path(source).with_name("merged")
-    newest = max(f.stat().st_mtime for f in Path(source).glob("*.safetensors"))
-    done = out / "config.json"
-    if not done.exists() or done.stat().st_mtime < newest:
+    digest = hashlib.sha256(adapters.read_bytes()).hexdigest()[:12]
+    out = run_path(cfg, f"merged-{digest}")
+    if not out.exists():
+        new = out.with_name(out.name + ".new")
         model, tokenizer = models.load_policy(source)
-        model.merge_and_unload().save_pretrained(out)
-        tokenizer.save_pretrained(out)
-        done.touch()
+        model.merge_and_unload().save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        new.rename(out)
     return out
 
 
@@ -1006,28 +1077,34 @@ def parse_args(argv=None):
     default = replace(Config(), **WORLD) if in_world else Config()
     cfg = flags.cli(default, Config(), __doc__, argv)
     check(cfg)
-    return replace(cfg, stage="eval" if cfg.eval_only else cfg.stage,
-                   eval_only=cfg.eval_only or cfg.stage == "eval",
+    only = cfg.eval_only or cfg.stage in ("eval", "direct")
+    stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
+    return replace(cfg, stage=stage, eval_only=only,
                    name=cfg.name or (f"seed{cfg.seed}" if cfg.seeds == 1 else ""))
 
 
 def check(cfg):
     """Refuses what cannot run."""
-    ones = """matches max_edges max_words max_turn max_prompt max_context per_graph attempts steps
-        questions_per_step group_size mini_batch sft_epochs sft_batch max_length seeds""".split()
+    ones = """matches max_edges max_words max_turn max_prompt max_context per_graph attempts largest_ball
+        steps questions_per_step group_size mini_batch sft_epochs sft_batch max_length seeds""".split()
     zeros = """max_calls eval_temperature clip gamma lam kl_coef value_coef critic_warmup weight_decay
         sft_sampled sft_templates think_weight sft_lora""".split()
     least = dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0)
     flags.check(cfg, least, above_zero=("lr", "head_lr", "sft_lr", "sft_full_lr", "temperature", "grad_clip"))
-    for name in ("gamma", "lam", "test_share"):
+    for name in ("gamma", "lam"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
+    if not 0 < cfg.test_share < 1:
+        flags.refuse("test_share", cfg.test_share, "above 0 and below 1")
     try:
         weights = [float(w) for w in cfg.weights.split(",")]
     except ValueError:
         weights = [-1.0]
-    if min(weights) < 0:
-        flags.refuse("weights", cfg.weights, "numbers of 0 and more with commas, such as 1,.1,0")
+    fine = all(0 <= w < math.inf for w in weights) and len(set(weights)) == len(weights)
+    if not fine:
+        flags.refuse("weights", cfg.weights, "different numbers of 0 and more with commas, such as 1,.1,0")
+    if cfg.format_score == "graded" and cfg.think == "off":
+        flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
     if cfg.data != "world" and not cfg.graph and not cfg.score:
         flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "
                                          "http://HOST:PORT")
@@ -1036,7 +1113,8 @@ def check(cfg):
         flags.refuse("model", cfg.model, "needed with --graph (or --checkpoint)")
     if cfg.data == "world" and cfg.graph:
         flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
-    if cfg.graph.startswith("http") and not cfg.eval_data and not cfg.data:
+    only = cfg.eval_only or cfg.stage in ("eval", "direct")
+    if cfg.graph.startswith(REMOTE) and not (cfg.data or cfg.ask or only and cfg.eval_data):
         flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
     if cfg.seeds > 1 and cfg.name:
         flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")
@@ -1098,6 +1176,20 @@ For each function call, return the call in Python function-call style within <to
 for example: <tool_call>node_info(node_name="Rastrigin Function", graph_type="cs")</tool_call>
 """
 
+THOUGHTS = """\
+Below are a question, its answer, and the calls that find it in a knowledge graph, each with what the tool \
+said. Write the thought that leads to each call, and one that leads to the answer. A thought knows what was \
+said before it and nothing that comes later; it says what was learned and what to do next.
+
+Question: {question}
+Answer: {answer}
+{steps}
+
+Output in JSON format only, don't add markdown code delimiter or anything else, only a valid json object \
+with {count} texts:
+{"thoughts": ["thought", ...]}
+"""
+
 # ---------------------------------------------------------------- metrics of a step
 
 METRICS = (
@@ -1107,7 +1199,8 @@ METRICS = (
     | {key: m for key, m in RATIO.items() if key != "rollout/flat_groups"}
     | {
         "reward/normalised": Metric("share of answers that are right under SQuAD's normalisation"),
-        "reward/whole": Metric("share of trajectories whose rounds are all in the right form", "answers"),
+        "reward/rounds": Metric("share of rounds in the right form, mean of the trajectories", "answers"),
+        "train/ref_kl": Metric("mean log-ratio of the sampling weights to the first ones, before the update"),
         "rollout/repetitions": Metric("calls a trajectory that were made before", "calls", "again {:.2f}"),
         "rollout/standard": Metric(
             "share of trajectories that call entity_matcher once, then node_info alone", "answers"),
@@ -1137,12 +1230,11 @@ COLUMNS = {
 }
 
 
-def rollout_metrics(done, cfg):
+def rollout_metrics(done):
     """Means over the step's trajectories."""
     return {
         **rollout.means(done),
-        "reward/format": rollout.mean(t.info["format"] for t in done),
-        "reward/whole": rollout.mean(not t.info["problem"] for t in done),
+        "reward/rounds": rollout.mean(t.info["format"] for t in done),
         "reward/normalised": rollout.mean(t.info["normalised"] for t in done),
         "rollout/tokens": sum(t.sampled_tokens for t in done),
         "rollout/entropy": rollout.entropy([turn for t in done for turn in t.turns]),
@@ -1164,16 +1256,24 @@ def load_own(cfg):
     return graph_questions.load_places(cfg, lambda graphs: make_questions(cfg, graphs))
 
 
+def teacher_of(cfg):
+    """Who words questions and thoughts."""
+    return Template() if cfg.teacher == "template" else ChatTeacher(cfg.teacher, cfg.teacher_model)
+
+
 def make_questions(cfg, graphs):
     """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes; in
     <name>-questions/, where a killed run goes on."""
-    teacher = Template() if cfg.teacher == "template" else ChatTeacher(cfg.teacher, cfg.teacher_model)
-    halves = {name: synthesis.split_seeds(graph, 0, cfg.test_share) for name, graph in graphs.items()}
+    teacher = teacher_of(cfg)
+    halves = {}
+    for name, graph in graphs.items():
+        halves[name] = synthesis.split_seeds(graph, 0, cfg.test_share, largest=cfg.largest_ball)
     found = []
     for number, part in enumerate(("train", "test")):
         only = {name: half[number] for name, half in halves.items()}
         folder = run_path(cfg, "questions") / part
-        found.append(write_questions(folder, graphs, teacher, cfg, cfg.per_graph, only))
+        count = math.ceil(cfg.per_graph * (cfg.test_share if part == "test" else 1))
+        found.append(write_questions(folder, graphs, teacher, cfg, count, only))
     return found
 
 
@@ -1195,10 +1295,18 @@ def load_world(cfg):
     return replace(train, name="train"), evals
 
 
+def graphs_of_world(cfg, name, domains):
+    """{domain: graph} of a split."""
+    try:
+        made = world.make_world(name, 1 if name == "test" else 0, cfg.world_size, questions=1)
+    except (ValueError, IndexError) as error:  # too large for its words, or too small for a question
+        raise data.DataError(f"--world-size {cfg.world_size}: {error}") from error
+    return {domain: world_graphs.graph_for(made, domain) for domain in domains}
+
+
 def world_place(cfg, name, domains, count):
     """A split's graphs, their tools, and questions by template."""
-    made = world.make_world(name, seed=1 if name == "test" else 0, size=cfg.world_size, questions=1)
-    graphs = {d: world_graphs.graph_for(made, d) for d in domains}
+    graphs = graphs_of_world(cfg, name, domains)
     teacher = Template(world_graphs.wording, world_graphs.weight_of(name))
     questions = write_questions(run_path(cfg, "questions") / name, graphs, teacher, cfg, count)
     return Place(name, questions, LocalTools(graphs, cfg.max_edges, cfg.max_words))
@@ -1206,30 +1314,45 @@ def world_place(cfg, name, domains, count):
 
 # ---------------------------------------------------------------- files of stage 2
 
+TEACHERS = 8  # requests at a time
 SFT_FIELDS = ("id", "graph_type", "question")
 
 
 def sft_rows(cfg, place):
     """ShareGPT rows: a file's, or those that stage 1 and the templates give, made once."""
     if cfg.sft_data:
-        return sharegpt.read(cfg.sft_data, SFT_FIELDS)
+        rows = sharegpt.read(cfg.sft_data, SFT_FIELDS)
+        for number, row in enumerate(rows, 1):
+            if not re.fullmatch(GRAPH_TYPE, row["graph_type"]):
+                raise data.DataError(f"{cfg.sft_data}: row {number}: a graph_type is letters, digits, . - _")
+        return rows
     folder = run_path(cfg, "sft-data")
     file = folder / "sharegpt.jsonl"
-    if not file.exists():
+    made_with = {name: getattr(cfg, name) for name in ("sft_sampled", "sft_templates", "teacher", "seed")}
+    if file.exists():
+        before = read_json(folder / "settings.json", dict)
+        if before != made_with:
+            raise RunError(f"{folder} was made with {before}, not {made_with}: choose another --name, or "
+                           f"give --sft-data {file}")
+    else:
         rows = []
         if cfg.sft_sampled:
             source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)")
             policy = run.load_policy(cfg, source, trains=False)
             with Progress("trajectories of stage 1") as progress:
                 rows += sampled_rows(replace(cfg, think="on"), policy, place, progress)
+        writer = thoughts_by_template(cfg.seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        if cfg.teacher != "template":
+            writer = thoughts_by_teacher(teacher_of(cfg), Answers(folder / "answers.jsonl"))
         with Progress("template trajectories") as progress:
-            rows += template_rows(cfg, place, progress)
+            rows += template_rows(cfg, place, writer, progress)
         if not rows:
             raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question "
                            "has a known path for a template")
-        folder.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
+        write_json(folder / "settings.json", made_with)
         write_atomic(file, "".join(lines))
     return sharegpt.read(file, SFT_FIELDS)
 
@@ -1308,25 +1431,35 @@ def sft_samples(policy, examples):
 
 def show_table(cfg):
     """<name>-table.json: every stage on both sets beside the paper's, differences to the base."""
-    base = Path(cfg.out) / "omne_r1"
-    labels = [job.label for job in jobs_of(cfg)]
-    labels = list(dict.fromkeys(["base", *labels]))
-    folders = {label: base / f"{cfg.name}-{label}" for label in labels}
+    own = [job.label for job in jobs_of(cfg)]
+    labels = ["base", *own] if cfg.sweep else [*PAPER, *own]
+    folders = {label: run_path(cfg, label) for label in labels}
+    path = run_path(cfg, cfg.sweep) if cfg.sweep else Path(cfg.out) / "omne_r1" / cfg.name
 
     def paper(label, sets):
         place = {"1-2-hop": 0, "3-hop": 1}.get(sets[0]) if len(sets) == 1 else None
         return PAPER[label][place] if label in PAPER and place is not None else ""
 
     title = f"Omne-R1 {cfg.name} (paper: accuracy, Qwen3-14B)"
-    first = "base" if folders["base"].exists() else labels[1]
-    report.stage_table(base / f"{cfg.name}", title, folders, first, paper, COLUMNS, means=False)
+    first = "base" if folders["base"].exists() else own[0]
+    report.stage_table(path, title, folders, first, paper, COLUMNS, means=False)
+    if cfg.sweep in ("weights", "modes"):  # Figures 2 and 3
+        losses = {label: read_jsonl(folders[label] / "metrics.jsonl") for label in own}
+        panels = {"weighted loss": {"train/loss": "loss"}}
+        draw_curves(losses, f"{path}-losses.png", f"{title}: stage 2", panels)
 
 
-def ask(cfg, policy, tools):
+def ask(cfg, policy):
     """--ask: one trajectory, shown while it is played; TYPE: QUESTION where there are several graphs."""
-    run.warn_of_unknown_words(policy.tokenizer, cfg.ask)
-    graph_type, _, asked = cfg.ask.rpartition(": ")
-    graph_type = graph_type or next(iter(tools.graphs or ["graph"]))
+    if cfg.data == "world":
+        tools = LocalTools(graphs_of_world(cfg, "test", world_graphs.DOMAINS), cfg.max_edges, cfg.max_words)
+    else:
+        tools = graph_questions.load_tools(cfg)
+    known = list(tools.graphs or ["graph"])
+    graph_type, _, asked = cfg.ask.partition(": ")
+    if graph_type not in known:
+        graph_type, asked = known[0], cfg.ask
+    run.warn_of_unknown_words(policy.tokenizer, asked)
     question = data.Question("ask", asked, [""], type=graph_type)
     search = rollout.BatchedSearch(tools)
     seed = stable_seed(cfg.seed, "ask")

@@ -31,7 +31,8 @@ async def answer(policy, question, cfg, opening):
     )
     text = tokenizer.decode(g.token_ids, skip_special_tokens=True)
     turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
-    said = THOUGHT.sub("", text).strip()
+    said = THOUGHT.sub("", text)
+    said = said.partition("<think>")[0].strip()  # (a thought that was cut off answers nothing)
     gold = question.answers[0]
     trajectory = Trajectory(question.id, prompt_ids, [turn])
     trajectory.info = {

@@ -8,6 +8,7 @@ says is read as JSON and never evaluated; an answer that cannot be read is no ve
 """
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +30,16 @@ Output in JSON format only, don't add markdown code delimiter or anything else, 
 MOST = 8000  # characters of an answer that are judged
 
 
+def filled(prompt, **texts):
+    """The prompt with {name} filled in, all at once: what a text holds is never filled in.
+
+    >>> filled('{a} {b} {"c"}', a="{b}", b="2")
+    '{b} 2 {"c"}'
+    """
+    names = "|".join(texts)
+    return re.sub(rf"{{({names})}}", lambda found: texts[found[1]], prompt)
+
+
 class Judge:
     """url: an OpenAI-compatible endpoint, up to and with "/v1"; its key comes from OPENAI_API_KEY."""
 
@@ -38,9 +49,7 @@ class Judge:
 
     def verdict(self, question, gold, answer):
         """(whether it is right, why), (None, why not) where the judge cannot be understood."""
-        prompt = PROMPT
-        for name, text in (("question", question), ("gold", gold), ("answer", answer[:MOST])):
-            prompt = prompt.replace(f"{{{name}}}", text, 1)
+        prompt = filled(PROMPT, question=question, gold=gold, answer=answer[:MOST])
         try:
             value = teacher.read_object(self.chat.ask(prompt))
         except teacher.BadAnswer as error:

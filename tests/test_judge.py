@@ -1,0 +1,117 @@
+"""Answers judged by a model, answers from memory, thoughts written by a teacher."""
+
+import json
+
+import pytest
+
+import omne_r1
+from common import data, graph_questions, judge, kg, kg_tools, rollout, teacher
+from common.files import RunError, read_jsonl
+from common.synthesis_files import Answers
+
+PATH = [["Rome", "capital of", "Italy"], ["Italy", "neighbour of", "France"]]
+QUESTION = data.Question("q1", "What is the neighbour of the country of Rome?", ["France"], type="geo",
+                         hops=2, evidences=PATH)
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """said(answers): what the model says, in turn; returns the prompts that it was given."""
+    def script(*answers):
+        prompts, left = [], list(answers)
+
+        def ask(self, prompt):
+            prompts.append(prompt)
+            return left.pop(0) if len(left) > 1 else left[0]
+
+        monkeypatch.setattr(teacher.ChatTeacher, "ask", ask)
+        monkeypatch.setattr(teacher.ChatTeacher, "concurrency", 1, raising=False)
+        return prompts
+
+    return script
+
+
+def verdict(right):
+    return json.dumps({"correct": right, "reason": "because"})
+
+
+def test_a_verdict_is_read_and_never_evaluated(said):
+    prompts = said(verdict(True), verdict(False), "__import__('os')", '{"correct": "yes"}')
+    made = judge.Judge("http://127.0.0.1:9/v1", "r1")
+    made.chat.concurrency = 1
+    found = made.verdicts([("q {gold}", "g", f"a{i} {{answer}}") for i in range(4)], rollout.no_progress)
+    assert [right for right, _ in found] == [True, False, None, None]
+    # text from outside cannot fill in what comes after it
+    assert "Question: q {gold}\nGolden answer: g\nPredicted answer: a0 {answer}" in prompts[0]
+
+
+def test_a_judge_that_is_never_understood_stops_it(said):
+    said("well")
+    with pytest.raises(RunError, match="none of 2 verdicts could be read"):
+        judge.Judge("http://127.0.0.1:9/v1", "r1").verdicts([("q", "g", "a")] * 2, rollout.no_progress)
+
+
+def test_answers_made_elsewhere_are_scored_beside_their_file(said, tmp_path, capsys):
+    said(verdict(True), verdict(False))
+    file = tmp_path / "answers.jsonl"
+    rows = [{"question": "q", "golden_answer": "g", "answer": "a"},
+            {"input": "q", "answers": ["g"], "lightrag_answer": "a"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = judge.Judge("http://127.0.0.1:9/v1", "r1")
+    made.chat.concurrency = 1
+    judge.score_answers(file, made)
+    assert [row["correct"] for row in read_jsonl(tmp_path / "answers.judged.jsonl")] == [True, False]
+    assert "2 answers: 0.500" in capsys.readouterr().out
+    file.write_text('{"question": "q"}\n')
+    with pytest.raises(data.DataError, match="line 1: expected question, golden_answer and answer"):
+        judge.score_answers(file, made)
+
+
+def tools():
+    graph = kg.KnowledgeGraph.from_triples([tuple(edge) for edge in PATH])
+    return kg_tools.LocalTools({"geo": graph})
+
+
+def test_a_teacher_writes_a_thought_a_turn_and_is_asked_once(said, tmp_path):
+    place = graph_questions.Place("train", [QUESTION], tools())
+    cfg = omne_r1.replace(omne_r1.parse_args([]), sft_templates=5)
+    prompts = said(json.dumps({"thoughts": ["find <b> it", "read", "read on", "done"]}))
+    asked = teacher.ChatTeacher("http://127.0.0.1:9/v1", "r1")
+
+    def rows():
+        answers = Answers(tmp_path / "answers.jsonl")
+        found = omne_r1.template_rows(
+            cfg, place, omne_r1.thoughts_by_teacher(asked, answers), rollout.no_progress)
+        answers.close()
+        return found
+
+    said_by_gpt = [m["value"] for m in rows()[0]["conversations"] if m["from"] == "gpt"]
+    assert len(said_by_gpt) == 4 and said_by_gpt[0].startswith("<think> find ")
+    assert said_by_gpt[-1] == "<think> done </think> <answer> France </answer>"
+    assert "node_info('Italy')" in prompts[0] and "{steps}" not in prompts[0]
+    assert rows() and len(prompts) == 1
+    (tmp_path / "answers.jsonl").unlink()
+    said('{"thoughts": ["too few"]}')
+    assert rows() == []  # left out, and counted
+
+
+def test_answers_from_memory_are_judged(said, tmp_path):
+    folder = tmp_path / "policy"
+    from common.world import tiny
+    tokenizer = tiny.tiny_tokenizer(["Rome", "France", "Who"], ["<think>", "</think>"])
+    tiny.tiny_model(tokenizer, width=32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    triples = tmp_path / "geo.jsonl"
+    triples.write_text("".join(json.dumps(edge) + "\n" for edge in PATH))
+    questions = tmp_path / "questions.jsonl"
+    row = {"id": "1", "graph_type": "geo", "question": "Who?", "golden_answer": "France", "hops": 1}
+    questions.write_text(json.dumps(row) + "\n")
+    said(verdict(True))
+    omne_r1.main(["--model", str(folder), "--graph", f"geo={triples}", "--graph-encoder=",
+                  "--stage", "direct", "--eval-data", str(questions), "--max-turn", "5",
+                  "--out", str(tmp_path),
+                  "--judge",
+                  "http://127.0.0.1:9/v1", "--name", "a"])
+    found = json.loads((tmp_path / "omne_r1/a-direct/eval_1-2-hop.json").read_text())
+    assert found["summary"]["em"] == 1 and found["summary"]["judge"] == "deepseek-reasoner"
+    assert found["predictions"][0]["trajectories"][0]["why"] == ["judge: because"]
