@@ -142,10 +142,12 @@ def compare_engines(engines, policy, split, cfg, repeats):
 
 def updates(cfg, policy, split):
     """{"on" or "off": (seconds, packed tokens)} of log-probs, loss and backward over the same trees,
-    shared and plain."""
+    shared and plain; {} where there is nothing to learn."""
     roots = at2po.rollout_trees(policy, split.retriever, split.questions, cfg, 0)
     learn = [root for root in roots if at2po.assign_advantages(root, cfg)]
     trajectories = at2po.trajectories_of(learn)
+    if not trajectories:
+        return {}
     results = {}
     for share in ("on", "off", "on", "off"):  # the second round counts
         c = replace(cfg, share_prefixes=share)
@@ -204,6 +206,9 @@ def main():
             ratio = our_tokens / our_seconds / speed
             print(f"| {name} | {workload} | {tokens} | {seconds:.2f} | {speed:.0f} | {ratio:.2f} |")
     results = updates(cfg, policy, split)
+    if not results:
+        print("\nno update: every tree of this policy has one reward for all its leaves")
+        return
     shared_seconds, shared_tokens = results["on"]
     plain_seconds, plain_tokens = results["off"]
     print("\n| update of the same trees | tokens through the model | seconds |")

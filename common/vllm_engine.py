@@ -158,6 +158,7 @@ def _start(model, tokenizer, options):
         if running and running.digest == digest.hexdigest():
             return running
         if running:
+            running.holder = None
             running.llm.engine_core.shutdown()
             running = None
             gc.collect()
