@@ -122,7 +122,7 @@ from common.kg_tools import Call, LocalTools
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
 from common.page import record
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.synthesis_files import Answers
+from common.synthesis_files import Answers, Lines
 from common.teacher import BadAnswer, ChatTeacher, Template, read_object
 from common.tool_calls import Fault, parse_tool_call, write_tool_call
 from common.world import graphs as world_graphs
@@ -654,21 +654,25 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
 
 # ---------------------------------------------------------------- stage 2: data (sec. 3.4, app. A)
 
-def sampled_rows(cfg, policy, place, progress):
-    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one a question."""
+def sampled_rows(cfg, policy, place, lines, progress):
+    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one a question. lines: a file that keeps
+    what was sampled, {"id", "row": None where it was not right}; it is gone on with after a kill."""
     policy.engine.sync(policy.model)
     order = stable_seed(cfg.seed, "sft")
     questions = random.Random(order).sample(place.questions, len(place.questions))
-    rows = []
+    sampled = {line["id"] for line in lines.rows}
     one = replace(cfg, group_size=1)
     for start in range(0, len(questions), 128):
-        batch = questions[start:start + 128]
+        batch = [q for q in questions[start:start + 128] if q.id not in sampled]
         done = rollouts(policy, place.tools, batch, one, "sft")
         for t, q in zip(done, batch, strict=True):
+            row = None
             if t.info["em"] == 1 and not t.info["problem"]:
                 said = [turn.text for turn in t.turns]
                 shown = [turn.observation for turn in t.turns[:-1]]
-                rows.append(sharegpt_row(q, said, shown, "sampled"))
+                row = sharegpt_row(q, said, shown, "sampled")
+            lines.add({"id": q.id, "row": row})
+        rows = [line["row"] for line in lines.rows if line["row"]]
         progress(min(len(rows), cfg.sft_sampled), cfg.sft_sampled)
         if len(rows) >= cfg.sft_sampled:
             break
@@ -1327,34 +1331,39 @@ def sft_rows(cfg, place):
                 raise data.DataError(f"{cfg.sft_data}: row {number}: a graph_type is letters, digits, . - _")
         return rows
     folder = run_path(cfg, "sft-data")
-    file = folder / "sharegpt.jsonl"
     made_with = {name: getattr(cfg, name) for name in ("sft_sampled", "sft_templates", "teacher", "seed")}
-    if file.exists():
-        before = read_json(folder / "settings.json", dict)
-        if before != made_with:
-            raise RunError(f"{folder} was made with {before}, not {made_with}: choose another --name, or "
-                           f"give --sft-data {file}")
-    else:
-        rows = []
-        if cfg.sft_sampled:
-            source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)")
-            policy = run.load_policy(cfg, source, trains=False)
-            with Progress("trajectories of stage 1") as progress:
-                rows += sampled_rows(replace(cfg, think="on"), policy, place, progress)
-        writer = thoughts_by_template(cfg.seed)
+    settings = folder / "settings.json"
+    if settings.exists() and read_json(settings, dict) != made_with:
+        raise RunError(f"{folder} was made with other settings than {made_with} (settings.json): choose "
+                       "another --name, or give --sft-data FILE")
+    if not (folder / "sharegpt.jsonl").exists():
+        source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)") if cfg.sft_sampled else None
         folder.mkdir(parents=True, exist_ok=True)
-        if cfg.teacher != "template":
-            writer = thoughts_by_teacher(teacher_of(cfg), Answers(folder / "answers.jsonl"))
-        with Progress("template trajectories") as progress:
-            rows += template_rows(cfg, place, writer, progress)
-        if not rows:
-            raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question "
-                           "has a known path for a template")
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
-        write_json(folder / "settings.json", made_with)
-        write_atomic(file, "".join(lines))
-    return sharegpt.read(file, SFT_FIELDS)
+        write_json(settings, made_with)
+        write_sft_rows(cfg, folder, source, place)
+    return sharegpt.read(folder / "sharegpt.jsonl", SFT_FIELDS)
+
+
+def write_sft_rows(cfg, folder, source, place):
+    """sharegpt.jsonl of stage 1's trajectories (of the weights in `source`) and of templates."""
+    rows = []
+    if source:
+        policy = run.load_policy(cfg, source, trains=False)
+        lines = Lines(folder / "sampled.jsonl")
+        with Progress("trajectories of stage 1") as progress:
+            rows += sampled_rows(replace(cfg, think="on"), policy, place, lines, progress)
+        lines.close()
+    writer = thoughts_by_template(cfg.seed)
+    if cfg.teacher != "template":
+        writer = thoughts_by_teacher(teacher_of(cfg), Answers(folder / "answers.jsonl"))
+    with Progress("template trajectories") as progress:
+        rows += template_rows(cfg, place, writer, progress)
+    if not rows:
+        raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question has "
+                       "a known path for a template")
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
+    write_atomic(folder / "sharegpt.jsonl", text)
 
 
 def that_fit(tokenizer, rows, cfg):

@@ -17,6 +17,7 @@ from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
 from common.rollout import Policy, Trajectory, Turn
+from common.synthesis_files import Lines
 from common.world import graphs, make_world, tiny
 from tests.conftest import Scripted, sample
 
@@ -482,18 +483,37 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
         assert all("<think>" not in t.text for t in bare.turns)
 
 
-def test_stage_1_gives_a_row_for_each_right_trajectory(tools, monkeypatch):
-    questions = [asked(id=str(i)) for i in range(3)]
-    right, wrong = played(MATCH, NODE, ANSWER), played(MATCH, ANSWER, answer="Torin")
-    flawed = played("x " + MATCH, ANSWER)
-    monkeypatch.setattr(omne_r1, "rollouts", lambda *a: [right, wrong, flawed])
-    engine = types.SimpleNamespace(sync=lambda model: None)
-    policy = Policy(None, None, engine)
+def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(tools, monkeypatch, tmp_path):
+    questions = [asked(id=str(i)) for i in range(300)]
+    calls = []
+
+    def rollouts(policy, tools, batch, cfg, *seed):
+        calls.append([q.id for q in batch])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        kinds = [played(MATCH, NODE, ANSWER), played(MATCH, ANSWER, answer="Torin"),
+                 played("x " + MATCH, ANSWER)]
+        return [kinds[int(q.id) % 3] for q in batch]
+
+    monkeypatch.setattr(omne_r1, "rollouts", rollouts)
+    policy = Policy(None, None, types.SimpleNamespace(sync=lambda model: None))
     place = graph_questions.Place("train", questions, tools)
-    made = omne_r1.sampled_rows(CFG, policy, place, rollout.no_progress)
-    assert len(made) == 1 and made[0]["source"] == "sampled"
+
+    def sampled():
+        lines = Lines(tmp_path / "sampled.jsonl")
+        try:
+            return omne_r1.sampled_rows(CFG, policy, place, lines, rollout.no_progress)
+        finally:
+            lines.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        sampled()
+    made = sampled()
+    assert len(made) == 100 and {int(row["id"]) % 3 for row in made} == {0}
     said = [m["value"] for m in made[0]["conversations"]]
     assert said == ["Who is it?", MATCH, "seen", NODE, "seen", ANSWER]
+    played_ids = [i for n, ids in enumerate(calls) for i in ids if n != 1]
+    assert sorted(played_ids) == sorted(q.id for q in questions)  # (the interrupted batch anew, no other)
 
 
 def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
