@@ -55,7 +55,7 @@ Where paper and authors' code differ, or the paper is silent:
 Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (83.8 / 47.2 with adapters,
 89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions.
 
-    python omne_r1.py                          embedded world: all stages, both variants
+    python omne_r1.py                          embedded world: all stages, both variants; half an hour
     python omne_r1.py --sweep weights                 then: Table 5 (modes: Table 4, hops: Table 3)
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1

@@ -13,22 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import askit
 import at2po
 import bi_rar
 import mygo_mujica
-import omne_r1
 from common import flags, process, vllm_engine
 from common.files import read_jsonl
+from docs.metrics import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = {
-    "askit": askit,
-    "at2po": at2po,
-    "bi_rar": bi_rar,
-    "mygo_mujica": mygo_mujica,
-    "omne_r1": omne_r1,
-}
 
 
 # ---- threads
