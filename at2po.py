@@ -620,7 +620,7 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
 
 def train(cfg, folder, policy, reference, split, evaluate_now):
     """The loop of the paper, once a step: grow trees, assign credit, update."""
-    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
+    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     spent = {"tokens": 0, "baseline_tokens": 0.0}  # kept in checkpoints
 
     def share(step):
@@ -863,11 +863,13 @@ def sample_record(policy, roots, questions, step, cfg):
 def turn_ratios(model, leaves, cfg):
     """{leaf: [probability of each of its turns now, to that when it was sampled, per token]}"""
     share = cfg.share_prefixes == "on"
-    batch = rollout.collate([leaf.trajectory for leaf in leaves], share, cfg.pack_tokens).to(model.device)
+    leaf_of = {id(leaf.trajectory): leaf for leaf in leaves}
+    ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
+    batch = rollout.collate(ordered, share, cfg.pack_tokens).to(model.device)
     moved = models.token_logprobs(model, batch, cfg.temperature, cfg.kernels) - batch.rollout_logprobs
     total, tokens = turn_sums(moved, batch.response_mask, batch.turn_ids)
     ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
-    return dict(zip(leaves, ratios, strict=True))
+    return {leaf_of[id(t)]: ratio for t, ratio in zip(ordered, ratios, strict=True)}
 
 
 def ask(cfg, policy, split):

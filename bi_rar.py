@@ -464,7 +464,7 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
 
 def train(cfg, stage, folder, policy, initial, split, evaluate_now):
     """One GRPO run with the stage's reward: sample groups, score, update; once a step."""
-    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
+    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     steps = loop.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
     for step, row in steps:
         order = stable_seed(cfg.seed, "order")

@@ -663,7 +663,7 @@ def warm_up(cfg, folder, policy, place):
     """Samples the few-shot model until sft_trajectories of them have EM 1, and trains on these without the
     examples."""
     folder.rewind(-1)
-    optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay)
+    optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
     team = Team(policy, place, cfg, cfg.temperature, few_shot=True)
     order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))
@@ -732,7 +732,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
     """The loop of the paper: sample until enough attempts pass the threshold, choose, maximise their
     likelihood; once an iteration. sampler: the policy itself, or for offline MyGO the warmed-up one, which
     stays as it is."""
-    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
+    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     team = Team(sampler, place, cfg, cfg.temperature)
     # kept in checkpoints
     state = {"tokens": 0, "K": cfg.offline_threshold if stage == "offline" else cfg.threshold}

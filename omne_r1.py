@@ -631,7 +631,7 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
     """PPO with the reward of stage 1 or 3: sample, score, update; once a step."""
     actor = load_actor_critic(policy.model, source, cfg, folder.start)
     reference = models.load_reference(policy.model, source, cfg.lora) if cfg.kl_coef else None
-    optimizer = training.make_optimizer(actor.policy, cfg.lr, cfg.weight_decay)
+    optimizer = training.make_optimizer(actor.policy, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     of_critic = {"params": actor.critic_parameters(), "lr": cfg.head_lr, "weight_decay": 0.0}
     optimizer.add_param_group(of_critic)
     learner = replace(policy, model=actor)
@@ -855,7 +855,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
     tokenizer = policy.tokenizer
     tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
     peak, warmup = (cfg.sft_lr, .1) if cfg.sft_lora else (cfg.sft_full_lr, .01)
-    optimizer = training.make_optimizer(policy.model, peak, cfg.weight_decay)
+    optimizer = training.make_optimizer(policy.model, peak, cfg.weight_decay, kind=cfg.optimizer)
     total = -(-len(examples) // cfg.sft_batch) * cfg.sft_epochs
     planned = replace(cfg, steps=-(-total // UPDATES_A_STEP))
     steps = loop.steps(planned, folder, policy, optimizer, SFT_METRICS, evaluate=evaluate_now, label="sft | ")

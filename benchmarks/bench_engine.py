@@ -158,7 +158,7 @@ def updates(cfg, policy, split):
             loss = at2po.policy_loss(logprobs, b, cfg, 100, 1000)[0]
             loss.backward()
         seconds = clock() - started
-        tokens = sum(int((b.segments >= 0).sum()) for b in batches)
+        tokens = sum(b.tokens for b in batches)
         results[share] = seconds, tokens
         policy.model.zero_grad(set_to_none=True)
     return results

@@ -459,7 +459,7 @@ def bench_update(head, device, groups=2, chains=8, turns=4, sampled=150, observe
             "model": head,
             "weights": str(dtype).removeprefix("torch."),
             "kernels": kernels,
-            "tokens": int((batch.segments >= 0).sum()),
+            "tokens": batch.tokens,
             "sampled": len(batch.target),
             "s": sorted(seconds)[repeats // 2],
             "memory GB": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,

@@ -11,6 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -62,7 +63,9 @@ def _moments(model, optimizer):
     moments = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
-            moments[f"{name}/{key}"] = value.contiguous()
+            value = torch.as_tensor(value)              # bitsandbytes counts steps in plain numbers
+            small = value.numel() <= 256                # and has tables that all parameters share
+            moments[f"{name}/{key}"] = value.clone() if small else value.contiguous()
     return moments
 
 
@@ -132,11 +135,13 @@ def load_training_state(folder, model, optimizer):
     if state["weights"] != weights:
         raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} "
                          f"weights, the model beside it has {weights}")
+    moments = {}
+    for key, value in saved.items():
+        name, _, what = key.rpartition("/")
+        moments.setdefault(name, {})[what] = value
     for name, p in model.named_parameters():
-        if f"{name}/exp_avg" in saved:
-            optimizer.state[p] = {
-                "step": saved[f"{name}/step"].cpu(),
-                "exp_avg": saved[f"{name}/exp_avg"].to(p.device),
-                "exp_avg_sq": saved[f"{name}/exp_avg_sq"].to(p.device),
-            }
+        if name in moments:
+            optimizer.state[p] = {what: value.to(p.device) for what, value in moments[name].items()}
+            step = moments[name]["step"]
+            optimizer.state[p]["step"] = step if isinstance(optimizer, torch.optim.AdamW) else int(step)
     return state

@@ -22,7 +22,7 @@ shape may round logits differently; a draw that falls on the edge of two tokens 
 """
 
 import asyncio
-import contextlib
+import copy
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -30,9 +30,11 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
+from common.model import computes_in_bf16, computing, head_dim
 from kernels.turn_logprob import matmul_fp32
 
-BLOCK = 8  # prefixes are found at multiples of this many tokens
+BLOCK = 8      # prefixes are found at multiples of this many tokens
+HEADROOM = 64  # tokens that a request must have room for to be taken up
 
 
 @dataclass
@@ -55,6 +57,10 @@ class _Request:
     stop_reason: str = ""     # empty while it runs
     tail: str = ""            # the end of the text so far, for stop strings
 
+    @property
+    def length(self):
+        return len(self.prompt_ids) + len(self.token_ids)
+
 
 class _SlotCache:
     """Keys and values as (layers, 2, slots, heads, tokens, head_dim); a forward pass sees `rows`, each row at
@@ -67,8 +73,7 @@ class _SlotCache:
         layers = config.num_hidden_layers
         heads = getattr(config, "num_key_value_heads", None)
         heads = heads or config.num_attention_heads
-        dim = getattr(config, "head_dim", None)
-        dim = dim or config.hidden_size // config.num_attention_heads
+        dim = head_dim(config)
         self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
         self.bytes_per_token = layers * 2 * heads * dim * self.kv.element_size()
 
@@ -97,6 +102,7 @@ class _SlotCache:
     def update(self, keys, values, layer_idx, *args, **kwargs):
         held_keys = self.kv[layer_idx, 0]
         held_values = self.kv[layer_idx, 1]
+        keys = keys.to(held_keys.dtype)  # a norm of fp32 weights gives fp32 keys, whatever came in
         held_keys[self.slot, :, self.position] = keys.transpose(1, 2)         # (n, width, heads, dim)
         held_values[self.slot, :, self.position] = values.transpose(1, 2)
         return held_keys[self.rows, :, :self.end], held_values[self.rows, :, :self.end]
@@ -122,6 +128,19 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
 AttentionInterface.register("grouped", grouped_attention)
 
 
+def in_bf16(model):
+    """The model on bf16 copies of its linear layers' matrices; all else, the head too, is the model's own.
+
+    (Under autocast its fp32 matrices would be rounded anew at every token.)"""
+    shared = {id(p): p for p in model.parameters()}
+    head = model.get_output_embeddings()
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and layer is not head:
+            copied = layer.weight.detach().to(torch.bfloat16)
+            shared[id(layer.weight)] = torch.nn.Parameter(copied, requires_grad=False)
+    return copy.deepcopy(model, shared)
+
+
 def end_of_sequence(model, tokenizer):
     """The ids that end a sequence: those of the model, or else the tokenizer's."""
     eos = None
@@ -136,9 +155,10 @@ class TransformersEngine:
     """Continuous batching over a Hugging Face causal LM (`model` is shared with training: weights are never
     copied).
 
-    max_batch: sequences decoded together, at most; fewer where their longest possible lengths would not fit
-    into cache_gb. prefix_cache_gb: memory for keys and values of finished turns. On a GPU the forward pass
-    runs in bf16, as training's does."""
+    max_batch: sequences decoded together, at most; fewer where their keys and values, as long as they are
+    now, would not fit into cache_gb: the youngest then wait, and are taken up again where they were.
+    prefix_cache_gb: memory for keys and values of finished turns. The forward pass runs in bf16 where
+    training's does, on a copy of the matrices in bf16 that is made once a sync and gone while training."""
 
     def __init__(self, model, tokenizer, max_batch=256, cache_gb=4.0, prefix_cache_gb=1.0):
         self.model = model
@@ -148,12 +168,9 @@ class TransformersEngine:
         self.cache_bytes = cache_gb * 2**30
         self.prefix_cache_bytes = prefix_cache_gb * 2**30
         self.eos = end_of_sequence(model, tokenizer)
-        if self.device.type == "cuda":
-            self.autocast = lambda: torch.autocast("cuda", torch.bfloat16)
+        self.cache_dtype = model.get_input_embeddings().weight.dtype
+        if computes_in_bf16(model):
             self.cache_dtype = torch.bfloat16
-        else:
-            self.autocast = contextlib.nullcontext
-            self.cache_dtype = model.get_input_embeddings().weight.dtype
         self.waiting = []
         self.active = []
         self.cache = None
@@ -174,14 +191,36 @@ class TransformersEngine:
             with torch.no_grad():
                 for name, tensor in model.named_parameters():
                     own[name].copy_(tensor)
+        self._forget_all()
+
+    def _forget_all(self):
         self.prefixes = OrderedDict()
         self.blocks = {}
         self.prefix_bytes = 0
         self.stored = 0
-        self.head = None                     # of these weights, in the dtype of the products
+        self.sampler = None                  # what decodes: the model, or its copy in bf16
+        self.head = None                     # of these weights, as the products want it
 
     def sleep(self):
-        """Nothing to give: the weights are the trainer's, and the next rollout wants the cache again."""
+        """Gives up the cache, what it holds of finished turns, and the copy of the matrices."""
+        self._drop_cancelled()
+        if self.busy:
+            raise RuntimeError("sleep while generations are running")
+        self._forget_all()
+        self.cache = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _wake(self):
+        """Makes what the next step needs and does not have."""
+        if self.model.training:
+            self.model.eval()
+        if self.sampler is None:
+            self.sampler = in_bf16(self.model) if computes_in_bf16(self.model) else self.model
+            head = self.model.get_output_embeddings().weight.to(self.cache_dtype)
+            self.head = head if head.is_cuda else head.float()  # a CPU's product for fp32 logits wants fp32
+        if self.cache is None:
+            self.cache = _SlotCache(self.model.config, self.cache_dtype, self.device)
 
     @property
     def busy(self):
@@ -204,17 +243,15 @@ class TransformersEngine:
     @torch.no_grad()
     def step(self):
         """One token for every running request, and the first one for those that are admitted."""
-        if self.model.training:
-            self.model.eval()
-        if self.cache is None:
-            self.cache = _SlotCache(self.model.config, self.cache_dtype, self.device)
+        self._wake()
         self._drop_cancelled()
+        self._make_room()
         running = list(self.active)
         hidden = []
         if running:
             ids = [[r.token_ids[-1]] for r in running]
             ids = torch.tensor(ids, device=self.device)
-            start = [len(r.prompt_ids) + len(r.token_ids) - 1 for r in running]
+            start = [r.length - 1 for r in running]
             start = torch.tensor(start, device=self.device)
             rows = slice(0, len(running))
             hidden.append(self._forward(rows, ids, start)[:, 0])
@@ -232,6 +269,21 @@ class TransformersEngine:
                 r.stop_reason = "cancelled"
         self._retire()
 
+    def _fits(self, requests, more):
+        """Whether the caches of these fit into cache_gb when each has `more` tokens; one always does."""
+        longest = max(r.length for r in requests) + more
+        needed = len(requests) * longest * self.cache.bytes_per_token
+        return len(requests) == 1 or needed <= self.cache_bytes
+
+    def _make_room(self):
+        """The youngest go back to those that wait until one more token of each fits. What they have is
+        remembered like a finished turn, so that little is computed again."""
+        while self.active and not self._fits(self.active, 1):
+            row = len(self.active) - 1
+            r = self.active.pop()
+            self._remember(r, row)
+            self.waiting.insert(0, r)
+
     def _forward(self, rows, ids, start):
         """Hidden states (n, width, H) of ids (n, width) that continue the slots `rows`, which hold start (n,)
         tokens each."""
@@ -241,12 +293,12 @@ class TransformersEngine:
         cache.view(rows, start, width)
         column = torch.arange(cache.end, device=self.device)
         mask = column <= cache.position[:, None, :, None]                     # (n, 1, width, end)
-        decoder = self.model.get_decoder()
+        decoder = self.sampler.get_decoder()
         config = decoder.config
         training_attention = config._attn_implementation
         config._attn_implementation = "grouped"
         try:
-            with self.autocast():
+            with computing(self.model):
                 output = decoder(input_ids=ids, attention_mask=mask, position_ids=cache.position,
                                  past_key_values=cache, use_cache=True)
         finally:
@@ -258,14 +310,9 @@ class TransformersEngine:
 
         Returns [] or [their last hidden states (n, H)]."""
         first = len(self.active)
-        longest = max((len(r.prompt_ids) + r.max_tokens for r in self.active), default=0)
         room = 0
         while room < min(len(self.waiting), self.max_batch - first):
-            r = self.waiting[room]
-            longest = max(longest, len(r.prompt_ids) + r.max_tokens)
-            batch = first + room + 1
-            needed = batch * longest * self.cache.bytes_per_token
-            if needed > self.cache_bytes and batch > 1:
+            if not self._fits([*self.active, *self.waiting[:room + 1]], HEADROOM):
                 break
             room += 1
         if not room:
@@ -274,7 +321,7 @@ class TransformersEngine:
         self.waiting = self.waiting[room:]
         unique = OrderedDict()
         for r in new:
-            unique.setdefault(tuple(r.prompt_ids), []).append(r)
+            unique.setdefault((*r.prompt_ids, *r.token_ids), []).append(r)
         groups = list(unique.values())
 
         start = []
@@ -310,9 +357,7 @@ class TransformersEngine:
 
     def _sample(self, requests, hidden):
         """Appends one token to each request, from the last hidden states (n, H)."""
-        if self.head is None:
-            self.head = self.model.get_output_embeddings().weight.to(self.cache_dtype)
-        hidden = hidden.to(self.cache_dtype)
+        hidden = hidden.to(self.cache_dtype).to(self.head.dtype)
         logits = matmul_fp32(hidden, self.head.T)                             # (n, V), fp32 as in training
         V = logits.shape[1]
         temperature = [r.temperature or 1.0 for r in requests]
@@ -379,7 +424,7 @@ class TransformersEngine:
         return keys
 
     def _remember(self, r, row):
-        """Keeps the keys and values of a finished request; the oldest go when memory is full."""
+        """Keeps the keys and values of a request that leaves; the oldest go when memory is full."""
         ids = (*r.prompt_ids, *r.token_ids[:-1])
         kv = self.cache.kv[:, :, row, :, :len(ids)].clone()
         keys = self._keys(ids)

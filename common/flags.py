@@ -13,6 +13,7 @@ beside a number that is not its own.
 """
 
 import dataclasses
+import importlib.util
 import inspect
 import itertools
 import math
@@ -82,6 +83,10 @@ class PolicyFlags(Flags):
     pack_tokens: int = 16384      # tokens a pack of shared prefixes; memory only
     share_prefixes: Literal["on", "off"] = "on"     # compute shared starts of trajectories once; same results
     kernels: Literal["auto", "on", "off"] = "auto"  # Triton log-probs; auto = where there is CUDA
+    # over shared prefixes: tree = FlexAttention, on a GPU; auto = tree there, a dense mask elsewhere
+    attention: Literal["auto", "dense", "tree"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products, not weights; auto = bf16 on a GPU
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"   # 8 bit = moments in a quarter of the memory
     lora: int = 0                 # rank of adapters; 0 = full weights
     # recompute activations; auto = on a GPU; memory only
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
@@ -124,13 +129,7 @@ def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
         refuse("seed", cfg.seed, "a number from 0 to 2^63 - 1")
     if getattr(cfg, "flaw_rate", 0) > 1:
         refuse("flaw_rate", cfg.flaw_rate, "a share, from 0 to 1")
-    if getattr(cfg, "kernels", "auto") == "on" and not torch.cuda.is_available():
-        sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
-    if getattr(cfg, "engine", "") == "vllm" and not vllm_engine.installed():
-        sys.exit("error: --engine vllm: vLLM is not installed here; pip install -r requirements-gpu.txt, "
-                 "or use --engine transformers")
-    if getattr(cfg, "tensor_parallel", 1) > 1 and cfg.engine != "vllm":
-        refuse("tensor_parallel", cfg.tensor_parallel, "is vLLM's: with --engine vllm")
+    check_machine(cfg)
     try:
         run.check_trackers(cfg.log)
     except run.RunError as error:
@@ -139,6 +138,23 @@ def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
         odd = [n for n in cfg.eval_data.split(",") if n not in ("", *world_sets)]
         if odd:
             refuse("eval_data", odd[0], f"with --data world one of {', '.join(world_sets)}")
+
+
+def check_machine(cfg):
+    """Refuses what is not on this machine."""
+    if getattr(cfg, "kernels", "auto") == "on" and not torch.cuda.is_available():
+        sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
+    if getattr(cfg, "attention", "auto") == "tree" and not torch.cuda.is_available():
+        sys.exit("error: --attention tree needs a CUDA device (FlexAttention cannot train on a CPU); "
+                 "auto takes a dense mask where there is none")
+    if getattr(cfg, "optimizer", "adamw") == "adamw8bit" and not importlib.util.find_spec("bitsandbytes"):
+        sys.exit("error: --optimizer adamw8bit: bitsandbytes is not installed here; "
+                 "pip install -r requirements-gpu.txt")
+    if getattr(cfg, "engine", "") == "vllm" and not vllm_engine.installed():
+        sys.exit("error: --engine vllm: vLLM is not installed here; pip install -r requirements-gpu.txt, "
+                 "or use --engine transformers")
+    if getattr(cfg, "tensor_parallel", 1) > 1 and cfg.engine != "vllm":
+        refuse("tensor_parallel", cfg.tensor_parallel, "is vLLM's: with --engine vllm")
 
 
 def refuse(name, value, wanted):

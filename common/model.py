@@ -5,11 +5,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 import transformers
 from safetensors import SafetensorError
 
 from common import checkpoint, hub
 from common.checkpoint import ModelError
+from common.tree_attention import block_mask, padded_length
 from kernels.turn_logprob import turn_logprob
 
 # ---------------------------------------------------------------- loading
@@ -54,19 +56,30 @@ def load_tokenizer(name):
     return tokenizer
 
 
-def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_checkpointing="off"):
+def default_device():
+    """Where models go."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointing="off", precision="auto",
+               frozen=False):
     """Policy of a folder (a LoRA adapter folder included, which keeps its own rank) or hub id,
     in fp32 master weights.
 
-    lora: rank of new adapters on all linear layers (alpha = 2 rank, frozen base in bf16 on a GPU);
-        0 trains all weights.
+    lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
+    attention: dense (scaled dot products and a mask) | tree (common/tree_attention.py) | auto = tree on a
+        GPU, unless the heads are too narrow for it.
     gradient_checkpointing: recompute activations in backward, a layer at a time;
-        auto = where there is a GPU, whose memory is small."""
+        auto = where there is a GPU, whose memory is small.
+    precision: of the products, fp32 | bf16 | auto = bf16 on a GPU.
+    frozen: nothing is trained. What is not (a frozen model, the base below adapters) is held in bf16 where
+        the products are."""
     name = find_model(name)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or default_device()
+    in_bf16 = precision == "bf16" or precision == "auto" and device != "cpu"
     how = {
-        "dtype": torch.bfloat16 if lora and device != "cpu" else torch.float32,
-        "attn_implementation": attn_implementation,
+        "dtype": torch.bfloat16 if in_bf16 and (lora or frozen) else torch.float32,
+        "attn_implementation": "sdpa",
         "trust_remote_code": False,   # no code of strangers,
         "use_safetensors": True,      # and no pickle
     }
@@ -91,7 +104,27 @@ def load_model(name, lora=0, device=None, attn_implementation="sdpa", gradient_c
     if gradient_checkpointing == "on" or gradient_checkpointing == "auto" and device != "cpu":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _refuse_unknown_parts(name, model)
-    return model.to(device)
+    fits = device != "cpu" and head_dim(model.config) >= 16  # FlexAttention's smallest
+    if attention == "tree" or attention == "auto" and fits:
+        model.set_attn_implementation("tree")
+    model.in_bf16 = in_bf16
+    return model.to(device).requires_grad_(False) if frozen else model.to(device)
+
+
+def head_dim(config):
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def computes_in_bf16(model):
+    """Whether its products are of bf16 numbers: as it was loaded, else where it is on a GPU."""
+    return getattr(model, "in_bf16", model.device.type == "cuda")
+
+
+def computing(model):
+    """The context of its forward passes."""
+    if computes_in_bf16(model):
+        return torch.autocast(model.device.type, torch.bfloat16)
+    return nullcontext()
 
 
 def _refuse_unknown_parts(name, model):
@@ -113,13 +146,13 @@ def _refuse_unknown_parts(name, model):
                          "and shared prefixes know full attention only")
 
 
-def load_policy(name, lora=0, gradient_checkpointing="off"):
-    """(model, tokenizer) of a folder or hub id."""
+def load_policy(name, lora=0, **how):
+    """(model, tokenizer) of a folder or hub id. how: of load_model."""
     tokenizer = load_tokenizer(name)
     if not tokenizer.chat_template:
         raise ModelError(f"{name}: its tokenizer has no chat template; use an instruction-tuned model, or "
                          "set tokenizer.chat_template and save it")
-    model = load_model(name, lora, gradient_checkpointing=gradient_checkpointing)
+    model = load_model(name, lora, **how)
     rows = model.get_output_embeddings().weight.shape[0]
     if rows < len(tokenizer):
         raise ModelError(f"{name}: the tokenizer has {len(tokenizer)} ids, the model {rows}: weights and "
@@ -141,7 +174,7 @@ def load_encoder(name, kind, layers=0, device=None):
     layers: keep the first so many, 0 = all. A head that the folder does not have is a new one, drawn from
     PyTorch's generator."""
     source = find_model(name)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or default_device()
     how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
     if layers:
         how["num_hidden_layers"] = layers
@@ -165,25 +198,32 @@ def describe(name, model):
 # ---------------------------------------------------------------- log-probs
 
 def hidden_states(model, batch):
-    """The decoder's last hidden states over the packs of a rollout.Batch, (P, N, H); bf16 on a GPU, as the
-    head's product takes them (fp32 master weights leave the last norm in fp32), whose logits are fp32."""
+    """The decoder's last hidden states over the packs of a rollout.Batch, (P, N, H); in bf16 where it
+    computes in bf16, as the head's product takes them (fp32 master weights leave the last norm in fp32)."""
     # transformers recomputes activations in train mode only; no model has dropout
     model.train(torch.is_grad_enabled())
-    cuda = batch.packed_ids.is_cuda
-    if batch.ancestors is None:
-        mask = (batch.segments >= 0).long()                 # (P, N), causal
+    decoder = model.get_decoder()
+    ids = batch.packed_ids                                      # (P, N)
+    positions = batch.positions
+    P, N = ids.shape
+    if decoder.config._attn_implementation == "tree":
+        length = padded_length(N)
+        ids = F.pad(ids, (0, length - N))
+        positions = F.pad(positions, (0, length - N))
+        mask = block_mask(batch.end, length)
+    elif batch.is_tree:
+        mask = batch.attention_mask()                           # (P, 1, N, N)
     else:
-        mask = batch.attention_mask()                       # (P, 1, N, N)
-    precision = torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext()
-    with precision:
-        decoder = model.get_decoder()
+        column = torch.arange(N, device=ids.device)
+        mask = (column < batch.lengths[:, None]).long()         # (P, N), causal
+    with computing(model):
         hidden = decoder(
-            input_ids=batch.packed_ids,
+            input_ids=ids,
             attention_mask=mask,
-            position_ids=batch.positions,
+            position_ids=positions,
             use_cache=False,
-        ).last_hidden_state
-    return hidden.to(torch.bfloat16) if cuda else hidden
+        ).last_hidden_state[:, :N]
+    return hidden.to(torch.bfloat16) if computes_in_bf16(model) else hidden
 
 
 def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
@@ -227,7 +267,11 @@ def by_token(rows, batch):
 
 def load_reference(model, source, lora):
     """What a KL term compares `model` with: the weights of `source` that it began as."""
-    return model if lora else load_model(source).requires_grad_(False)
+    if lora:
+        return model
+    attention = "tree" if model.config._attn_implementation == "tree" else "dense"
+    precision = "bf16" if computes_in_bf16(model) else "fp32"
+    return load_model(source, attention=attention, precision=precision, frozen=True)
 
 
 @contextmanager

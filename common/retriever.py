@@ -17,6 +17,7 @@ The HTTP form (see retriever_server.py): POST /retrieve {"queries": […], "topk
 import functools
 import hashlib
 import math
+import os
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class BM25Retriever:
     nothing but stop words finds such titles."""
 
     def __init__(self, corpus):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s starts JAX where it is; it would take the GPU
         import bm25s
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")

@@ -231,8 +231,9 @@ class Batch:
     """Trajectories as (B, T), right-padded, and the same tokens packed for the model.
 
     Position t of a (B, T) tensor speaks of token t: logprobs[b, t] = log pi(token t | tokens < t).
-    The model runs on P packs of N tokens. With shared prefixes a pack holds every distinct turn once and
-    `ancestors` says which segment may see which; without, a pack is one trajectory and `ancestors` is None.
+    The model runs on P packs of N tokens: with shared prefixes a tree, every distinct turn once and laid out
+    depth first; without, one trajectory. What descends from a turn is then a run of tokens behind it, so one
+    number a token says who may see it: query i sees key j where j <= i < end[j].
     `predecessor` and `target` list the R distinct sampled tokens; `gather` (B, T) leads from (b, t) to its
     row, R where nothing was sampled."""
     trajectories: list              # the B trajectories, in the order of the rows
@@ -243,8 +244,9 @@ class Batch:
     rollout_logprobs: torch.Tensor  # (B, T) from the sampler, 0 where nothing was sampled
     packed_ids: torch.Tensor        # (P, N)
     positions: torch.Tensor         # (P, N) along the path
-    segments: torch.Tensor          # (P, N) which prompt or turn of the pack, -1 = padding
-    ancestors: torch.Tensor | None  # (P, S, S) bool: segment i descends from, or is, segment j
+    end: torch.Tensor               # (P, N) one past the last token that sees this one; padding sees itself
+    lengths: torch.Tensor           # (P,) tokens of the pack that are not padding
+    is_tree: bool                   # some packs may hold more than one trajectory
     predecessor: torch.Tensor       # (R,) flat index into (P * N): the token whose hidden state predicts
     target: torch.Tensor            # (R,) the token that was sampled there
     gather: torch.Tensor            # (B, T) index into R
@@ -259,20 +261,17 @@ class Batch:
                 moved[name] = value.to(device)
         return Batch(**moved)
 
+    @property
+    def tokens(self):
+        """Tokens that the model computes, without padding."""
+        return int(self.lengths.sum())
+
     def attention_mask(self):
-        """(P, 1, N, N) bool, 1 = may attend: earlier tokens of the own segment and of its ancestors."""
-        P, N = self.segments.shape
-        i = torch.arange(N, device=self.segments.device)
+        """(P, 1, N, N) bool, 1 = may attend."""
+        i = torch.arange(self.end.shape[1], device=self.end.device)
         earlier = i[None, :] <= i[:, None]                          # (N, N)
-        itself = torch.eye(N, dtype=torch.bool, device=i.device)    # padding sees itself
-        real = self.segments >= 0
-        seen = real[:, None, :].expand(P, N, N)
-        if self.ancestors is not None:
-            s = self.segments.clamp(min=0)
-            pack = torch.arange(P, device=s.device)[:, None]
-            rows = self.ancestors[pack, s]                          # (P, N, S)
-            seen = rows.gather(2, s[:, None, :].expand(P, N, N)) & seen
-        return (seen & earlier | itself).unsqueeze(1)
+        before_end = i[None, :, None] < self.end[:, None, :]        # (P, N, N)
+        return (earlier & before_end).unsqueeze(1)
 
 
 def _path(trajectory, prompts):
@@ -325,26 +324,30 @@ def micro_batches(trajectories, max_tokens, share_prefixes=True):
 
 @dataclass
 class _Pack:
-    """Distinct segments (prompts and turns) in a row, parents before children."""
+    """Prompts and turns in a row, depth first. A path shares the parts that the path before it has too:
+    these are still open, the others are closed."""
     ids: list = field(default_factory=list)
     positions: list = field(default_factory=list)
-    segments: list = field(default_factory=list)  # a token's segment
-    segment: dict = field(default_factory=dict)   # key of a path's part -> its segment
-    lineage: list = field(default_factory=list)   # a segment's ancestors and itself
-    start: list = field(default_factory=list)     # index of a segment's first token
-    rows: dict = field(default_factory=dict)      # a turn's segment -> index of its first row in the targets
+    end: list = field(default_factory=list)
+    open: dict = field(default_factory=dict)  # key of a part -> (slice of its tokens, its first row)
 
     def room_wanted(self, path):
-        new = [ids for key, ids, _ in path if key not in self.segment]
+        new = [ids for key, ids, _ in path if key not in self.open]
         return len(self.ids) + sum(map(len, new))
 
-    def add(self, key, ids, lineage, position):
-        """A new segment."""
-        self.lineage.append(lineage)
-        self.start.append(len(self.ids))
+    def close_all_but(self, path=()):
+        """Nothing that comes now sees the parts that are not on this path."""
+        keys = {key for key, _, _ in path}
+        for key in [k for k in self.open if k not in keys]:
+            tokens, _ = self.open.pop(key)
+            self.end[tokens] = [len(self.ids)] * (tokens.stop - tokens.start)
+
+    def add(self, key, ids, position, row):
+        """A new part below the open ones."""
+        self.open[key] = (slice(len(self.ids), len(self.ids) + len(ids)), row)
         self.ids += ids
         self.positions += range(position, position + len(ids))
-        self.segments += [lineage[-1]] * len(ids)
+        self.end += [0] * len(ids)
 
 
 def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
@@ -368,40 +371,36 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
         if not packs or not share_prefixes or packs[-1].room_wanted(path) > pack_tokens:
             packs.append(_Pack())
         pack = packs[-1]
-        lineage = []
+        pack.close_all_but(path)
         position = 0
         for k, (key, ids, turn) in enumerate(path):
-            first_time = key not in pack.segment
-            segment = pack.segment.setdefault(key, len(pack.segment))
-            lineage = lineage + [segment]
-            if first_time and turn is not None:
-                # rows of the sampled tokens; the first one is predicted by the parent's last token
-                _, parent_ids, _ = path[k - 1]
-                before = pack.start[lineage[-2]] + len(parent_ids) - 1
-                begin = len(pack.ids)
-                here = [before, *range(begin, begin + len(turn.ids) - 1)]
-                pack.rows[segment] = len(target)
-                predecessor += [(len(packs) - 1, i) for i in here]
-                target += turn.ids
-            if first_time:
-                pack.add(key, ids, lineage, position)
+            if key not in pack.open:
+                pack.add(key, ids, position, len(target))
+                if turn is not None:
+                    # rows of the sampled tokens; the first one is predicted by the parent's last token
+                    parent, _ = pack.open[path[k - 1][0]]
+                    begin = pack.open[key][0].start
+                    here = [parent.stop - 1, *range(begin, begin + len(turn.ids) - 1)]
+                    predecessor += [(len(packs) - 1, i) for i in here]
+                    target += turn.ids
             input_ids[b, position:position + len(ids)] = torch.tensor(ids)
             if turn is not None:
                 span = slice(position, position + len(turn.ids))
+                _, row = pack.open[key]
                 response_mask[b, span] = True
                 turn_ids[b, span] = k - 1
                 rollout_logprobs[b, span] = torch.tensor(turn.logprobs)
-                gather[b, span] = pack.rows[segment] + torch.arange(len(turn.ids))
+                gather[b, span] = row + torch.arange(len(turn.ids))
                 if trajectory.advantages:
                     advantages[b, span] = trajectory.advantages[k - 1]
             position += len(ids)
     gather[gather < 0] = len(target)
-    packed_ids, positions, segments, ancestors = _stack(packs, pad_id)
+    packed_ids, positions, end, lengths = _stack(packs, pad_id)
     N = packed_ids.shape[1]
     predecessor = torch.tensor([p * N + i for p, i in predecessor])
     return Batch(
         list(trajectories), input_ids, response_mask, turn_ids, advantages, rollout_logprobs,
-        packed_ids, positions, segments, ancestors if share_prefixes else None,
+        packed_ids, positions, end, lengths, share_prefixes,
         predecessor, torch.tensor(target), gather)
 
 
@@ -409,16 +408,14 @@ def _stack(packs, pad_id):
     """The packs as tensors of P rows."""
     P = len(packs)
     N = max(len(p.ids) for p in packs)
-    S = max(len(p.segment) for p in packs)
     packed_ids = torch.full((P, N), pad_id)
     positions = torch.zeros(P, N, dtype=torch.long)
-    segments = torch.full((P, N), -1)
-    ancestors = torch.zeros(P, S, S, dtype=torch.bool)
+    end = torch.arange(1, N + 1).repeat(P, 1)
+    lengths = torch.tensor([len(p.ids) for p in packs])
     for p, pack in enumerate(packs):
+        pack.close_all_but()
         n = len(pack.ids)
         packed_ids[p, :n] = torch.tensor(pack.ids)
         positions[p, :n] = torch.tensor(pack.positions)
-        segments[p, :n] = torch.tensor(pack.segments)
-        for segment, lineage in enumerate(pack.lineage):
-            ancestors[p, segment, lineage] = True
-    return packed_ids, positions, segments, ancestors
+        end[p, :n] = torch.tensor(pack.end)
+    return packed_ids, positions, end, lengths

@@ -280,7 +280,8 @@ def load_policy(cfg, source, trains=True):
     """rollout.Policy of a folder or hub id."""
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
-    model, tokenizer = models.load_policy(source, lora, cfg.gradient_checkpointing)
+    how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
+    model, tokenizer = models.load_policy(source, lora, **how)
     say(models.describe(source, model))
     return rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer))
 

@@ -39,8 +39,10 @@ def prepare(model, reference, trajectories, cfg):
 
 # ---------------------------------------------------------------- optimizer
 
-def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999)):
-    """AdamW on the trainable weights; vectors (norms, biases) are not decayed (ours)."""
+def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999), kind="adamw"):
+    """AdamW on the trainable weights; vectors (norms, biases) are not decayed (ours).
+
+    kind: adamw8bit = with moments in 8 bits (bitsandbytes), for all but tensors below 4,096 numbers."""
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]
     vectors = [p for p in trained if p.ndim < 2]
@@ -48,6 +50,9 @@ def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999)):
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
+    if kind == "adamw8bit":
+        import bitsandbytes
+        return bitsandbytes.optim.AdamW8bit(groups, lr=lr, betas=betas)
     return torch.optim.AdamW(groups, lr=lr, betas=betas)
 
 

@@ -14,7 +14,20 @@ torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1").split(",
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are imported: they then run on the CPU
 
-from common import engine  # noqa: E402
+from common import engine, model  # noqa: E402
+
+# numbers are compared to the last bit, which only a CPU gives again; a test of CUDA names its device
+model.default_device = lambda: "cpu"
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_device_is_this_process_s_alone():
+    """What tests start computes on the CPU, as they do."""
+    if torch.cuda.is_available():
+        torch.cuda.init()
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 
 NEEDS_VLLM = [
     pytest.mark.vllm,

@@ -2,6 +2,7 @@
 new weights. What is vLLM's alone is in test_vllm.py."""
 
 import asyncio
+import copy
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from common import rollout
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
+from common.model import token_logprobs
 from common.vllm_engine import VllmEngine
 from common.world import tiny
 from tests.conftest import NEEDS_VLLM, needs_vllm
@@ -136,13 +138,57 @@ def test_a_small_prefix_cache_forgets_the_oldest(policy):
 
 
 def test_memory_limits_the_batch_and_changes_nothing(policy):
-    # three sequences of 24 tokens
-    engine = TransformersEngine(*policy, cache_gb=3 * (12 + 12) * 2 * 2 * 2 * 8 * 4 / 2**30)
-    results, _ = generate(policy, REQUESTS, engine=engine)
-    assert (
-        engine.cache.kv.shape[2] <= 12
-        and [g.token_ids for g in results] == [g.token_ids for g in generate(policy, REQUESTS)[0]]
-    )
+    # five sequences of 80 tokens: what has grown past that sets the youngest back
+    engine = TransformersEngine(*policy, cache_gb=5 * 80 * 2 * 2 * 2 * 8 * 4 / 2**30)
+    engine.eos = set()
+    unlimited = TransformersEngine(*policy)
+    unlimited.eos = set()
+    step = engine.step
+    running = []
+    waiting = []
+
+    def watched():
+        step()
+        running.append(len(engine.active))
+        waiting.append(len(engine.waiting))
+        longest = max((r.length for r in engine.active), default=0)
+        assert len(engine.active) <= 1 or len(engine.active) * longest <= 5 * 80
+    engine.step = watched
+    results, _ = generate(policy, REQUESTS, engine=engine, max_tokens=150)
+    expected, _ = generate(policy, REQUESTS, engine=unlimited, max_tokens=150)
+    assert max(running) >= 5 and any(b > a for a, b in zip(waiting, waiting[1:]))  # some were set back
+    assert [g.token_ids for g in results] == [g.token_ids for g in expected]
+    for a, b in zip(results, expected, strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+def test_bf16_samples_on_a_copy_of_the_matrices_as_autocast_would(policy):
+    model = copy.deepcopy(policy[0])
+    model.in_bf16 = True
+    results, engine = generate((model, policy[1]), REQUESTS)
+    assert engine.sampler is not model and engine.cache.kv.dtype == torch.bfloat16
+    own = dict(model.named_parameters())
+    copied = {name for name, p in engine.sampler.named_parameters() if p is not own[name]}
+    assert copied == {name for name, p in own.items() if p.ndim == 2 and "embed" not in name}
+    batch = rollout.collate([
+        rollout.Trajectory(str(i), ids, [rollout.Turn(g.token_ids, g.logprobs, g.stop_reason, "")])
+        for i, ((ids, _), g) in enumerate(zip(REQUESTS, results, strict=True))])
+    difference = (token_logprobs(model, batch) - batch.rollout_logprobs)[batch.response_mask].abs()
+    exact = drift(model, REQUESTS, results)
+    assert float(difference.mean()) < .02 and 1e-4 < exact < .5
+    engine.sleep()
+    assert engine.sampler is None and engine.cache is None
+    with torch.no_grad():
+        model.get_decoder().layers[0].mlp.up_proj.weight.add_(.5)
+    engine.sync(model)
+    after, _ = generate((model, policy[1]), REQUESTS, engine=engine)
+    assert [g.token_ids for g in after] != [g.token_ids for g in results]
+
+
+def test_a_request_that_fits_alone_is_served_whatever_its_length(policy):
+    engine = TransformersEngine(*policy, cache_gb=1e-9)
+    results, _ = generate(policy, REQUESTS[:4], engine=engine)
+    assert [g.token_ids for g in results] == [g.token_ids for g in generate(policy, REQUESTS[:4])[0]]
 
 
 @BOTH

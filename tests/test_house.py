@@ -87,9 +87,13 @@ def tokens_of_code_lines(source):
         if isinstance(node, kinds) and ast.get_docstring(node) is not None:
             documented |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     counts = {}
+    inside = 0  # of f-strings: each counts as one string, though Python 3.12 takes them apart
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        counted = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
-        if token.type in counted and token.start[0] not in documented:
+        kind = tokenize.tok_name[token.type]
+        inside -= kind == "FSTRING_END"
+        counted = kind in ("NAME", "NUMBER", "STRING", "OP", "FSTRING_START") and not inside
+        inside += kind == "FSTRING_START"
+        if counted and token.start[0] not in documented:
             counts[token.start[0]] = counts.get(token.start[0], 0) + 1
     return list(counts.values())
 

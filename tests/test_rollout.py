@@ -1,11 +1,14 @@
 """Literal trajectories and their exact masks; packing; the loop that drives agents."""
 
 import asyncio
+import itertools
+from random import Random
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
-from common import rollout
+from common import rollout, tree_attention
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn, collate
 from common.world import tiny
@@ -57,12 +60,72 @@ def test_shared_turns_are_packed_once_with_their_ancestors():
     assert b.target.numel() == 11  # the shared tokens once
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_mask_of_any_trees_in_any_order_is_that_of_their_ancestors(seed):
+    """Every token of a random tree is its own word, so the paths name its ancestors."""
+    random = Random(seed)
+    word = itertools.count(1)
+    leaves = []
+    for q in range(3):
+        prompt = [next(word) for _ in range(random.randint(1, 4))]
+        stems = [[]]
+        for _ in range(8):
+            stem = random.choice(stems)
+            stems.append([*stem, turn([next(word) for _ in range(random.randint(1, 3))], [next(word)])])
+        leaves += [Trajectory(str(q), prompt, turns) for turns in stems if turns]
+    random.shuffle(leaves)
+    if seed % 2:
+        leaves = rollout.prefix_order(leaves)
+    b = collate(leaves, pack_tokens=random.choice([10, 30, 500]))
+    mask = b.attention_mask()[:, 0]
+    turns = [[i for turn in t.turns for i in turn.ids + turn.observation_ids] for t in leaves]
+    paths = [t.prompt_ids + ids for t, ids in zip(leaves, turns, strict=True)]
+    before = {path[k]: path[:k + 1] for path in paths for k in range(len(path))}
+    for p, n in enumerate(b.lengths.tolist()):
+        ids = b.packed_ids[p]
+        for i in range(n):
+            assert ids[mask[p, i]].tolist() == before[int(ids[i])]
+        padding = mask[p, n:].nonzero().tolist()
+        assert padding == [[i, n + i] for i in range(len(padding))]     # sees itself alone
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_blocks_of_tree_attention_are_those_of_the_rule(seed):
+    random = Random(seed)
+    stems = [[]]
+    for _ in range(25):
+        ids = [1] * random.choice([1, 40, 130, 300])
+        stems.append([*random.choice(stems), turn(ids, logprobs=[0.0] * len(ids))])
+    leaves = [Trajectory(str(i % 3), [i % 3] * 100, turns) for i, turns in enumerate(stems) if turns]
+    b = collate(rollout.prefix_order(leaves), pack_tokens=2000)
+    length = tree_attention.padded_length(b.end.shape[1])
+    made = tree_attention.block_mask(b.end, length)
+    P = len(b.end)
+    literal = create_block_mask(made.mask_mod, P, None, length, length, device="cpu")
+    for what in ("kv_num_blocks", "full_kv_num_blocks"):
+        assert torch.equal(getattr(made, what), getattr(literal, what))
+    assert torch.equal(made.to_dense(), literal.to_dense())
+    assert 0 < made.full_kv_num_blocks.sum() and made.sparsity() > 40
+
+
+def test_flex_attention_computes_what_the_dense_mask_does(model):
+    b = collate(rollout.prefix_order(tree()), pack_tokens=11)
+    with torch.no_grad():
+        dense = token_logprobs(model, b)
+        model.config._attn_implementation = "tree"
+        try:
+            tree_form = token_logprobs(model, b)
+        finally:
+            model.config._attn_implementation = "sdpa"
+    assert (tree_form - dense).abs().max() < 1e-5
+
+
 def test_packs_are_closed_and_micro_batches_cover_everything():
     assert collate(rollout.prefix_order(tree()), pack_tokens=11).packed_ids.shape == (2, 10)
     for limit in (1, 10, 14, 100):
         parts = rollout.micro_batches(tree(), limit)
         assert sum(map(len, parts)) == 4
-        assert all(len(p) == 1 or int((collate(p).segments >= 0).sum()) <= limit for p in parts)
+        assert all(len(p) == 1 or collate(p).tokens <= limit for p in parts)
 
 
 @pytest.fixture(scope="module")
