@@ -243,13 +243,36 @@ WORLD = dict(
     flaw_rate=.4,
 )
 VARIANTS = {"think": dict(think="on"), "no-think": dict(think="off", sft_lora=0)}   # sec. 3.5
-PAPER = {  # Table 8 and 6: 1/2 hop, 3+ hop, Qwen3-14B (stage 1: Qwen2.5-14B-Instruct)
+LADDER = ["base", "stage1", "sft-think", "sft-no-think", "rl-think", "rl-no-think"]
+PAPER = {  # 1/2 hop, 3+ hop of Qwen3-14B (stage 1: Qwen2.5-14B-Instruct); "" = not printed
+    # Tables 6 and 8
     "base": (".349", ".156"),
     "stage1": (".575", ".321"),
     "sft-think": (".892", ".605"),
     "sft-no-think": (".941", ".684"),
     "rl-think": (".927", ".635"),
     "rl-no-think": (".940", ".693"),
+    # Table 2, judged by DeepSeek-R1
+    "direct": (".260", ".263"),
+    "direct-no-think": (".238", ".262"),
+    # Table 3
+    "stage1-12": (".712", ""),
+    "stage1-3": ("", ".289"),
+    "stage1-mix": (".575", ".321"),
+    # Table 4
+    "sft-lora-no-think": (".924", ".600"),
+    "sft-lora-think": (".838", ".472"),
+    "sft-full-no-think": (".941", ".684"),
+    "sft-full-think": (".892", ".571"),
+    # Table 5
+    "sft-w1": (".879", ".528"),
+    "sft-w0.8": (".880", ".538"),
+    "sft-w0.2": (".884", ".542"),
+    "sft-w0.1": (".879", ".534"),
+    "sft-w0.05": (".886", ".544"),
+    "sft-w0.01": (".886", ".556"),
+    "sft-w0.001": (".892", ".605"),
+    "sft-w0": (".830", ".438"),
 }
 
 # ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
@@ -968,7 +991,8 @@ def jobs_of(cfg):
                 jobs.append(Job(f"{kind}-{variant}", kind, replace(cfg, **settings)))
         return jobs
     variant = "think" if cfg.think == "on" else "no-think"
-    labels = {"ppo": "stage1", "sft": f"sft-{variant}", "rl": f"rl-{variant}"}
+    direct = "direct" if cfg.think == "on" else "direct-no-think"
+    labels = {"ppo": "stage1", "sft": f"sft-{variant}", "rl": f"rl-{variant}", "direct": direct}
     if cfg.stage == "synthesize":
         return []
     return [Job(labels.get(cfg.stage, cfg.stage), cfg.stage, cfg)]
@@ -1441,7 +1465,7 @@ def sft_samples(policy, examples):
 def show_table(cfg):
     """<name>-table.json: every stage on both sets beside the paper's, differences to the base."""
     own = [job.label for job in jobs_of(cfg)]
-    labels = ["base", *own] if cfg.sweep else [*PAPER, *own]
+    labels = ["base", *own] if cfg.sweep else [*LADDER, *own]
     folders = {label: run_path(cfg, label) for label in labels}
     path = run_path(cfg, cfg.sweep) if cfg.sweep else Path(cfg.out) / "omne_r1" / cfg.name
 
@@ -1449,7 +1473,7 @@ def show_table(cfg):
         place = {"1-2-hop": 0, "3-hop": 1}.get(sets[0]) if len(sets) == 1 else None
         return PAPER[label][place] if label in PAPER and place is not None else ""
 
-    title = f"Omne-R1 {cfg.name} (paper: accuracy, Qwen3-14B)"
+    title = f"Omne-R1 {cfg.name} (paper: accuracy, Qwen3-14B; stage 1: Qwen2.5-14B-Instruct)"
     first = "base" if folders["base"].exists() else own[0]
     report.stage_table(path, title, folders, first, paper, COLUMNS, means=False)
     if cfg.sweep in ("weights", "modes"):  # Figures 2 and 3

@@ -718,6 +718,10 @@ def test_the_whole_ladder_and_its_table(tmp_path, policy_folder):
     assert set(summary["by_type"]) == set(graphs.DOMAINS) and summary["patterns"]
     omne_r1.main([*args, "--name", "all", "--sweep", "weights", "--weights", ".001"])
     assert json.loads((base / "all-sft-w0.001/config.json").read_text())["think_weight"] == .001
+    sweep = json.loads((base / "all-weights-table.json").read_text())
+    paper = sweep["header"].index("paper")
+    assert [(row[0], row[paper]) for row in sweep["rows"]] == [
+        ("base", ".349"), ("base", ".156"), ("sft-w0.001", ".892"), ("sft-w0.001", ".605")]
 
 
 def test_sweeps_are_the_rows_of_their_tables():
@@ -730,6 +734,36 @@ def test_sweeps_are_the_rows_of_their_tables():
     assert modes == [(8, "off"), (8, "on"), (0, "off"), (0, "on")]
     assert [(j.label, j.cfg.hops) for j in jobs("hops")] == [
         ("stage1-12", "12"), ("stage1-3", "3"), ("stage1-mix", "mix")]
+
+
+def printed(number):
+    """Numbers of the paper's table, by its rows' words."""
+    text = sample("../papers/omne_r1.md").read_text(encoding="utf-8")
+    lines = text[:text.index(f"\nTable {number}: ")].rstrip().split("\n")
+    found = []
+    for line in reversed(lines):
+        if not line.startswith("|"):
+            break
+        found.insert(0, [cell.strip() for cell in line.strip("|").split("|")])
+    return found[2:]
+
+
+def share(percent):
+    return "" if percent == "-" else f"{float(percent) / 100:.3f}".lstrip("0")
+
+
+def test_the_papers_numbers_are_those_of_its_tables():
+    for number, sweep, words, before in (5, "weights", 1, []), (3, "hops", 2, []), (4, "modes", 2, ["base"]):
+        rows = [tuple(map(share, row[words:])) for row in printed(number)]
+        jobs = omne_r1.jobs_of(omne_r1.replace(CFG, sweep=sweep))
+        labels = before + [job.label for job in jobs]
+        assert rows == [omne_r1.PAPER[label] for label in labels]
+    direct = {}
+    for think in ("on", "off"):
+        job, = omne_r1.jobs_of(omne_r1.replace(CFG, stage="direct", think=think))
+        direct[think] = omne_r1.PAPER[job.label]
+    table = {row[0]: tuple(map(share, row[1:3])) for row in printed(2)}
+    assert direct == {"on": table["Direct answer(w think)"], "off": table["Direct answer(w/o think)"]}
 
 
 def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
