@@ -351,18 +351,22 @@ async def play(policy, tools, question, path, cfg, seed, temperature, watch=None
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
         turns.append(turn)
         kind, action = read_round(text)
+        lost = False
         if kind == "call" and len(turns) <= cfg.max_calls:
-            turn.observation = await answer_of(tools, action, question, cfg)
-            turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
+            shown = await answer_of(tools, action, question, cfg)
+            lost = shown is None
+            if not lost:
+                turn.observation = shown
+                turn.observation_ids = render_observation(tokenizer, turn.ids, shown, cfg.think)
         if watch:
             watch(turn)
         room = cfg.max_context - len(context_ids(prompt_ids, turns))
         if not turn.observation_ids or room < cfg.max_turn:
-            return judge(Trajectory(question.id, prompt_ids, turns), question, cfg)
+            return judge(Trajectory(question.id, prompt_ids, turns), question, cfg, lost)
 
 
 async def answer_of(tools, action, question, cfg):
-    """What a tool says to a call; a call that cannot be made is told why."""
+    """What a tool says to a call; a call that cannot be made is told why. None: its server failed."""
     if isinstance(action, Fault):
         return f"Error: {action.detail}."
     tool, arguments = action
@@ -372,9 +376,10 @@ async def answer_of(tools, action, question, cfg):
     return await tools(call, cfg.matches)
 
 
-def judge(trajectory, question, cfg):
+def judge(trajectory, question, cfg, lost=False):
     """Fills info. "em" is the paper's accuracy (sec. 4.1.2): the same string but for blanks around it.
-    "format": share of the rounds in the right form; "repetitions": calls made before (sec. 3.5)."""
+    "format": share of the rounds in the right form; "repetitions": calls made before (sec. 3.5); "lost":
+    ended by a tool's server, so that nothing is learned from it (ours)."""
     *earlier, last = trajectory.turns
     right_form = [round_is_right(turn.text, cfg.think, last=False) for turn in earlier]
     right_form.append(round_is_right(last.text, cfg.think, last=True))
@@ -392,12 +397,14 @@ def judge(trajectory, question, cfg):
         faults["wrong graph"] += arguments["graph_type"] != question.type
     answer = action if kind == "answer" else None
     gold = question.answers[0]
+    problem = "" if all(right_form) else "no answer" if answer is None else "form"
     trajectory.info = {
         "answer": answer,
         "em": float(answer is not None and answer.strip() == gold.strip()),
         "normalised": metrics.exact_match(answer, gold) if answer else 0.0,
         "f1": metrics.f1(answer, gold) if answer else 0.0,
-        "problem": "" if all(right_form) else "no answer" if answer is None else "form",
+        "problem": "a tool's server failed" if lost else problem,
+        "lost": lost,
         "format": sum(right_form) / len(right_form),
         "searches": len(calls),
         "repetitions": len(made) - len(set(made)),
@@ -670,8 +677,12 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
 
         for t in done:
             t.reward = REWARD[stage](t, cfg)
-        row |= rollout_metrics(done) | rollout.search_repairs(place.tools)
-        row |= update(actor, reference, optimizer, done, cfg, step, folder.nonfinite(step))
+        learned = [t for t in done if not t.info["lost"]]
+        row |= rollout_metrics(learned or done) | rollout.search_repairs(place.tools)
+        if len(learned) < len(done):
+            row["rollout/lost"] = len(done) - len(learned)
+        if learned:
+            row |= update(actor, reference, optimizer, learned, cfg, step, folder.nonfinite(step))
         row["sample"] = sample_record(policy, done, questions, step, cfg)
 
 
@@ -689,6 +700,8 @@ def sampled_rows(cfg, policy, place, lines, progress):
         batch = [q for q in questions[start:start + 128] if q.id not in sampled]
         done = rollouts(policy, place.tools, batch, one, "sft")
         for t, q in zip(done, batch, strict=True):
+            if t.info["lost"]:
+                continue  # the next call plays it again
             row = None
             if t.info["em"] == 1 and not t.info["problem"]:
                 said = [turn.text for turn in t.turns]
@@ -712,7 +725,8 @@ def template_rows(cfg, place, writer, progress):
     def walked(question):
         calls = template_calls(question)
         shown = place.tools.search(calls, cfg.matches)
-        return calls, shown, writer(question, calls, shown)
+        written = None if None in shown else writer(question, calls, shown)
+        return calls, shown, written
 
     rows, failed = [], 0
     with ThreadPoolExecutor(1 if cfg.teacher == "template" else TEACHERS) as pool:
@@ -725,8 +739,8 @@ def template_rows(cfg, place, writer, progress):
             if written is not None:
                 rows.append(sharegpt_row(q, spoken_turns(q, calls, written), shown, "template"))
     if len(rows) < len(known):
-        warn(f"{len(known) - len(rows)} of {len(known)} templates without thoughts that could be read: "
-             "left out")
+        warn(f"{len(known) - len(rows)} of {len(known)} templates without thoughts that could be read, or "
+             "without a tool's answer: left out")
     return rows
 
 
@@ -912,6 +926,11 @@ def evaluate(policy, place, cfg, progress):
     faults = sum((Counter(t.info["faults"]) for t in done), Counter())
     about = {"set": place.name, "seed": cfg.seed, "temperature": cfg.eval_temperature,
              "faults": dict(sorted(faults.items())), "patterns": patterns(done)}
+    lost = sum(t.info["lost"] for t in done)
+    if lost:
+        about["lost"] = lost
+        warn(f"{place.name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as "
+             "wrong")
     keys = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
     return rows, about | metrics.summarize(rows, keys)
 
@@ -1233,6 +1252,8 @@ METRICS = (
         "rollout/standard": Metric(
             "share of trajectories that call entity_matcher once, then node_info alone", "answers"),
         "rollout/faults": Metric("calls a trajectory that could not be made", "calls"),
+        "rollout/lost": Metric(
+            "trajectories that were not learned from: a tool's server failed; only where there are any"),
         "train/value_loss": Metric("mean squared error of the critic", "critic", "value {:.3f}"),
         "train/explained_variance": Metric(
             "share of the returns' variance that the critic explains", "critic"),

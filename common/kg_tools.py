@@ -25,6 +25,7 @@ PATHS = {ENTITY_MATCHER: "get_precise_entity_names", NODE_INFO: "get_node"}
 MATCHES = 5       # entities that entity_matcher shows
 MAX_NAME = 4000   # characters
 CALLS_A_REQUEST = 256
+LOST_IN_A_ROW = 8  # calls without an answer from a server that lives: it answers none
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,9 @@ class LocalTools:
 class HTTPTools(http_client.Client):
     """Client of a server with these tools.
 
-    A graph that the server does not have is an answer, as it is in this process; what else goes wrong is what
-    http_client.Client says."""
+    A graph that the server does not have is an answer, as it is in this process. A call that gets none,
+    though the server lives and has answered others, has None for a text and is counted in `lost`: it must not
+    end a run, and nobody should learn from it. What else goes wrong is what http_client.Client says."""
     what = "graph"
     flag = "--graph"
     failure = kg.GraphError
@@ -99,6 +101,9 @@ class HTTPTools(http_client.Client):
 
     def __init__(self, url, timeout=60.0, retries=RETRIES):
         super().__init__(url, timeout, retries)
+        self.lost = 0
+        self.lost_in_a_row = 0
+        self.answered = False
         self.graphs = self.patiently(self._graphs, min(retries, START_RETRIES))
 
     def _graphs(self):
@@ -111,7 +116,7 @@ class HTTPTools(http_client.Client):
         return graphs if isinstance(graphs, list) else None
 
     def search(self, calls, k=MATCHES):
-        """The texts of calls. k is the server's own."""
+        """The texts of calls, None for one that was lost. k is the server's own."""
         self.cancelled.clear()
         texts = [""] * len(calls)
         for (graph_type, tool), group in alike(calls).items():
@@ -128,14 +133,53 @@ class HTTPTools(http_client.Client):
         texts = []
         at_once = 1 if self.graphs is None else CALLS_A_REQUEST
         for start in range(0, len(calls), at_once):
-            some = calls[start:start + at_once]
-            names = [self._name(call) for call in some]
-            request = {"node_name": names[0]}
-            if self.graphs is not None:
-                questions = [self.text(call.question[:MAX_NAME], "questions") for call in some]
-                request = {"node_name": names, "question": questions}
-            texts += self.patiently(lambda p=path, r=request: self._contents(p, r), self.retries)
+            texts += self._texts(path, calls[start:start + at_once], self.retries)
         return texts
+
+    def _texts(self, path, calls, retries):
+        """The texts of one request; where it fails, each of its calls is asked for alone."""
+        request = self._request(calls)
+        try:
+            texts = self.patiently(lambda: self._contents(path, request), retries)
+        except self.failure as error:
+            if not self.answered or self.cancelled.is_set() or not self._lives():
+                raise
+            if len(calls) == 1:
+                self._lose(error)
+                return [None]
+        else:
+            self.answered = True
+            self.lost_in_a_row = 0
+            return texts
+        texts = []
+        for call in calls:
+            texts += self._texts(path, [call], min(retries, START_RETRIES))
+        return texts
+
+    def _lives(self):
+        """Whether the server answers at all, be it that it has no such page."""
+        try:
+            self.reply_to("GET", "/health")
+        except http_client.Unavailable:
+            return False
+        return True
+
+    def _lose(self, error):
+        """Counts a call; raises the error where none is answered any more."""
+        self.lost_in_a_row += 1
+        if self.lost_in_a_row >= LOST_IN_A_ROW:
+            raise error
+        if not self.lost:
+            self.say(f": a call got no answer ({error}); nothing is learned from it, and such calls are "
+                     "counted from here on")
+        self.lost += 1
+
+    def _request(self, calls):
+        names = [self._name(call) for call in calls]
+        if self.graphs is None:
+            return {"node_name": names[0]}
+        questions = [self.text(call.question[:MAX_NAME], "questions") for call in calls]
+        return {"node_name": names, "question": questions}
 
     def _name(self, call):
         self.repair(f"names of more than {MAX_NAME:,} characters", len(call.node_name) > MAX_NAME)

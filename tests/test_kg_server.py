@@ -41,9 +41,9 @@ CALLS = [
 ]
 
 
-def serving(app):
-    """A real uvicorn of ours on a free loopback port: (stop, address)."""
-    listener = socket.create_server(("127.0.0.1", 0))
+def serving(app, port=0):
+    """A real uvicorn of ours on a loopback port, by default a free one: (stop, address)."""
+    listener = socket.create_server(("127.0.0.1", port))
     stop = started(http_server.Server(app), listener)
     return stop, f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -272,6 +272,48 @@ def test_what_is_no_answer_is_one_graph_error_at_once(scripted, monkeypatch, ans
     monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: pytest.fail("tried again"))
     with pytest.raises(kg.GraphError, match=said):
         tools.search([Call("node_info", "a", "cs")])
+
+
+def reply_to(names):
+    return 200, json.dumps({"rendered_content": [f"of {name}" for name in names]}).encode()
+
+
+def calls_of(*names):
+    return [Call("node_info", name, "cs") for name in names]
+
+
+@pytest.mark.parametrize("broken", [(500, b"x"), None, (400, b"no"), (200, b'{"rendered_content": 7}')])
+def test_a_call_that_a_living_server_never_answers_is_lost_and_the_others_are_not(
+        scripted, monkeypatch, capsys, broken):
+    def answer(request):
+        return broken if "bad" in request["node_name"] else reply_to(request["node_name"])
+
+    tools = scripted(answer, retries=3)
+    monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
+    assert tools.search(calls_of("a")) == ["of a"]
+    assert tools.search(calls_of("b", "bad", "c")) == ["of b", None, "of c"]
+    assert tools.search(calls_of("bad")) == [None] and tools.lost == 2 and not tools.repaired
+    assert capsys.readouterr().err.count("a call got no answer") == 1
+
+
+def test_a_server_that_answers_nothing_any_more_is_an_error(scripted, monkeypatch):
+    answers = [(200, b'{"rendered_content": ["good"]}')]
+    tools = scripted(lambda request: answers.pop() if answers else (500, b"x"), retries=1)
+    monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
+    assert tools.search(calls_of("a")) == ["good"]
+    with pytest.raises(kg.GraphError, match="HTTP 500.*kg serve"):
+        tools.search(calls_of(*"abcdefghijkl"))
+
+
+def test_a_server_that_is_gone_is_an_error_at_the_first_call(monkeypatch):
+    stop, url = serving(kg_server.make_app(local_tools()))
+    tools = HTTPTools(url, retries=1)
+    monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
+    assert tools.search(calls_of("Sorting"))[0].startswith("Entity: Sorting")
+    stop()
+    with pytest.raises(kg.GraphError, match="no graph service at .* after 2 tries"):
+        tools.search(calls_of("Sorting", "Algorithms"))
+    assert not tools.lost
 
 
 def test_an_unknown_graph_is_a_text_and_no_request(scripted):

@@ -796,6 +796,96 @@ def test_tools_behind_an_address_play_the_same_trajectory(tokenizer, tools, smal
     assert head in there.turns[0].observation
 
 
+class Failing:
+    """Tools whose server fails for one name; the others' answers are those of real ones."""
+    remote = True
+
+    def __init__(self, real, lost):
+        self.real, self.graphs, self.is_lost = real, real.graphs, lost
+
+    def search(self, calls, k):
+        found = zip(calls, self.real.search(calls, k))
+        return [None if self.is_lost(call) else text for call, text in found]
+
+
+def test_a_call_whose_server_fails_ends_the_trajectory(tokenizer, tools):
+    broken = Failing(tools, lambda call: call.tool == "node_info")
+    done, _ = play(tokenizer, [MATCH, NODE, ANSWER], broken, asked())
+    assert done.info["lost"] and done.info["problem"] == "a tool's server failed" and len(done.turns) == 2
+    assert done.turns[0].observation_ids and not done.turns[1].observation_ids
+    assert not play(tokenizer, [MATCH, ANSWER], broken, asked())[0].info["lost"]
+
+
+def test_what_a_failing_server_ended_is_not_learned_from(tmp_path, policy_folder, monkeypatch):
+    learned = []
+    real = omne_r1.update
+
+    def update(actor, reference, optimizer, trajectories, *rest, **more):
+        learned.append([t.question_id for t in trajectories])
+        return real(actor, reference, optimizer, trajectories, *rest, **more)
+
+    def rollouts(policy, tools, questions, cfg, *seed):
+        made = played_by_the_policy(policy, tools, questions, cfg, *seed)
+        for t in made[:2] if len(learned) < 1 else made:
+            t.info["lost"] = True
+        return made
+
+    played_by_the_policy = omne_r1.rollouts
+    monkeypatch.setattr(omne_r1, "rollouts", rollouts)
+    monkeypatch.setattr(omne_r1, "update", update)
+    base = run(tmp_path, policy_folder, "--stage", "ppo", "--steps", 2, "--name", "a")
+    first, second = rows(base / "a-stage1/metrics.jsonl")
+    assert len(learned) == 1 and len(learned[0]) == 4 and first["rollout/lost"] == 2
+    assert second["rollout/lost"] == 6 and "train/updates" not in second
+
+
+def test_a_run_whose_server_is_gone_ends_in_one_line_and_goes_on_when_it_is_back(
+        tmp_path, policy_folder, tools, small_world, monkeypatch):
+    rows_of_graph = [{"id": str(i), "graph_type": "film", "question": f"Who is it {i} ?", "golden_answer": tail,
+                      "path": [head, tail], "relations": [relation]}
+                     for i, (head, relation, tail) in enumerate(small_world.triples[:60])]
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows_of_graph))
+    stop, url = serving(kg_server.make_app(tools))
+    steps = []
+
+    def rollouts(policy, tools, questions, cfg, *seed):
+        steps.append(seed[-1])
+        if len(steps) == 2:
+            stop()
+        tools.search([kg_tools.Call("node_info", "x", "film")])
+        return real(policy, tools, questions, cfg, *seed)
+
+    real = omne_r1.rollouts
+    monkeypatch.setattr(omne_r1, "rollouts", rollouts)
+    args = ["--checkpoint", str(policy_folder), "--graph", url, "--data", str(questions), "--stage", "ppo",
+            "--steps", "3", "--questions-per-step", "4", "--eval-limit", "4", "--max-turn", "12", "--name", "a",
+            "--save-every", "1", "--search-retries", "0", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        omne_r1.main(args)
+    assert re.match(rf"error: no graph service at {url} after 1 tries .*kg serve[^\n]*$", ended.value.code)
+    again, _ = serving(kg_server.make_app(tools), int(url.rpartition(":")[2]))
+    try:
+        omne_r1.main([*args, "--resume"])
+    finally:
+        again()
+    assert steps == [1, 2, 2, 3]
+    assert [row["step"] for row in rows(tmp_path / "omne_r1/a-stage1/metrics.jsonl")] == [1, 2, 3]
+
+
+def test_an_evaluation_counts_what_a_server_ended_and_a_template_is_left_out(tokenizer, tools, capsys):
+    broken = Failing(tools, lambda call: True)
+    engine = Scripted(tokenizer, [MATCH])
+    engine.sync = lambda model: None
+    place = graph_questions.Place("1-2-hop", [asked()], broken)
+    predicted, summary = omne_r1.evaluate(Policy(None, tokenizer, engine), place, CFG, rollout.no_progress)
+    assert summary["lost"] == 1 and summary["em"] == 0 and predicted[0]["problem"] == "a tool's server failed"
+    known = asked(evidences=[["Velia", "director", "Torin"]])
+    place = graph_questions.Place("train", [known], broken)
+    assert omne_r1.template_rows(CFG, place, omne_r1.thoughts_by_template(0), rollout.no_progress) == []
+    assert "without a tool's answer: left out" in capsys.readouterr().out
+
+
 # ---- bad input
 
 
