@@ -73,6 +73,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -935,10 +936,10 @@ def evaluate(policy, place, cfg, progress):
     return rows, about | metrics.summarize(rows, keys)
 
 
-def evaluate_direct(policy, place, cfg, progress):
-    """Answers from memory, without tools or instructions (Table 2)."""
+def evaluate_direct(folder, policy, place, cfg, progress):
+    """Answers from memory, without tools or instructions (Table 2), kept in a folder."""
     empty = NO_THOUGHT if cfg.think == "off" else ""
-    return evaluate_directly(policy, place, cfg, progress, empty)
+    return evaluate_directly(policy, place, cfg, progress, folder, empty)
 
 
 def patterns(done):
@@ -1031,7 +1032,7 @@ def run_job(job, place, evals):
     examples = sft_rows(cfg, place) if kind == "sft" else None
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
     policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains)
-    score = evaluate_direct if kind == "direct" else evaluate
+    score = partial(evaluate_direct, folder.path) if kind == "direct" else evaluate
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))

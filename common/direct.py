@@ -2,7 +2,8 @@
 
 Nothing asks for a format, so all that is said behind the thoughts is the answer, and a language model judges
 it (--judge). Without one, "em" asks for the gold answer alone and is close to 0 for models that write
-sentences.
+sentences. What was said and what the judge made of it is on file at once (said_<set>.jsonl, verdicts.jsonl):
+where the judge goes down, --resume asks for nothing twice.
 """
 
 import re
@@ -11,26 +12,33 @@ from common import chat, metrics, rollout
 from common.judge import Judge
 from common.page import record
 from common.rollout import Trajectory, Turn, stable_seed
+from common.synthesis_files import Keyed
 
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 KEYS = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
 
 
-async def answer(policy, question, cfg, opening):
-    """A Trajectory of one turn. opening: what stands before it and is not the policy's."""
+async def answer(policy, question, cfg, opening, kept):
+    """A Trajectory of one turn. opening: what stands before it and is not the policy's. kept: a Keyed of what
+    was said before."""
     tokenizer = policy.tokenizer
     asked = chat.Foreign(question.question)
     prompt_ids = chat.render_chat(tokenizer, [("user", asked)])
     prompt_ids += tokenizer(opening, add_special_tokens=False)["input_ids"]
-    g = await policy.engine.generate(
-        prompt_ids,
-        stop=(),
-        max_tokens=cfg.max_turn,
-        temperature=cfg.eval_temperature,
-        seed=stable_seed(cfg.seed, "direct", question.id),
-    )
-    text = tokenizer.decode(g.token_ids, skip_special_tokens=True)
-    turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
+    key = str(stable_seed(question.id, prompt_ids))
+    row = kept.get(key)
+    if row is None:
+        g = await policy.engine.generate(
+            prompt_ids,
+            stop=(),
+            max_tokens=cfg.max_turn,
+            temperature=cfg.eval_temperature,
+            seed=stable_seed(cfg.seed, "direct", question.id),
+        )
+        row = {"key": key, "ids": g.token_ids, "logprobs": g.logprobs, "stop_reason": g.stop_reason}
+        kept.add(row)
+    text = tokenizer.decode(row["ids"], skip_special_tokens=True)
+    turn = Turn(row["ids"], row["logprobs"], row["stop_reason"], text)
     said = THOUGHT.sub("", text)
     said = said.partition("<think>")[0].strip()  # (a thought that was cut off answers nothing)
     gold = question.answers[0]
@@ -48,12 +56,15 @@ async def answer(policy, question, cfg, opening):
     return trajectory
 
 
-def evaluate_directly(policy, place, cfg, progress, opening=""):
-    """(rows, summary). With --judge, em is the judge's verdict; one that cannot be read counts as wrong."""
+def evaluate_directly(policy, place, cfg, progress, folder, opening=""):
+    """(rows, summary). With --judge, em is the judge's verdict; one that cannot be read counts as wrong.
+    folder: where what was said is kept."""
     policy.engine.sync(policy.model)
-    agents = [answer(policy, q, cfg, opening) for q in place.questions]
+    kept = Keyed(folder / f"said_{place.name}.jsonl")
+    agents = [answer(policy, q, cfg, opening, kept) for q in place.questions]
     no_search = rollout.BatchedSearch(None)
     done = rollout.run_agents(agents, policy.engine, no_search, progress)
+    kept.close()
     pairs = list(zip(done, place.questions, strict=True))
     about = {
         "set": place.name,
@@ -67,6 +78,7 @@ def evaluate_directly(policy, place, cfg, progress, opening=""):
             gold = q.answers[0]
             asked.append((q.question, gold, t.info["answer"]))
         judge = Judge(cfg.judge, cfg.judge_model)
+        judge.keep(folder / "verdicts.jsonl")
         found = judge.verdicts(asked, progress)
         verdicts = [right for right, _ in found]
         reasons = [why for _, why in found]

@@ -4,7 +4,8 @@
     judge.verdicts([(question, gold, answer), …], progress)    ->  [(True, "reason") or (None, "why not")]
 
 The model is given question, gold answer and prediction, and says whether the prediction is right. What it
-says is read as JSON and never evaluated; an answer that cannot be read is no verdict, and counted.
+says is read as JSON and never evaluated; an answer that cannot be read is no verdict, and counted. Verdicts
+can be kept as soon as they are given, so that nothing is asked for twice where the judge goes down.
 """
 
 import json
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from common import data, metrics, teacher
 from common.files import Progress, RunError, say, write_atomic
+from common.rollout import stable_seed
+from common.synthesis_files import Keyed
 
 PROMPT = """\
 You will see a question, its golden answer and a predicted answer. Judge whether the predicted answer is \
@@ -46,10 +49,26 @@ class Judge:
     def __init__(self, url, model):
         self.chat = teacher.ChatTeacher(url, model)
         self.chat.flag = "--judge"
+        self.kept = None
 
-    def verdict(self, question, gold, answer):
-        """(whether it is right, why), (None, why not) where the judge cannot be understood."""
+    def keep(self, file):
+        """From here on verdicts are on file as soon as they are given; what stands there is not asked for."""
+        self.kept = Keyed(file)
+
+    def verdict(self, question, gold, answer, number=0):
+        """(whether it is right, why), (None, why not) where the judge cannot be understood. number: tells
+        answers apart that are the same."""
         prompt = filled(PROMPT, question=question, gold=gold, answer=answer[:MOST])
+        key = str(stable_seed(self.chat.model, number, prompt))
+        row = self.kept.get(key) if self.kept else None
+        if row is None:
+            right, why = self._ask(prompt)
+            row = {"key": key, "correct": right, "reason": why}
+            if self.kept and right is not None:
+                self.kept.add(row)
+        return row["correct"], row["reason"]
+
+    def _ask(self, prompt):
         try:
             value = teacher.read_object(self.chat.ask(prompt))
         except teacher.BadAnswer as error:
@@ -62,7 +81,7 @@ class Judge:
         """In the order of [(question, gold, answer)]. RunError where none could be understood."""
         found = []
         with ThreadPoolExecutor(self.chat.concurrency) as pool:
-            for one in pool.map(lambda one: self.verdict(*one), asked):
+            for one in pool.map(lambda number, one: self.verdict(*one, number), range(len(asked)), asked):
                 found.append(one)
                 progress(len(found), len(asked))
         if found and all(right is None for right, _ in found):
@@ -91,9 +110,12 @@ def read_answers(file):
 
 
 def score_answers(file, judge):
-    """Answers made elsewhere, judged; the verdicts stand in a file beside theirs."""
+    """Answers made elsewhere, judged; the verdicts stand in a file beside theirs. Those that were given
+    before the judge went down are in another, until all are there."""
     file = Path(file)
     asked = read_answers(file)
+    unfinished = file.with_suffix(".verdicts.jsonl")
+    judge.keep(unfinished)
     with Progress("verdicts") as progress:
         verdicts = judge.verdicts(asked, progress)
     rows = []
@@ -102,6 +124,8 @@ def score_answers(file, judge):
                      "reason": why})
     out = file.with_suffix(".judged.jsonl")
     write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    judge.kept.close()
+    unfinished.unlink()
     mean, low, high = metrics.bootstrap_interval([float(bool(right)) for right, _ in verdicts])
     unread = sum(right is None for right, _ in verdicts)
     say(f"{len(rows)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be read "

@@ -53,32 +53,42 @@ class Lines:
         self.file.close()
 
 
-class Answers:
-    """What a model said, by what it was asked for: `of` asks only for what is not on file."""
+class Keyed:
+    """Rows by their "key", each on file as soon as it is there; threads may add at once."""
 
     def __init__(self, path):
         self.lines = Lines(path)
         self.known = {row["key"]: row for row in self.lines.rows}
         self.lock = threading.Lock()
 
+    def get(self, key):
+        return self.known.get(key)
+
+    def add(self, row):
+        with self.lock:
+            self.known[row["key"]] = row
+            self.lines.add(row)
+
+    def close(self):
+        self.lines.close()
+
+
+class Answers(Keyed):
+    """What a model said, by what it was asked for: `of` asks only for what is not on file."""
+
     def of(self, key, ask):
         """ask() -> text. What it raises as BadAnswer is kept and raised again."""
-        row = self.known.get(key)
+        row = self.get(key)
         if row is None:
             row = {"key": key}
             try:
                 row["text"] = ask()
             except BadAnswer as bad:
                 row |= {"rule": bad.rule, "reason": bad.reason}
-            with self.lock:
-                self.known[key] = row
-                self.lines.add(row)
+            self.add(row)
         if "text" not in row:
             raise BadAnswer(row["rule"], row["reason"])
         return row["text"]
-
-    def close(self):
-        self.lines.close()
 
 
 class Ledger:

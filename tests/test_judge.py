@@ -6,6 +6,7 @@ import pytest
 
 import omne_r1
 from common import data, graph_questions, judge, kg, kg_tools, rollout, teacher
+from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
 from common.synthesis_files import Answers
 
@@ -16,16 +17,25 @@ QUESTION = data.Question("q1", "What is the neighbour of the country of Rome?", 
 
 @pytest.fixture
 def said(monkeypatch):
-    """said(answers): what the model says, in turn; returns the prompts that it was given."""
+    """said(answers): what the model says, in turn, an exception where it says nothing; returns the prompts
+    that it was given."""
+    real = teacher.ChatTeacher.__init__
+
+    def one_by_one(self, url, model, **_):
+        real(self, url, model, concurrency=1)
+
     def script(*answers):
         prompts, left = [], list(answers)
 
         def ask(self, prompt):
             prompts.append(prompt)
-            return left.pop(0) if len(left) > 1 else left[0]
+            answer = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
         monkeypatch.setattr(teacher.ChatTeacher, "ask", ask)
-        monkeypatch.setattr(teacher.ChatTeacher, "concurrency", 1, raising=False)
+        monkeypatch.setattr(teacher.ChatTeacher, "__init__", one_by_one)
         return prompts
 
     return script
@@ -67,6 +77,23 @@ def test_answers_made_elsewhere_are_scored_beside_their_file(said, tmp_path, cap
         judge.score_answers(file, made)
 
 
+def test_a_score_goes_on_where_the_judge_went_down(said, tmp_path):
+    file = tmp_path / "answers.jsonl"
+    rows = [{"question": "q", "golden_answer": "g", "answer": f"a{i}"} for i in range(4)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first = said(verdict(True), "well", verdict(False), RunError("down"))
+    with pytest.raises(RunError, match="down"):
+        judge.score_answers(file, judge.Judge("http://127.0.0.1:9/v1", "r1"))
+    assert len(first) == 4 and not (tmp_path / "answers.judged.jsonl").exists()
+    second = said(verdict(False))
+    judge.score_answers(file, judge.Judge("http://127.0.0.1:9/v1", "r1"))
+    # (what could not be read is asked for again)
+    assert second == [first[1], first[3]]
+    found = [row["correct"] for row in read_jsonl(tmp_path / "answers.judged.jsonl")]
+    assert found == [True, False, False, False]
+    assert {f.name for f in tmp_path.iterdir()} == {"answers.jsonl", "answers.judged.jsonl"}
+
+
 def tools():
     graph = kg.KnowledgeGraph.from_triples([tuple(edge) for edge in PATH])
     return kg_tools.LocalTools({"geo": graph})
@@ -95,7 +122,9 @@ def test_a_teacher_writes_a_thought_a_turn_and_is_asked_once(said, tmp_path):
     assert rows() == []  # left out, and counted
 
 
-def test_answers_from_memory_are_judged(said, tmp_path):
+@pytest.fixture
+def direct(tmp_path):
+    """direct(questions, flags): --stage direct on these, with a tiny policy of random weights."""
     folder = tmp_path / "policy"
     from common.world import tiny
     tokenizer = tiny.tiny_tokenizer(["Rome", "France", "Who"], ["<think>", "</think>"])
@@ -103,15 +132,41 @@ def test_answers_from_memory_are_judged(said, tmp_path):
     tokenizer.save_pretrained(folder)
     triples = tmp_path / "geo.jsonl"
     triples.write_text("".join(json.dumps(edge) + "\n" for edge in PATH))
-    questions = tmp_path / "questions.jsonl"
-    row = {"id": "1", "graph_type": "geo", "question": "Who?", "golden_answer": "France", "hops": 1}
-    questions.write_text(json.dumps(row) + "\n")
+
+    def run(texts, *args):
+        questions = tmp_path / "questions.jsonl"
+        rows = [{"id": str(i), "graph_type": "geo", "question": text, "golden_answer": "France", "hops": 1}
+                for i, text in enumerate(texts)]
+        questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        omne_r1.main(["--model", str(folder), "--graph", f"geo={triples}", "--graph-encoder=",
+                      "--stage", "direct", "--eval-data", str(questions), "--max-turn", "5",
+                      "--out", str(tmp_path), "--judge", "http://127.0.0.1:9/v1", "--name", "a", *args])
+        return tmp_path / "omne_r1"
+
+    return run
+
+
+def test_answers_from_memory_are_judged(said, direct):
     said(verdict(True))
-    omne_r1.main(["--model", str(folder), "--graph", f"geo={triples}", "--graph-encoder=",
-                  "--stage", "direct", "--eval-data", str(questions), "--max-turn", "5",
-                  "--out", str(tmp_path),
-                  "--judge",
-                  "http://127.0.0.1:9/v1", "--name", "a"])
-    found = json.loads((tmp_path / "omne_r1/a-direct/eval_1-2-hop.json").read_text())
+    base = direct(["Who?"])
+    found = json.loads((base / "a-direct/eval_1-2-hop.json").read_text())
     assert found["summary"]["em"] == 1 and found["summary"]["judge"] == "deepseek-reasoner"
     assert found["predictions"][0]["trajectories"][0]["why"] == ["judge: because"]
+    table = json.loads((base / "a-table.json").read_text())
+    assert [row[:3] for row in table["rows"]] == [["direct", "1-2-hop", ".260"]]
+
+
+def test_what_was_said_before_the_judge_went_down_is_not_said_again(said, direct, monkeypatch):
+    texts = ["Who?", "Who Rome?", "Who France?"]
+    first = said(verdict(True), RunError("no judge at http://127.0.0.1:9/v1"))
+    with pytest.raises(SystemExit, match="no judge at"):
+        direct(texts)
+    assert len(first) >= 2
+    generated = []
+    monkeypatch.setattr(TransformersEngine, "generate", lambda *a, **k: generated.append(a))
+    second = said(verdict(False))
+    base = direct(texts, "--resume")
+    assert not generated and len(second) == 2 and first[0] not in second
+    found = json.loads((base / "a-direct/eval_1-2-hop.json").read_text())
+    assert [row["em"] for row in found["predictions"]] == [1, 0, 0]
+    assert all(row["nodes"][1]["tokens"] for row in found["predictions"])
