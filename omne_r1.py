@@ -64,7 +64,6 @@ Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (
 What is not in the paper, and its prompts, are at the end (appendix) or in common/.
 """
 
-import hashlib
 import json
 import math
 import random
@@ -157,6 +156,7 @@ class Config(flags.PolicyFlags):
     max_turn: int = 3000            # tokens a turn | sec. 3.1
     max_prompt: int = 4096          # tokens of the first prompt
     max_context: int = 32768        # tokens of prompt, turns and answers of tools
+    curve_questions: int = 512      # of an evaluation between steps (--eval-every), the same ones | Fig. 4
     temperature: float = 1.0        # of sampling in training; not printed
     eval_temperature: float = 0.0   # of evaluation and --ask; not printed; 0 = greedy
 
@@ -223,6 +223,7 @@ WORLD = dict(
     max_edges=6,
     max_turn=120,
     max_context=1900,
+    curve_questions=100,
     eval_temperature=1.0,
     per_graph=300,
     eval_limit=400,
@@ -933,13 +934,27 @@ def evaluate(policy, place, cfg, progress):
         warn(f"{place.name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as "
              "wrong")
     keys = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
-    return rows, about | metrics.summarize(rows, keys)
+    return rows, about | metrics.summarize(rows, keys) | accuracy_by_pattern(rows)
 
 
 def evaluate_direct(folder, policy, place, cfg, progress):
     """Answers from memory, without tools or instructions (Table 2), kept in a folder."""
     empty = NO_THOUGHT if cfg.think == "off" else ""
     return evaluate_directly(policy, place, cfg, progress, folder, empty)
+
+
+def accuracy_by_pattern(rows):
+    """Accuracy of predictions within the standard pattern and outside it, with intervals; without a part
+    that is empty."""
+    ems = [row["em"] for row in rows]
+    inside = [row["standard"] == 1 for row in rows]
+    outside = [not one for one in inside]
+    found = {}
+    for key, part in (("em_standard", inside), ("em_other", outside)):
+        interval = metrics.interval_within(ems, part)
+        if interval:
+            found[key], found[f"{key}_low"], found[f"{key}_high"] = interval
+    return found
 
 
 def patterns(done):
@@ -1038,16 +1053,18 @@ def run_job(job, place, evals):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
     place, *evals = splits.within_limit([place, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
-    def evaluate_all(when=""):
-        return run.evaluate_all(cfg, folder, policy, evals, score, when)
+    few = max(1, cfg.curve_questions // len(evals))
+    fixed = [replace(part, questions=graph_questions.some(part.questions, few)) for part in evals]
 
     def evaluate_now(when):
-        return run.mean_em(evaluate_all(when))
+        return run.mean_em(run.evaluate_all(cfg, folder, policy, fixed, score, when))
 
     table = SFT_METRICS if kind == "sft" else METRICS
     with run.stage(cfg, folder, table, f"Omne-R1 {cfg.name}: {job.label}"):
         if trains:
             folder.forget_evaluations(evals)  # of fewer steps
+            if cfg.eval_every and not folder.start:
+                evaluate_now("_before")
         if kind == "sft":
             found = that_fit(policy.tokenizer, examples, cfg)
             if not read_jsonl(folder.path / "samples.jsonl"):
@@ -1058,7 +1075,7 @@ def run_job(job, place, evals):
             if not asked:
                 raise data.DataError(f"--hops {cfg.hops}: no training question has so many")
             train(cfg, kind, folder, policy, source, replace(place, questions=asked), evaluate_now)
-        results = evaluate_all()
+        results = run.evaluate_all(cfg, folder, policy, evals, score)
         if job.label == "base":
             guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
 
@@ -1069,7 +1086,8 @@ def run_path(cfg, label):
 
 
 def stage_folder(job):
-    free = (*run.FREE_ON_RESUME, "stage", "seeds", "sweep", "weights", "judge", "judge_model")
+    free = (*run.FREE_ON_RESUME, "stage", "seeds", "sweep", "weights", "judge", "judge_model",
+            "curve_questions")
     name = f"{job.cfg.name}-{job.label}"
     trains = job.kind in ("ppo", "sft", "rl")
     return run.open_folder(job.cfg, "omne_r1", name, free, one_of_many=True, saves=trains)
@@ -1104,18 +1122,7 @@ def stage_checkpoint(cfg, label, needed_by):
 
 def folded(cfg, source):
     """The folder itself, or, of adapters, one of this run with the model that they make of their base."""
-    adapters = Path(source) / "adapter_model.safetensors"
-    if not adapters.exists():
-        return source
-    digest = hashlib.sha256(adapters.read_bytes()).hexdigest()[:12]
-    out = run_path(cfg, f"merged-{digest}")
-    if not out.exists():
-        new = out.with_name(out.name + ".new")
-        model, tokenizer = models.load_policy(source)
-        model.merge_and_unload().save_pretrained(new)
-        tokenizer.save_pretrained(new)
-        new.rename(out)
-    return out
+    return models.folded(source, run_path(cfg, "merged"))
 
 
 def parse_args(argv=None):
@@ -1134,7 +1141,7 @@ def parse_args(argv=None):
 def check(cfg):
     """Refuses what cannot run."""
     ones = """matches max_edges max_words max_turn max_prompt max_context per_graph attempts largest_ball
-        steps questions_per_step group_size mini_batch sft_epochs sft_batch max_length seeds""".split()
+        curve_questions steps questions_per_step group_size mini_batch sft_epochs sft_batch max_length seeds""".split()
     zeros = """max_calls eval_temperature clip gamma lam kl_coef value_coef critic_warmup weight_decay
         sft_sampled sft_templates think_weight sft_lora""".split()
     least = dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0)
@@ -1274,7 +1281,8 @@ COLUMNS = {
     "normalised": ("normalised", ".3f"),
     "calls": ("searches", ".2f"),
     "repeated": ("repetitions", ".2f"),
-    "standard": ("standard", ".2f"),
+    "standard pattern": ("standard", "interval"),
+    "EM within it": ("em_standard", "interval"),
     "format": ("format", ".2f"),
     "tokens": ("tokens", ".1f"),
 }

@@ -2,12 +2,14 @@
 
 Imports nothing of the project."""
 
+import fcntl
 import gzip
 import json
 import os
 import re
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -113,6 +115,16 @@ def write_atomic(path, text):
             Path(temporary).unlink(missing_ok=True)
         raise RunError(f"cannot write {path}: {error.strerror}. "
                        "What was written before is untouched") from error
+
+
+@contextmanager
+def locked(path):
+    """The body of one process at a time, of those that lock this file; the others wait."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_json(path, value):

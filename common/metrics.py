@@ -167,6 +167,24 @@ def bootstrap_interval(values, level=0.95, draws=2000, seed=0):
     return float(values.mean()), float(low), float(high)
 
 
+def interval_within(values, inside, level=0.95, draws=2000, seed=0):
+    """(mean, low, high) of the values (n,) that are inside (n,), under resampling of all questions: how many
+    are inside varies, too. None where none is."""
+    inside = np.asarray(inside, dtype=bool)
+    values = np.where(inside, values, 0.0)
+    n = len(values)
+    if not inside.any():
+        return None
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, n, (draws, n))
+    counts = inside[rows].sum(1)
+    sums = values[rows].sum(1)
+    means = sums[counts > 0] / counts[counts > 0]
+    ends = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.quantile(means, ends)
+    return float(values.sum() / inside.sum()), float(low), float(high)
+
+
 def paired_difference(before, after, level=0.95, seed=0):
     """(mean difference, low, high) of two score lists over the same questions in the same order."""
     if len(before) != len(after):

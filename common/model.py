@@ -1,6 +1,7 @@
 """The policy's weights: finding, loading and describing a model, the log-probs of its tokens,
 its reference."""
 
+import hashlib
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors import SafetensorError
 
 from common import checkpoint, hub
 from common.checkpoint import ModelError
+from common.files import locked
 from common.tree_attention import block_mask, padded_length
 from kernels.turn_logprob import turn_logprob
 
@@ -258,6 +260,26 @@ def by_token(rows, batch):
     """(B, T) of one number for each of the batch's R distinct sampled tokens; 0 elsewhere."""
     with_zero = torch.cat([rows, rows.new_zeros(1)])
     return with_zero[batch.gather]
+
+
+# ---------------------------------------------------------------- adapters
+
+def folded(source, out):
+    """A model's folder itself, or, of adapters, <out>-<hash of them> with the model that they make of their
+    base. Two processes that ask at once fold them once."""
+    adapters = Path(source) / "adapter_model.safetensors"
+    if not adapters.exists():
+        return source
+    digest = hashlib.sha256(adapters.read_bytes()).hexdigest()[:12]
+    merged = Path(f"{out}-{digest}")
+    with locked(merged.with_name(f".{merged.name}.lock")):
+        if not merged.exists():
+            new = merged.with_name(merged.name + ".new")
+            model, tokenizer = load_policy(source)
+            model.merge_and_unload().save_pretrained(new)
+            tokenizer.save_pretrained(new)
+            new.rename(merged)
+    return merged
 
 
 # ---------------------------------------------------------------- reference

@@ -85,8 +85,8 @@ def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens"
     names less those of the stage `base`, paired by question, and what training cost.
 
     paper(stage, sets) -> the paper's number for these sets, or ""; asked for every set, and for the plain
-    mean of several (no such rows without `means`). columns: what stands beside EM, as COLUMNS; minus: headers
-    of it."""
+    mean of several (no such rows without `means`). columns: what stands beside EM, as COLUMNS, with "interval"
+    for a form where the summary has one; minus: headers of it."""
     columns = columns or COLUMNS
     folders = {stage: f for stage, f in folders.items() if list(f.glob("eval_*.json"))}
     results = {stage: evaluations(f) for stage, f in folders.items()}
@@ -103,7 +103,7 @@ def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens"
             old = results.get(base, {}).get(name) if stage != base else None
             row = [stage, name, paper(stage, [name]), interval(s), _minus(old, result, "em", "+.3f")]
             for column, (key, form) in columns.items():
-                row.append(f"{s[key]:{form}}")
+                row.append(_cell(s, key, form))
                 if column in minus:
                     row.append(_minus(old, result, key, "+" + form))
             rows.append([*row, *cost])
@@ -127,6 +127,13 @@ def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens"
         panels = panels_of(*folders.values())
         draw_curves(curves, Path(f"{path}-curves.png"), title, panels)
     say(f"table and curves: {path}-table.json, -curves.png")
+
+
+def _cell(summary, key, form):
+    """A number of a summary; "" where it has none."""
+    if key not in summary:
+        return ""
+    return interval(summary, key) if form == "interval" else f"{summary[key]:{form}}"
 
 
 def _minus(old, new, key, form):

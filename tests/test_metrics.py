@@ -20,6 +20,19 @@ def test_normalisation_and_rules():
     assert metrics.f1("the", "a", yes_no_rule=False) == 1 and metrics.f1("the", "a") == 0
 
 
+def test_an_interval_within_a_part_resamples_all_questions():
+    """Its width is about that of the part alone; it is wider where few questions are inside."""
+    values = [1, 0, 1, 1, 0, 1, 0, 1] * 25
+    inside = [1, 1, 1, 1, 0, 0, 0, 0] * 25
+    mean, low, high = metrics.interval_within(values, inside)
+    alone = metrics.bootstrap_interval([v for v, i in zip(values, inside) if i])
+    assert mean == alone[0] == .75
+    assert low == pytest.approx(alone[1], abs=.02) and high == pytest.approx(alone[2], abs=.02)
+    few = metrics.interval_within(values, [i < 8 and x for i, x in enumerate(inside)])
+    assert few[0] == .75 and few[1] < low and few[2] > high
+    assert metrics.interval_within(values, [0] * 200) is None
+
+
 def test_evidence_scores_by_hand():
     em, f1, precision, recall = metrics.evidence_scores([["A", 0], ["B", 1]], [("A", 0), ("C", 2), ("D", 0)])
     assert (em, precision) == (0, 0.5) and recall == pytest.approx(1 / 3) and f1 == pytest.approx(0.4)

@@ -5,7 +5,9 @@ import json
 import math
 import random
 import re
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -573,6 +575,61 @@ def test_a_tenth_of_a_file_is_held_out_by_start_node_and_a_limit_draws_from_all_
     assert graph_questions.some(questions, 20) == drawn
 
 
+def test_accuracy_within_the_standard_pattern_has_an_interval(tokenizer, tools, small_world):
+    """Five standard trajectories of which two are right, and three others that are all wrong."""
+    tail = next(t[2] for t in small_world.triples if t[1] == "director")
+    right = [MATCH, NODE, ANSWER.replace("Velia", tail)]
+    texts = 2 * right + 3 * [MATCH, NODE, ANSWER] + 3 * [MATCH, MATCH, ANSWER]
+    engine = Scripted(tokenizer, texts)
+    engine.sync = lambda model: None
+    rows = []
+    for i in range(8):  # one by one: the script is in this order
+        place = graph_questions.Place("1-2-hop", [asked(tail, id=str(i))], tools)
+        policy = Policy(None, tokenizer, engine)
+        rows += omne_r1.evaluate(policy, place, CFG, rollout.no_progress)[0]
+    found = omne_r1.accuracy_by_pattern(rows)
+    assert found["em_standard"] == .4 and 0 <= found["em_standard_low"] < .4 < found["em_standard_high"] <= 1
+    assert [found[key] for key in ("em_other", "em_other_low", "em_other_high")] == [0, 0, 0]
+    assert not [key for key in omne_r1.accuracy_by_pattern(rows[:5]) if key.startswith("em_other")]
+    cells = {"em_standard": "EM within it", "standard": "standard pattern"}
+    for key, header in cells.items():
+        assert omne_r1.COLUMNS[header] == (key, "interval")
+
+
+def test_the_curve_is_of_the_same_few_questions_every_time(tmp_path, policy_folder):
+    base = run(tmp_path, policy_folder, "--stage", "ppo", "--steps", 3, "--name", "a", "--eval-every", 1,
+               "--curve-questions", 4)
+
+    def asked_at(when):
+        file = base / f"a-stage1/eval_3-hop{when}.json"
+        return [row["id"] for row in json.loads(file.read_text())["predictions"]]
+
+    few = asked_at("_before")
+    assert len(few) == 2 and few == asked_at("_step1") == asked_at("_step2")
+    assert len(asked_at("")) == 4 and set(few) < set(asked_at(""))
+    steps = rows(base / "a-stage1/metrics.jsonl")
+    assert ["eval/em" in row for row in steps] == [True, True, False]
+
+
+def test_two_that_fold_the_same_adapters_fold_them_once(tmp_path, policy_folder, tokenizer, monkeypatch):
+    adapters = tmp_path / "adapters"
+    models.load_model(policy_folder, lora=2).save_pretrained(adapters)
+    tokenizer.save_pretrained(adapters)
+    calls = []
+
+    def slowly(source):
+        calls.append(source)
+        time.sleep(.5)
+        return real(source)
+
+    real = models.load_policy
+    monkeypatch.setattr(models, "load_policy", slowly)
+    cfg = omne_r1.replace(CFG, out=str(tmp_path), name="a")
+    with ThreadPoolExecutor(2) as pool:  # (the lock belongs to an open file: threads are as good as processes)
+        found = list(pool.map(lambda _: omne_r1.folded(cfg, adapters), range(2)))
+    assert len(calls) == 1 and found[0] == found[1] and (found[0] / "model.safetensors").exists()
+
+
 def test_a_path_ends_at_its_answer():
     row = {"id": "1", "graph_type": "g", "question": "?", "golden_answer": "b", "path": ["a", "b", "c"],
            "relations": ["r", "s"]}
@@ -716,6 +773,8 @@ def test_the_whole_ladder_and_its_table(tmp_path, policy_folder):
     assert {row[1] for row in table["rows"]} == {"1-2-hop", "3-hop"}
     summary = json.loads((base / "all-base/eval_1-2-hop.json").read_text())["summary"]
     assert set(summary["by_type"]) == set(graphs.DOMAINS) and summary["patterns"]
+    standard = table["header"].index("standard pattern")
+    assert all(re.fullmatch(r"0\.\d{3} \[0\.\d{3}, \d\.\d{3}\]", row[standard]) for row in table["rows"])
     omne_r1.main([*args, "--name", "all", "--sweep", "weights", "--weights", ".001"])
     assert json.loads((base / "all-sft-w0.001/config.json").read_text())["think_weight"] == .001
     sweep = json.loads((base / "all-weights-table.json").read_text())

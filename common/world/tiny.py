@@ -1,7 +1,6 @@
 """The tiny policy of the embedded world: a word-level tokenizer, a half-million-weight Qwen3,
 its warm-up on demonstrations, and the cache that keeps what was made."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 
 from common import retriever, rollout, training, vllm_engine, world
-from common.files import say
+from common.files import locked, say
 from common.model import token_logprobs
 from common.world import demonstrations
 
@@ -209,12 +208,10 @@ def cached_policy(recipe, build, cache_dir=None):
     if not cache_dir:
         cache_dir = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
     cache = Path(cache_dir) / "fivehop"
-    cache.mkdir(parents=True, exist_ok=True)
     text = json.dumps(recipe, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     folder = cache / f"policy-{digest}"
-    with open(cache / f"policy-{digest}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(cache / f"policy-{digest}.lock"):
         if not (folder / "recipe.json").exists():
             model, tokenizer = build()
             new = Path(tempfile.mkdtemp(dir=cache))
