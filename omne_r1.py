@@ -80,7 +80,6 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 
 # isort: split
 import torch
-from safetensors.torch import load_file, save_file
 
 from common import (
     chat,
@@ -88,6 +87,7 @@ from common import (
     data,
     flags,
     graph_questions,
+    graph_sources,
     grpo,
     guards,
     loop,
@@ -99,9 +99,11 @@ from common import (
     splits,
     synthesis,
     training,
-    world,
 )
 from common import model as models
+from common.critic import HEAD as HEAD
+from common.critic import ActorCritic as ActorCritic
+from common.critic import load_actor_critic
 from common.curves import draw_curves
 from common.direct import evaluate_directly
 from common.files import (
@@ -116,17 +118,16 @@ from common.files import (
     write_atomic,
     write_json,
 )
-from common.graph_questions import GRAPH_TYPE, REMOTE, Place, apart, has_hops, write_questions
-from common.judge import Judge, filled, score_answers
-from common.kg_tools import Call, LocalTools
+from common.graph_questions import GRAPH_TYPE, REMOTE, has_hops
+from common.judge import Judge, score_answers
+from common.kg_tools import Call
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
-from common.page import record
+from common.page import call_records
+from common.path_thoughts import template_calls, thoughts_by_teacher, thoughts_by_template
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
 from common.synthesis_files import Answers, Lines
-from common.teacher import BadAnswer, ChatTeacher, Template, read_object
 from common.tool_calls import Fault, parse_tool_call, write_tool_call
-from common.world import graphs as world_graphs
-from common.world import thoughts, tiny
+from common.world import graph_policy, tiny
 from kernels.weighted_ce import think_weights, weighted_cross_entropy
 
 # ---------------------------------------------------------------- config
@@ -543,60 +544,6 @@ def assign_credit(step, cfg):
     return float(1 - variance / spread) if spread > 1e-12 else 0.0
 
 
-# ---------------------------------------------------------------- actor and critic
-
-class ActorCritic(torch.nn.Module):
-    """A policy and V. critic=None: V is a linear head on the policy's hidden states, which it shares; else on
-    those of a model of its own. Saved as the policy's folder with value_head.safetensors (and critic/)."""
-
-    def __init__(self, policy, critic=None):
-        super().__init__()
-        self.policy = policy
-        self.critic = critic
-        self.head = torch.nn.Linear(policy.config.hidden_size, 1, device=policy.device)
-        torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
-        torch.nn.init.zeros_(self.head.bias)
-
-    @property
-    def device(self):
-        return self.policy.device
-
-    def forward(self, batch, cfg, detached=False):
-        """(log-probs, values), both (B, T). detached: the value loss stays out of the shared encoder."""
-        hidden = models.hidden_states(self.policy, batch)
-        logprobs = models.token_logprobs(self.policy, batch, cfg.temperature, cfg.kernels, hidden)
-        if self.critic is not None:
-            hidden = models.hidden_states(self.critic, batch)
-        elif detached:
-            hidden = hidden.detach()
-        return logprobs, models.token_values(self.head, batch, hidden)
-
-    def save_pretrained(self, folder):
-        self.policy.save_pretrained(folder)
-        head = {name: value.cpu() for name, value in self.head.state_dict().items()}
-        save_file(head, f"{folder}/{HEAD}")
-        if self.critic is not None:
-            self.critic.save_pretrained(Path(folder) / "critic")
-
-    def critic_parameters(self):
-        of_its_own = [] if self.critic is None else self.critic.parameters()
-        return [*self.head.parameters(), *of_its_own]
-
-
-HEAD = "value_head.safetensors"
-
-
-def load_actor_critic(policy_model, source, cfg, resumed):
-    """ActorCritic around a loaded policy; a resumed one gets its critic back."""
-    critic = None
-    if cfg.critic == "separate":
-        critic = models.load_model(Path(resumed) / "critic" if resumed else source)
-    actor = ActorCritic(policy_model, critic)
-    if resumed:
-        actor.head.load_state_dict(load_file(str(Path(resumed) / HEAD)))
-    return actor
-
-
 # ---------------------------------------------------------------- update
 
 def ppo_loss(logprobs, values, experience, num_tokens, cfg):
@@ -685,7 +632,7 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
             row["rollout/lost"] = len(done) - len(learned)
         if learned:
             row |= update(actor, reference, optimizer, learned, cfg, step, folder.nonfinite(step))
-        row["sample"] = sample_record(policy, done, questions, step, cfg)
+        row["sample"] = call_records.sample_record(policy, done, questions, step, cfg.group_size, label)
 
 
 # ---------------------------------------------------------------- stage 2: data (sec. 3.4, app. A)
@@ -750,54 +697,6 @@ def spoken_turns(question, calls, written):
     """What a gpt says, turn by turn."""
     actions = [*map(tool_call, calls), f"<answer> {question.answers[0]} </answer>"]
     return [f"<think> {thought} </think> {act}" for thought, act in zip(written, actions, strict=True)]
-
-
-def template_calls(question):
-    """The calls of the standard pattern along the question's path."""
-    nodes = [head for head, _, _ in question.evidences]
-    calls = [Call("entity_matcher", nodes[0], question.type, question.question)]
-    return calls + [Call("node_info", node, question.type, question.question) for node in nodes]
-
-
-def thoughts_by_template(seed):
-    """A writer that makes a thought for every turn of common/world/thoughts.py's phrases."""
-    def write(question, calls, shown):
-        rng = random.Random(stable_seed(seed, "thoughts", question.id))
-        path = question.evidences
-        said = [rng.choice(thoughts.STARTS).format(subject=path[0][0])]
-        found = ""
-        for head, relation, tail in path:
-            plan = rng.choice(thoughts.PLANS).format(relation=relation, subject=head)
-            said.append(thoughts.planned(rng, found, plan))
-            found = thoughts.found(rng, relation, tail)
-        said[0] = thoughts.planned(rng, said[0])
-        said.append(thoughts.planned(rng, found, rng.choice(thoughts.ENDS)))
-        return said
-
-    return write
-
-
-def thoughts_by_teacher(teacher, answers):
-    """A writer that asks a language model (the paper does not print its prompt: ours is at the end); answers
-    keeps what it said, so that nothing is asked for twice."""
-    def write(question, calls, shown):
-        steps = []
-        for number, (call, text) in enumerate(zip(calls, shown, strict=True), 1):
-            steps.append(f"{number}. {call.tool}({call.node_name!r})\n{text}")
-        prompt = filled(
-            THOUGHTS, question=question.question, answer=question.answers[0], steps="\n".join(steps),
-            count=str(len(calls) + 1))
-        try:
-            value = read_object(answers.of(str(stable_seed(prompt)), lambda: teacher.ask(prompt)))
-        except BadAnswer:
-            return None
-        found = value.get("thoughts")
-        if not isinstance(found, list) or len(found) != len(calls) + 1:
-            return None
-        found = [chat.no_tags(str(thought)).strip() for thought in found]
-        return found if all(found) else None
-
-    return write
 
 
 def tool_call(call):
@@ -996,8 +895,7 @@ def reproduce(cfg):
         models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
-    load = load_world if cfg.data == "world" else load_own
-    place, evals = load(configs[0])
+    place, evals = graph_sources.load(configs[0], run_path(configs[0], "questions"))
     run.tell(cfg)
     for one in configs:
         for job in jobs_of(one):
@@ -1068,7 +966,7 @@ def run_job(job, place, evals):
         if kind == "sft":
             found = that_fit(policy.tokenizer, examples, cfg)
             if not read_jsonl(folder.path / "samples.jsonl"):
-                folder.append("samples.jsonl", sft_samples(policy, found))
+                folder.append("samples.jsonl", call_records.learned_samples(policy, found, label))
             train_sft(cfg, folder, policy, found, evaluate_now)
         elif trains:
             asked = [q for q in place.questions if has_hops(q, cfg.hops)]
@@ -1141,7 +1039,8 @@ def parse_args(argv=None):
 def check(cfg):
     """Refuses what cannot run."""
     ones = """matches max_edges max_words max_turn max_prompt max_context per_graph attempts largest_ball
-        curve_questions steps questions_per_step group_size mini_batch sft_epochs sft_batch max_length seeds""".split()
+        curve_questions steps questions_per_step group_size mini_batch sft_epochs sft_batch max_length
+        seeds""".split()
     zeros = """max_calls eval_temperature clip gamma lam kl_coef value_coef critic_warmup weight_decay
         sft_sampled sft_templates think_weight sft_lora""".split()
     least = dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0)
@@ -1231,20 +1130,6 @@ For each function call, return the call in Python function-call style within <to
 for example: <tool_call>node_info(node_name="Rastrigin Function", graph_type="cs")</tool_call>
 """
 
-THOUGHTS = """\
-Below are a question, its answer, and the calls that find it in a knowledge graph, each with what the tool \
-said. Write the thought that leads to each call, and one that leads to the answer. A thought knows what was \
-said before it and nothing that comes later; it says what was learned and what to do next.
-
-Question: {question}
-Answer: {answer}
-{steps}
-
-Output in JSON format only, don't add markdown code delimiter or anything else, only a valid json object \
-with {count} texts:
-{"thoughts": ["thought", ...]}
-"""
-
 # ---------------------------------------------------------------- metrics of a step
 
 METRICS = (
@@ -1307,69 +1192,6 @@ def is_standard(trajectory):
     return bool(re.fullmatch("mn+a", trajectory.info["pattern"]))
 
 
-# ---------------------------------------------------------------- questions
-
-def load_own(cfg):
-    """Questions on file, or made from the graphs."""
-    return graph_questions.load_places(cfg, lambda graphs: make_questions(cfg, graphs))
-
-
-def teacher_of(cfg):
-    """Who words questions and thoughts."""
-    return Template() if cfg.teacher == "template" else ChatTeacher(cfg.teacher, cfg.teacher_model)
-
-
-def make_questions(cfg, graphs):
-    """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes; in
-    <name>-questions/, where a killed run goes on."""
-    teacher = teacher_of(cfg)
-    halves = {}
-    for name, graph in graphs.items():
-        halves[name] = synthesis.split_seeds(graph, 0, cfg.test_share, largest=cfg.largest_ball)
-    found = []
-    for number, part in enumerate(("train", "test")):
-        only = {name: half[number] for name, half in halves.items()}
-        folder = run_path(cfg, "questions") / part
-        count = math.ceil(cfg.per_graph * (cfg.test_share if part == "test" else 1))
-        found.append(write_questions(folder, graphs, teacher, cfg, count, only))
-    return found
-
-
-TRAINED_DOMAINS = ("film", "music", "literature")  # the test has one more
-
-
-def load_world(cfg):
-    """Training on three domains; the test world's four, with more of the relations that are rare."""
-    train = world_place(cfg, "train", TRAINED_DOMAINS, cfg.per_graph)
-    names = (cfg.eval_data or "test").split(",")
-    limit = cfg.eval_limit or 400
-    evals = []
-    for name in names:
-        domains = world_graphs.DOMAINS
-        count = math.ceil(limit / (2 * len(domains)))
-        place = world_place(cfg, name, domains, count)
-        for part in apart(place.questions, place.tools):
-            evals.append(part if len(names) == 1 else replace(part, name=f"{name}-{part.name}"))
-    return replace(train, name="train"), evals
-
-
-def graphs_of_world(cfg, name, domains):
-    """{domain: graph} of a split."""
-    try:
-        made = world.make_world(name, 1 if name == "test" else 0, cfg.world_size, questions=1)
-    except (ValueError, IndexError) as error:  # too large for its words, or too small for a question
-        raise data.DataError(f"--world-size {cfg.world_size}: {error}") from error
-    return {domain: world_graphs.graph_for(made, domain) for domain in domains}
-
-
-def world_place(cfg, name, domains, count):
-    """A split's graphs, their tools, and questions by template."""
-    graphs = graphs_of_world(cfg, name, domains)
-    teacher = Template(world_graphs.wording, world_graphs.weight_of(name))
-    questions = write_questions(run_path(cfg, "questions") / name, graphs, teacher, cfg, count)
-    return Place(name, questions, LocalTools(graphs, cfg.max_edges, cfg.max_words))
-
-
 # ---------------------------------------------------------------- files of stage 2
 
 TEACHERS = 8  # requests at a time
@@ -1409,7 +1231,7 @@ def write_sft_rows(cfg, folder, source, place):
         lines.close()
     writer = thoughts_by_template(cfg.seed)
     if cfg.teacher != "template":
-        writer = thoughts_by_teacher(teacher_of(cfg), Answers(folder / "answers.jsonl"))
+        writer = thoughts_by_teacher(graph_sources.teacher_of(cfg), Answers(folder / "answers.jsonl"))
     with Progress("template trajectories") as progress:
         rows += template_rows(cfg, place, writer, progress)
     if not rows:
@@ -1436,32 +1258,12 @@ def that_fit(tokenizer, rows, cfg):
 
 # ---------------------------------------------------------------- records for the page
 
-def trajectory_nodes(trajectory, first, tokenizer):
-    """A trajectory's turns as nodes below the question."""
-    nodes, parents = [], [0]
-    for k, turn in enumerate(trajectory.turns):
-        kind, action = read_round(turn.text)
-        label = "answer" if kind == "answer" else action[0] if isinstance(action, tuple) else "no call"
-        node = record.turn_node(first + k, parents, turn, tokenizer, label=label)
-        nodes.append(node)
-        parents = [node["id"]]
-    return nodes
-
-
-def group_record(trajectories, question, tokenizer=None, **extra):
-    """Trajectories of one question for the page."""
-    nodes, done = [record.root_node()], []
-    for t in trajectories:
-        own = trajectory_nodes(t, len(nodes), tokenizer)
-        nodes += own
-        info = t.info
-        why = [f"accuracy: {info['answer']!r} against {question.answers[0]!r}: {info['em']:g}",
-               f"rounds in the right form: {info['format']:.2f}; calls made before: {info['repetitions']}",
-               f"tools called: {info['pattern']}"]
-        if info["faults"]:
-            why.append("faults: " + ", ".join(f"{name} {n}" for name, n in info["faults"].items()))
-        done.append(record.outcome(t, [0, *(n["id"] for n in own)], why))
-    return record.group(question, nodes, done, **extra)
+def label(turn):
+    """What a turn is called on the page."""
+    kind, action = read_round(turn.text)
+    if kind == "answer":
+        return kind
+    return action[0] if isinstance(action, tuple) else "no call"
 
 
 def prediction(trajectory, question):
@@ -1469,27 +1271,7 @@ def prediction(trajectory, question):
     names = ("answer", "problem", "em", "normalised", "f1", "searches", "repetitions", "pattern", "faults")
     row = {"id": question.id, **{name: trajectory.info[name] for name in names}}
     row |= {"standard": float(is_standard(trajectory)), "tokens": trajectory.sampled_tokens}
-    return row | group_record([trajectory], question)
-
-
-def sample_record(policy, done, questions, step, cfg):
-    """The step's first question with different rewards, else its first."""
-    groups = [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
-    i = grpo.first_with_spread([[t.reward for t in group] for group in groups])
-    more = {"step": step, "prompt_ids": groups[i][0].prompt_ids}
-    return group_record(groups[i], questions[i], policy.tokenizer, **more)
-
-
-def sft_samples(policy, examples):
-    """Two conversations as they are trained on."""
-    shown = []
-    for t in examples[:1] + examples[-1:]:
-        question = data.Question(t.question_id, t.question_id, [""])
-        nodes = [record.root_node(), *trajectory_nodes(t, 1, policy.tokenizer)]
-        t.info |= {"answer": None, "problem": "", "em": 0.0}
-        outcome = record.outcome(t, [n["id"] for n in nodes], [f"from: {t.info['source']}"])
-        shown.append(record.group(question, nodes, [outcome], step=0, prompt_ids=t.prompt_ids))
-    return shown
+    return row | call_records.group_record([trajectory], question, label)
 
 
 def show_table(cfg):
@@ -1514,10 +1296,7 @@ def show_table(cfg):
 
 def ask(cfg, policy):
     """--ask: one trajectory, shown while it is played; TYPE: QUESTION where there are several graphs."""
-    if cfg.data == "world":
-        tools = LocalTools(graphs_of_world(cfg, "test", world_graphs.DOMAINS), cfg.max_edges, cfg.max_words)
-    else:
-        tools = graph_questions.load_tools(cfg)
+    tools = graph_sources.load_tools(cfg)
     known = list(tools.graphs or ["graph"])
     graph_type, _, asked = cfg.ask.partition(": ")
     if graph_type not in known:
@@ -1533,69 +1312,24 @@ def ask(cfg, policy):
 
 # ---------------------------------------------------------------- the tiny policy of the embedded world
 
-def render_demonstration(tokenizer, question, demo, tools, cfg):
-    """A demonstration of the world in this script's tags, with the habits of a policy that nobody trained:
-    fillers for thoughts, names matched that are known, calls made twice. Answers are what the tools say."""
-    seed = stable_seed(question["_id"], demo.answer, len(demo.steps), demo.flaw or "")
-    rng = random.Random(seed)
-    graph_type = question["domain"]
-    turns = []
-
-    def turn(thought, act, stop):
-        turns.append(tiny.said(tokenizer, f"<think> {thoughts.habit(rng, thought)} </think> {act}", stop))
-
-    def call(tool, name, thought):
-        made = Call(tool, name, graph_type, question["question"])
-        turn(thought, tool_call(made), "</tool_call>")
-        asking = turns[-1]
-        asking.observation = tools.search([made], cfg.matches)[0]
-        asking.observation_ids = render_observation(tokenizer, asking.ids, asking.observation, "on")
-
-    found = ""
-    known = set()
-    for step in demo.steps:
-        relation = world_graphs.spoken(step.relation)
-        if not known or step.subject not in known or rng.random() < .25:
-            call("entity_matcher", step.subject, f"{found} find {step.subject}".strip())
-            found = ""
-        for _ in range(2 if rng.random() < .08 else 1):
-            call("node_info", step.subject, f"{found} now {relation} of {step.subject}".strip())
-        found = f"found {relation} {step.found or 'nothing'}"
-        known |= {step.subject, step.found}
-    opened = "" if demo.flaw == "bad format" else "<answer> "
-    turn(f"{found} answer".strip(), f"{opened}{demo.answer} </answer>", "</answer>")
-    prompt_ids = render_prompt(tokenizer, question["question"], graph_type, "on")
-    return Trajectory(question["_id"], prompt_ids, turns)
-
-
-TOOL_WORDS = """
-    entity_matcher node_info node_name graph_type Found entities matching ' Entity Description Type
-    Edges | more edges left out those above share most words with the question There is no entity named
-    in this graph The nearest names Use a name exactly as it written there Error must be for call find
-    found now nothing answer expected not one and else syntax closed or quote within escaped bracket
-    tools arguments missing given twice related tool_response
-    """.split()
-
-
 def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from; made once, then
     cached."""
-    numbers = [str(n) for n in range(cfg.max_edges + 60)]
-    words = [*TOOL_WORDS, *world_graphs.DOMAINS, *thoughts.words(), *"( ) = \" ; … : .".split(), *numbers]
-    names = ("think", "tool_call", "tool_response", "answer")
-    tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
-
     def index(made):
-        made.questions = [
-            row for d in world_graphs.DOMAINS for row in world_graphs.path_questions(made, d, 375, 0)]
-        return LocalTools({d: world_graphs.graph_for(made, d) for d in world_graphs.DOMAINS},
-                          cfg.max_edges, cfg.max_words)
+        return graph_policy.tools_of(made, cfg.max_edges, cfg.max_words)
 
     def render(tokenizer, question, demo, tools):
-        return [render_demonstration(tokenizer, question, demo, tools, cfg)]
+        def observe(turn, call):
+            text = tools.search([call], cfg.matches)[0]
+            return text, render_observation(tokenizer, turn.ids, text, "on")
+
+        turns = graph_policy.turns_of(tokenizer, question, demo, tool_call, observe)
+        prompt_ids = render_prompt(tokenizer, question["question"], question["domain"], "on")
+        return [Trajectory(question["_id"], prompt_ids, turns)]
 
     key = f"omne_r1/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
-    return tiny.tiny_policy(cfg, key, words, tags, render, index, pack_tokens=1024)
+    words = graph_policy.words(cfg.max_edges)
+    return tiny.tiny_policy(cfg, key, words, graph_policy.TAGS, render, index, pack_tokens=1024)
 
 
 if __name__ == "__main__":

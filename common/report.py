@@ -85,8 +85,8 @@ def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens"
     names less those of the stage `base`, paired by question, and what training cost.
 
     paper(stage, sets) -> the paper's number for these sets, or ""; asked for every set, and for the plain
-    mean of several (no such rows without `means`). columns: what stands beside EM, as COLUMNS, with "interval"
-    for a form where the summary has one; minus: headers of it."""
+    mean of several (no such rows without `means`). columns: what stands beside EM, as COLUMNS, "interval" for
+    a form where the summary has one; minus: headers of it."""
     columns = columns or COLUMNS
     folders = {stage: f for stage, f in folders.items() if list(f.glob("eval_*.json"))}
     results = {stage: evaluations(f) for stage, f in folders.items()}

@@ -625,7 +625,7 @@ def test_two_that_fold_the_same_adapters_fold_them_once(tmp_path, policy_folder,
     real = models.load_policy
     monkeypatch.setattr(models, "load_policy", slowly)
     cfg = omne_r1.replace(CFG, out=str(tmp_path), name="a")
-    with ThreadPoolExecutor(2) as pool:  # (the lock belongs to an open file: threads are as good as processes)
+    with ThreadPoolExecutor(2) as pool:  # (a lock is of an open file: threads are as good as processes)
         found = list(pool.map(lambda _: omne_r1.folded(cfg, adapters), range(2)))
     assert len(calls) == 1 and found[0] == found[1] and (found[0] / "model.safetensors").exists()
 
@@ -900,11 +900,12 @@ def test_what_a_failing_server_ended_is_not_learned_from(tmp_path, policy_folder
 
 def test_a_run_whose_server_is_gone_ends_in_one_line_and_goes_on_when_it_is_back(
         tmp_path, policy_folder, tools, small_world, monkeypatch):
-    rows_of_graph = [{"id": str(i), "graph_type": "film", "question": f"Who is it {i} ?", "golden_answer": tail,
-                      "path": [head, tail], "relations": [relation]}
-                     for i, (head, relation, tail) in enumerate(small_world.triples[:60])]
     questions = tmp_path / "questions.jsonl"
-    questions.write_text("".join(json.dumps(row) + "\n" for row in rows_of_graph))
+    with open(questions, "w") as file:
+        for i, (head, relation, tail) in enumerate(small_world.triples[:60]):
+            row = {"id": str(i), "graph_type": "film", "question": f"Who is it {i} ?",
+                   "golden_answer": tail, "path": [head, tail], "relations": [relation]}
+            file.write(json.dumps(row) + "\n")
     stop, url = serving(kg_server.make_app(tools))
     steps = []
 
@@ -918,8 +919,8 @@ def test_a_run_whose_server_is_gone_ends_in_one_line_and_goes_on_when_it_is_back
     real = omne_r1.rollouts
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
     args = ["--checkpoint", str(policy_folder), "--graph", url, "--data", str(questions), "--stage", "ppo",
-            "--steps", "3", "--questions-per-step", "4", "--eval-limit", "4", "--max-turn", "12", "--name", "a",
-            "--save-every", "1", "--search-retries", "0", "--out", str(tmp_path)]
+            "--steps", "3", "--questions-per-step", "4", "--eval-limit", "4", "--max-turn", "12",
+            "--save-every", "1", "--search-retries", "0", "--out", str(tmp_path), "--name", "a"]
     with pytest.raises(SystemExit) as ended:
         omne_r1.main(args)
     assert re.match(rf"error: no graph service at {url} after 1 tries .*kg serve[^\n]*$", ended.value.code)

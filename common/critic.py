@@ -1,0 +1,63 @@
+"""A policy and its critic: the values of a batch's sampled tokens beside their log-probs.
+
+    actor = load_actor_critic(policy.model, source, cfg, folder.start)
+    logprobs, values = actor(batch, cfg)        both (B, T)
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from common import model as models
+
+HEAD = "value_head.safetensors"
+
+
+class ActorCritic(torch.nn.Module):
+    """A policy and V. critic=None: V is a linear head on the policy's hidden states, which it shares; else on
+    those of a model of its own. Saved as the policy's folder with value_head.safetensors (and critic/)."""
+
+    def __init__(self, policy, critic=None):
+        super().__init__()
+        self.policy = policy
+        self.critic = critic
+        self.head = torch.nn.Linear(policy.config.hidden_size, 1, device=policy.device)
+        torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
+        torch.nn.init.zeros_(self.head.bias)
+
+    @property
+    def device(self):
+        return self.policy.device
+
+    def forward(self, batch, cfg, detached=False):
+        """(log-probs, values), both (B, T). detached: the value loss stays out of the shared encoder."""
+        hidden = models.hidden_states(self.policy, batch)
+        logprobs = models.token_logprobs(self.policy, batch, cfg.temperature, cfg.kernels, hidden)
+        if self.critic is not None:
+            hidden = models.hidden_states(self.critic, batch)
+        elif detached:
+            hidden = hidden.detach()
+        return logprobs, models.token_values(self.head, batch, hidden)
+
+    def save_pretrained(self, folder):
+        self.policy.save_pretrained(folder)
+        head = {name: value.cpu() for name, value in self.head.state_dict().items()}
+        save_file(head, f"{folder}/{HEAD}")
+        if self.critic is not None:
+            self.critic.save_pretrained(Path(folder) / "critic")
+
+    def critic_parameters(self):
+        of_its_own = [] if self.critic is None else self.critic.parameters()
+        return [*self.head.parameters(), *of_its_own]
+
+
+def load_actor_critic(policy_model, source, cfg, resumed):
+    """ActorCritic around a loaded policy; a resumed one gets its critic back."""
+    critic = None
+    if cfg.critic == "separate":
+        critic = models.load_model(Path(resumed) / "critic" if resumed else source)
+    actor = ActorCritic(policy_model, critic)
+    if resumed:
+        actor.head.load_state_dict(load_file(str(Path(resumed) / HEAD)))
+    return actor

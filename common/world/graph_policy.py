@@ -1,0 +1,63 @@
+"""What a tiny policy that calls a graph's tools is warmed up on: its words, and its demonstrations' walks."""
+
+import random
+
+from common.kg_tools import Call, LocalTools
+from common.rollout import stable_seed
+from common.world import graphs, thoughts, tiny
+
+TOOL_WORDS = """
+    entity_matcher node_info node_name graph_type Found entities matching ' Entity Description Type
+    Edges | more edges left out those above share most words with the question There is no entity named
+    in this graph The nearest names Use a name exactly as it written there Error must be for call find
+    found now nothing answer expected not one and else syntax closed or quote within escaped bracket
+    tools arguments missing given twice related tool_response
+    """.split()
+TAGS = """
+    <think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <answer> </answer>
+    """.split()
+
+
+def words(max_edges):
+    """What it reads and writes besides the world's words."""
+    numbers = [str(n) for n in range(max_edges + 60)]
+    return [*TOOL_WORDS, *graphs.DOMAINS, *thoughts.words(), *"( ) = \" ; … : .".split(), *numbers]
+
+
+def tools_of(made, max_edges, max_words):
+    """The tools on a world's graphs; its questions become those along their paths."""
+    made.questions = [row for d in graphs.DOMAINS for row in graphs.path_questions(made, d, 375, 0)]
+    return LocalTools({d: graphs.graph_for(made, d) for d in graphs.DOMAINS}, max_edges, max_words)
+
+
+def turns_of(tokenizer, question, demo, tool_call, observe):
+    """The turns of a demonstration, with the habits of a policy that nobody trained: fillers for thoughts,
+    names matched that are known, calls made twice.
+
+    tool_call(call) -> how it is written. observe(turn, call) -> (text, ids) of what the tool says."""
+    seed = stable_seed(question["_id"], demo.answer, len(demo.steps), demo.flaw or "")
+    rng = random.Random(seed)
+    turns = []
+
+    def turn(thought, act, stop):
+        turns.append(tiny.said(tokenizer, f"<think> {thoughts.habit(rng, thought)} </think> {act}", stop))
+
+    def call(tool, name, thought):
+        made = Call(tool, name, question["domain"], question["question"])
+        turn(thought, tool_call(made), "</tool_call>")
+        turns[-1].observation, turns[-1].observation_ids = observe(turns[-1], made)
+
+    found = ""
+    known = set()
+    for step in demo.steps:
+        relation = graphs.spoken(step.relation)
+        if not known or step.subject not in known or rng.random() < .25:
+            call("entity_matcher", step.subject, f"{found} find {step.subject}".strip())
+            found = ""
+        for _ in range(2 if rng.random() < .08 else 1):
+            call("node_info", step.subject, f"{found} now {relation} of {step.subject}".strip())
+        found = f"found {relation} {step.found or 'nothing'}"
+        known |= {step.subject, step.found}
+    opened = "" if demo.flaw == "bad format" else "<answer> "
+    turn(f"{found} answer".strip(), f"{opened}{demo.answer} </answer>", "</answer>")
+    return turns
