@@ -826,48 +826,20 @@ def evaluate(policy, place, cfg, progress):
     rows = [prediction(t, q) for t, q in zip(done, place.questions, strict=True)]
     faults = sum((Counter(t.info["faults"]) for t in done), Counter())
     about = {"set": place.name, "seed": cfg.seed, "temperature": cfg.eval_temperature,
-             "faults": dict(sorted(faults.items())), "patterns": patterns(done)}
+             "faults": dict(sorted(faults.items())), "patterns": metrics.by_pattern(rows)}
     lost = sum(t.info["lost"] for t in done)
     if lost:
         about["lost"] = lost
         warn(f"{place.name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as "
              "wrong")
     keys = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
-    return rows, about | metrics.summarize(rows, keys) | accuracy_by_pattern(rows)
+    return rows, about | metrics.summarize(rows, keys) | metrics.by_standard(rows)
 
 
 def evaluate_direct(folder, policy, place, cfg, progress):
     """Answers from memory, without tools or instructions (Table 2), kept in a folder."""
     empty = NO_THOUGHT if cfg.think == "off" else ""
     return evaluate_directly(policy, place, cfg, progress, folder, empty)
-
-
-def accuracy_by_pattern(rows):
-    """Accuracy of predictions within the standard pattern and outside it, with intervals; without a part
-    that is empty."""
-    ems = [row["em"] for row in rows]
-    inside = [row["standard"] == 1 for row in rows]
-    outside = [not one for one in inside]
-    found = {}
-    for key, part in (("em_standard", inside), ("em_other", outside)):
-        interval = metrics.interval_within(ems, part)
-        if interval:
-            found[key], found[f"{key}_low"], found[f"{key}_high"] = interval
-    return found
-
-
-def patterns(done):
-    """The ten most frequent patterns of tool calls: {pattern: [share, accuracy within it]}."""
-    of = {}
-    for t in done:
-        of.setdefault(t.info["pattern"], []).append(t.info["em"])
-    frequent = sorted(of, key=lambda pattern: (-len(of[pattern]), pattern))
-    table = {}
-    for pattern in frequent[:10]:
-        share = len(of[pattern]) / len(done)
-        accuracy = rollout.mean(of[pattern])
-        table[pattern] = [round(share, 4), round(accuracy, 4)]
-    return table
 
 
 # ---------------------------------------------------------------- main

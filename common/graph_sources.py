@@ -19,19 +19,26 @@ def load(cfg, folder):
     """(training Place or None, evaluation Places)"""
     if cfg.data == "world":
         return load_world(cfg, folder)
-    return graph_questions.load_places(cfg, lambda graphs: make_questions(cfg, folder, graphs))
+
+    def make(graphs):
+        return make_questions(cfg, folder, graphs)
+
+    return graph_questions.load_places(cfg, make)
 
 
 def load_tools(cfg):
     """The tools that --ask calls."""
     if cfg.data != "world":
         return graph_questions.load_tools(cfg)
-    return LocalTools(graphs_of_world(cfg, "test", world_graphs.DOMAINS), cfg.max_edges, cfg.max_words)
+    graphs = graphs_of_world(cfg, "test", world_graphs.DOMAINS)
+    return LocalTools(graphs, cfg.max_edges, cfg.max_words)
 
 
 def teacher_of(cfg):
     """Who words questions and thoughts."""
-    return Template() if cfg.teacher == "template" else ChatTeacher(cfg.teacher, cfg.teacher_model)
+    if cfg.teacher == "template":
+        return Template()
+    return ChatTeacher(cfg.teacher, cfg.teacher_model)
 
 
 def make_questions(cfg, folder, graphs):
@@ -44,8 +51,10 @@ def make_questions(cfg, folder, graphs):
     found = []
     for number, part in enumerate(("train", "test")):
         only = {name: half[number] for name, half in halves.items()}
-        count = math.ceil(cfg.per_graph * (cfg.test_share if part == "test" else 1))
-        found.append(write_questions(folder / part, graphs, teacher, cfg, count, only))
+        share = cfg.test_share if part == "test" else 1
+        count = math.ceil(cfg.per_graph * share)
+        made = write_questions(folder / part, graphs, teacher, cfg, count, only)
+        found.append(made)
     return found
 
 
@@ -53,21 +62,24 @@ def load_world(cfg, folder):
     """Training on three domains; the test world's four, with more of the relations that are rare."""
     train = world_place(cfg, folder, "train", TRAINED_DOMAINS, cfg.per_graph)
     names = (cfg.eval_data or "test").split(",")
+    domains = world_graphs.DOMAINS
     limit = cfg.eval_limit or 400
+    count = math.ceil(limit / (2 * len(domains)))
     evals = []
     for name in names:
-        domains = world_graphs.DOMAINS
-        count = math.ceil(limit / (2 * len(domains)))
         place = world_place(cfg, folder, name, domains, count)
-        for part in apart(place.questions, place.tools):
-            evals.append(part if len(names) == 1 else replace(part, name=f"{name}-{part.name}"))
-    return replace(train, name="train"), evals
+        parts = apart(place.questions, place.tools)
+        if len(names) > 1:
+            parts = [replace(part, name=f"{name}-{part.name}") for part in parts]
+        evals += parts
+    return train, evals
 
 
 def graphs_of_world(cfg, name, domains):
     """{domain: graph} of a split."""
     try:
-        made = world.make_world(name, 1 if name == "test" else 0, cfg.world_size, questions=1)
+        seed = 1 if name == "test" else 0
+        made = world.make_world(name, seed, cfg.world_size, questions=1)
     except (ValueError, IndexError) as error:  # too large for its words, or too small for a question
         raise data.DataError(f"--world-size {cfg.world_size}: {error}") from error
     return {domain: world_graphs.graph_for(made, domain) for domain in domains}
@@ -78,4 +90,5 @@ def world_place(cfg, folder, name, domains, count):
     graphs = graphs_of_world(cfg, name, domains)
     teacher = Template(world_graphs.wording, world_graphs.weight_of(name))
     questions = write_questions(folder / name, graphs, teacher, cfg, count)
-    return Place(name, questions, LocalTools(graphs, cfg.max_edges, cfg.max_words))
+    tools = LocalTools(graphs, cfg.max_edges, cfg.max_words)
+    return Place(name, questions, tools)

@@ -185,6 +185,38 @@ def interval_within(values, inside, level=0.95, draws=2000, seed=0):
     return float(values.sum() / inside.sum()), float(low), float(high)
 
 
+def by_standard(rows):
+    """EM of the prediction rows that are "standard" and of the others, with intervals; without a part that is
+    empty."""
+    ems = [row["em"] for row in rows]
+    inside = [row["standard"] == 1 for row in rows]
+    outside = [not one for one in inside]
+    found = {}
+    for key, part in (("em_standard", inside), ("em_other", outside)):
+        interval = interval_within(ems, part)
+        if interval:
+            found[key], found[f"{key}_low"], found[f"{key}_high"] = interval
+    return found
+
+
+def by_pattern(rows, most=10):
+    """The most frequent patterns of prediction rows: {pattern: [share, EM within it]}.
+
+    >>> by_pattern([{"pattern": "mna", "em": 1}, {"pattern": "mna", "em": 0}, {"pattern": "a", "em": 0}])
+    {'mna': [0.6667, 0.5], 'a': [0.3333, 0.0]}
+    """
+    of = {}
+    for row in rows:
+        of.setdefault(row["pattern"], []).append(row["em"])
+    frequent = sorted(of, key=lambda pattern: (-len(of[pattern]), pattern))
+    table = {}
+    for pattern in frequent[:most]:
+        ems = of[pattern]
+        share = len(ems) / len(rows)
+        table[pattern] = [round(share, 4), round(sum(ems) / len(ems), 4)]
+    return table
+
+
 def paired_difference(before, after, level=0.95, seed=0):
     """(mean difference, low, high) of two score lists over the same questions in the same order."""
     if len(before) != len(after):

@@ -21,6 +21,7 @@ from common import (
     kg_lightrag,
     kg_server,
     kg_tools,
+    metrics,
     rollout,
     sharegpt,
     training,
@@ -587,10 +588,10 @@ def test_accuracy_within_the_standard_pattern_has_an_interval(tokenizer, tools, 
         place = graph_questions.Place("1-2-hop", [asked(tail, id=str(i))], tools)
         policy = Policy(None, tokenizer, engine)
         rows += omne_r1.evaluate(policy, place, CFG, rollout.no_progress)[0]
-    found = omne_r1.accuracy_by_pattern(rows)
+    found = metrics.by_standard(rows)
     assert found["em_standard"] == .4 and 0 <= found["em_standard_low"] < .4 < found["em_standard_high"] <= 1
     assert [found[key] for key in ("em_other", "em_other_low", "em_other_high")] == [0, 0, 0]
-    assert not [key for key in omne_r1.accuracy_by_pattern(rows[:5]) if key.startswith("em_other")]
+    assert not [key for key in metrics.by_standard(rows[:5]) if key.startswith("em_other")]
     cells = {"em_standard": "EM within it", "standard": "standard pattern"}
     for key, header in cells.items():
         assert omne_r1.COLUMNS[header] == (key, "interval")

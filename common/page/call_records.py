@@ -24,24 +24,34 @@ def group_record(trajectories, question, label, tokenizer=None, **extra):
     for t in trajectories:
         own = nodes_of(t, len(nodes), label, tokenizer)
         nodes += own
-        info = t.info
-        why = [
-            f"accuracy: {info['answer']!r} against {question.answers[0]!r}: {info['em']:g}",
-            f"rounds in the right form: {info['format']:.2f}; calls made before: {info['repetitions']}",
-            f"tools called: {info['pattern']}",
-        ]
-        if info["faults"]:
-            why.append("faults: " + ", ".join(f"{name} {n}" for name, n in info["faults"].items()))
-        done.append(record.outcome(t, [0, *(n["id"] for n in own)], why))
+        path = [0, *(node["id"] for node in own)]
+        why = reasons(t.info, question.answers[0])
+        done.append(record.outcome(t, path, why))
     return record.group(question, nodes, done, **extra)
+
+
+def reasons(info, gold):
+    """Lines that say what led to a reward."""
+    said = [
+        f"accuracy: {info['answer']!r} against {gold!r}: {info['em']:g}",
+        f"rounds in the right form: {info['format']:.2f}; calls made before: {info['repetitions']}",
+        f"tools called: {info['pattern']}",
+    ]
+    faults = [f"{name} {count}" for name, count in info["faults"].items()]
+    if faults:
+        said.append("faults: " + ", ".join(faults))
+    return said
 
 
 def sample_record(policy, done, questions, step, group_size, label):
     """The step's first question with different rewards, else its first."""
-    groups = [done[i:i + group_size] for i in range(0, len(done), group_size)]
-    i = grpo.first_with_spread([[t.reward for t in group] for group in groups])
-    more = {"step": step, "prompt_ids": groups[i][0].prompt_ids}
-    return group_record(groups[i], questions[i], label, policy.tokenizer, **more)
+    starts = range(0, len(done), group_size)
+    groups = [done[i:i + group_size] for i in starts]
+    rewards = [[t.reward for t in group] for group in groups]
+    i = grpo.first_with_spread(rewards)
+    group = groups[i]
+    more = {"step": step, "prompt_ids": group[0].prompt_ids}
+    return group_record(group, questions[i], label, policy.tokenizer, **more)
 
 
 def learned_samples(policy, examples, label):
@@ -50,7 +60,9 @@ def learned_samples(policy, examples, label):
     for t in examples[:1] + examples[-1:]:
         question = data.Question(t.question_id, t.question_id, [""])
         nodes = [record.root_node(), *nodes_of(t, 1, label, policy.tokenizer)]
+        path = [node["id"] for node in nodes]
         t.info |= {"answer": None, "problem": "", "em": 0.0}
-        outcome = record.outcome(t, [n["id"] for n in nodes], [f"from: {t.info['source']}"])
-        shown.append(record.group(question, nodes, [outcome], step=0, prompt_ids=t.prompt_ids))
+        outcome = record.outcome(t, path, [f"from: {t.info['source']}"])
+        more = {"step": 0, "prompt_ids": t.prompt_ids}
+        shown.append(record.group(question, nodes, [outcome], **more))
     return shown

@@ -20,14 +20,18 @@ TAGS = """
 
 def words(max_edges):
     """What it reads and writes besides the world's words."""
+    signs = "( ) = \" ; … : .".split()
     numbers = [str(n) for n in range(max_edges + 60)]
-    return [*TOOL_WORDS, *graphs.DOMAINS, *thoughts.words(), *"( ) = \" ; … : .".split(), *numbers]
+    return [*TOOL_WORDS, *graphs.DOMAINS, *thoughts.words(), *signs, *numbers]
 
 
 def tools_of(made, max_edges, max_words):
     """The tools on a world's graphs; its questions become those along their paths."""
-    made.questions = [row for d in graphs.DOMAINS for row in graphs.path_questions(made, d, 375, 0)]
-    return LocalTools({d: graphs.graph_for(made, d) for d in graphs.DOMAINS}, max_edges, max_words)
+    made.questions = []
+    for domain in graphs.DOMAINS:
+        made.questions += graphs.path_questions(made, domain, 375, 0)
+    all_of_them = {domain: graphs.graph_for(made, domain) for domain in graphs.DOMAINS}
+    return LocalTools(all_of_them, max_edges, max_words)
 
 
 def turns_of(tokenizer, question, demo, tool_call, observe):
@@ -40,7 +44,8 @@ def turns_of(tokenizer, question, demo, tool_call, observe):
     turns = []
 
     def turn(thought, act, stop):
-        turns.append(tiny.said(tokenizer, f"<think> {thoughts.habit(rng, thought)} </think> {act}", stop))
+        filled = thoughts.habit(rng, thought)
+        turns.append(tiny.said(tokenizer, f"<think> {filled} </think> {act}", stop))
 
     def call(tool, name, thought):
         made = Call(tool, name, question["domain"], question["question"])
@@ -51,13 +56,16 @@ def turns_of(tokenizer, question, demo, tool_call, observe):
     known = set()
     for step in demo.steps:
         relation = graphs.spoken(step.relation)
-        if not known or step.subject not in known or rng.random() < .25:
-            call("entity_matcher", step.subject, f"{found} find {step.subject}".strip())
+        subject = step.subject
+        if not known or subject not in known or rng.random() < .25:
+            call("entity_matcher", subject, f"{found} find {subject}".strip())
             found = ""
-        for _ in range(2 if rng.random() < .08 else 1):
-            call("node_info", step.subject, f"{found} now {relation} of {step.subject}".strip())
+        times = 2 if rng.random() < .08 else 1
+        for _ in range(times):
+            call("node_info", subject, f"{found} now {relation} of {subject}".strip())
         found = f"found {relation} {step.found or 'nothing'}"
-        known |= {step.subject, step.found}
+        known |= {subject, step.found}
     opened = "" if demo.flaw == "bad format" else "<answer> "
-    turn(f"{found} answer".strip(), f"{opened}{demo.answer} </answer>", "</answer>")
+    thought = f"{found} answer".strip()
+    turn(thought, f"{opened}{demo.answer} </answer>", "</answer>")
     return turns
