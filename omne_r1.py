@@ -118,7 +118,7 @@ from common.files import (
     write_atomic,
     write_json,
 )
-from common.graph_questions import GRAPH_TYPE, REMOTE, has_hops
+from common.graph_questions import GRAPH_TYPE, has_hops
 from common.judge import Judge, score_answers
 from common.kg_tools import Call
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
@@ -1002,10 +1002,13 @@ def parse_args(argv=None):
     default = replace(Config(), **WORLD) if in_world else Config()
     cfg = flags.cli(default, Config(), __doc__, argv)
     check(cfg)
-    only = cfg.eval_only or cfg.stage in ("eval", "direct")
     stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
-    return replace(cfg, stage=stage, eval_only=only,
+    return replace(cfg, stage=stage, eval_only=only_evaluates(cfg),
                    name=cfg.name or (f"seed{cfg.seed}" if cfg.seeds == 1 else ""))
+
+
+def only_evaluates(cfg):
+    return cfg.eval_only or cfg.stage in ("eval", "direct")
 
 
 def check(cfg):
@@ -1031,17 +1034,8 @@ def check(cfg):
         flags.refuse("weights", cfg.weights, "different numbers of 0 and more with commas, such as 1,.1,0")
     if cfg.format_score == "graded" and cfg.think == "off":
         flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
-    if cfg.data != "world" and not cfg.graph and not cfg.score:
-        flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "
-                                         "http://HOST:PORT")
     needs_model = not cfg.score and cfg.stage != "synthesize"
-    if cfg.data != "world" and needs_model and not (cfg.model or cfg.checkpoint):
-        flags.refuse("model", cfg.model, "needed with --graph (or --checkpoint)")
-    if cfg.data == "world" and cfg.graph:
-        flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
-    only = cfg.eval_only or cfg.stage in ("eval", "direct")
-    if cfg.graph.startswith(REMOTE) and not (cfg.data or cfg.ask or only and cfg.eval_data):
-        flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
+    graph_sources.check(cfg, needs_model, only_evaluates(cfg))
     if cfg.seeds > 1 and cfg.name:
         flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")
     if cfg.score and not cfg.judge:

@@ -6,13 +6,29 @@
 import math
 from dataclasses import replace
 
-from common import data, graph_questions, synthesis, world
-from common.graph_questions import Place, apart, write_questions
+from common import data, flags, graph_questions, synthesis, world
+from common.graph_questions import REMOTE, Place, apart, write_questions
 from common.kg_tools import LocalTools
 from common.teacher import ChatTeacher, Template
 from common.world import graphs as world_graphs
 
 TRAINED_DOMAINS = ("film", "music", "literature")  # the test has one more
+
+
+def check(cfg, needs_model, only_evaluates):
+    """Refuses graphs, questions and models that do not go together."""
+    if cfg.data == "world":
+        if cfg.graph:
+            flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
+        return
+    if not cfg.graph and not cfg.score:
+        flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "
+                                         "http://HOST:PORT")
+    if needs_model and not (cfg.model or cfg.checkpoint):
+        flags.refuse("model", cfg.model, "needed with --graph (or --checkpoint)")
+    asked = cfg.data or cfg.ask or only_evaluates and cfg.eval_data
+    if cfg.graph.startswith(REMOTE) and not asked:
+        flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
 
 
 def load(cfg, folder):
