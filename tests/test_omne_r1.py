@@ -587,7 +587,10 @@ def test_accuracy_within_the_standard_pattern_has_an_interval(tokenizer, tools, 
     for i in range(8):  # one by one: the script is in this order
         place = graph_questions.Place("1-2-hop", [asked(tail, id=str(i))], tools)
         policy = Policy(None, tokenizer, engine)
-        rows += omne_r1.evaluate(policy, place, CFG, rollout.no_progress)[0]
+        one, summary = omne_r1.evaluate(policy, place, CFG, rollout.no_progress)
+        rows += one
+        assert summary["standard_low"] == summary["standard"] == (i < 5)
+        assert summary["em_standard" if i < 5 else "em_other"] == (i < 2)
     found = metrics.by_standard(rows)
     assert found["em_standard"] == .4 and 0 <= found["em_standard_low"] < .4 < found["em_standard_high"] <= 1
     assert [found[key] for key in ("em_other", "em_other_low", "em_other_high")] == [0, 0, 0]
