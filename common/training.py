@@ -53,7 +53,9 @@ def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999), kind="adamw
     if kind == "adamw8bit":
         import bitsandbytes
         return bitsandbytes.optim.AdamW8bit(groups, lr=lr, betas=betas)
-    return torch.optim.AdamW(groups, lr=lr, betas=betas)
+    # on a GPU a tensor at a time: all at once takes another copy of the weights
+    at_once = False if trained and trained[0].is_cuda else None
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, foreach=at_once)
 
 
 def cosine_lr(step, total, peak, final=0.0, warmup=0):

@@ -1,0 +1,203 @@
+"""How much memory a run wants, before anything is loaded: `estimate` in numbers, `check` refuses in words.
+
+Counted from the model's configuration: its parameters and their moments; beside them what an update holds
+(gradients, bf16 copies, activations and logits of a micro-batch) or what a rollout does (the sampler's
+copies, its caches), whichever is more. What PyTorch rounds up and leaves unused comes on top, some 10 %.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+import transformers
+
+from common.model import default_device, find_model, head_dim
+
+LOGIT_TILE = 2 * 512 * 2**20  # the kernels' tile of logits, and its softmax
+KEPT_LOGITS = 2.0 * 2**30     # of kernels.turn_logprob: larger gradients of logits are computed again
+CHUNK = 4096                  # rows of fp32 logits at a time where there are no kernels
+
+
+@dataclass
+class Estimate:
+    """Bytes by what they are for."""
+    held: dict       # all the time
+    update: dict     # beside it in an update
+    rollout: dict    # beside it in a rollout
+
+    @property
+    def peak(self):
+        return sum(self.held.values()) + max(sum(self.update.values()), sum(self.rollout.values()))
+
+    def table(self):
+        """[(when, what, GB)] of all that is not nothing."""
+        rows = []
+        for when in ("held", "update", "rollout"):
+            for what, size in getattr(self, when).items():
+                if size:
+                    rows.append((when, what, size / 1e9))
+        return rows
+
+
+@dataclass
+class Shape:
+    """What the estimate asks of a configuration."""
+    layers: int
+    hidden: int
+    attention: int      # width of all query heads
+    keys: int           # of all key heads
+    inner: int
+    vocabulary: int
+    weights: int        # all parameters
+    matrices: int       # of those, in the layers' linear maps
+    adapters: int       # a rank of LoRA
+
+
+def shape_of(config):
+    """The Shape of a decoder, counted on a model that has no numbers."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    return Shape(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        attention=config.num_attention_heads * head_dim(config),
+        keys=(getattr(config, "num_key_value_heads", None) or config.num_attention_heads) * head_dim(config),
+        inner=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        weights=sum(p.numel() for p in model.parameters()),
+        matrices=sum(m.weight.numel() for m in linear),
+        adapters=sum(m.in_features + m.out_features for m in linear),
+    )
+
+
+def estimate(shape, cfg, cuda, ranks=1, reference=False, critic=False, sampled=.4):
+    """Estimate of cfg (flags.PolicyFlags) for one of `ranks` processes that share weights and moments.
+
+    reference: whether a frozen copy is kept for a KL term. critic: whether a second model is trained.
+    sampled: share of the tokens that the policy samples, the rest being prompts and passages."""
+    s = shape
+    in_bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and cuda
+    checkpointing = cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and cuda
+    trained = s.adapters * cfg.lora if cfg.lora else s.weights
+    frozen = s.weights if cfg.lora else 0
+    models = 2 if critic else 1
+    moments = 2.03 if cfg.optimizer == "adamw8bit" else 8
+    held = {
+        "trained weights (fp32)": 4 * trained * models / ranks,
+        "frozen weights": (2 if in_bf16 else 4) * frozen / ranks,
+        "moments": moments * trained * models / ranks,
+        "reference": (2 if in_bf16 else 4) * s.weights * (reference and not cfg.lora),
+    }
+    copies = 2 * s.matrices * (in_bf16 and not cfg.lora) / ranks
+    layer = cfg.micro_tokens * layer_activations(s, in_bf16)
+    head = logits(s, int(cfg.micro_tokens * sampled), cuda and cfg.kernels != "off")
+    update = {
+        "gradients": 4 * trained * models / ranks,
+        "attention mask": mask_bytes(s, cfg, cuda, in_bf16),
+    }
+    if checkpointing:  # a forward pass, the head and a layer's backward pass come one after the other
+        update["inputs of layers"] = cfg.micro_tokens * s.layers * 4 * s.hidden
+        update["bf16 copies, logits, or a layer"] = max(copies, head, 1.5 * layer)
+    else:
+        update["activations"] = s.layers * layer
+        update["bf16 copies and logits"] = copies + head
+    rollout = {
+        "the sampler's weights": sampler_weights(s, cfg, in_bf16, ranks),
+        "keys and values": caches(s, cfg, in_bf16),
+    }
+    return Estimate(held, update, rollout)
+
+
+def sampler_weights(s, cfg, in_bf16, ranks):
+    """vLLM has all of them; ours shares the trainer's, but for bf16 copies of matrices that are fp32."""
+    if cfg.engine == "vllm" or ranks > 1:
+        return (2 if in_bf16 else 4) * s.weights / cfg.tensor_parallel
+    if cfg.lora or not in_bf16:
+        return 0
+    return 2 * (s.matrices + s.vocabulary * s.hidden)
+
+
+def layer_activations(s, in_bf16):
+    """What a layer keeps of a token for its backward pass."""
+    narrow = 2 if in_bf16 else 4
+    return (
+        4 * 3 * s.hidden                                # norms and residual stream, fp32
+        + 4 * 2 * (s.attention + s.keys)                # queries and keys after their norm, turned
+        + narrow * (2 * s.attention + 2 * s.keys)       # as products give them; values; what attention gives
+        + narrow * 4 * s.inner                          # gate, up, activation, their product
+    )
+
+
+def mask_bytes(s, cfg, cuda, in_bf16):
+    """Of a dense mask of whole packs, as bool and as numbers; none where FlexAttention is used."""
+    if cfg.share_prefixes == "off" or cuda and cfg.attention != "dense":
+        return 0
+    packs = max(1, cfg.micro_tokens // cfg.pack_tokens)
+    return packs * min(cfg.pack_tokens, cfg.micro_tokens) ** 2 * (1 + (2 if in_bf16 else 4))
+
+
+def logits(s, rows, kernels):
+    """Of the rows that the policy sampled: tiles, and what backward keeps."""
+    if kernels:
+        return min(LOGIT_TILE, 8 * rows * s.vocabulary) + min(KEPT_LOGITS, 2 * rows * s.vocabulary)
+    return 3 * 4 * min(rows, CHUNK) * s.vocabulary
+
+
+def caches(s, cfg, in_bf16):
+    """Of running sequences and of finished turns: --cache-gb each, at most as many as can be."""
+    a_token = 2 * s.layers * s.keys * (2 if in_bf16 else 4)
+    longest = getattr(cfg, "max_prompt", 4096) + getattr(cfg, "max_response", 4096)
+    most = cfg.max_batch * longest * a_token
+    return min(cfg.cache_gb * 2**30, most) * (1 if cfg.engine == "vllm" else 2)
+
+
+# ---------------------------------------------------------------- a run
+
+def device_bytes():
+    """What the device has in all: of a GPU its memory, else what this machine could still give."""
+    if default_device() == "cuda":
+        return torch.cuda.mem_get_info()[1]
+    with open("/proc/meminfo") as f:
+        lines = dict(line.split(":") for line in f)
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def check(cfg, name, ranks=1, have=None, **models):
+    """Estimate of a run with the model `name` (folder or hub id); ends the program where the device cannot
+    hold it. models: of `estimate`. None where the configuration is of no plain decoder."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(find_model(name), trust_remote_code=False)
+        shape = shape_of(config)
+    except (AttributeError, ValueError, OSError):  # adapters alone, an encoder: loading says what it is
+        return None
+    cuda = default_device() == "cuda"
+    found = estimate(shape, cfg, cuda, ranks, **models)
+    try:
+        have = have or device_bytes()
+    except (OSError, KeyError):
+        return found
+    if found.peak > have:
+        rows = "\n".join(f"  {gb:7.2f} GB  {what} ({when})" for when, what, gb in found.table())
+        sys.exit(f"error: {name} with these flags wants about {found.peak / 1e9:.1f} GB on a device of "
+                 f"{have / 1e9:.1f}:\n{rows}\n{remedies(cfg, found)}")
+    return found
+
+
+def remedies(cfg, found):
+    """What to turn, largest gain first."""
+    ways = []
+    if not cfg.lora:
+        ways.append("--lora 64 (adapters on a frozen base)")
+        if cfg.optimizer == "adamw":
+            ways.append("--optimizer adamw8bit (saves three quarters of the moments)")
+    activations = found.update.get("activations", 0) + found.update.get("inputs of layers", 0)
+    if activations > .1 * found.peak:
+        ways.append(f"--micro-tokens {cfg.micro_tokens // 2} --pack-tokens {cfg.pack_tokens // 2}")
+        if "activations" in found.update:
+            ways.append("--gradient-checkpointing on")
+    if found.rollout["keys and values"] > .2 * found.peak:
+        ways.append(f"--cache-gb {cfg.cache_gb / 2:g}")
+    ways.append("more GPUs (torchrun --nproc-per-node N)")
+    return "try " + "; ".join(ways)
