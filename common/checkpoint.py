@@ -11,8 +11,10 @@ import os
 import shutil
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from common import distributed
 
 
 class ModelError(RuntimeError):
@@ -25,17 +27,30 @@ REMEDY = "restore it, or start anew with another --name and --checkpoint"
 def save(folder, model, tokenizer, optimizer, state):
     """Replaces the checkpoint as a whole. state: plain JSON with "step".
 
-    A failed save leaves the old one as it was."""
-    folder = Path(folder)
+    A failed save leaves the old one as it was. Of several ranks the first writes what all gather: whole
+    tensors, as one process has them."""
+    moments = weights = None
+    if optimizer is not None:
+        moments = distributed.collect(_moments(model, optimizer))
+    if distributed.world() > 1:
+        weights = distributed.collect(model.state_dict(keep_vars=True))
+    distributed.once(_write, Path(folder), model, weights, tokenizer, moments, state)
+
+
+def _write(folder, model, weights, tokenizer, moments, state):
+    """weights: whole, where those of the model are cut; moments: of the optimizer, or None."""
     new = folder.with_name(folder.name + ".new")
     old = folder.with_name(folder.name + ".old")
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        model.save_pretrained(new)
+        if weights is None:
+            model.save_pretrained(new)
+        else:
+            model.save_pretrained(new, state_dict=weights)
         tokenizer.save_pretrained(new)
-        if optimizer is not None:
-            save_file(_moments(model, optimizer), str(new / "optimizer.safetensors"))
+        if moments is not None:
+            save_file(moments, str(new / "optimizer.safetensors"))
         digests = {}
         for file in _files(new):
             stamp = file.stat()
@@ -127,16 +142,17 @@ def read_state(folder):
 def load_training_state(folder, model, optimizer):
     """Fills the optimizer from a checkpoint (checked before by read_state) and returns its trainer.json."""
     state = read_state(folder)
-    saved = load_file(str(Path(folder) / "optimizer.safetensors"))
     weights = sum(p.numel() for p in model.parameters())
     if state["weights"] != weights:
         raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} "
                          f"weights, the model beside it has {weights}")
-    for name, p in model.named_parameters():
-        if f"{name}/exp_avg" in saved:
-            optimizer.state[p] = {
-                "step": saved[f"{name}/step"].cpu(),
-                "exp_avg": saved[f"{name}/exp_avg"].to(p.device),
-                "exp_avg_sq": saved[f"{name}/exp_avg_sq"].to(p.device),
-            }
+    with safe_open(str(Path(folder) / "optimizer.safetensors"), "pt") as saved:
+        names = set(saved.keys())
+        for name, p in model.named_parameters():
+            if f"{name}/exp_avg" in names:
+                of_weight = {"step": saved.get_tensor(f"{name}/step")}
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    tensor = saved.get_tensor(f"{name}/{moment}").to(p.device)
+                    of_weight[moment] = distributed.cut_like(tensor, p)
+                optimizer.state[p] = of_weight
     return state

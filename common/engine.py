@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
+from common import distributed
 from kernels.turn_logprob import matmul_fp32
 
 BLOCK = 8  # prefixes are found at multiples of this many tokens
@@ -173,7 +174,7 @@ class TransformersEngine:
             own = dict(self.model.named_parameters())
             with torch.no_grad():
                 for name, tensor in model.named_parameters():
-                    own[name].copy_(tensor)
+                    own[name].copy_(distributed.whole(tensor))
         self.prefixes = OrderedDict()
         self.blocks = {}
         self.prefix_bytes = 0

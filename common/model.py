@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from common import checkpoint, hub
+from common import checkpoint, distributed, hub
 from common.checkpoint import ModelError
 from kernels.turn_logprob import turn_logprob
 
@@ -197,7 +197,7 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
     backend = {"on": "triton", "off": "reference", "auto": "auto"}[kernels]
     logprobs = turn_logprob(
         hidden,
-        model.get_output_embeddings().weight,
+        distributed.whole(model.get_output_embeddings().weight),
         batch.target,
         rows=batch.predecessor,
         temperature=temperature,
@@ -227,7 +227,9 @@ def by_token(rows, batch):
 
 def load_reference(model, source, lora):
     """What a KL term compares `model` with: the weights of `source` that it began as."""
-    return model if lora else load_model(source).requires_grad_(False)
+    if lora:
+        return model
+    return distributed.shard(load_model(source).requires_grad_(False))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from common import retriever, rollout, training, vllm_engine, world
+from common import distributed, retriever, rollout, training, vllm_engine, world
 from common.files import say
 from common.model import token_logprobs
 from common.world import demonstrations
@@ -58,6 +58,7 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
         warm_up(model, batches, cfg.warmup_steps, Said(cfg.warmup_steps))
         return model, tokenizer
 
+    distributed.once(cached_policy, recipe, build)  # (rank 0 says how far it is)
     return cached_policy(recipe, build)
 
 
