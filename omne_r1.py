@@ -86,6 +86,7 @@ from common import (
     chat,
     checkpoint,
     data,
+    distributed,
     flags,
     graph_questions,
     grpo,
@@ -493,15 +494,21 @@ class Experience:
     returns: torch.Tensor | None = None
 
 
+def of_all_ranks(parts):
+    """One vector of the numbers that each rank has in parts."""
+    return torch.cat(distributed.gather(part.cpu() for part in parts))
+
+
 def assign_credit(step, cfg):
-    """Fills returns and advantages, which are whitened over the step's [Experience]. Returns how much of the
-    returns' variance the critic explains."""
+    """Fills returns and advantages, which are whitened over the step's [Experience], those of other ranks
+    included. Returns how much of the returns' variance the critic explains."""
     for e in step:
         rewards = token_rewards(e.batch, cfg.kl_coef)
         e.batch.advantages, e.returns = gae(
             rewards, e.values, e.batch.response_mask, cfg.gamma, cfg.lam)
-    advantages = torch.cat([e.batch.advantages[e.batch.response_mask] for e in step])
-    returns = torch.cat([e.returns[e.batch.response_mask] for e in step])
+    learned = [e for e in step if e.batch.weight]
+    advantages = of_all_ranks(e.batch.advantages[e.batch.response_mask] for e in learned)
+    returns = of_all_ranks(e.returns[e.batch.response_mask] for e in learned)
     mean = advantages.mean()
     variance = advantages.var(correction=0)
     for e in step:
@@ -539,12 +546,16 @@ class ActorCritic(torch.nn.Module):
             hidden = hidden.detach()
         return logprobs, models.token_values(self.head, batch, hidden)
 
-    def save_pretrained(self, folder):
-        self.policy.save_pretrained(folder)
-        head = {name: value.cpu() for name, value in self.head.state_dict().items()}
+    def save_pretrained(self, folder, state_dict=None):
+        weights = state_dict or self.state_dict()
+
+        def of(part):
+            return {name.removeprefix(part): w for name, w in weights.items() if name.startswith(part)}
+        self.policy.save_pretrained(folder, state_dict=of("policy."))
+        head = {name: value.cpu() for name, value in of("head.").items()}
         save_file(head, f"{folder}/{HEAD}")
         if self.critic is not None:
-            self.critic.save_pretrained(Path(folder) / "critic")
+            self.critic.save_pretrained(Path(folder) / "critic", state_dict=of("critic."))
 
     def critic_parameters(self):
         of_its_own = [] if self.critic is None else self.critic.parameters()
@@ -562,6 +573,9 @@ def load_actor_critic(policy_model, source, cfg, resumed):
     actor = ActorCritic(policy_model, critic)
     if resumed:
         actor.head.load_state_dict(load_file(str(Path(resumed) / HEAD)))
+    if critic is not None:
+        distributed.shard(critic)
+    distributed.cut(actor.head)
     return actor
 
 
@@ -594,8 +608,9 @@ def prepare(actor, reference, trajectories, cfg):
 
 def mean_log_ratio(batches):
     """log pi_old - log pi_ref of the sampled tokens."""
-    ratios = [(b.old_logprobs - b.ref_logprobs)[b.response_mask] for b in batches]
-    return float(torch.cat(ratios).mean())
+    learned = [b for b in batches if b.weight]
+    ratios = of_all_ranks((b.old_logprobs - b.ref_logprobs)[b.response_mask] for b in learned)
+    return float(ratios.mean())
 
 
 def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite"):
@@ -619,8 +634,8 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
             loss = cfg.value_coef * value_loss
             if not warming:
                 loss = loss + policy_loss
-            loss.backward()
-            meter.add(loss, stats)
+            (loss * e.batch.weight).backward()
+            meter.add(loss, stats, e.batch.weight)
         meter.step(actor, optimizer, cfg.grad_clip, [e.batch for e in experiences])
     if meter.total.get("tokens"):
         row["train/value_loss"] = meter.total["value_sum"] / meter.total["tokens"]
@@ -827,7 +842,7 @@ def weighted_sft_loss(model, batch, weights, total):
     hidden = models.hidden_states(model, batch).flatten(0, 1)[batch.predecessor]   # (R, H)
     by_row = weights.new_zeros(len(batch.target))                                  # (R,)
     by_row.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
-    head = model.get_output_embeddings().weight
+    head = distributed.whole(model.get_output_embeddings().weight)
     return weighted_cross_entropy(hidden, head, batch.target, by_row, total)
 
 
@@ -835,15 +850,16 @@ def sft_update(model, optimizer, examples, tags, cfg, meter):
     """One update on some conversations."""
     batches = training.collate_parts(examples, cfg, model.device)
     weights = [sft_weights(b, tags, cfg) for b in batches]
-    total = weight = sum(float(w.sum()) for w in weights)
+    own = sum(b.weight * float(w.sum()) for b, w in zip(batches, weights, strict=True))
+    total = sum(distributed.gather([own]))
     if cfg.loss_total == "forward":  # each conversation is a mean of its own
         weights = [w / w.sum(1, keepdim=True).clamp(min=1e-8) for w in weights]
         total = len(examples)
     for b, w in zip(batches, weights, strict=True):
         loss = weighted_sft_loss(model, b, w, total)
-        loss.backward()
-        meter.add(loss, {"tokens": int(b.response_mask.sum())})
-    meter.update["weight"] = weight
+        (loss * b.weight).backward()
+        meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+    meter.update["weight"] = own
     meter.step(model, optimizer, cfg.grad_clip, batches)
 
 
@@ -939,13 +955,13 @@ def reproduce(cfg):
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
     load = load_world if cfg.data == "world" else load_own
-    place, evals = load(configs[0])
+    place, evals = distributed.first(load, configs[0])
     run.tell(cfg)
     for one in configs:
         for job in jobs_of(one):
             run_job(job, place, evals)
         if jobs_of(one):
-            show_table(one)
+            distributed.once(show_table, one)
 
 
 def jobs_of(cfg):
@@ -1338,14 +1354,14 @@ def sft_rows(cfg, place):
                        "another --name, or give --sft-data FILE")
     if not (folder / "sharegpt.jsonl").exists():
         source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)") if cfg.sft_sampled else None
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(settings, made_with)
-        write_sft_rows(cfg, folder, source, place)
+        distributed.once(write_sft_rows, cfg, folder, source, place, made_with)
     return sharegpt.read(folder / "sharegpt.jsonl", SFT_FIELDS)
 
 
-def write_sft_rows(cfg, folder, source, place):
+def write_sft_rows(cfg, folder, source, place, made_with):
     """sharegpt.jsonl of stage 1's trajectories (of the weights in `source`) and of templates."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "settings.json", made_with)
     rows = []
     if source:
         policy = run.load_policy(cfg, source, trains=False)

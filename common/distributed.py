@@ -22,6 +22,9 @@ from common.files import console
 PATIENCE = timedelta(hours=4)  # with the slowest rank; torchrun ends the others at once where one dies
 
 
+alone = False                  # whether the others are waiting for this one
+
+
 # ---------------------------------------------------------------- processes
 
 def start():
@@ -36,12 +39,12 @@ def start():
 
 
 def rank():
-    return dist.get_rank() if dist.is_initialized() else 0
+    return dist.get_rank() if world() > 1 else 0
 
 
 def world():
     """How many processes there are."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return dist.get_world_size() if dist.is_initialized() and not alone else 1
 
 
 def share(items):
@@ -61,11 +64,33 @@ def gather(own):
 
 
 def once(function, *args):
-    """Rank 0 calls it when all are here, and all go on when it is done."""
+    """Rank 0 calls it when all are here, and all go on when it is done: for what is written."""
     gather([])
     if rank() == 0:
-        function(*args)
+        _as_one(function, *args)
     gather([])
+
+
+def first(function, *args):
+    """What it returns on each rank; rank 0 is done before the others begin, who find on disk what it made."""
+    waits = rank() > 0
+    if waits:
+        gather([])
+    value = _as_one(function, *args)
+    if not waits:
+        gather([])
+    return value
+
+
+def _as_one(function, *args):
+    """Calls it as if this process were the only one."""
+    global alone
+    outer = alone
+    alone = True
+    try:
+        return function(*args)
+    finally:
+        alone = outer
 
 
 # ---------------------------------------------------------------- weights
@@ -75,7 +100,6 @@ def shard(model):
     last norm while the decoder does; the head's weight is read apart from its module, through whole()."""
     if world() == 1:
         return model
-    from torch.distributed.fsdp import fully_shard
     decoder = model.get_decoder()
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
@@ -84,13 +108,20 @@ def shard(model):
     if not tied:
         units.append(head)
     for unit in units:
-        # the outermost, too, is cut again after each pass: old log-probs have no backward
-        fully_shard(unit, reshard_after_forward=True)
-        unit.set_gradient_divide_factor(1.0)  # losses are parts of one sum, not means
-        unit.set_force_sum_reduction_for_comms(True)
+        cut(unit)
     if tied:
         head.weight = embedding.weight
     return model
+
+
+def cut(module):
+    """Cuts a module's weights over the ranks; they are whole while it computes."""
+    if world() > 1:
+        from torch.distributed.fsdp import fully_shard
+        # the outermost, too, is cut again after each pass: old log-probs have no backward
+        fully_shard(module, reshard_after_forward=True)
+        module.set_gradient_divide_factor(1.0)  # losses are parts of one sum, not means
+        module.set_force_sum_reduction_for_comms(True)
 
 
 def whole(tensor):

@@ -58,8 +58,7 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
         warm_up(model, batches, cfg.warmup_steps, Said(cfg.warmup_steps))
         return model, tokenizer
 
-    distributed.once(cached_policy, recipe, build)  # (rank 0 says how far it is)
-    return cached_policy(recipe, build)
+    return distributed.first(cached_policy, recipe, build)
 
 
 def freeze_output_bias(model):
