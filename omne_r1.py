@@ -1050,7 +1050,7 @@ def stage_folder(job):
 def base_weights(cfg):
     """What stages 1 and 2 begin with: a folder or hub id."""
     source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
-    return folded(cfg, checkpoint.find(source) or source)
+    return distributed.first(folded, cfg, checkpoint.find(source) or source)
 
 
 def start_weights(job):
@@ -1061,7 +1061,7 @@ def start_weights(job):
         before["sft"] = "stage1"
     if job.kind not in before or (cfg.checkpoint and cfg.stage != "all"):
         return base_weights(cfg)
-    return folded(cfg, stage_checkpoint(cfg, before[job.kind], job.kind))
+    return distributed.first(folded, cfg, stage_checkpoint(cfg, before[job.kind], job.kind))
 
 
 def stage_checkpoint(cfg, label, needed_by):
