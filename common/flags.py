@@ -25,7 +25,7 @@ from typing import Annotated, Literal, get_type_hints
 import torch
 import tyro
 
-from common import run, vllm_engine, world
+from common import distributed, run, vllm_engine, world
 
 # ---------------------------------------------------------------- shared fields
 
@@ -131,6 +131,8 @@ def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
                  "or use --engine transformers")
     if getattr(cfg, "tensor_parallel", 1) > 1 and cfg.engine != "vllm":
         refuse("tensor_parallel", cfg.tensor_parallel, "is vLLM's: with --engine vllm")
+    if getattr(cfg, "tensor_parallel", 1) > 1 and distributed.world() > 1:
+        refuse("tensor_parallel", cfg.tensor_parallel, "1 under torchrun: each process has its own vLLM")
     try:
         run.check_trackers(cfg.log)
     except run.RunError as error:

@@ -382,12 +382,16 @@ def show_turn(turn):
 # ---------------------------------------------------------------- beginning and end of a program
 
 @contextmanager
-def program():
-    """Around a script's main: an error is one line, Ctrl-C and SIGTERM say what is kept and how to go on."""
+def program(one_process=False):
+    """Around a script's main: an error is one line, Ctrl-C and SIGTERM say what is kept and how to go on.
+
+    one_process: what it trains is small, and not made for several (common/distributed.py)."""
     opened.clear()
     transformers.utils.logging.disable_progress_bar()
     with process.ends_cleanly(ERRORS, what_is_saved):
         distributed.start()
+        if one_process and distributed.world() > 1:
+            raise RunError("this script trains in one process: start it without torchrun")
         if process.settled:
             warn(f"{process.settled}: {torch.get_num_threads()} threads here "
                  "(OMP_NUM_THREADS sets another number)")

@@ -173,19 +173,28 @@ def cache(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def random_policy(folder, tied=True):
     """A tiny policy of random weights."""
-    folder = tmp_path_factory.mktemp("policy")
     tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(70)], [])
-    tiny.tiny_model(tokenizer, width=32).save_pretrained(folder)
+    model = tiny.tiny_model(tokenizer, width=32)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        head = model.get_input_embeddings().weight.detach() + .01
+        model.lm_head.weight = torch.nn.Parameter(head)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_policy(tmp_path_factory.mktemp("policy"))
+
+
 def numbers(folder):
     drop = ("time/", "mem/")
-    return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in read_jsonl(folder / "metrics.jsonl")]
+    rows = read_jsonl(folder / "metrics.jsonl")
+    return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in rows]
 
 
 def same_run(one, two, loose=()):
@@ -214,9 +223,10 @@ def same_run(one, two, loose=()):
 # ---------------------------------------------------------------- tests
 
 
-@pytest.mark.parametrize("lora", [0, 4])
-def test_an_update_is_that_of_one_process(pair, folder, tmp_path, lora):
-    cases = [{"trees": 6, "seed": 0}, {"trees": 5, "seed": 1}, {"trees": 1, "seed": 2}, {"trees": 7, "seed": 3}]
+@pytest.mark.parametrize("lora, tied", [(0, True), (0, False), (4, True)])
+def test_an_update_is_that_of_one_process(pair, tmp_path, lora, tied):
+    folder = random_policy(tmp_path / "policy", tied)
+    cases = [{"trees": trees, "seed": seed} for seed, trees in enumerate((6, 5, 1, 7))]
     one, weights, _ = learn(folder, lora, cases, tmp_path / "one")
     (two, cut_weights, cut), (other, _, _) = pair(learn, folder, lora, cases, tmp_path / "two")
     assert cut == 1.0
@@ -226,7 +236,7 @@ def test_an_update_is_that_of_one_process(pair, folder, tmp_path, lora):
             assert b[key] == c[key] == pytest.approx(a[key], rel=1e-5, abs=1e-5)
     # one question of one trajectory: a rank has nothing to learn from, and keeps step
     assert sorted([two[2][1], other[2][1]]) == [[0.0], [1.0]]
-    assert weights.keys() == cut_weights.keys()
+    assert weights.keys() == cut_weights.keys() and ("lm_head.weight" in weights) != tied
     for name in weights:
         assert abs(weights[name] - cut_weights[name]).max() < 2e-5, name
 
@@ -263,16 +273,17 @@ def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path):
 
 
 OTHERS = {
-    "bi_rar": "--stage forward --group-size 3 --max-turn 30 --max-searches 2 --explain-limit 3 --kl-coef .01",
-    "mygo_mujica": "--envs text --stage all --sft-trajectories 4 --sft-epochs 1 --max-attempts 4 --max-turn 20 "
-                   "--max-rounds 2",
-    "omne_r1": "--stage ppo --group-size 3 --max-turn 12 --kl-coef .01",
+    "bi_rar": "--stage forward --group-size 3 --max-turn 30 --max-searches 2 --explain-limit 3 "
+              "--kl-coef .01",
+    "mygo_mujica": "--envs text --stage all --sft-trajectories 4 --sft-epochs 1 --max-attempts 4 "
+                   "--max-turn 20 --max-rounds 2",
+    "omne_r1": "--stage ppo --group-size 3 --max-turn 12 --kl-coef .01 --critic separate",
 }
 
 
 @pytest.mark.parametrize("script", OTHERS)
 def test_the_other_scripts(pair, tmp_path, script):
-    args = [*SMALL, *OTHERS[script].split(), "--warmup-steps", 3, "--steps", 2, "--name", "a"]
+    args = [*SMALL, *OTHERS[script].split(), "--warmup-steps", 3, "--steps", 1, "--name", "a"]
     play(script, *args, "--out", tmp_path / "one")
     pair(play, script, *args, "--out", tmp_path / "two")
     made = [f.parent for f in (tmp_path / "one" / script).glob("*/metrics.jsonl")]
@@ -284,10 +295,18 @@ def test_the_other_scripts(pair, tmp_path, script):
 def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):
     args = [*SMALL, *TREES, "--save-every", "1", "--name", "a", "--out", tmp_path]
     play("at2po", *args, "--steps", 1)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
-               str(free_port()), "at2po.py", *args, "--steps", "1000", "--resume"]
-    job = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                           text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(),
+        "at2po.py", *args, "--steps", 1000, "--resume",
+    ]
+    job = subprocess.Popen(
+        list(map(str, command)),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     metrics = tmp_path / "at2po/a/metrics.jsonl"
     try:
         deadline = time.time() + 90
