@@ -82,6 +82,7 @@ def learn(folder, lora, cases, keep):
             for b in batches:
                 logprobs = models.token_logprobs(model, b)
                 loss, stats = at2po.policy_loss(logprobs, b, cfg, len(trajectories), 1)
+                loss = loss + sum(t.reward for t in b.trajectories)  # (0, or what spoils it alone)
                 (loss * b.weight).backward()
                 meter.add(loss, stats, b.weight)
             meter.step(model, optimizer, 1.0, batches)
@@ -91,8 +92,9 @@ def learn(folder, lora, cases, keep):
         return told, weights, sum(cut) / len(cut)
 
 
-def made_up(trees, seed, poison=0.0):
-    """Trajectories of trees of uneven size, with advantages; the last one's are also added `poison`."""
+def made_up(trees, seed, advantage=0.0, loss=0.0):
+    """Trajectories of trees of uneven size, with advantages. To the last one's an advantage is added, and its
+    reward is what learn() adds to the loss."""
     g = torch.Generator().manual_seed(seed)
 
     def turn(n):
@@ -106,7 +108,8 @@ def made_up(trees, seed, poison=0.0):
             turns = [first, turn(3 + (5 * tree + leaf) % 9)]
             advantages = torch.randn(2, generator=g).tolist()
             made.append(Trajectory(str(tree), prompt, turns, advantages=advantages))
-    made[-1].advantages[-1] += poison
+    made[-1].advantages[-1] += advantage
+    made[-1].reward = loss
     return made
 
 
@@ -241,8 +244,9 @@ def test_an_update_is_that_of_one_process(pair, tmp_path, lora, tied):
         assert abs(weights[name] - cut_weights[name]).max() < 2e-5, name
 
 
-def test_what_is_not_finite_on_one_rank_is_skipped_on_all(pair, folder, tmp_path):
-    cases = [{"trees": 6, "seed": 0}, {"trees": 6, "seed": 1, "poison": math.inf}, {"trees": 6, "seed": 2}]
+@pytest.mark.parametrize("spoilt", ["advantage", "loss"])
+def test_what_is_not_finite_on_one_rank_is_skipped_on_all(pair, folder, tmp_path, spoilt):
+    cases = [{"trees": 6, "seed": 0}, {"trees": 6, "seed": 1, spoilt: math.inf}, {"trees": 6, "seed": 2}]
     _, weights, _ = learn(folder, 0, [cases[0], cases[2]], tmp_path / "one")
     (two, skipped, _), (other, _, _) = pair(learn, folder, 0, cases, tmp_path / "two")
     assert [t["train/not_finite"] for t, _ in two] == [t["train/not_finite"] for t, _ in other] == [0, 1, 0]
