@@ -1125,7 +1125,7 @@ def parse_args(argv=None):
 
 def main(argv=None):
     """`python askit.py …`"""
-    with run.program():
+    with run.program(one_process=True):
         reproduce(parse_args(argv))
 
 

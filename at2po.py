@@ -596,7 +596,6 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     }
 
     meter = training.Meter([b for batches in prepared for b in batches], keep)
-    spread = []
     for group, batches in zip(groups, prepared, strict=True):
         if not batches:
             continue
@@ -605,14 +604,15 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
         for b in batches:
             logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
             loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens)
-            loss.backward()
-            meter.add(loss, stats)
+            (loss * b.weight).backward()
             if meter.norms:  # before the first update the ratio is 1
                 moved = logprobs.detach() - b.old_logprobs
-                spread.append(turn_entropy(moved, b.response_mask, b.turn_ids))
+                stats["turn_entropy"] = len(moved) * turn_entropy(moved, b.response_mask, b.turn_ids)
+                stats["moved"] = len(moved)
+            meter.add(loss, stats, b.weight)
         meter.step(model, optimizer, cfg.grad_clip, batches)
-    if spread:
-        row["train/turn_entropy"] = sum(spread) / len(spread)
+    if "moved" in meter.total:
+        row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
     return row | meter.means()
 
 

@@ -70,6 +70,7 @@ from common import (
     chat,
     checkpoint,
     data,
+    distributed,
     flags,
     grpo,
     guards,
@@ -321,17 +322,22 @@ def complexities(scorer, tokenizer, jobs, cfg):
             path(A, part(step), part(Q.ids)),  # K(T|A), K(Q|A,T)
             path(A, Q),
         )  # K(Q|A)
-    for batch in training.collate_parts([p for four in paths.values() for p in four], cfg, scorer.device):
+    flat = [p for four in paths.values() for p in four]
+    for number, trajectory in enumerate(flat):
+        trajectory.question_id = number
+    scored = []  # on this rank: (number of the path, bits of its turns)
+    for batch in training.collate_parts(flat, cfg, scorer.device):
         logprobs = models.token_logprobs(scorer, batch, 1.0, cfg.kernels)
         sums = turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids).tolist()
         for trajectory, of_turns in zip(batch.trajectories, sums, strict=True):
-            trajectory.info["bits"] = [-s / math.log(2) for s in of_turns]
+            scored.append((trajectory.question_id, [-s / math.log(2) for s in of_turns]))
+    bits = dict(distributed.gather(scored))
     found = {}
     for key, (qt, qa, at, q) in paths.items():
-        k_t_q, k_a_qt = qt.info["bits"][:2]
-        k_a_q, k_t_qa = qa.info["bits"][:2]
-        k_t_a, k_q_at = at.info["bits"][:2]
-        found[key] = k_t_qa, k_a_qt, k_t_q, k_a_q, k_q_at, k_t_a, q.info["bits"][0]
+        k_t_q, k_a_qt = bits[qt.question_id][:2]
+        k_a_q, k_t_qa = bits[qa.question_id][:2]
+        k_t_a, k_q_at = bits[at.question_id][:2]
+        found[key] = k_t_qa, k_a_qt, k_t_q, k_a_q, k_q_at, k_t_a, bits[q.question_id][0]
     return found
 
 
@@ -454,8 +460,8 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
                 cfg.kl_coef,
                 b.ref_logprobs,
             )
-            loss.backward()
-            meter.add(loss, stats)
+            (loss * b.weight).backward()
+            meter.add(loss, stats, b.weight)
         meter.step(model, optimizer, cfg.grad_clip, batches)
     return row | meter.means()
 
@@ -565,12 +571,13 @@ def reproduce(cfg):
                 cfg.forward or checkpoint_folder(cfg, "forward"),
                 cfg.backward or checkpoint_folder(cfg, "backward"),
             ]
-            weights = merge(*pair, float(lam), base / f"{cfg.name}-weights-{lam}")
+            weights = base / f"{cfg.name}-weights-{lam}"
+            distributed.once(merge, *pair, float(lam), weights)
             run_stage(cfg, stage, weights, scorer_weights(cfg), None, evals, made_from=pair)
         else:
             source = start_weights(cfg)
             run_stage(cfg, stage, source, source, split if stage in TRAINED else None, evals)
-    show_table(cfg)
+    distributed.once(show_table, cfg)
 
 
 def stages_of(cfg):

@@ -83,6 +83,7 @@ from common import (
     chat,
     checkpoint,
     data,
+    distributed,
     flags,
     grpo,
     guards,
@@ -648,8 +649,8 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
             else:
                 loss = mle_loss(logprobs, b.response_mask, num_tokens)
                 stats = {"tokens": int(b.response_mask.sum())}
-            loss.backward()
-            meter.add(loss, stats)
+            (loss * b.weight).backward()
+            meter.add(loss, stats, b.weight)
         training.set_lr(optimizer, rate(number / len(parts)))
         meter.step(model, optimizer, cfg.grad_clip, batches)
     row["train/tokens"] = meter.total.get("tokens", 0)
@@ -826,7 +827,7 @@ def reproduce(cfg):
             run.tell(cfg)
         for stage in stages:
             run_stage(cfg, env, stage, place, places)
-        show_table(cfg, env)
+        distributed.once(show_table, cfg, env)
 
 
 def run_stage(cfg, env, stage, place, evals):

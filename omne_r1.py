@@ -85,6 +85,7 @@ from common import (
     chat,
     checkpoint,
     data,
+    distributed,
     flags,
     graph_questions,
     graph_sources,
@@ -526,15 +527,21 @@ class Experience:
     returns: torch.Tensor | None = None
 
 
+def of_all_ranks(parts):
+    """One vector of the numbers that each rank has in parts."""
+    return torch.cat(distributed.gather(part.cpu() for part in parts))
+
+
 def assign_credit(step, cfg):
-    """Fills returns and advantages, which are whitened over the step's [Experience]. Returns how much of the
-    returns' variance the critic explains."""
+    """Fills returns and advantages, which are whitened over the step's [Experience], those of other ranks
+    included. Returns how much of the returns' variance the critic explains."""
     for e in step:
         rewards = token_rewards(e.batch, cfg.kl_coef)
         e.batch.advantages, e.returns = gae(
             rewards, e.values, e.batch.response_mask, cfg.gamma, cfg.lam)
-    advantages = torch.cat([e.batch.advantages[e.batch.response_mask] for e in step])
-    returns = torch.cat([e.returns[e.batch.response_mask] for e in step])
+    learned = [e for e in step if e.batch.weight]
+    advantages = of_all_ranks(e.batch.advantages[e.batch.response_mask] for e in learned)
+    returns = of_all_ranks(e.returns[e.batch.response_mask] for e in learned)
     mean = advantages.mean()
     variance = advantages.var(correction=0)
     for e in step:
@@ -573,8 +580,9 @@ def prepare(actor, reference, trajectories, cfg):
 
 def mean_log_ratio(batches):
     """log pi_old - log pi_ref of the sampled tokens."""
-    ratios = [(b.old_logprobs - b.ref_logprobs)[b.response_mask] for b in batches]
-    return float(torch.cat(ratios).mean())
+    learned = [b for b in batches if b.weight]
+    ratios = of_all_ranks((b.old_logprobs - b.ref_logprobs)[b.response_mask] for b in learned)
+    return float(ratios.mean())
 
 
 def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite"):
@@ -598,8 +606,8 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
             loss = cfg.value_coef * value_loss
             if not warming:
                 loss = loss + policy_loss
-            loss.backward()
-            meter.add(loss, stats)
+            (loss * e.batch.weight).backward()
+            meter.add(loss, stats, e.batch.weight)
         meter.step(actor, optimizer, cfg.grad_clip, [e.batch for e in experiences])
     if meter.total.get("tokens"):
         row["train/value_loss"] = meter.total["value_sum"] / meter.total["tokens"]
@@ -765,7 +773,7 @@ def weighted_sft_loss(model, batch, weights, total):
     hidden = models.hidden_states(model, batch).flatten(0, 1)[batch.predecessor]   # (R, H)
     by_row = weights.new_zeros(len(batch.target))                                  # (R,)
     by_row.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
-    head = model.get_output_embeddings().weight
+    head = distributed.whole(model.get_output_embeddings().weight)
     return weighted_cross_entropy(hidden, head, batch.target, by_row, total)
 
 
@@ -773,15 +781,16 @@ def sft_update(model, optimizer, examples, tags, cfg, meter):
     """One update on some conversations."""
     batches = training.collate_parts(examples, cfg, model.device)
     weights = [sft_weights(b, tags, cfg) for b in batches]
-    total = weight = sum(float(w.sum()) for w in weights)
+    own = sum(b.weight * float(w.sum()) for b, w in zip(batches, weights, strict=True))
+    total = sum(distributed.gather([own]))
     if cfg.loss_total == "forward":  # each conversation is a mean of its own
         weights = [w / w.sum(1, keepdim=True).clamp(min=1e-8) for w in weights]
         total = len(examples)
     for b, w in zip(batches, weights, strict=True):
         loss = weighted_sft_loss(model, b, w, total)
-        loss.backward()
-        meter.add(loss, {"tokens": int(b.response_mask.sum())})
-    meter.update["weight"] = weight
+        (loss * b.weight).backward()
+        meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+    meter.update["weight"] = own
     meter.step(model, optimizer, cfg.grad_clip, batches)
 
 
@@ -867,13 +876,14 @@ def reproduce(cfg):
         models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
-    place, evals = graph_sources.load(configs[0], run_path(configs[0], "questions"))
+    questions = run_path(configs[0], "questions")
+    place, evals = distributed.first(graph_sources.load, configs[0], questions)
     run.tell(cfg)
     for one in configs:
         for job in jobs_of(one):
             run_job(job, place, evals)
         if jobs_of(one):
-            show_table(one)
+            distributed.once(show_table, one)
 
 
 def jobs_of(cfg):
@@ -966,7 +976,7 @@ def stage_folder(job):
 def base_weights(cfg):
     """What stages 1 and 2 begin with: a folder or hub id."""
     source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
-    return folded(cfg, checkpoint.find(source) or source)
+    return distributed.first(folded, cfg, checkpoint.find(source) or source)
 
 
 def start_weights(job):
@@ -977,7 +987,7 @@ def start_weights(job):
         before["sft"] = "stage1"
     if job.kind not in before or (cfg.checkpoint and cfg.stage != "all"):
         return base_weights(cfg)
-    return folded(cfg, stage_checkpoint(cfg, before[job.kind], job.kind))
+    return distributed.first(folded, cfg, stage_checkpoint(cfg, before[job.kind], job.kind))
 
 
 def stage_checkpoint(cfg, label, needed_by):
@@ -1180,14 +1190,14 @@ def sft_rows(cfg, place):
                        "another --name, or give --sft-data FILE")
     if not (folder / "sharegpt.jsonl").exists():
         source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)") if cfg.sft_sampled else None
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(settings, made_with)
-        write_sft_rows(cfg, folder, source, place)
+        distributed.once(write_sft_rows, cfg, folder, source, place, made_with)
     return sharegpt.read(folder / "sharegpt.jsonl", SFT_FIELDS)
 
 
-def write_sft_rows(cfg, folder, source, place):
+def write_sft_rows(cfg, folder, source, place, made_with):
     """sharegpt.jsonl of stage 1's trajectories (of the weights in `source`) and of templates."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "settings.json", made_with)
     rows = []
     if source:
         policy = run.load_policy(cfg, source, trains=False)

@@ -12,8 +12,10 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from common import distributed
 
 
 class ModelError(RuntimeError):
@@ -26,17 +28,30 @@ REMEDY = "restore it, or start anew with another --name and --checkpoint"
 def save(folder, model, tokenizer, optimizer, state):
     """Replaces the checkpoint as a whole. state: plain JSON with "step".
 
-    A failed save leaves the old one as it was."""
-    folder = Path(folder)
+    A failed save leaves the old one as it was. Of several ranks the first writes what all gather: whole
+    tensors, as one process has them."""
+    moments = weights = None
+    if optimizer is not None:
+        moments = distributed.collect(_moments(model, optimizer))
+    if distributed.world() > 1:
+        weights = distributed.collect(model.state_dict(keep_vars=True))
+    distributed.once(_write, Path(folder), model, weights, tokenizer, moments, state)
+
+
+def _write(folder, model, weights, tokenizer, moments, state):
+    """weights: whole, where those of the model are cut; moments: of the optimizer, or None."""
     new = folder.with_name(folder.name + ".new")
     old = folder.with_name(folder.name + ".old")
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        model.save_pretrained(new)
+        if weights is None:
+            model.save_pretrained(new)
+        else:
+            model.save_pretrained(new, state_dict=weights)
         tokenizer.save_pretrained(new)
-        if optimizer is not None:
-            save_file(_moments(model, optimizer), str(new / "optimizer.safetensors"))
+        if moments is not None:
+            save_file(moments, str(new / "optimizer.safetensors"))
         digests = {}
         for file in _files(new):
             stamp = file.stat()
@@ -130,18 +145,28 @@ def read_state(folder):
 def load_training_state(folder, model, optimizer):
     """Fills the optimizer from a checkpoint (checked before by read_state) and returns its trainer.json."""
     state = read_state(folder)
-    saved = load_file(str(Path(folder) / "optimizer.safetensors"))
     weights = sum(p.numel() for p in model.parameters())
     if state["weights"] != weights:
         raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} "
                          f"weights, the model beside it has {weights}")
-    moments = {}
-    for key, value in saved.items():
-        name, _, what = key.rpartition("/")
-        moments.setdefault(name, {})[what] = value
-    for name, p in model.named_parameters():
-        if name in moments:
-            optimizer.state[p] = {what: value.to(p.device) for what, value in moments[name].items()}
-            step = moments[name]["step"]
-            optimizer.state[p]["step"] = step if isinstance(optimizer, torch.optim.AdamW) else int(step)
+    with safe_open(str(Path(folder) / "optimizer.safetensors"), "pt") as saved:
+        moments = {}
+        for key in saved.keys():
+            name, _, what = key.rpartition("/")
+            moments.setdefault(name, []).append(what)
+        for name, p in model.named_parameters():
+            if name in moments:
+                found = {what: saved.get_tensor(f"{name}/{what}") for what in moments[name]}
+                optimizer.state[p] = _restored(found, p, isinstance(optimizer, torch.optim.AdamW))
+    return state
+
+
+def _restored(found, parameter, steps_are_tensors):
+    """The optimizer's state of a parameter from whole tensors."""
+    state = {}
+    for what, value in found.items():
+        value = value.to(parameter.device)
+        state[what] = distributed.cut_like(value, parameter) if value.shape == parameter.shape else value
+    step = found["step"]
+    state["step"] = step if steps_are_tensors else int(step)
     return state

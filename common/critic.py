@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from common import distributed
 from common import model as models
 
 HEAD = "value_head.safetensors"
@@ -40,12 +41,16 @@ class ActorCritic(torch.nn.Module):
             hidden = hidden.detach()
         return logprobs, models.token_values(self.head, batch, hidden)
 
-    def save_pretrained(self, folder):
-        self.policy.save_pretrained(folder)
-        head = {name: value.cpu() for name, value in self.head.state_dict().items()}
+    def save_pretrained(self, folder, state_dict=None):
+        weights = state_dict or self.state_dict()
+
+        def of(part):
+            return {name.removeprefix(part): w for name, w in weights.items() if name.startswith(part)}
+        self.policy.save_pretrained(folder, state_dict=of("policy."))
+        head = {name: value.cpu() for name, value in of("head.").items()}
         save_file(head, f"{folder}/{HEAD}")
         if self.critic is not None:
-            self.critic.save_pretrained(Path(folder) / "critic")
+            self.critic.save_pretrained(Path(folder) / "critic", state_dict=of("critic."))
 
     def critic_parameters(self):
         of_its_own = [] if self.critic is None else self.critic.parameters()
@@ -60,4 +65,7 @@ def load_actor_critic(policy_model, source, cfg, resumed):
     actor = ActorCritic(policy_model, critic)
     if resumed:
         actor.head.load_state_dict(load_file(str(Path(resumed) / HEAD)))
+    if critic is not None:
+        distributed.shard(critic)
+    distributed.cut(actor.head)
     return actor

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
+from common import distributed
 from common.model import computes_in_bf16, computing, head_dim
 from kernels.turn_logprob import matmul_fp32
 
@@ -190,7 +191,7 @@ class TransformersEngine:
             own = dict(self.model.named_parameters())
             with torch.no_grad():
                 for name, tensor in model.named_parameters():
-                    own[name].copy_(tensor)
+                    own[name].copy_(distributed.whole(tensor))
         self._forget_all()
 
     def _forget_all(self):

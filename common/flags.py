@@ -26,7 +26,7 @@ from typing import Annotated, Literal, get_type_hints
 import torch
 import tyro
 
-from common import run, vllm_engine, world
+from common import distributed, run, vllm_engine, world
 
 # ---------------------------------------------------------------- shared fields
 
@@ -155,6 +155,8 @@ def check_machine(cfg):
                  "or use --engine transformers")
     if getattr(cfg, "tensor_parallel", 1) > 1 and cfg.engine != "vllm":
         refuse("tensor_parallel", cfg.tensor_parallel, "is vLLM's: with --engine vllm")
+    if getattr(cfg, "tensor_parallel", 1) > 1 and distributed.world() > 1:
+        refuse("tensor_parallel", cfg.tensor_parallel, "1 under torchrun: each process has its own vLLM")
 
 
 def refuse(name, value, wanted):

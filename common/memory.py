@@ -6,12 +6,14 @@ copies, its caches), whichever is more. What PyTorch rounds up and leaves unused
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import transformers
 
+from common import distributed
 from common.model import default_device, find_model, head_dim
+from common.vllm_engine import choose
 
 LOGIT_TILE = 2 * 512 * 2**20  # the kernels' tile of logits, and its softmax
 KEPT_LOGITS = 2.0 * 2**30     # of kernels.turn_logprob: larger gradients of logits are computed again
@@ -90,12 +92,12 @@ def estimate(shape, cfg, cuda, ranks=1, reference=False, critic=False, sampled=.
         "moments": moments * trained * models / ranks,
         "reference": (2 if in_bf16 else 4) * s.weights * (reference and not cfg.lora),
     }
-    copies = 2 * s.matrices * (in_bf16 and not cfg.lora) / ranks
+    copies = 2 * s.matrices * (in_bf16 and not cfg.lora and ranks == 1)  # one layer's where they are cut
     layer = cfg.micro_tokens * layer_activations(s, in_bf16)
     head = logits(s, int(cfg.micro_tokens * sampled), cuda and cfg.kernels != "off")
     update = {
         "gradients": 4 * trained * models / ranks,
-        "attention mask": mask_bytes(s, cfg, cuda, in_bf16),
+        "attention mask": mask_bytes(s, cfg, cuda, 1 if checkpointing else s.layers),
     }
     if checkpointing:  # a forward pass, the head and a layer's backward pass come one after the other
         update["inputs of layers"] = cfg.micro_tokens * s.layers * 4 * s.hidden
@@ -112,11 +114,12 @@ def estimate(shape, cfg, cuda, ranks=1, reference=False, critic=False, sampled=.
 
 def sampler_weights(s, cfg, in_bf16, ranks):
     """vLLM has all of them; ours shares the trainer's, but for bf16 copies of matrices that are fp32."""
-    if cfg.engine == "vllm" or ranks > 1:
+    if cfg.engine == "vllm":
         return (2 if in_bf16 else 4) * s.weights / cfg.tensor_parallel
+    whole = 0 if ranks == 1 else (2 if cfg.lora and in_bf16 else 4) * s.weights  # the trainer's are cut
     if cfg.lora or not in_bf16:
-        return 0
-    return 2 * (s.matrices + s.vocabulary * s.hidden)
+        return whole
+    return whole + 2 * (s.matrices + s.vocabulary * s.hidden)
 
 
 def layer_activations(s, in_bf16):
@@ -130,12 +133,14 @@ def layer_activations(s, in_bf16):
     )
 
 
-def mask_bytes(s, cfg, cuda, in_bf16):
-    """Of a dense mask of whole packs, as bool and as numbers; none where FlexAttention is used."""
+def mask_bytes(s, cfg, cuda, layers):
+    """Of a dense mask of whole packs while it is made, and as the numbers that PyTorch turns it into, which on
+    a CPU every layer keeps for itself; none where FlexAttention is used."""
     if cfg.share_prefixes == "off" or cuda and cfg.attention != "dense":
         return 0
     packs = max(1, cfg.micro_tokens // cfg.pack_tokens)
-    return packs * min(cfg.pack_tokens, cfg.micro_tokens) ** 2 * (1 + (2 if in_bf16 else 4))
+    numbers = 2 if cuda else 4 * layers
+    return packs * min(cfg.pack_tokens, cfg.micro_tokens) ** 2 * (3 + numbers)
 
 
 def logits(s, rows, kernels):
@@ -164,25 +169,34 @@ def device_bytes():
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def check(cfg, name, ranks=1, have=None, **models):
-    """Estimate of a run with the model `name` (folder or hub id); ends the program where the device cannot
-    hold it. models: of `estimate`. None where the configuration is of no plain decoder."""
+def check(cfg, name):
+    """Ends the program where the device cannot hold the training of `name` (folder or hub id). On a CPU
+    caches do not count: they grow with what is used, and machines have swap.
+
+    Says nothing of adapters alone, and where a system does not tell its memory."""
     try:
         config = transformers.AutoConfig.from_pretrained(find_model(name), trust_remote_code=False)
         shape = shape_of(config)
-    except (AttributeError, ValueError, OSError):  # adapters alone, an encoder: loading says what it is
-        return None
+        have = device_bytes()
+    except (AttributeError, ValueError, OSError, KeyError):  # where it is no decoder, loading says what it is
+        return
     cuda = default_device() == "cuda"
-    found = estimate(shape, cfg, cuda, ranks, **models)
-    try:
-        have = have or device_bytes()
-    except (OSError, KeyError):
-        return found
-    if found.peak > have:
-        rows = "\n".join(f"  {gb:7.2f} GB  {what} ({when})" for when, what, gb in found.table())
-        sys.exit(f"error: {name} with these flags wants about {found.peak / 1e9:.1f} GB on a device of "
-                 f"{have / 1e9:.1f}:\n{rows}\n{remedies(cfg, found)}")
-    return found
+    found = estimate(
+        shape, replace(cfg, engine=choose(cfg.engine)), cuda, distributed.world(),
+        reference=getattr(cfg, "kl_coef", 0) > 0,
+        critic=getattr(cfg, "critic", "") == "separate",
+    )
+    if not cuda:
+        found.rollout["keys and values"] = 0
+    refuse_above(have, found, cfg, name)
+
+
+def refuse_above(have, found, cfg, name):
+    if found.peak <= have:
+        return
+    rows = "\n".join(f"  {gb:7.2f} GB  {what} ({when})" for when, what, gb in found.table())
+    sys.exit(f"error: {name} with these flags wants about {found.peak / 1e9:.1f} GB on a device of "
+             f"{have / 1e9:.1f}:\n{rows}\n{remedies(cfg, found)}")
 
 
 def remedies(cfg, found):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import transformers
 from safetensors import SafetensorError
 
-from common import checkpoint, hub
+from common import checkpoint, distributed, hub
 from common.checkpoint import ModelError
 from common.files import locked
 from common.tree_attention import block_mask, padded_length
@@ -125,7 +125,9 @@ def computes_in_bf16(model):
 def computing(model):
     """The context of its forward passes."""
     if computes_in_bf16(model):
-        return torch.autocast(model.device.type, torch.bfloat16)
+        # autocast would keep copies of all layers, of which FSDP makes one whole at a time
+        keep = distributed.world() == 1
+        return torch.autocast(model.device.type, torch.bfloat16, cache_enabled=keep)
     return nullcontext()
 
 
@@ -239,7 +241,7 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
     backend = {"on": "triton", "off": "reference", "auto": "auto"}[kernels]
     logprobs = turn_logprob(
         hidden,
-        model.get_output_embeddings().weight,
+        distributed.whole(model.get_output_embeddings().weight),
         batch.target,
         rows=batch.predecessor,
         temperature=temperature,
@@ -293,7 +295,8 @@ def load_reference(model, source, lora):
         return model
     attention = "tree" if model.config._attn_implementation == "tree" else "dense"
     precision = "bf16" if computes_in_bf16(model) else "fp32"
-    return load_model(source, attention=attention, precision=precision, frozen=True)
+    frozen = load_model(source, attention=attention, precision=precision, frozen=True)
+    return distributed.shard(frozen)
 
 
 @contextmanager

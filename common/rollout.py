@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from common import distributed
+
 
 @dataclass
 class Policy:
@@ -220,8 +222,14 @@ def no_progress(done, total):
 def run_agents(agents, engine, search, progress=no_progress):
     """Results of the coroutines, in order. The first exception cancels the rest and is raised.
 
-    search: the BatchedSearch that the agents were given."""
-    return asyncio.run(_drive(list(agents), engine, search, progress))
+    search: the BatchedSearch that the agents were given. Of several ranks each runs its share, and all get
+    all results."""
+    agents = list(agents)
+    own = distributed.share(agents)
+    for agent in set(agents) - set(own):
+        agent.close()
+    done = asyncio.run(_drive(own, engine, search, progress))
+    return distributed.gather(done)
 
 
 # ---------------------------------------------------------------- batches
@@ -253,6 +261,8 @@ class Batch:
     # (B, T) of the weights that sampled, recomputed (training.prepare), and of the reference
     old_logprobs: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
+    # 0 = learned from on another rank; here it only keeps step, since every pass takes all ranks
+    weight: float = 1.0
 
     def to(self, device):
         moved = dict(vars(self))
@@ -298,6 +308,22 @@ def prefix_order(trajectories):
         ranks.append([rank.setdefault(key, len(rank)) for key in keys])
     pairs = zip(ranks, trajectories, strict=True)
     return [t for _, t in sorted(pairs, key=lambda pair: pair[0])]
+
+
+def portions(trajectories, n):
+    """n lists of about equally many tokens, of trajectories that share starts as far as that goes.
+
+    >>> [len(part) for part in portions([Trajectory("", [1, 2], []) for _ in range(5)], 2)]
+    [3, 2]
+    """
+    lists = [[] for _ in range(n)]
+    total = sum(t.length for t in trajectories)
+    before = 0
+    for t in prefix_order(trajectories):
+        middle = before + t.length / 2
+        lists[int(middle * n / total)].append(t)
+        before += t.length
+    return lists
 
 
 def micro_batches(trajectories, max_tokens, share_prefixes=True):

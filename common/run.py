@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import chat, checkpoint, data, kg, process, results, retriever, rollout
+from common import chat, checkpoint, data, distributed, kg, memory, process, results, retriever, rollout
 from common import model as models
 from common.curves import draw_curves
 from common.engine import TransformersEngine
@@ -101,6 +101,9 @@ class RunFolder:
 
     def create(self, **facts):
         """Makes the folder. facts: what else config.json keeps of the process that began the run."""
+        distributed.once(self._create, facts)
+
+    def _create(self, facts):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = open(self.path / ".lock", "w")
@@ -122,6 +125,9 @@ class RunFolder:
     def rewind(self, step):
         """Drops the lines of steps after `step`, which a killed run may have written past its last
         checkpoint, from every .jsonl file of the folder."""
+        distributed.once(self._rewind, step)
+
+    def _rewind(self, step):
         written = {f.name for f in self.path.glob("*.jsonl")}
         # (one that cannot be read: nothing is dropped)
         for name in sorted({"metrics.jsonl", "samples.jsonl"} | written):
@@ -134,6 +140,8 @@ class RunFolder:
 
     def append(self, name, rows):
         """Adds rows to metrics.jsonl or samples.jsonl, flushed to disk."""
+        if distributed.rank() > 0:
+            return
         try:
             with open(self.path / name, "a", encoding="utf-8", errors="replace") as f:
                 lines = [json.dumps(r, ensure_ascii=False) + "\n" for r in rows]
@@ -144,7 +152,7 @@ class RunFolder:
             raise RunError(f"cannot write {self.path / name}: {error.strerror}") from error
 
     def write(self, name, value):
-        write_json(self.path / name, value)
+        distributed.once(write_json, self.path / name, value)
 
     def log(self, row):
         """A line of metrics.jsonl, and the same to the trackers of --log."""
@@ -169,7 +177,7 @@ class RunFolder:
     def forget_evaluations(self, splits):
         """Of fewer steps, before training goes on."""
         for s in splits:
-            (self.path / f"eval_{s.name}.json").unlink(missing_ok=True)
+            distributed.once((self.path / f"eval_{s.name}.json").unlink, True)
 
 
 def begun(folder):
@@ -247,6 +255,8 @@ def open_trackers(names, folder):
 
     Weights & Biases writes offline unless WANDB_MODE says otherwise: no account needed."""
     check_trackers(names)
+    if distributed.rank() > 0:
+        return []
     trackers = []
     if "tensorboard" in names.split(","):
         from torch.utils.tensorboard import SummaryWriter
@@ -280,17 +290,24 @@ def load_policy(cfg, source, trains=True):
     """rollout.Policy of a folder or hub id."""
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
+    if trains:
+        memory.check(cfg, source)
     how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
     model, tokenizer = models.load_policy(source, lora, **how)
     say(models.describe(source, model))
-    return rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer))
+    engine = make_engine(cfg, model, tokenizer, trains)
+    if trains:
+        distributed.shard(model)
+    return rollout.Policy(model, tokenizer, engine)
 
 
-def make_engine(cfg, model, tokenizer):
-    """What samples `model`: the engine of --engine. Ours shares the weights that are trained, vLLM copies
-    them at each sync."""
+def make_engine(cfg, model, tokenizer, trains=False):
+    """What samples `model`: the engine of --engine. Ours shares the weights, vLLM copies them at each sync,
+    and so does ours where those that are trained will be cut over several ranks."""
     if choose(cfg.engine) == "vllm":
         return VllmEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.tensor_parallel)
+    if trains:
+        model = distributed.replica(model)
     return TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
 
 
@@ -312,6 +329,10 @@ def stage(cfg, folder, metrics, title):
     folder.trackers = open_trackers(cfg.log, folder)
     console.print(f"[bold]{plain(title)}[/bold]")
     yield
+    distributed.once(_draw, folder, title)
+
+
+def _draw(folder, title):
     if read_jsonl(folder.path / "metrics.jsonl"):
         rows = {folder.path.name: results.with_evaluations(folder.path)}
         panels = results.panels_of(folder.path)
@@ -364,11 +385,16 @@ def show_turn(turn):
 # ---------------------------------------------------------------- beginning and end of a program
 
 @contextmanager
-def program():
-    """Around a script's main: an error is one line, Ctrl-C and SIGTERM say what is kept and how to go on."""
+def program(one_process=False):
+    """Around a script's main: an error is one line, Ctrl-C and SIGTERM say what is kept and how to go on.
+
+    one_process: what it trains is small, and not made for several (common/distributed.py)."""
     opened.clear()
     transformers.utils.logging.disable_progress_bar()
     with process.ends_cleanly(ERRORS, what_is_saved):
+        distributed.start()
+        if one_process and distributed.world() > 1:
+            raise RunError("this script trains in one process: start it without torchrun")
         if process.settled:
             warn(f"{process.settled}: {torch.get_num_threads()} threads here "
                  "(OMP_NUM_THREADS sets another number)")

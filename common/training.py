@@ -1,25 +1,35 @@
 """What an update needs: batches with the log-probs of the sampling weights, the optimizer,
 and the step's means."""
 
+import functools
 import math
 import time
 
 import torch
 from safetensors.torch import save_file
 
+from common import distributed
 from common.model import reference_weights, token_logprobs
-from common.rollout import collate, micro_batches
+from common.rollout import collate, micro_batches, portions
 
 # ---------------------------------------------------------------- batches
 
 def collate_parts(trajectories, cfg, device):
     """[Batch] of at most cfg.micro_tokens packed tokens each,
-    in an order that keeps shared prefixes together."""
+    in an order that keeps shared prefixes together.
+
+    Of several ranks each gets a part of the trajectories, in equally many batches: those with fewer repeat
+    the shortest trajectory with weight 0."""
     share = cfg.share_prefixes == "on"
-    parts = micro_batches(trajectories, cfg.micro_tokens, share)
+    own = portions(trajectories, distributed.world())[distributed.rank()]
+    parts = micro_batches(own, cfg.micro_tokens, share)
+    most = max(distributed.gather([len(parts)]))
     batches = []
-    for part in parts:
+    for number in range(most):
+        learned = number < len(parts)
+        part = parts[number] if learned else [min(trajectories, key=lambda t: t.length)]
         batch = collate(part, share, cfg.pack_tokens)
+        batch.weight = float(learned)
         batches.append(batch.to(device))
     return batches
 
@@ -78,7 +88,7 @@ def optimizer_step(model, optimizer, max_norm=1.0, loss=0.0):
     or NaN where it or the loss is not finite: then nothing was updated."""
     with_gradient = [p for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(with_gradient, max_norm)
-    norm = float(norm)
+    norm = float(distributed.whole(norm))
     finite = math.isfinite(norm) and math.isfinite(loss)
     if finite:
         optimizer.step()
@@ -90,7 +100,7 @@ def optimizer_step(model, optimizer, max_norm=1.0, loss=0.0):
 
 class Meter:
     """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `step` makes the update,
-    `means` are the step's metrics.
+    `means` are the step's metrics, of all ranks.
 
     What is summed over tokens is divided by all the step's tokens: never a mean of means.
     An update whose loss or gradient is not finite is skipped, its batches kept in
@@ -105,17 +115,23 @@ class Meter:
         self.first_ratio = None
         drift = []
         for b in batches:
-            difference = b.old_logprobs - b.rollout_logprobs
-            drift.append(difference[b.response_mask].abs())
+            if b.weight:
+                difference = b.old_logprobs - b.rollout_logprobs
+                drift.append(difference[b.response_mask].abs().cpu())
+        drift = distributed.gather(drift)
         self.drift = torch.cat(drift) if drift else None
 
-    def add(self, loss, stats):
-        """stats: sums over sampled tokens, with "tokens", and maxima (ending in _max)."""
-        stats = {**stats, "loss": float(loss.detach())}
-        self.update = _merged(self.update, stats)
+    def add(self, loss, stats, weight=1.0):
+        """stats: sums over sampled tokens, with "tokens", and maxima (ending in _max). weight: the batch's;
+        0 = another rank adds it."""
+        if weight:
+            stats = {**stats, "loss": float(loss.detach())}
+            self.update = _merged(self.update, stats)
 
     def step(self, model, optimizer, grad_clip, batches):
-        """One update from the gradients of these batches."""
+        """One update from the gradients of these batches, on all ranks or on none."""
+        parts = distributed.gather([self.update])
+        self.update = functools.reduce(_merged, parts)
         if self.first_ratio is None and "ratio_sum" in self.update:
             # nothing was updated before: it should be 1
             self.first_ratio = self.update["ratio_sum"] / self.update["tokens"]
@@ -125,8 +141,9 @@ class Meter:
             self.total = _merged(self.total, self.update)
         else:
             for i, batch in enumerate(batches):
-                path = f"{self.keep}_{len(self.norms)}_{i}.safetensors"
-                save_batch(path, batch)
+                number = i * distributed.world() + distributed.rank()
+                if batch.weight:
+                    save_batch(f"{self.keep}_{len(self.norms)}_{number}.safetensors", batch)
         self.update = {}
 
     def means(self):

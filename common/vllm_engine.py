@@ -31,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from common import distributed
 from common.checkpoint import ModelError
 from common.engine import Generation, end_of_sequence
 from common.files import say
@@ -75,18 +76,11 @@ def policy_weights(model):
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        weight = _whole(parameter)
+        weight = distributed.whole(parameter).detach()
         if name in adapted:
-            delta = _whole(adapted[name].get_delta_weight("default"))
-            weight = weight + delta.to(weight.dtype)
+            delta = distributed.whole(adapted[name].get_delta_weight("default"))
+            weight = weight + delta.detach().to(weight.dtype)
         yield checkpoint_name(name), weight
-
-
-def _whole(tensor):
-    """Of all ranks, where it is sharded."""
-    if hasattr(tensor, "full_tensor"):
-        tensor = tensor.full_tensor()
-    return tensor.detach()
 
 
 def compare_names(vllm_model, names):
@@ -114,7 +108,7 @@ def keep_dropped_at_zero(model, dropped):
     for name, parameter in model.named_parameters():
         if checkpoint_name(name) not in dropped:
             continue
-        if _whole(parameter).any():
+        if distributed.whole(parameter).any():
             raise ModelError(
                 f"--engine vllm: vLLM's {_class_of(model).__name__} has no {checkpoint_name(name)}, and this "
                 f"model's is not zero ({len(dropped)} such parameters): it would sample another policy than "
@@ -263,6 +257,8 @@ class VllmEngine:
             "enable_sleep_mode": self.gpu,
             "enforce_eager": not self.gpu,
             "tensor_parallel_size": self.tensor_parallel,
+            # under torchrun it is one of several processes, each with an engine of its own
+            "distributed_executor_backend": "external_launcher" if distributed.world() > 1 else None,
             "seed": 0,
             "disable_log_stats": True,
         }

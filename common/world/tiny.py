@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from common import retriever, rollout, training, vllm_engine, world
+from common import distributed, retriever, rollout, training, vllm_engine, world
 from common.files import locked, say
 from common.model import token_logprobs
 from common.world import demonstrations
@@ -57,7 +57,7 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
         warm_up(model, batches, cfg.warmup_steps, Said(cfg.warmup_steps))
         return model, tokenizer
 
-    return cached_policy(recipe, build)
+    return distributed.first(cached_policy, recipe, build)
 
 
 def freeze_output_bias(model):

@@ -1,0 +1,345 @@
+"""Two processes are one: the same metrics, predictions, weights and files, whatever is shared out; they skip
+together, end together, and a checkpoint knows nothing of how many they were."""
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import at2po
+import bi_rar
+import mygo_mujica
+import omne_r1
+from common import distributed, rollout, run, training
+from common import model as models
+from common.files import read_jsonl
+from common.rollout import Trajectory, Turn
+from common.world import tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = (
+    "--warmup-steps 20 --eval-limit 4 --limit 20 --questions-per-step 4 --mini-batch 2 --lr 1e-4 "
+    "--max-batch 64 --show-every 0 --micro-tokens 400 --world-size .5"
+).split()
+TREES = "--chains 3 --expand 2 --rounds 1 --group-size 3 --max-response 80".split()
+
+# ---------------------------------------------------------------- what the processes do
+
+
+def by_chance(trajectory):
+    """A reward that a policy of no skill gets now and then, the same wherever the trajectory was played."""
+    return sum(trajectory.turns[0].ids) % 5 / 4
+
+
+def rewarded(patch):
+    """Every script pays by_chance."""
+    def of(judge):
+        def judged(trajectory, *args):
+            trajectory = judge(trajectory, *args)
+            trajectory.reward = by_chance(trajectory)
+            trajectory.info["em"] = float(trajectory.reward > .5)
+            return trajectory
+        return judged
+    patch.setattr(at2po, "score", of(at2po.score))
+    patch.setattr(bi_rar, "judge", of(bi_rar.judge))
+    patch.setattr(mygo_mujica, "judge", of(mygo_mujica.judge))
+    for stage in omne_r1.REWARD:
+        patch.setitem(omne_r1.REWARD, stage, lambda trajectory, cfg: by_chance(trajectory))
+
+
+def play(script, *args):
+    """A run of the script's command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        rewarded(patch)
+        sys.modules[script].main(list(map(str, args)))
+    while run.opened:  # this process goes on, and others may write there
+        folder = run.opened.pop()
+        if hasattr(folder, "lock"):
+            folder.lock.close()
+
+
+def learn(folder, lora, cases, keep):
+    """Updates of ATPO on made-up trajectories, one a case: [(loss, norm)], the weights after them."""
+    with run.program():
+        torch.manual_seed(0)
+        model = distributed.shard(models.load_model(folder, lora=lora))
+        optimizer = training.make_optimizer(model, 1e-3)
+        cfg = at2po.Config(micro_tokens=60, pack_tokens=60, clip_low=.03, clip_high=.04)
+        told = []
+        for number, case in enumerate(cases):
+            trajectories = made_up(**case)
+            batches = training.prepare(model, None, trajectories, cfg)
+            meter = training.Meter(batches, f"{keep}-{number}")
+            for b in batches:
+                logprobs = models.token_logprobs(model, b)
+                loss, stats = at2po.policy_loss(logprobs, b, cfg, len(trajectories), 1)
+                loss = loss + sum(t.reward for t in b.trajectories)  # (0, or what spoils it alone)
+                (loss * b.weight).backward()
+                meter.add(loss, stats, b.weight)
+            meter.step(model, optimizer, 1.0, batches)
+            told.append((meter.means(), [b.weight for b in batches]))
+        weights = {n: distributed.whole(p.detach()).numpy().copy() for n, p in model.named_parameters()}
+        cut = [hasattr(p, "device_mesh") for p in model.parameters()]
+        return told, weights, sum(cut) / len(cut)
+
+
+def made_up(trees, seed, advantage=0.0, loss=0.0):
+    """Trajectories of trees of uneven size, with advantages. To the last one's an advantage is added, and its
+    reward is what learn() adds to the loss."""
+    g = torch.Generator().manual_seed(seed)
+
+    def turn(n):
+        ids = torch.randint(5, 60, (n,), generator=g).tolist()
+        return Turn(ids, [-4.0] * n, "x", "", ids[:3])
+
+    made = []
+    for tree in range(trees):
+        prompt, first = turn(8 + 3 * tree).ids, turn(6)
+        for leaf in range(1 + tree % 3):
+            turns = [first, turn(3 + (5 * tree + leaf) % 9)]
+            advantages = torch.randn(2, generator=g).tolist()
+            made.append(Trajectory(str(tree), prompt, turns, advantages=advantages))
+    made[-1].advantages[-1] += advantage
+    made[-1].reward = loss
+    return made
+
+
+# ---------------------------------------------------------------- two processes
+
+
+def environment(port, rank, world=2):
+    """What torchrun tells a process."""
+    return {
+        "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1",
+    }
+
+
+def work(rank, port, jobs, results):
+    """A process that does what it is told until it is told nothing."""
+    os.environ |= environment(port, rank)
+    torch.set_num_threads(1)
+    for function, args in iter(jobs.get, None):
+        try:
+            results.put((rank, function(*args), None))
+        except BaseException as error:  # SystemExit, too
+            results.put((rank, None, repr(error)))
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def pair(cache):
+    """both(function, *args): what it returns on rank 0 and on rank 1."""
+    context = torch.multiprocessing.get_context("spawn")
+    jobs = [context.Queue(), context.Queue()]
+    results = context.Queue()
+    port = free_port()
+    workers = [context.Process(target=work, args=(r, port, jobs[r], results), daemon=True) for r in (0, 1)]
+    for worker in workers:
+        worker.start()
+
+    def both(function, *args):
+        for queue in jobs:
+            queue.put((function, args))
+        found = {}
+        for _ in workers:
+            rank, value, error = results.get(timeout=120)
+            assert error is None, (rank, error)
+            found[rank] = value
+        return found[0], found[1]
+
+    yield both
+    for queue in jobs:
+        queue.put(None)
+    for worker in workers:
+        worker.join(20)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def random_policy(folder, tied=True):
+    """A tiny policy of random weights."""
+    tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(70)], [])
+    model = tiny.tiny_model(tokenizer, width=32)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        head = model.get_input_embeddings().weight.detach() + .01
+        model.lm_head.weight = torch.nn.Parameter(head)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_policy(tmp_path_factory.mktemp("policy"))
+
+
+def numbers(folder):
+    drop = ("time/", "mem/")
+    rows = read_jsonl(folder / "metrics.jsonl")
+    return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in rows]
+
+
+def same_run(one, two, loose=()):
+    """Whether two run folders tell the same, up to rounding."""
+    a, b = numbers(one), numbers(two)
+    assert len(a) == len(b) and len(a) > 0
+    for x, y in zip(a, b, strict=True):
+        assert x.keys() == y.keys()
+        for key in x:
+            assert x[key] == pytest.approx(y[key], rel=1e-5, abs=1e-4 if key in loose else 1e-5), key
+    files = sorted(f.relative_to(one) for f in one.rglob("*") if f.is_file())
+    assert files == sorted(f.relative_to(two) for f in two.rglob("*") if f.is_file())
+    for file in one.glob("eval_*.json"):
+        x, y = (json.loads((f / file.name).read_text()) for f in (one, two))
+        assert [p["answer"] for p in x["predictions"]] == [p["answer"] for p in y["predictions"]]
+        assert x["summary"] == y["summary"]
+    for file in (one / "checkpoint").rglob("*.safetensors"):
+        x, y = load_file(str(file)), load_file(str(two / file.relative_to(one)))
+        assert x.keys() == y.keys()
+        for key in x:  # (Adam's step of a weight whose gradient is next to nothing follows its rounding)
+            difference = (x[key] - y[key]).abs()
+            assert difference.max() < 1e-4 and difference.mean() < 1e-6, key
+    return a
+
+
+# ---------------------------------------------------------------- tests
+
+
+@pytest.mark.parametrize("lora, tied", [(0, True), (0, False), (4, True)])
+def test_an_update_is_that_of_one_process(pair, tmp_path, lora, tied):
+    folder = random_policy(tmp_path / "policy", tied)
+    cases = [{"trees": trees, "seed": seed} for seed, trees in enumerate((6, 5, 1, 7))]
+    one, weights, _ = learn(folder, lora, cases, tmp_path / "one")
+    (two, cut_weights, cut), (other, _, _) = pair(learn, folder, lora, cases, tmp_path / "two")
+    assert cut == 1.0
+    for (a, _), (b, here), (c, there) in zip(one, two, other, strict=True):
+        assert len(here) == len(there) and 1.0 in here + there
+        for key in ("train/loss", "train/grad_norm", "train/kl", "train/ratio", "train/clip_fraction"):
+            assert b[key] == c[key] == pytest.approx(a[key], rel=1e-5, abs=1e-5)
+    # one question of one trajectory: a rank has nothing to learn from, and keeps step
+    assert sorted([two[2][1], other[2][1]]) == [[0.0], [1.0]]
+    assert weights.keys() == cut_weights.keys() and ("lm_head.weight" in weights) != tied
+    for name in weights:
+        assert abs(weights[name] - cut_weights[name]).max() < 2e-5, name
+
+
+@pytest.mark.parametrize("spoilt", ["advantage", "loss"])
+def test_what_is_not_finite_on_one_rank_is_skipped_on_all(pair, folder, tmp_path, spoilt):
+    cases = [{"trees": 6, "seed": 0}, {"trees": 6, "seed": 1, spoilt: math.inf}, {"trees": 6, "seed": 2}]
+    _, weights, _ = learn(folder, 0, [cases[0], cases[2]], tmp_path / "one")
+    (two, skipped, _), (other, _, _) = pair(learn, folder, 0, cases, tmp_path / "two")
+    assert [t["train/not_finite"] for t, _ in two] == [t["train/not_finite"] for t, _ in other] == [0, 1, 0]
+    for name in weights:
+        assert abs(weights[name] - skipped[name]).max() < 1e-5
+    kept = list(tmp_path.glob("two-1_*.safetensors"))  # of both ranks, the repeated ones left out
+    assert sum(len(load_file(str(f))["input_ids"]) for f in kept) == len(made_up(6, 1))
+
+
+@pytest.mark.parametrize("flags", [(), ("--lora", "4", "--loss", "grpo")])
+def test_a_run_of_at2po_is_that_of_one_process(pair, tmp_path, flags):
+    args = [*SMALL, *TREES, *flags, "--steps", 2, "--name", "a", "--gradient-checkpointing", "on"]
+    play("at2po", *args, "--out", tmp_path / "one")
+    pair(play, "at2po", *args, "--out", tmp_path / "two")
+    rows = same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a", loose=("train/turn_entropy",))
+    assert sum(r["train/updates"] for r in rows) == 4
+    assert (tmp_path / "two/at2po/a/trajectories.html").exists()
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path):
+    args = [*SMALL, *TREES, "--save-every", "1", "--name", "a"]
+    play("at2po", *args, "--steps", 3, "--out", tmp_path / "one")
+    args += ["--out", tmp_path / "two"]
+    pair(play, "at2po", *args, "--steps", 1)
+    play("at2po", *args, "--steps", 2, "--resume")
+    pair(play, "at2po", *args, "--steps", 3, "--resume")
+    same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a", loose=("train/turn_entropy",))
+
+
+OTHERS = {
+    "bi_rar": "--stage forward --group-size 3 --max-turn 30 --max-searches 2 --explain-limit 3 "
+              "--kl-coef .01",
+    "mygo_mujica": "--envs text --stage all --sft-trajectories 4 --sft-epochs 1 --max-attempts 4 "
+                   "--max-turn 20 --max-rounds 2",
+    "omne_r1": "--stage ppo --group-size 3 --max-turn 12 --kl-coef .01 --critic separate",
+}
+
+
+@pytest.mark.parametrize("script", OTHERS)
+def test_the_other_scripts(pair, tmp_path, script):
+    args = [*SMALL, *OTHERS[script].split(), "--warmup-steps", 3, "--steps", 1, "--name", "a"]
+    play(script, *args, "--out", tmp_path / "one")
+    pair(play, script, *args, "--out", tmp_path / "two")
+    made = [f.parent for f in (tmp_path / "one" / script).glob("*/metrics.jsonl")]
+    assert made
+    for one in made:
+        same_run(one, tmp_path / "two" / script / one.name)
+
+
+def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):
+    args = [*SMALL, *TREES, "--save-every", "1", "--name", "a", "--out", tmp_path]
+    play("at2po", *args, "--steps", 1)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(),
+        "at2po.py", *args, "--steps", 1000, "--resume",
+    ]
+    job = subprocess.Popen(
+        list(map(str, command)),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    metrics = tmp_path / "at2po/a/metrics.jsonl"
+    try:
+        deadline = time.time() + 90
+        while len(read_jsonl(metrics)) < 3:
+            assert job.poll() is None and time.time() < deadline
+            time.sleep(.2)
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        began = time.time()
+        _, told = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode != 0 and time.time() - began < 60 and "SIGKILL" in told
+    steps = len(read_jsonl(metrics))
+    play("at2po", *args, "--steps", steps + 1, "--resume")
+    assert [r["step"] for r in read_jsonl(metrics)] == list(range(1, steps + 2))
+
+
+# ---------------------------------------------------------------- what is shared out
+
+
+def test_portions_are_about_equal_and_keep_trees_together():
+    made = made_up(6, 0)
+    parts = rollout.portions(made, 2)
+    assert [id(t) for part in parts for t in part] == [id(t) for t in rollout.prefix_order(made)]
+    tokens = [sum(t.length for t in part) for part in parts]
+    assert max(tokens) - min(tokens) <= 2 * max(t.length for t in made)
+
+
+def test_one_process_gets_all():
+    assert distributed.share("abc") == distributed.gather("abc") == list("abc")
+    assert distributed.first(len, "abc") == 3 and distributed.world() == 1
