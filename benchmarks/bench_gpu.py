@@ -46,7 +46,7 @@ def random_model(name, cfg, device):
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen3ForCausalLM(config)
-    if cfg.gradient_checkpointing != "off":
+    if cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and device == "cuda":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.in_bf16 = device == "cuda"
     return model

@@ -18,6 +18,7 @@ import inspect
 import itertools
 import math
 import re
+import shlex
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -178,15 +179,26 @@ def needs_a_model(cfg):
 # ---------------------------------------------------------------- command line
 
 def given_flags(argv=None):
-    """(argv, {flag: value} as typed, whether they mean the embedded world:
+    """(argv with what its @FILEs hold, {flag: value} as typed, whether they mean the embedded world:
     neither a model nor other data is named)."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    argv = [word for given in argv for word in (read_flags(given) if given.startswith("@") else [given])]
     flags = {}
     for flag, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         name, equals, value = flag.partition("=")
         flags[name.replace("_", "-")] = value if equals else following
     world_data = flags.get("--data", "world") == "world"
     return argv, flags, world_data and "--model" not in flags
+
+
+def read_flags(given):
+    """The flags of @FILE (see recipes/): words as a shell splits them, # begins a comment."""
+    file = given[1:]
+    try:
+        with open(file, encoding="utf-8") as f:
+            return shlex.split(f.read(), comments=True)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {given}: cannot read flags from {file} ({error})")
 
 
 def comments(config):

@@ -90,7 +90,7 @@ def estimate(shape, cfg, cuda, ranks=1, reference=False, critic=False, sampled=.
         "trained weights (fp32)": 4 * trained * models / ranks,
         "frozen weights": (2 if in_bf16 else 4) * frozen / ranks,
         "moments": moments * trained * models / ranks,
-        "reference": (2 if in_bf16 else 4) * s.weights * (reference and not cfg.lora),
+        "reference": (2 if in_bf16 else 4) * s.weights * (reference and not cfg.lora) / ranks,
     }
     copies = 2 * s.matrices * (in_bf16 and not cfg.lora and ranks == 1)  # one layer's where they are cut
     layer = cfg.micro_tokens * layer_activations(s, in_bf16)
@@ -134,8 +134,8 @@ def layer_activations(s, in_bf16):
 
 
 def mask_bytes(s, cfg, cuda, layers):
-    """Of a dense mask of whole packs while it is made, and as the numbers that PyTorch turns it into, which on
-    a CPU every layer keeps for itself; none where FlexAttention is used."""
+    """Of a dense mask of whole packs while it is made, and as the numbers that PyTorch turns it into, of
+    which every layer keeps its own on a CPU; none where FlexAttention is used."""
     if cfg.share_prefixes == "off" or cuda and cfg.attention != "dense":
         return 0
     packs = max(1, cfg.micro_tokens // cfg.pack_tokens)

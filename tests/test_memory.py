@@ -1,0 +1,189 @@
+"""The estimate against what was measured, what it refuses, and the recipes, which must fit what they name."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import Qwen2Config, Qwen3Config
+
+import at2po
+from common import flags, memory
+
+ROOT = Path(__file__).resolve().parents[1]
+GB = {"1x24": 24 * 2**30, "1x80": 79.2 * 2**30, "8x80": 79.2 * 2**30}  # an H100 says 79.18 GiB
+
+
+def qwen3(hidden, layers, inner, heads=32, tied=True):
+    return Qwen3Config(
+        hidden_size=hidden, num_hidden_layers=layers, intermediate_size=inner, num_attention_heads=heads,
+        num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=tied)
+
+
+def qwen25(hidden, layers, inner, heads, keys, vocabulary=151936, tied=True):
+    return Qwen2Config(
+        hidden_size=hidden, num_hidden_layers=layers, intermediate_size=inner, num_attention_heads=heads,
+        num_key_value_heads=keys, vocab_size=vocabulary, tie_word_embeddings=tied)
+
+
+MODELS = {
+    "Qwen/Qwen3-0.6B": qwen3(1024, 28, 3072, heads=16),
+    "Qwen/Qwen3-1.7B": qwen3(2048, 28, 6144, heads=16),
+    "Qwen/Qwen3-4B": qwen3(2560, 36, 9728),
+    "Qwen/Qwen3-14B": qwen3(5120, 40, 17408, heads=40, tied=False),
+    "Qwen/Qwen2.5-1.5B-Instruct": qwen25(1536, 28, 8960, 12, 2),
+    "Qwen/Qwen2.5-3B-Instruct": qwen25(2048, 36, 11008, 16, 2),
+    "Qwen/Qwen2.5-7B-Instruct": qwen25(3584, 28, 18944, 28, 4, vocabulary=152064, tied=False),
+}
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    return {name: memory.shape_of(config) for name, config in MODELS.items()}
+
+
+def test_weights_are_counted_as_their_makers_count_them(shapes):
+    billions = {name: round(shape.weights / 1e9, 2) for name, shape in shapes.items()}
+    assert billions == {
+        "Qwen/Qwen3-0.6B": .60, "Qwen/Qwen3-1.7B": 1.72, "Qwen/Qwen3-4B": 4.02, "Qwen/Qwen3-14B": 14.77,
+        "Qwen/Qwen2.5-1.5B-Instruct": 1.54, "Qwen/Qwen2.5-3B-Instruct": 3.09,
+        "Qwen/Qwen2.5-7B-Instruct": 7.62}
+
+
+@pytest.mark.parametrize("model, settings, sampled, measured", [
+    # peak of allocated memory on an H100, PyTorch 2.11, updates of random trees (benchmarks/bench_gpu.py)
+    ("0.6B", {}, .162, 11.99),
+    ("0.6B", {"attention": "dense"}, .16, 12.0),
+    ("0.6B", {"kernels": "off"}, .16, 13.49),
+    ("0.6B", {"share_prefixes": "off"}, .127, 12.02),
+    ("0.6B", {"optimizer": "adamw8bit"}, .16, 8.32),
+    ("0.6B", {"gradient_checkpointing": "off"}, .16, 29.6),
+    ("0.6B", {"micro_tokens": 22530, "pack_tokens": 24576}, .168, 13.05),
+    ("4B", {"optimizer": "adamw8bit"}, .16, 51.2),
+    ("4B", {"optimizer": "adamw8bit", "attention": "dense"}, .16, 51.14),
+    ("4B", {}, .16, 80.9),
+])
+def test_what_a_gpu_held_in_an_update(shapes, model, settings, sampled, measured):
+    cfg = replace(at2po.Config(), **{"micro_tokens": 8192, "pack_tokens": 8192} | settings)
+    found = memory.estimate(shapes["Qwen/Qwen3-" + model], cfg, cuda=True, sampled=sampled)
+    update = sum(found.held.values()) + sum(found.update.values())
+    assert update / 1e9 == pytest.approx(measured, rel=.15)
+
+
+PEAK = """
+import json, resource, sys
+from dataclasses import replace
+import torch
+torch.set_num_threads(1)
+import at2po
+from benchmarks import bench_gpu
+from common import memory, training
+from common.model import token_logprobs
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def updates(model, trees, cfg, n):
+    optimizer = training.make_optimizer(model, 1e-6)
+    for _ in range(n):
+        for batch in training.prepare(model, None, trees, cfg):
+            token_logprobs(model, batch, 1.0, "off").sum().backward()
+        training.optimizer_step(model, optimizer)
+    return batch
+
+cfg = replace(at2po.Config(), **json.loads(sys.argv[1]))
+small = bench_gpu.random_model("small", cfg, "cpu")
+updates(small, bench_gpu.random_tree(0, 100, 3, 4), cfg, 1)
+before = peak()
+bench_gpu.HEADS["tiny"] = 96, 800
+bench_gpu.LAYERS["tiny"] = dict(num_hidden_layers=4, intermediate_size=384, num_attention_heads=4,
+                                num_key_value_heads=4, head_dim=24)
+model = bench_gpu.random_model("tiny", cfg, "cpu")
+trees = [leaf for q in range(2) for leaf in bench_gpu.random_tree(q, 800, 30, 45)]
+updates(model, trees, cfg, 2)
+found = memory.estimate(memory.shape_of(model.config), cfg, False, sampled=.3)
+print(before, peak(), sum(found.held.values()) + sum(found.update.values()))
+"""
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"share_prefixes": "off"}, {"gradient_checkpointing": "on"}])
+def test_what_the_tiny_policy_holds_on_a_cpu(settings):
+    settings = json.dumps({"micro_tokens": 4096, "pack_tokens": 4096} | settings)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, settings], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, peak, estimate = map(float, done.stdout.split())
+    assert before + estimate == pytest.approx(peak, rel=.15)
+
+
+def test_what_does_not_fit_is_refused_with_what_to_turn(shapes):
+    cfg = at2po.Config()
+    found = memory.estimate(shapes["Qwen/Qwen3-4B"], cfg, cuda=True)
+    with pytest.raises(SystemExit) as refused:
+        memory.refuse_above(24e9, found, cfg, "Qwen/Qwen3-4B")
+    message = str(refused.value)
+    wanted = r"error: Qwen/Qwen3-4B with these flags wants about \d+\.\d GB on a device of 24.0"
+    assert re.match(wanted, message)
+    for what in ("32.18 GB  moments (held)", "--lora 64", "--optimizer adamw8bit", "torchrun"):
+        assert what in message
+    memory.refuse_above(200e9, found, cfg, "Qwen/Qwen3-4B")
+
+
+def test_a_run_is_refused_before_its_weights_are_read(tmp_path, monkeypatch, capsys):
+    MODELS["Qwen/Qwen3-4B"].save_pretrained(tmp_path)
+    monkeypatch.setattr(memory, "device_bytes", lambda: 24e9)
+    with pytest.raises(SystemExit, match="wants about .* GB on a device of 24.0"):
+        memory.check(at2po.Config(), str(tmp_path))
+
+
+def test_ranks_share_weights_and_moments_but_not_what_samples(shapes):
+    cfg = replace(at2po.Config(), engine="vllm")
+    one = memory.estimate(shapes["Qwen/Qwen3-4B"], cfg, cuda=True)
+    eight = memory.estimate(shapes["Qwen/Qwen3-4B"], cfg, cuda=True, ranks=8)
+    for what in ("trained weights (fp32)", "moments"):
+        assert eight.held[what] == one.held[what] / 8
+    assert eight.rollout == one.rollout
+
+
+RECIPES = sorted((ROOT / "recipes").glob("*.args"))
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_a_recipe_parses_and_fits_its_machine(file, shapes, monkeypatch):
+    monkeypatch.setattr(memory.torch.cuda, "is_available", lambda: True)
+    name, machine = file.stem.rsplit("-", 1)
+    script = importlib.import_module(name)
+    cfg = script.parse_args([f"@{file}"])
+    assert file.read_text().startswith("# ") and f"{name}.py @recipes/{file.name}" in file.read_text()
+    if name == "askit":
+        return
+    cfg = replace(cfg, engine="vllm")
+    ranks = int(machine.split("x")[0])
+    found = memory.estimate(
+        shapes[cfg.model], cfg, cuda=True, ranks=ranks, reference=cfg.kl_coef > 0,
+        critic=getattr(cfg, "critic", "") == "separate")
+    assert found.peak < .9 * GB[machine], found.table()  # a tenth for what PyTorch rounds up
+    assert ranks == 1 or 4 * shapes[cfg.model].weights < GB[machine]  # every rank loads it whole
+
+
+def test_every_script_has_a_recipe_for_every_machine():
+    stems = {file.stem for file in RECIPES}
+    for script in ("at2po", "bi_rar", "mygo_mujica", "omne_r1"):
+        assert {f"{script}-{machine}" for machine in GB} <= stems
+
+
+def test_flag_files(tmp_path, capsys):
+    file = tmp_path / "a.args"
+    file.write_text("# a comment\n--lr 1e-5 --name 'two words'  # and one behind\n")
+    argv, given, in_world = flags.given_flags(["--seed", "3", f"@{file}", "--lora=4"])
+    assert argv == ["--seed", "3", "--lr", "1e-5", "--name", "two words", "--lora=4"]
+    assert given["--lr"] == "1e-5" and given["--lora"] == "4" and in_world
+    with pytest.raises(SystemExit, match="error: @nowhere.args: cannot read flags from nowhere.args"):
+        flags.given_flags(["@nowhere.args"])
+    file.write_text("--name 'no end")
+    with pytest.raises(SystemExit, match="No closing quotation"):
+        flags.given_flags([f"@{file}"])
