@@ -45,7 +45,7 @@ What is not in the paper is at the end (appendix) or in common/.
 
     python at2po.py                               the embedded world, two CPU cores, under ten minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
-    python at2po.py --model Qwen/Qwen3-4B         the paper's setting; a large GPU, a search server; not run
+    python at2po.py --model Qwen/Qwen3-4B         the paper's setting; a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --checkpoint Qwen/Qwen3-4B --data musique-dev        ReAct: no training
     python at2po.py --ask "Who is the spouse of the composer of the film Empty Ocean?"
 Numbers reached: results/README.md. The paper's own (Qwen3-4B, 8 GPUs, 21M passages) were not measured.

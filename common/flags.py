@@ -150,7 +150,7 @@ def check_machine(cfg):
                  "auto takes a dense mask where there is none")
     if getattr(cfg, "optimizer", "adamw") == "adamw8bit" and not importlib.util.find_spec("bitsandbytes"):
         sys.exit("error: --optimizer adamw8bit: bitsandbytes is not installed here; "
-                 "pip install -r requirements-gpu.txt")
+                 "pip install -r requirements.txt")
     if getattr(cfg, "engine", "") == "vllm" and not vllm_engine.installed():
         sys.exit("error: --engine vllm: vLLM is not installed here; pip install -r requirements-gpu.txt, "
                  "or use --engine transformers")
