@@ -314,7 +314,7 @@ def portions(trajectories, n):
     """n lists of about equally many tokens, of trajectories that share starts as far as that goes.
 
     >>> [len(part) for part in portions([Trajectory("", [1, 2], []) for _ in range(5)], 2)]
-    [3, 2]
+    [2, 3]
     """
     lists = [[] for _ in range(n)]
     total = sum(t.length for t in trajectories)
