@@ -151,7 +151,7 @@ def search_repairs(retriever):
     return {"rollout/search_repairs": sum(repaired.values())}
 
 
-async def _drive(agents, engine, search, progress):
+async def _drive(agents, engine, search, progress, results):
     tasks = [asyncio.ensure_future(a) for a in agents]
 
     def say_progress(_):
@@ -181,7 +181,8 @@ async def _drive(agents, engine, search, progress):
                 await asyncio.wait(search.running, return_when=asyncio.FIRST_COMPLETED)
         if failed():
             raise failed().exception()
-        return [t.result() for t in tasks]
+        # asyncio.run prepares the repr of what its coroutine returns: of trees, seconds and megabytes
+        results += [t.result() for t in tasks]
     finally:
         search.cancel()
         for t in tasks:
@@ -228,7 +229,8 @@ def run_agents(agents, engine, search, progress=no_progress):
     own = distributed.share(agents)
     for agent in set(agents) - set(own):
         agent.close()
-    done = asyncio.run(_drive(own, engine, search, progress))
+    done = []
+    asyncio.run(_drive(own, engine, search, progress, done))
     return distributed.gather(done)
 
 
@@ -349,31 +351,43 @@ def micro_batches(trajectories, max_tokens, share_prefixes=True):
 
 
 @dataclass
+class _Part:
+    """A prompt or a turn with its observation, in a pack."""
+    ids: torch.Tensor
+    start: int          # its place in the pack
+    position: int       # along the path
+    row: int            # of its first sampled token
+    end: int = 0        # one past the last token that sees it
+
+    @property
+    def stop(self):
+        return self.start + len(self.ids)
+
+
+@dataclass
 class _Pack:
     """Prompts and turns in a row, depth first. A path shares the parts that the path before it has too:
     these are still open, the others are closed."""
-    ids: list = field(default_factory=list)
-    positions: list = field(default_factory=list)
-    end: list = field(default_factory=list)
-    open: dict = field(default_factory=dict)  # key of a part -> (slice of its tokens, its first row)
+    length: int = 0
+    parts: list = field(default_factory=list)
+    open: dict = field(default_factory=dict)  # key of a part -> _Part
 
     def room_wanted(self, path):
         new = [ids for key, ids, _ in path if key not in self.open]
-        return len(self.ids) + sum(map(len, new))
+        return self.length + sum(map(len, new))
 
     def close_all_but(self, path=()):
         """Nothing that comes now sees the parts that are not on this path."""
         keys = {key for key, _, _ in path}
         for key in [k for k in self.open if k not in keys]:
-            tokens, _ = self.open.pop(key)
-            self.end[tokens] = [len(self.ids)] * (tokens.stop - tokens.start)
+            self.open.pop(key).end = self.length
 
     def add(self, key, ids, position, row):
         """A new part below the open ones."""
-        self.open[key] = (slice(len(self.ids), len(self.ids) + len(ids)), row)
-        self.ids += ids
-        self.positions += range(position, position + len(ids))
-        self.end += [0] * len(ids)
+        part = _Part(torch.tensor(ids, dtype=torch.long), self.length, position, row)
+        self.open[key] = part
+        self.parts.append(part)
+        self.length = part.stop
 
 
 def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
@@ -386,11 +400,12 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
     response_mask = torch.zeros(B, T, dtype=torch.bool)
     turn_ids = torch.full((B, T), -1)
     advantages = torch.zeros(B, T)
-    rollout_logprobs = torch.zeros(B, T)
     gather = torch.full((B, T), -1)
     packs = []
-    predecessor = []    # (pack, index in the pack)
+    predecessor = []    # (pack, indices in the pack), of a turn
     target = []
+    logprobs = []       # of the targets
+    R = 0
     prompts = {}
     for b, trajectory in enumerate(trajectories):
         path = _path(trajectory, prompts)
@@ -401,47 +416,49 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
         position = 0
         for k, (key, ids, turn) in enumerate(path):
             if key not in pack.open:
-                pack.add(key, ids, position, len(target))
+                pack.add(key, ids, position, R)
                 if turn is not None:
                     # rows of the sampled tokens; the first one is predicted by the parent's last token
-                    parent, _ = pack.open[path[k - 1][0]]
-                    begin = pack.open[key][0].start
-                    here = [parent.stop - 1, *range(begin, begin + len(turn.ids) - 1)]
-                    predecessor += [(len(packs) - 1, i) for i in here]
-                    target += turn.ids
-            input_ids[b, position:position + len(ids)] = torch.tensor(ids)
+                    here = torch.arange(len(turn.ids)) + pack.open[key].start - 1
+                    here[0] = pack.open[path[k - 1][0]].stop - 1
+                    predecessor.append((len(packs) - 1, here))
+                    target.append(pack.open[key].ids[:len(turn.ids)])
+                    logprobs += turn.logprobs
+                    R += len(turn.ids)
+            part = pack.open[key]
+            input_ids[b, position:position + len(ids)] = part.ids
             if turn is not None:
                 span = slice(position, position + len(turn.ids))
-                _, row = pack.open[key]
                 response_mask[b, span] = True
                 turn_ids[b, span] = k - 1
-                rollout_logprobs[b, span] = torch.tensor(turn.logprobs)
-                gather[b, span] = row + torch.arange(len(turn.ids))
+                gather[b, span] = torch.arange(part.row, part.row + len(turn.ids))
                 if trajectory.advantages:
                     advantages[b, span] = trajectory.advantages[k - 1]
             position += len(ids)
-    gather[gather < 0] = len(target)
+    gather[gather < 0] = R
+    rollout_logprobs = torch.tensor([*logprobs, 0.0])[gather]
     packed_ids, positions, end, lengths = _stack(packs, pad_id)
     N = packed_ids.shape[1]
-    predecessor = torch.tensor([p * N + i for p, i in predecessor])
+    predecessor = torch.cat([p * N + here for p, here in predecessor])
     return Batch(
         list(trajectories), input_ids, response_mask, turn_ids, advantages, rollout_logprobs,
         packed_ids, positions, end, lengths, share_prefixes,
-        predecessor, torch.tensor(target), gather)
+        predecessor, torch.cat(target), gather)
 
 
 def _stack(packs, pad_id):
     """The packs as tensors of P rows."""
     P = len(packs)
-    N = max(len(p.ids) for p in packs)
+    N = max(pack.length for pack in packs)
     packed_ids = torch.full((P, N), pad_id)
     positions = torch.zeros(P, N, dtype=torch.long)
     end = torch.arange(1, N + 1).repeat(P, 1)
-    lengths = torch.tensor([len(p.ids) for p in packs])
+    lengths = torch.tensor([pack.length for pack in packs])
     for p, pack in enumerate(packs):
         pack.close_all_but()
-        n = len(pack.ids)
-        packed_ids[p, :n] = torch.tensor(pack.ids)
-        positions[p, :n] = torch.tensor(pack.positions)
-        end[p, :n] = torch.tensor(pack.end)
+        for part in pack.parts:
+            here = slice(part.start, part.stop)
+            packed_ids[p, here] = part.ids
+            positions[p, here] = torch.arange(part.position, part.position + len(part.ids))
+            end[p, here] = part.end
     return packed_ids, positions, end, lengths
