@@ -1133,7 +1133,8 @@ def main(argv=None):
 #
 # ---------------------------------------------------------------- metrics of a step
 
-RATIOS = {key: metric for key, metric in RATIO.items() if key != "rollout/flat_groups"}
+NO_SAMPLES = ("rollout/flat_groups", "train/sampler")  # of scripts that sample a language model
+RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_SAMPLES)}
 METRICS = (
     STEP
     | UPDATE

@@ -545,6 +545,7 @@ def turn_entropy(log_ratio, response_mask, turn_ids):
 def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     """The loss of --loss for a part of a mini-batch of so many sequences and tokens."""
     b = batch
+    advantages = training.corrected_advantages(b, cfg.sampler_correction)
     if cfg.loss == "grpo":
         weights = grpo.sequence_weights(b.response_mask, num_sequences)
         if cfg.grpo_mean == "token":
@@ -552,7 +553,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
         return grpo.grpo_loss(
             logprobs,
             b.old_logprobs,
-            b.advantages,
+            advantages,
             b.response_mask,
             weights,
             cfg.clip_low,
@@ -565,7 +566,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     return atpo_loss(
         logprobs,
         b.old_logprobs,
-        b.advantages,
+        advantages,
         b.response_mask,
         turn_ids,
         cfg.clip_low,
@@ -595,7 +596,7 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(roots),
     }
 
-    meter = training.Meter([b for batches in prepared for b in batches], keep)
+    meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
     for group, batches in zip(groups, prepared, strict=True):
         if not batches:
             continue

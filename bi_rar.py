@@ -441,7 +441,7 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(groups),
     }
 
-    meter = training.Meter([b for batches in prepared for b in batches], keep)
+    meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
     for part, batches in zip(parts, prepared, strict=True):
         if not batches:
             continue
@@ -452,7 +452,7 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
             loss, stats = grpo.grpo_loss(
                 logprobs,
                 b.old_logprobs,
-                b.advantages,
+                training.corrected_advantages(b, cfg.sampler_correction),
                 b.response_mask,
                 weights,
                 cfg.clip,

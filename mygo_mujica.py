@@ -601,7 +601,7 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     return grpo.grpo_loss(
         logprobs,
         batch.old_logprobs,
-        batch.advantages,
+        training.corrected_advantages(batch, cfg.sampler_correction),
         batch.response_mask,
         weights,
         cfg.clip,
@@ -635,7 +635,7 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
         prepared = [training.prepare(model, reference, part, cfg) for part in learn]
         row["time/old_logprobs"] = time.time() - started
 
-    meter = training.Meter([b for batches in prepared for b in batches], keep)
+    meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
     for number, part in enumerate(parts):
         if prepared:
             batches = prepared[number]
@@ -1004,6 +1004,8 @@ def check(cfg, given):
                  "set that has them (2Wiki)")
     if cfg.few_shot and not (cfg.stage == "eval" or cfg.eval_only or cfg.ask):
         sys.exit("error: --few-shot goes with --stage eval; training is on prompts without examples")
+    if cfg.sampler_correction != "none" and cfg.stage != "grpo":
+        sys.exit("error: --sampler-correction goes with --stage grpo; a likelihood (Eq 6) has no ratio")
     if "--ask" in given and not cfg.ask.strip():
         sys.exit("error: --ask is empty")
     if cfg.ask and "kimi" in envs:

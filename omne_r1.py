@@ -558,8 +558,9 @@ def ppo_loss(logprobs, values, experience, num_tokens, cfg):
     batch = experience.batch
     mask = batch.response_mask
     weights = torch.full((len(values), 1), 1 / num_tokens, device=values.device)
+    advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     policy_loss, stats = grpo.grpo_loss(
-        logprobs, batch.old_logprobs, batch.advantages, mask, weights, cfg.clip, cfg.clip)
+        logprobs, batch.old_logprobs, advantages, mask, weights, cfg.clip, cfg.clip)
     squares = torch.where(mask, (values - experience.returns) ** 2, 0.0).sum()
     stats["value_sum"] = float(squares.detach())
     return policy_loss, squares / num_tokens, stats
@@ -597,7 +598,7 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
         row["train/ref_kl"] = mean_log_ratio([e.batch for e in everything])
     row["time/old_logprobs"] = time.time() - started
     warming = step <= cfg.critic_warmup
-    meter = training.Meter([e.batch for e in everything], keep)
+    meter = training.Meter([e.batch for e in everything], keep, cfg.sampler_correction)
     for part, experiences in zip(parts, prepared, strict=True):
         num_tokens = sum(t.sampled_tokens for t in part)
         for e in experiences:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import torch
 
 from common import checkpoint, guards
+from common import model as models
 from common.files import clock, console, read_jsonl, say, warn
 from common.page import record
 
@@ -54,7 +55,7 @@ def steps(cfg, folder, policy, optimizer, metrics,
         row |= pace.times(share(step), torch.get_num_threads())
         sample = row.pop("sample", None)
         console.print(f"{label}{step_line(step, cfg.steps, row, metrics)}", markup=False)
-        row |= guards.watch(row, earlier, warn, metrics, guard)
+        row |= guards.watch(row, earlier, warn, metrics, guard, coarsest_precision(cfg))
         if sample and cfg.show_every and step % cfg.show_every == 0:
             record.explain_best_and_worst(sample)
         if evaluate and cfg.eval_every and step % cfg.eval_every == 0 and step < cfg.steps:
@@ -71,6 +72,14 @@ def steps(cfg, folder, policy, optimizer, metrics,
             f"its budget is spent ({describe(state)})")
     if step > saved:
         save(folder, policy, optimizer, step, state)
+
+
+def coarsest_precision(cfg):
+    """fp32 | bf16, of the products of sampler and trainer: vLLM's on a GPU are bf16 in any case."""
+    on_gpu = models.default_device() != "cpu"
+    vllm = getattr(cfg, "engine", "") == "vllm"
+    in_bf16 = cfg.precision == "bf16" or on_gpu and (cfg.precision == "auto" or vllm)
+    return "bf16" if in_bf16 else "fp32"
 
 
 def describe(state):

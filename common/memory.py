@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from common import distributed
+from common.files import warn
 from common.model import default_device, find_model, head_dim
 from common.vllm_engine import choose
 
@@ -170,8 +171,9 @@ def device_bytes():
 
 
 def check(cfg, name):
-    """Ends the program where the device cannot hold the training of `name` (folder or hub id). On a CPU
-    caches do not count: they grow with what is used, and machines have swap.
+    """Ends the program where the device cannot hold the training of `name` (folder or hub id). On a CPU it
+    is ended for weights, moments and gradients alone, and warned of the rest: limits on tokens and caches
+    are seldom reached in small runs, and memory is used as it is wanted.
 
     Says nothing of adapters alone, and where a system does not tell its memory."""
     try:
@@ -186,9 +188,10 @@ def check(cfg, name):
         reference=getattr(cfg, "kl_coef", 0) > 0,
         critic=getattr(cfg, "critic", "") == "separate",
     )
-    if not cuda:
-        found.rollout["keys and values"] = 0
-    refuse_above(have, found, cfg, name)
+    if cuda or sum(found.held.values()) + found.update["gradients"] > have:
+        refuse_above(have, found, cfg, name)
+    elif found.peak > have:
+        warn(f"{name} may want {found.peak / 1e9:.1f} GB, here are {have / 1e9:.1f}: {remedies(cfg, found)}")
 
 
 def refuse_above(have, found, cfg, name):

@@ -47,6 +47,47 @@ def prepare(model, reference, trajectories, cfg):
     return batches
 
 
+# ---------------------------------------------------------------- where sampler and trainer differ
+
+MAX_RATIO = 2.0  # verl's default, TRL's first
+
+
+def sampler_ratios(batch, kind):
+    """(B, T) min(pi_trainer / pi_sampler, 2), of the weights that sampled: what a sampled token's term of the
+    loss is worth; 1 elsewhere. None for the kind "none".
+
+    Truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl), as in TRL
+    (vllm_importance_sampling_correction) and verl (rollout_is). Same weights round differently in the engine,
+    so trajectories are drawn from another distribution than old_logprobs says. kind:
+
+    token: of the token alone. Little variance; biased, since the rest of its turn stays the sampler's.
+    turn: of all sampled tokens of its turn: the product of their ratios. That is the ratio of the turn as one
+        action, so its mean over the sampler's turns is 1, and without truncation a turn's gradient is
+        unbiased. A geometric mean, as in Eq 11 of AT2PO, varies less and is the ratio of nothing that was
+        drawn: its bias remains. The product's log grows with the turn, so long turns are truncated sooner.
+
+    Neither corrects in which states earlier turns end, nor the rewards of later ones."""
+    if kind == "none":
+        return None
+    log_ratio = batch.old_logprobs - batch.rollout_logprobs
+    log_ratio = torch.where(batch.response_mask, log_ratio, 0.0)                    # (B, T)
+    if kind == "turn":
+        turn = batch.turn_ids.clamp(min=0)
+        K = int(turn.max()) + 1
+        sums = log_ratio.new_zeros(len(turn), K).scatter_add(1, turn, log_ratio)    # (B, K)
+        log_ratio = torch.where(batch.response_mask, sums.gather(1, turn), 0.0)
+    return log_ratio.exp().clamp(max=MAX_RATIO).detach()
+
+
+def corrected_advantages(batch, kind):
+    """batch.advantages (B, T) times sampler_ratios; themselves for "none".
+
+    For w > 0, min(r w A, clip(r) w A) = w min(r A, clip(r) A), and a dual clip's bound moves along: so each
+    token's surrogate is weighed, its clip decision stays, and KL and value terms are left alone."""
+    ratios = sampler_ratios(batch, kind)
+    return batch.advantages if ratios is None else batch.advantages * ratios
+
+
 # ---------------------------------------------------------------- optimizer
 
 def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999), kind="adamw"):
@@ -104,22 +145,19 @@ class Meter:
 
     What is summed over tokens is divided by all the step's tokens: never a mean of means.
     An update whose loss or gradient is not finite is skipped, its batches kept in
-    `keep`_<update>_<i>.safetensors."""
+    `keep`_<update>_<i>.safetensors. correction: of --sampler-correction, which is then reported."""
 
-    def __init__(self, batches=(), keep="nonfinite"):
+    def __init__(self, batches=(), keep="nonfinite", correction="none"):
         self.keep = keep
         self.began = time.time()
         self.norms = []
         self.update = {}     # sums of the update under way
         self.total = {}      # of those that were made
         self.first_ratio = None
-        drift = []
-        for b in batches:
-            if b.weight:
-                difference = b.old_logprobs - b.rollout_logprobs
-                drift.append(difference[b.response_mask].abs().cpu())
-        drift = distributed.gather(drift)
-        self.drift = torch.cat(drift) if drift else None
+        self.drift = _sampled(batches, lambda b: (b.old_logprobs - b.rollout_logprobs).abs())
+        self.sampler_ratios = None
+        if correction != "none":
+            self.sampler_ratios = _sampled(batches, lambda b: sampler_ratios(b, correction))
 
     def add(self, loss, stats, weight=1.0):
         """stats: sums over sampled tokens, with "tokens", and maxima (ending in _max). weight: the batch's;
@@ -154,6 +192,10 @@ class Meter:
         if self.drift is not None:
             row["rollout/logprob_drift_mean"] = float(self.drift.mean())
             row["rollout/logprob_drift_max"] = float(self.drift.max())
+        if self.sampler_ratios is not None:
+            truncated = self.sampler_ratios >= MAX_RATIO
+            row["train/sampler_ratio"] = float(self.sampler_ratios.mean())
+            row["train/sampler_truncated"] = float(truncated.float().mean())
         row["train/updates"] = len(finite)
         row["train/not_finite"] = len(self.norms) - len(finite)
         if self.first_ratio is not None:
@@ -168,6 +210,14 @@ class Meter:
         if "ratio_max" in self.total:
             row["train/ratio_max"] = self.total["ratio_max"]
         return row
+
+
+def _sampled(batches, of_batch):
+    """One vector of what of_batch(batch), (B, T), says of the sampled tokens that all ranks learn from;
+    None where there are none."""
+    parts = [of_batch(b)[b.response_mask].cpu() for b in batches if b.weight]
+    parts = distributed.gather(parts)
+    return torch.cat(parts) if parts else None
 
 
 def _merged(a, b):

@@ -241,6 +241,17 @@ def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monke
     assert guard_rows(tmp_path)[0]["first_ratio"] == 1 and guard_rows(tmp_path)[0]["drift"] == 0
 
 
+@pytest.mark.parametrize("kind", ["token", "turn"])
+def test_a_correction_of_nothing_changes_little_and_is_reported(tmp_path, kind):
+    for name, correction in (("a", "none"), ("b", kind)):
+        run(tmp_path, "--steps", 1, "--name", name, "--sampler-correction", correction)
+    plain, corrected = (rows(tmp_path / f"at2po/{name}/metrics.jsonl")[0] for name in "ab")
+    assert corrected.pop("train/sampler_ratio") == pytest.approx(1, abs=1e-4)
+    assert corrected.pop("train/sampler_truncated") == 0
+    assert corrected == pytest.approx(plain, rel=1e-3, abs=1e-3) and not corrected["guard/drift"]
+    assert "train/sampler_ratio" in json.loads((tmp_path / "at2po/b/metrics.json").read_text())
+
+
 def test_a_policy_that_knows_no_format_is_told_before_and_at_the_first_step(tmp_path, capsys, qwen):
     at2po.main([
         *REAL, "--model", str(qwen), "--data", str(sample("hotpotqa/dev_distractor.json")),

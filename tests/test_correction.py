@@ -1,0 +1,291 @@
+"""Where sampler and trainer differ: --sampler-correction against numbers worked by hand, in the loss of every
+script, and against the exact gradient of a small bandit."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import at2po
+import bi_rar
+import mygo_mujica
+import omne_r1
+from common import grpo, guards, loop, rollout, training
+from common.training import corrected_advantages, sampler_ratios
+from common.world import tiny
+
+# two turns of two and one tokens, an observation between them; the second row is one turn
+MASK = torch.tensor([[0, 1, 1, 0, 1], [0, 1, 1, 1, 0]]).bool()
+TURNS = torch.tensor([[-1, 0, 0, -1, 1], [-1, 0, 0, 0, -1]])
+
+
+def batch_of(ratios, **more):
+    """A batch whose tokens have these ratios of trainer to sampler; garbage where nothing was sampled."""
+    ratios = torch.tensor(ratios, dtype=torch.double)
+    old = torch.where(MASK, -1.0, 0.0).double()
+    return SimpleNamespace(
+        old_logprobs=old, rollout_logprobs=old - ratios.log(), response_mask=MASK, turn_ids=TURNS,
+        advantages=torch.tensor([[0, 1.0, 1.0, 0, -2.0], [0, 3.0, 3.0, 3.0, 0]]).double(), **more)
+
+
+RATIOS = [[9.0, 1.5, 0.8, 9.0, 3.0], [9.0, 1.2, 1.3, 1.4, 9.0]]
+WEIGHTS = {
+    "token": [[1, 1.5, 0.8, 1, 2], [1, 1.2, 1.3, 1.4, 1]],
+    "turn": [[1, 1.2, 1.2, 1, 2], [1, 2, 2, 2, 1]],    # 1.5 * .8; 1.2 * 1.3 * 1.4 = 2.184 is cut
+}
+
+
+@pytest.mark.parametrize("kind", ["token", "turn"])
+def test_weights_by_hand(kind):
+    batch = batch_of(RATIOS)
+    weights = sampler_ratios(batch, kind)
+    expected = torch.tensor(WEIGHTS[kind]).double()
+    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(corrected_advantages(batch, kind), batch.advantages * expected)
+    assert not weights.requires_grad
+
+
+def test_none_is_nothing_and_on_policy_it_is_one():
+    batch = batch_of(RATIOS)
+    assert sampler_ratios(batch, "none") is None
+    assert corrected_advantages(batch, "none") is batch.advantages
+    batch.rollout_logprobs = batch.old_logprobs
+    for kind in ("token", "turn"):
+        assert (sampler_ratios(batch, kind) == 1).all()
+        assert torch.equal(corrected_advantages(batch, kind), batch.advantages)
+
+
+def test_a_token_that_the_sampler_gave_nothing_is_cut_and_no_log_prob_learns_through_its_weight():
+    batch = batch_of(RATIOS)
+    batch.rollout_logprobs[0, 1] = -math.inf
+    batch.old_logprobs.requires_grad_()
+    for kind in ("token", "turn"):
+        weights = sampler_ratios(batch, kind)
+        assert weights[0, 1] == 2 and torch.isfinite(weights).all() and not weights.requires_grad
+
+
+# ---- where it enters the losses
+
+
+def moved(batch):
+    """Log-probs after some updates, on both sides of the clip window, and reference log-probs."""
+    g = torch.Generator().manual_seed(0)
+    step = torch.randn(MASK.shape, generator=g, dtype=torch.double)
+    batch.ref_logprobs = batch.old_logprobs + 0.5 * step.flip(0) * MASK
+    return (batch.old_logprobs + 0.4 * step * MASK).requires_grad_()
+
+
+@pytest.mark.parametrize("kind", ["token", "turn"])
+@pytest.mark.parametrize("dual_clip", [0.0, 1.1])
+def test_grpo_weighs_the_surrogate_and_not_the_kl_term(kind, dual_clip):
+    batch = batch_of(RATIOS)
+    new = moved(batch)
+    w = sampler_ratios(batch, kind)
+    A = batch.advantages
+    r = (new - batch.old_logprobs).exp()
+    surrogate = torch.minimum(r * A, r.clamp(.9, 1.1) * A)
+    if dual_clip:
+        surrogate = torch.where(A < 0, torch.maximum(surrogate, dual_clip * A), surrogate)
+    d = batch.ref_logprobs - new
+    objective = w * surrogate - .3 * (d.exp() - d - 1)
+    expected = -(objective * MASK).sum() / 6
+    loss, stats = grpo.grpo_loss(
+        new, batch.old_logprobs, corrected_advantages(batch, kind), MASK, 1 / 6, .1, .1, .3,
+        batch.ref_logprobs, dual_clip)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x, new, retain_graph=True)[0] for x in (loss, expected)))
+    plain = grpo.grpo_loss(new, batch.old_logprobs, A, MASK, 1 / 6, .1, .1)[1]
+    assert stats["clipped_tokens"] == plain["clipped_tokens"] > 0    # the clip decisions stay
+
+
+@pytest.mark.parametrize("kind", ["token", "turn"])
+def test_atpo_weighs_each_token_of_eq_10(kind):
+    batch = batch_of(RATIOS)
+    new = moved(batch)
+    cfg = at2po.Config(sampler_correction=kind, clip_low=.1, clip_high=.1)
+    loss, _ = at2po.policy_loss(new, batch, cfg, 2, 6)
+    w = sampler_ratios(batch, kind)
+    log_ratio = (new - batch.old_logprobs).detach()
+    expected = 0
+    for b in range(2):
+        for t in MASK[b].nonzero()[:, 0]:
+            turn = TURNS[b] == TURNS[b, t]
+            s = log_ratio[b, turn].mean().exp() * (new[b, t] - new[b, t].detach()).exp()
+            A = batch.advantages[b, t]
+            term = torch.minimum(s * A, s.clamp(.9, 1.1) * A)
+            expected = expected - w[b, t] * term / MASK[b].sum() / 2
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x, new, retain_graph=True)[0] for x in (loss, expected)))
+
+
+def tree(group):
+    """Chains from one root."""
+    root = at2po.Node()
+    for t in group:
+        node = root
+        for turn in t.turns:
+            node.children.append(at2po.Node(turn, node))
+            node = node.children[-1]
+        node.done, node.trajectory = True, t
+    return root
+
+
+def groups(model, lag):
+    """Two samples of one question, which the sampler gave `lag` nats a token less than the model does."""
+    made = []
+    for reward, turns in ((1.0, [[5, 6, 7], [8, 9, 5]]), (0.0, [[9, 8, 6], [5, 5, 7]])):
+        turns = [rollout.Turn(ids, [0.0] * len(ids), "", "", [4]) for ids in turns]
+        info = {"agent_tokens": 6, "tokens": 6, "em": reward, "workers": [], "lost": False}
+        made.append(rollout.Trajectory("q", [3, 4], turns, reward, info=info))
+    batch = rollout.collate(made)
+    with torch.no_grad():
+        logprobs = training.token_logprobs(model, batch)
+    for b, t in enumerate(made):
+        for k, turn in enumerate(t.turns):
+            turn.logprobs = (logprobs[b][batch.turn_ids[b] == k] - lag).tolist()
+    return [made]
+
+
+def of_at2po(model, optimizer, groups, **more):
+    cfg = at2po.Config(rollout="chains", std="sample", **more)
+    return at2po.update(model, None, optimizer, [tree(g) for g in groups], cfg)
+
+
+def of_bi_rar(model, optimizer, groups, **more):
+    return bi_rar.update(model, None, optimizer, groups, bi_rar.Config(kl_coef=0.0, group_size=2, **more))
+
+
+def of_mujica(model, optimizer, groups, **more):
+    for group in groups:
+        mygo_mujica.assign_advantages(group)
+    cfg = mygo_mujica.Config(kl_coef=0.0, **more)
+    return mygo_mujica.update(model, None, optimizer, groups, cfg, lambda share: 0.0, "grpo")
+
+
+def of_omne(model, optimizer, groups, **more):
+    cfg = omne_r1.Config(value_coef=0.0, critic_warmup=0, **more)
+    return omne_r1.update(omne_r1.ActorCritic(model), None, optimizer, groups[0], cfg, 1)
+
+
+@pytest.mark.parametrize("update", [of_at2po, of_bi_rar, of_mujica, of_omne])
+def test_a_sampler_that_lags_evenly_scales_the_gradient_of_every_script(update):
+    """All token ratios are 1.5: tokens weigh 1.5, turns of three 1.5^3, which is cut to 2."""
+    tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
+
+    def norm(lag, **more):
+        model = tiny.tiny_model(tokenizer, width=32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        return update(model, optimizer, groups(model, lag), **more)
+
+    plain = norm(math.log(1.5))
+    assert not {"train/sampler_ratio", "train/sampler_truncated"} & set(plain)
+    assert plain["train/grad_norm"] == norm(0.0)["train/grad_norm"] > 0
+    for kind, weight, cut in (("token", 1.5, 0.0), ("turn", 2.0, 1.0)):
+        row = norm(math.log(1.5), sampler_correction=kind)
+        assert row["train/grad_norm"] == pytest.approx(weight * plain["train/grad_norm"], rel=1e-4)
+        assert row["train/sampler_ratio"] == pytest.approx(weight, rel=1e-4)
+        assert row["train/sampler_truncated"] == cut
+        same = norm(0.0, sampler_correction=kind)
+        assert same["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-5)
+        assert same["train/sampler_ratio"] == pytest.approx(1, abs=1e-5)
+
+
+# ---- bias, exactly
+
+
+class Bandit:
+    """Turns of two tokens of three kinds, enumerated: theta has the logits of the first token, then of the
+    second after each first. A turn's reward is its own, so neither token's share can be told apart."""
+
+    turns = torch.tensor([[a, b] for a in range(3) for b in range(3)])
+    rewards = torch.tensor([1.0, -2.0, 0.5, -1.0, 3.0, 0.0, -0.5, 1.5, -2.5]).double()
+
+    def __init__(self, noise):
+        g = torch.Generator().manual_seed(1)
+        self.theta = torch.randn(4, 3, generator=g, dtype=torch.double).requires_grad_()
+        drift = noise * torch.randn(4, 3, generator=g, dtype=torch.double)
+        self.sampler = self.logprobs(self.theta.detach() + drift)
+
+    def logprobs(self, theta):
+        """(9, 2)"""
+        first, second = self.turns.T
+        table = theta.log_softmax(1)
+        return torch.stack([table[0, first], table[1 + first, second]], 1)
+
+    def gradient(self, sampled, kind, tokens=2):
+        """Of the mean of GRPO's loss over all turns, drawn with these log-probs, (9, 2)."""
+        new = self.logprobs(self.theta)
+        mask = torch.ones(9, 2).bool()
+        mask[:, tokens:] = False
+        batch = SimpleNamespace(
+            old_logprobs=new.detach(), rollout_logprobs=sampled, response_mask=mask,
+            turn_ids=torch.zeros(9, 2, dtype=torch.long),
+            advantages=self.rewards[:, None].expand(9, 2))
+        drawn = sampled.sum(1, keepdim=True).exp()    # (9, 1): how often a turn is seen
+        loss, _ = grpo.grpo_loss(
+            new, new.detach(), corrected_advantages(batch, kind), mask, drawn, .2, .2)
+        return torch.autograd.grad(loss, self.theta)[0]
+
+    def bias(self, kind, tokens=2):
+        """Relative to the gradient on policy."""
+        exact = self.gradient(self.logprobs(self.theta).detach(), "none", tokens)
+        return float((self.gradient(self.sampler, kind, tokens) - exact).norm() / exact.norm())
+
+
+def test_turns_correct_the_expected_gradient_tokens_part_of_it():
+    bandit = Bandit(noise=.2)
+    ratio = bandit.logprobs(bandit.theta).detach() - bandit.sampler
+    assert 1.2 < ratio.sum(1).exp().max() < 2    # nothing is truncated
+    assert bandit.bias("none") > .05
+    assert bandit.bias("turn") < 1e-12
+    assert 1e-3 < bandit.bias("token") < bandit.bias("none")
+
+
+def test_truncation_brings_some_bias_back():
+    bandit = Bandit(noise=1.0)
+    ratio = bandit.logprobs(bandit.theta).detach() - bandit.sampler
+    assert ratio.sum(1).exp().max() > 2
+    assert 1e-3 < bandit.bias("turn") < bandit.bias("none")
+
+
+def test_the_geometric_mean_of_a_turn_would_leave_bias(monkeypatch):
+    bandit = Bandit(noise=.2)
+
+    def geometric(batch, kind):
+        log_ratio = batch.old_logprobs - batch.rollout_logprobs
+        return batch.advantages * log_ratio.mean(1, keepdim=True).exp()
+
+    monkeypatch.setitem(globals(), "corrected_advantages", geometric)
+    assert bandit.bias("turn") > .01
+
+
+# ---- what a run says
+
+
+@pytest.mark.parametrize("precision, mean, fires", [
+    ("fp32", 1e-5, False), ("fp32", 5e-3, True), ("bf16", 5e-3, False), ("bf16", .03, True)])
+def test_the_drift_guard_goes_by_precision(precision, mean, fires):
+    said = guards.drift(guards.Seen({"rollout/logprob_drift_mean": mean}, [], precision))
+    assert bool(said) == fires
+    if fires:
+        assert f"{precision} explains" in said and "--sampler-correction" in said
+
+
+@pytest.mark.parametrize("device, precision, engine, expected", [
+    ("cpu", "auto", "transformers", "fp32"),
+    ("cpu", "bf16", "transformers", "bf16"),
+    ("cpu", "auto", "vllm", "fp32"),
+    ("cuda", "auto", "transformers", "bf16"),
+    ("cuda", "fp32", "transformers", "fp32"),
+    ("cuda", "fp32", "vllm", "bf16"),
+])
+def test_the_coarser_of_sampler_and_trainer(monkeypatch, device, precision, engine, expected):
+    monkeypatch.setattr(loop.models, "default_device", lambda: device)
+    assert loop.coarsest_precision(SimpleNamespace(precision=precision, engine=engine)) == expected
+
+
+def test_it_is_refused_where_no_loss_has_a_ratio():
+    with pytest.raises(SystemExit) as stop:
+        mygo_mujica.main(["--stage", "mygo", "--sampler-correction", "token"])
+    assert "goes with --stage grpo" in str(stop.value.code)
