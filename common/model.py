@@ -2,6 +2,7 @@
 its reference."""
 
 import hashlib
+import logging
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from common.checkpoint import ModelError
 from common.files import locked
 from common.tree_attention import block_mask, padded_length
 from kernels.turn_logprob import turn_logprob
+
+# bitsandbytes, which LoRA imports, looks for another package of the name of our kernels/, and warns
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
 
 # ---------------------------------------------------------------- loading
 
