@@ -75,7 +75,7 @@ def test_what_a_gpu_held_in_an_update(shapes, model, settings, sampled, measured
 
 
 PEAK = """
-import json, resource, sys
+import json, sys
 from dataclasses import replace
 import torch
 torch.set_num_threads(1)
@@ -84,8 +84,10 @@ from benchmarks import bench_gpu
 from common import memory, training
 from common.model import token_logprobs
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():  # (ru_maxrss would be the parent's, where that was larger)
+    with open("/proc/self/status") as f:
+        lines = dict(line.split(":") for line in f)
+    return int(lines["VmHWM"].split()[0]) * 1024
 
 def updates(model, trees, cfg, n):
     optimizer = training.make_optimizer(model, 1e-6)
