@@ -20,8 +20,6 @@ import torch.distributed as dist
 from common.files import console
 
 PATIENCE = timedelta(hours=4)  # with the slowest rank; torchrun ends the others at once where one dies
-
-
 alone = False                  # whether the others are waiting for this one
 
 

@@ -119,6 +119,7 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
 
 
 def head_dim(config):
+    """Width of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
