@@ -68,6 +68,7 @@ import torch
 from common import (
     chat,
     data,
+    demonstrations,
     flags,
     grpo,
     guards,
@@ -78,6 +79,7 @@ from common import (
     run,
     splits,
     training,
+    warmup,
 )
 from common import model as models
 from common.files import console, plain, warn
@@ -681,7 +683,9 @@ def reproduce(cfg):
     source = cfg.checkpoint or cfg.model
     source = source and models.find_model(source)
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
-    source = source or tiny_policy(cfg)
+    source = source or cfg.policy or tiny_policy(cfg)
+    if cfg.warmup_data:
+        source = warmed_up(cfg, source, split or evals[0])
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, source), evals[0])
     policy = run.load_policy(cfg, folder.start or source)
@@ -741,7 +745,8 @@ def resolve(cfg):
     std = ("population" if is_tree else "sample") if cfg.std == "auto" else cfg.std
     name = f"{cfg.loss}-seed{cfg.seed}"
     if cfg.eval_only:
-        evaluated = (cfg.model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
+        model = cfg.model or cfg.policy_model
+        evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
         name = f"eval-{stable_seed(*evaluated) % 10**6}"
     return replace(
         cfg,
@@ -885,16 +890,42 @@ def ask(cfg, policy, split):
     console.print(f"[bold]answer: {plain(answer)}{f' ({problem})' if problem else ''}[/bold]")
 
 
-# ---------------------------------------------------------------- the tiny policy of the embedded world
+# ---------------------------------------------------------------- demonstrations
 
-def render_demonstration(tokenizer, question, demo, index, top_k):
-    """A demonstration of the world in this paper's tags; results are what the retriever returns."""
+def render_demonstration(tokenizer, question, demo, index, cfg, box=("\\boxed{ ", " }")):
+    """A demonstration in this paper's tags; results are what the retriever returns. box: what stands around
+    the answer."""
     def observe(query):
-        return render_observation(tokenizer, index.search([query], top_k)[0])
-    boxed_answer = demo.answer if demo.flaw == "bad format" else f"\\boxed{{ {demo.answer} }}"
-    answer = f"{ANSWER[0]} {boxed_answer} {ANSWER[1]}"
-    turns = tiny.search_turns(tokenizer, demo, observe, answer)
-    return Trajectory(question["_id"], render_prompt(tokenizer, question["question"]), turns)
+        passages = index.search([query], cfg.top_k)[0]
+        return render_observation(tokenizer, passages, cfg.max_passage)
+
+    before, after = ("", "") if demo.flaw == "bad format" else box
+    answer = f"{ANSWER[0]} {before}", chat.Foreign(demo.answer), f"{after} {ANSWER[1]}"
+    turns = demonstrations.search_turns(tokenizer, demo, observe, *answer)
+    prompt_ids = render_prompt(tokenizer, question.question, cfg.prompt_form)
+    return Trajectory(question.id, prompt_ids, turns)
+
+
+def warmed_up(cfg, source, split):
+    """Folder of `source` after --warmup-data, with Figure 7's words around the answer."""
+    def render(tokenizer, question, demo):
+        box = ("The final answer is \\[ \\boxed{", "} \\]")
+        made = render_demonstration(tokenizer, question, demo, split.retriever, cfg, box)
+        if not cfg.stop_at_answer:
+            made.turns[-1].ids.append(tokenizer.eos_token_id)
+            made.turns[-1].logprobs.append(0.0)
+        return [made]
+
+    def reward(made, question):
+        return score(made[0], question, cfg).reward
+
+    def reply(tokenizer, turn_ids, observation):
+        shown = chat.Foreign(observation)
+        return chat.encode(tokenizer, f" {RESULT[0]}\n", shown, f"\n{RESULT[1]}")[1]
+
+    tokenizer = models.load_tokenizer(source)
+    examples = warmup.examples_of(cfg, tokenizer, split.retriever, render, reward, reply)
+    return warmup.warmed_up(cfg, "at2po", source, examples)
 
 
 def tiny_policy(cfg):
@@ -903,8 +934,8 @@ def tiny_policy(cfg):
     words = "Page 1 2 3 now found nothing answer ;".split() + re.findall(r"\w+|[^\w\s]", LIMIT_MESSAGE)
     tags = [*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"]
 
-    def render(*demonstration):
-        return [render_demonstration(*demonstration, cfg.top_k)]
+    def render(tokenizer, row, demo, index):
+        return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
     return tiny.tiny_policy(cfg, "at2po", words, tags, render)
 

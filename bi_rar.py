@@ -70,6 +70,7 @@ from common import (
     chat,
     checkpoint,
     data,
+    demonstrations,
     distributed,
     flags,
     grpo,
@@ -81,6 +82,7 @@ from common import (
     run,
     splits,
     training,
+    warmup,
 )
 from common import model as models
 from common.files import console, plain, read_jsonl, say, warn
@@ -558,10 +560,16 @@ def reproduce(cfg):
     if cfg.checkpoint or cfg.model:
         models.find_model(start_weights(cfg))
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
+    only_merges = stages and all(stage.startswith("merged-") for stage in stages)
+    start = None if only_merges else start_weights(cfg)
+    scorer = scorer_weights(cfg)
+    if cfg.warmup_data and start:
+        place = split or evals[0]
+        start = scorer = warmed_up(cfg, start, place.retriever)
     if cfg.ask:
-        return ask(cfg, run.load_policy(cfg, start_weights(cfg), trains=False), evals[0])
+        return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
     if cfg.stage == "eval":
-        return run_stage(cfg, "eval", start_weights(cfg), scorer_weights(cfg), None, evals)
+        return run_stage(cfg, "eval", start, scorer, None, evals)
     run.tell(cfg)
     base = Path(cfg.out) / "bi_rar"
     for stage in stages:
@@ -573,10 +581,9 @@ def reproduce(cfg):
             ]
             weights = base / f"{cfg.name}-weights-{lam}"
             distributed.once(merge, *pair, float(lam), weights)
-            run_stage(cfg, stage, weights, scorer_weights(cfg), None, evals, made_from=pair)
+            run_stage(cfg, stage, weights, scorer, None, evals, made_from=pair)
         else:
-            source = start_weights(cfg)
-            run_stage(cfg, stage, source, source, split if stage in TRAINED else None, evals)
+            run_stage(cfg, stage, start, start, split if stage in TRAINED else None, evals)
     distributed.once(show_table, cfg)
 
 
@@ -642,12 +649,14 @@ def checkpoint_folder(cfg, stage):
 
 def start_weights(cfg):
     """What every stage starts from: a folder or hub id."""
-    source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
+    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
     return checkpoint.find(source) or source
 
 
 def scorer_weights(cfg):
     """The initial policy that scores an evaluation; None where nobody says which it was."""
+    if cfg.policy:
+        return None
     if cfg.stage == "eval" and cfg.checkpoint:
         known = cfg.model or cfg.data == "world" and not cfg.forward
         return start_weights(replace(cfg, checkpoint="")) if known else None
@@ -917,16 +926,37 @@ def ask(cfg, policy, split):
     console.print(f"[bold]answer: {plain(trajectory.info['answer'])}[/bold]")
 
 
-# ---------------------------------------------------------------- the tiny policy of the embedded world
+# ---------------------------------------------------------------- demonstrations
 
-def render_demonstration(tokenizer, question, demo, index, top_k):
-    """A demonstration of the world in Search-R1's tags; results are what the retriever returns."""
+def render_demonstration(tokenizer, question, demo, index, cfg):
+    """A demonstration in Search-R1's tags; results are what the retriever returns."""
     def observe(query):
-        return render_observation(tokenizer, index.search([query], top_k)[0])
+        passages = index.search([query], cfg.top_k)[0]
+        return render_observation(tokenizer, passages, cfg.max_observation, cfg.max_passage)
+
     opened = "" if demo.flaw == "bad format" else "<answer> "
-    answer = f"{opened}{demo.answer} </answer>"
-    turns = tiny.search_turns(tokenizer, demo, observe, answer)
-    return Trajectory(question["_id"], render_prompt(tokenizer, question["question"]), turns)
+    answer = opened, chat.Foreign(demo.answer), " </answer>"
+    turns = demonstrations.search_turns(tokenizer, demo, observe, *answer)
+    return Trajectory(question.id, render_prompt(tokenizer, question.question), turns)
+
+
+def warmed_up(cfg, source, index):
+    """Folder of `source` after --warmup-data."""
+    def render(tokenizer, question, demo):
+        return [render_demonstration(tokenizer, question, demo, index, cfg)]
+
+    def reward(made, question):
+        trajectory = judge(made[0], question)
+        fits = len(trajectory.turns) <= cfg.max_searches + 1
+        return trajectory.info["em"] if fits else 0.0
+
+    def reply(tokenizer, turn_ids, observation):
+        shown = chat.Foreign(observation)
+        return chat.encode(tokenizer, "\n\n<information>", shown, "</information>\n\n")[1]
+
+    tokenizer = models.load_tokenizer(source)
+    examples = warmup.examples_of(cfg, tokenizer, index, render, reward, reply)
+    return warmup.warmed_up(cfg, "bi_rar", source, examples)
 
 
 def tiny_policy(cfg):
@@ -937,8 +967,8 @@ def tiny_policy(cfg):
     names = ("think", "search", "information", "answer")
     tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
 
-    def render(*demonstration):
-        return [render_demonstration(*demonstration, cfg.top_k)]
+    def render(tokenizer, row, demo, index):
+        return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
     return tiny.tiny_policy(cfg, "bi_rar", words, tags, render)
 

@@ -83,6 +83,7 @@ from common import (
     chat,
     checkpoint,
     data,
+    demonstrations,
     distributed,
     flags,
     grpo,
@@ -96,6 +97,7 @@ from common import (
     sharegpt,
     splits,
     training,
+    warmup,
     world,
 )
 from common import model as models
@@ -840,6 +842,8 @@ def run_stage(cfg, env, stage, place, evals):
     if folder.resume and trained and folder.evaluated(evals):
         return say(f"{env} {stage}: done before")
     source = start_weights(cfg, env, stage)
+    if cfg.warmup_data and (stage == "eval" or stage in LEARNING):
+        source = warmed_up(cfg, source, place or evals[0])
     policy = run.load_policy(cfg, folder.start or source, trains=stage in ("warm-up", *LEARNING))
     sampler = frozen_sampler(cfg, source, policy) if stage == "offline" else policy
     few_shot = cfg.few_shot or stage == "few-shot"
@@ -886,14 +890,14 @@ def stage_folder(cfg, env, stage):
 
 def start_weights(cfg, env, stage):
     """What a stage starts from: the given checkpoint, the run's warm-up, or the model."""
-    if stage in LEARNING and (not cfg.checkpoint or cfg.stage == "all"):
+    if stage in LEARNING and (not cfg.checkpoint or cfg.stage == "all") and not cfg.warmup_data:
         folder = Path(cfg.out) / "mygo_mujica" / f"{cfg.name}-{env}-warm-up" / "checkpoint"
         found = checkpoint.find(folder)
         if found is None:
             raise models.ModelError(f"{stage} starts from the warm-up, and {folder} does not exist: run "
                                     "--stage warm-up first, or give --checkpoint")
         return found
-    source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
+    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
     return checkpoint.find(source) or source
 
 
@@ -1004,6 +1008,9 @@ def check(cfg, given):
                  "set that has them (2Wiki)")
     if cfg.few_shot and not (cfg.stage == "eval" or cfg.eval_only or cfg.ask):
         sys.exit("error: --few-shot goes with --stage eval; training is on prompts without examples")
+    if cfg.warmup_data and (envs != ["text"] or cfg.stage in ("all", "few-shot", "warm-up")):
+        sys.exit("error: --warmup-data goes with --envs text and --stage mygo, offline, grpo, star, raft or "
+                 "eval: it is instead of the warm-up on few-shot trajectories")
     if cfg.sampler_correction != "none" and cfg.stage != "grpo":
         sys.exit("error: --sampler-correction goes with --stage grpo; a likelihood (Eq 6) has no ratio")
     if "--ask" in given and not cfg.ask.strip():
@@ -1202,7 +1209,7 @@ def ask(cfg, policy, place):
     console.print(f"[bold]answer: {plain(done.info['answer'])}[/bold]")
 
 
-# ---------------------------------------------------------------- the tiny policy of the embedded world
+# ---------------------------------------------------------------- demonstrations
 
 def layers(steps):
     """The steps of a demonstration as a DAG's layers: a step comes one layer after the one that finds its
@@ -1227,40 +1234,47 @@ class Demonstrator:
     read."""
     def __init__(self, tokenizer, question, place, cfg):
         self.tokenizer, self.place, self.cfg = tokenizer, place, cfg
-        self.id = question["_id"]
-        self.entities = []
-        if place.env == "kg":
-            self.entities = topic_entities(data.parse_question(question), place.graph)
-        self.request = planner_request(place.env, question["question"], self.entities)
+        self.id = question.id
+        self.entities = topic_entities(question, place.graph) if place.env == "kg" else []
+        asked = harmless(question.question, cfg.max_words)
+        self.request = planner_request(place.env, asked, self.entities)
         self.workers, self.turns = [], []
 
-    def said(self, text):
-        turn = tiny.said(self.tokenizer, f"{text} {self.tokenizer.eos_token}", "eos")
-        return replace(turn, text=text)
+    def said(self, *text):
+        turn = demonstrations.said(self.tokenizer, "eos", *text, f" {self.tokenizer.eos_token}")
+        return replace(turn, text="".join(text))
+
+    def finished(self, demo, thought):
+        """[planner, worker, …] after the turn that answers."""
+        tags = ("", "") if demo.flaw == "bad format" else ("<answer> ", " </answer>")
+        answer = tags[0], chat.Foreign(demo.answer), tags[1]
+        self.turns.append(self.said("<think> ", chat.Foreign(thought), " </think> ", *answer))
+        return [self.conversation("planner", self.request, self.turns), *self.workers]
 
     def conversation(self, role, request, turns):
         prompt_ids = first_prompt(self.tokenizer, self.place.env, role, request, few_shot=False)
         return Trajectory(self.id, prompt_ids, turns)
 
-    def layer(self, steps, found):
+    def layer(self, steps, thought):
         """A planner's turn that asks for these steps, their workers, and what they report."""
         asked = [self.step(step) for step in steps]
-        calls = " ".join(call for call, _ in asked)
+        calls = [part for call, _ in asked for part in (*call, " ")][:-1]
         if self.place.env == "kg":
-            calls = f"<action> {calls} </action>"
-        thought = " ; ".join(f"now {spoken(s)} of {s.subject}" for s in steps)
-        turn = self.said(f"<think> {found}{thought} </think> {calls}")
+            calls = ["<action> ", *calls, " </action>"]
+        turn = self.said("<think> ", chat.Foreign(thought), " </think> ", *calls)
         turn.observation = "\n".join(line for _, line in asked)
         reply = chat.Foreign(turn.observation)
         turn.observation_ids = chat.render_reply(self.tokenizer, turn.ids, reply)
         self.turns.append(turn)
 
     def step(self, step):
-        """(the planner's call, the observation) of a step; its worker's conversation is kept."""
+        """(the parts of the planner's call, the observation) of a step; its worker's conversation is kept."""
+        if isinstance(step, demonstrations.Hop):
+            return self.hop(step)
         sub = f"{spoken(step)} of {step.subject}"
         in_graph = self.place.env == "kg"
         if in_graph and step.subject not in self.entities:
-            return f'Search([9], "{sub}")', f"Obs: {NOTHING}"  # a label that does not exist
+            return [f'Search([9], "{sub}")'], f"Obs: {NOTHING}"  # a label that does not exist
         if in_graph:
             call = f'Search([{self.entities.index(step.subject)}], "{sub}")'
             facts = self.place.graph.facts(step.subject)
@@ -1275,15 +1289,35 @@ class Demonstrator:
         if any(fits) and step.found is not None:
             select = fits.index(True)
             sentence, thought = f"{sub} is {step.found}.", f"[{select}] says {sub}"
-        answer = f"<think> {thought} </think> <select> [{select}] </select> <sentence> {sentence} </sentence>"
-        request = worker_request(self.place.env, sub, lines)
-        self.workers.append(self.conversation("worker", request, [self.said(answer)]))
-        observation = f"Obs: {sentence}"
+        observation = self.report(sub, lines, select, sentence, thought)
         is_new = in_graph and select >= 0 and step.found not in self.entities
         if is_new and self.place.graph.facts(step.found):
             observation += f" Candidate: [{len(self.entities)}] {step.found}"
             self.entities.append(step.found)
-        return call, observation
+        return [call], observation
+
+    def report(self, sub, lines, select, sentence, thought):
+        """Keeps a worker's conversation; returns what the planner reads of it."""
+        answer = (
+            "<think> ", chat.Foreign(thought), f" </think> <select> [{select}] </select> <sentence> ",
+            chat.Foreign(sentence), " </sentence>")
+        request = worker_request(self.place.env, sub, lines)
+        self.workers.append(self.conversation("worker", request, [self.said(*answer)]))
+        return f"Obs: {sentence}"
+
+    def hop(self, hop):
+        """The same of a real question: the sub-question is the search, so it is one that finds the page."""
+        asked = hop.need if hop.need.split()[0].lower() in ASKING else f"What is {hop.need}"
+        sub = harmless(f"{asked}?", self.cfg.max_words)
+        passages = self.place.retriever.search([sub], self.cfg.top_k)[0]
+        if not any(p.title == hop.title for p in passages):
+            sub, passages = harmless(hop.queries[0], self.cfg.max_words), hop.passages
+        select = next(i for i, p in enumerate(passages) if p.title == hop.title)
+        lines = [harmless(p.text, self.cfg.max_words) for p in passages]
+        thought = f"The question asks about {hop.need}. Passage ({select}) says it."
+        sentence = harmless(hop.found, self.cfg.max_words)
+        observation = self.report(sub, lines, select, sentence, thought)
+        return ["<search> ", chat.Foreign(sub), " </search>"], observation
 
 
 def spoken(step):
@@ -1294,11 +1328,51 @@ def render_demonstration(tokenizer, question, demo, place, cfg):
     """A demonstration of the world as conversations: [planner, worker, …]."""
     writer, found = Demonstrator(tokenizer, question, place, cfg), ""
     for steps in layers(demo.steps):
-        writer.layer(steps, found)
+        wanted = " ; ".join(f"now {spoken(s)} of {s.subject}" for s in steps)
+        writer.layer(steps, found + wanted)
         found = "".join(f"found {spoken(s)} {s.found or 'nothing'} ; " for s in steps)
-    final = demo.answer if demo.flaw == "bad format" else f"<answer> {demo.answer} </answer>"
-    writer.turns.append(writer.said(f"<think> {found}answer </think> {final}"))
-    return [writer.conversation("planner", writer.request, writer.turns), *writer.workers]
+    return writer.finished(demo, f"{found}answer")
+
+
+ASKING = "what who whom whose when where which why how in on at".split()
+
+
+def render_real(tokenizer, question, demo, place, cfg):
+    """A demonstration of a real question. Hops whose pages the question names are asked for at once."""
+    writer = Demonstrator(tokenizer, question, place, cfg)
+    named = demonstrations.named_in(question.question, demo.hops)
+    at_once = [hop for hop in demo.hops if hop.title in named]
+    rest = [[hop] for hop in demo.hops if hop.title not in named]
+    found = ""
+    for hops in [at_once, *rest] if at_once else rest:
+        wanted = " and ".join(hop.need for hop in hops)
+        writer.layer(hops, f"{found}I need to find {wanted}.")
+        found = " ".join(hop.found for hop in hops) + " "
+    *_, last = demo.thoughts()
+    return writer.finished(demo, last)
+
+
+def warmed_up(cfg, source, place):
+    """Folder of `source` after --warmup-data."""
+    def render(tokenizer, question, demo):
+        return render_real(tokenizer, question, demo, place, cfg)
+
+    def reward(made, question):
+        """F1 of the answer as it is read, in as many turns and calls as there may be."""
+        _, answer, _ = parse_plan(made[0].turns[-1].text, "text", cfg.max_parallel)
+        asked = [len(parse_plan(t.text, "text", 99)[0]) for t in made[0].turns]
+        fits = len(asked) <= cfg.max_rounds and max(asked) <= cfg.max_parallel
+        return metrics.f1(answer, question.answers) if answer and fits else 0.0
+
+    def reply(tokenizer, turn_ids, observation):
+        return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
+
+    tokenizer = models.load_tokenizer(source)
+    examples = warmup.examples_of(cfg, tokenizer, place.retriever, render, reward, reply)
+    return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
+
+
+# ---------------------------------------------------------------- the tiny policy of the embedded world
 
 
 def tiny_policy(cfg):
@@ -1316,6 +1390,7 @@ def tiny_policy(cfg):
 
     def render(tokenizer, question, demo, place):
         env = random.Random(f"{question['_id']}/{demo.answer}").choice(("text", "kg"))
+        question = data.parse_question(question)
         return render_demonstration(tokenizer, question, demo, replace(place, env=env), cfg)
 
     return tiny.tiny_policy(cfg, f"mygo_mujica, {cfg.max_words} words", words, tags, render, index)

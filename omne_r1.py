@@ -100,6 +100,7 @@ from common import (
     splits,
     synthesis,
     training,
+    warmup,
 )
 from common import model as models
 from common.critic import HEAD as HEAD
@@ -976,7 +977,9 @@ def stage_folder(job):
 
 def base_weights(cfg):
     """What stages 1 and 2 begin with: a folder or hub id."""
-    source = cfg.checkpoint or cfg.model or tiny_policy(cfg)
+    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
+    if cfg.warmup_data:
+        source = warmed_up(cfg, source)
     return distributed.first(folded, cfg, checkpoint.find(source) or source)
 
 
@@ -1285,6 +1288,19 @@ def ask(cfg, policy):
     agent = play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
     trajectory = rollout.run_agents([agent], policy.engine, search)[0]
     console.print(f"[bold]answer: {plain(trajectory.info['answer'])}[/bold]")
+
+
+# ---------------------------------------------------------------- warm-up
+
+def warmed_up(cfg, source):
+    """Folder of `source` after --warmup-data: rows as stage 2 writes and reads them. (Questions whose paths
+    are known become such rows there: --stage sft --sft-sampled 0.)"""
+    tokenizer = models.load_tokenizer(source)
+    examples = []
+    for file in cfg.warmup_data.split(","):
+        rows = sharegpt.read(file, SFT_FIELDS)
+        examples += [[conversation_of(tokenizer, row, cfg.think)] for row in rows]
+    return warmup.warmed_up(cfg, "omne_r1", source, examples)
 
 
 # ---------------------------------------------------------------- the tiny policy of the embedded world

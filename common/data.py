@@ -17,6 +17,7 @@ object a line. A bad record raises DataError naming file, record and field; skip
 also a line that is no JSON or no UTF-8. formats.py makes Questions of records.
 """
 
+import argparse
 import csv
 import difflib
 import gzip
@@ -31,6 +32,7 @@ import zlib
 from pathlib import Path
 
 from common import formats, hub, metrics
+from common.files import RunError, write_atomic
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
 
@@ -437,3 +439,29 @@ def _passage(path, number, row):
     identity = number - 1 if row.get("id") is None else row["id"]
     title = (title or "").strip().strip('"')
     return {"id": str(identity), "title": title, "text": text.strip()}
+
+
+# ---------------------------------------------------------------- command line
+
+def main(argv=None):
+    """`python -m common.data pool CORPUS FILE …`: the contexts of questions as a corpus file, so that runs
+    over other questions search the same one."""
+    parser = argparse.ArgumentParser(prog="python -m common.data", description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    pool = commands.add_parser("pool", help="contexts of questions as a corpus file")
+    pool.add_argument("corpus", help="JSONL to write: id, title, text")
+    pool.add_argument("questions", nargs="+", help="files or hub names of questions with contexts")
+    given = parser.parse_args(argv)
+    try:
+        if Path(given.corpus).exists():
+            raise DataError(f"{given.corpus} is there: nothing was written; choose another name")
+        questions = [q for source in given.questions for q in load_questions(source)]
+        rows = pool_contexts(questions)
+        write_atomic(given.corpus, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    except (DataError, RunError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{given.corpus}: {len(rows)} passages of {len(questions)} questions")
+
+
+if __name__ == "__main__":
+    main()

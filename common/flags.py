@@ -70,9 +70,22 @@ class PolicyFlags(Flags):
     search_timeout: float = 60.0  # seconds a request to a search server may take
     search_retries: int = 12      # further tries while a search server does not answer; 12 = some two minutes
 
-    # ---- embedded world
-    flaw_rate: float = .6         # share of flawed demonstrations in the last fifth of the warm-up, .1 before
-    warmup_steps: int = 900       # supervised steps of 8 demonstrations that make the tiny policy
+    # ---- a served policy
+    # with --eval-only: address of an OpenAI-compatible service, up to and with /v1; its key comes from
+    # OPENAI_API_KEY
+    policy: str = ""
+    policy_model: str = ""        # the name it knows the model by
+
+    # ---- warm-up
+    # real questions with gold evidence, or ShareGPT conversations, that --model learns the format from first:
+    # files with commas
+    warmup_data: str = ""
+    warmup_epochs: int = 3        # passes over their demonstrations
+    # updates of 8 demonstrations; auto = those of --warmup-epochs, and 900 for the world's tiny policy
+    warmup_steps: Literal["auto"] | int = "auto"
+    warmup_lr: float = 1e-5       # learning rate, cosine; 3e-4 did well for 135M weights
+    # share of flawed demonstrations; auto = 0, and for the tiny policy .6 in the last fifth, .1 before
+    flaw_rate: Literal["auto"] | float = "auto"
 
     # ---- memory and speed
     # what samples; auto = vllm where CUDA and vLLM are; a run keeps its own, since random streams differ
@@ -89,6 +102,7 @@ class PolicyFlags(Flags):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products, not weights; auto = bf16 on a GPU
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"   # 8 bit = moments in a quarter of the memory
     lora: int = 0                 # rank of adapters; 0 = full weights
+    train_layers: int = 0         # train the last so many layers alone; 0 = all weights
     # losses with a ratio weighed by trainer over sampler probabilities, at most 2, of a token or of its turn
     sampler_correction: Literal["none", "token", "turn"] = "none"
     # recompute activations; auto = on a GPU; memory only
@@ -105,11 +119,13 @@ class PassageFlags(PolicyFlags):
     retriever: str = ""
 
 
+TINY_WARM_UP = {"warmup_steps": 900, "flaw_rate": .6}
 AT_LEAST = {
     "limit": 0, "eval_limit": 0, "search_retries": 0, "max_batch": 1, "lora": 0, "flaw_rate": 0,
-    "micro_tokens": 1, "pack_tokens": 1, "warmup_steps": 1, "tensor_parallel": 1,
+    "micro_tokens": 1, "pack_tokens": 1, "warmup_steps": 1, "tensor_parallel": 1, "warmup_epochs": 1,
+    "train_layers": 0,
 }
-ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb")
+ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
 
 
 def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
@@ -120,7 +136,7 @@ def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
         if isinstance(value, float) and not math.isfinite(value):
             refuse(name, value, "a finite number")
     for name, minimum in (AT_LEAST | at_least).items():
-        if hasattr(cfg, name) and getattr(cfg, name) < minimum:
+        if getattr(cfg, name, "auto") != "auto" and getattr(cfg, name) < minimum:
             refuse(name, getattr(cfg, name), f"at least {minimum}")
     for name in (*ABOVE_ZERO, *above_zero):
         if hasattr(cfg, name) and not getattr(cfg, name) > 0:
@@ -132,6 +148,11 @@ def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
         refuse("seed", cfg.seed, "a number from 0 to 2^63 - 1")
     if getattr(cfg, "flaw_rate", 0) > 1:
         refuse("flaw_rate", cfg.flaw_rate, "a share, from 0 to 1")
+    if getattr(cfg, "warmup_data", "") and cfg.data == "world":
+        refuse("warmup_data", cfg.warmup_data, "is for --model and --data FILE; the world's tiny policy has "
+               "its own")
+    if getattr(cfg, "lora", 0) and cfg.train_layers:
+        refuse("train_layers", cfg.train_layers, "trains weights, --lora adapters: one of the two")
     check_machine(cfg)
     try:
         run.check_trackers(cfg.log)
@@ -174,7 +195,15 @@ def default_retriever(cfg):
 
 def needs_a_model(cfg):
     """Refuses data other than the world's without a model; called before anything is read."""
-    if cfg.data != "world" and not (cfg.checkpoint or cfg.model):
+    if getattr(cfg, "policy", ""):
+        if not cfg.eval_only and not cfg.ask:
+            refuse("policy", cfg.policy, "text goes in and out, so it can be evaluated and not trained: add "
+                   "--eval-only")
+        if not cfg.policy_model:
+            refuse("policy_model", "", "the name that the service of --policy knows its model by")
+        if cfg.model or cfg.checkpoint or cfg.warmup_data:
+            refuse("policy", cfg.policy, "is instead of --model, --checkpoint and --warmup-data")
+    elif cfg.data != "world" and not (cfg.checkpoint or cfg.model):
         sys.exit(f"error: --data {cfg.data} needs --model or --checkpoint")
 
 
@@ -182,7 +211,7 @@ def needs_a_model(cfg):
 
 def given_flags(argv=None):
     """(argv with what its @FILEs hold, {flag: value} as typed, whether they mean the embedded world:
-    neither a model nor other data is named)."""
+    neither a model, a service nor other data is named)."""
     argv = sys.argv[1:] if argv is None else list(argv)
     argv = [word for given in argv for word in (read_flags(given) if given.startswith("@") else [given])]
     flags = {}
@@ -190,7 +219,8 @@ def given_flags(argv=None):
         name, equals, value = flag.partition("=")
         flags[name.replace("_", "-")] = value if equals else following
     world_data = flags.get("--data", "world") == "world"
-    return argv, flags, world_data and "--model" not in flags
+    served = "--model" in flags or "--policy" in flags
+    return argv, flags, world_data and not served
 
 
 def read_flags(given):
@@ -278,6 +308,10 @@ def cli(default, paper, docstring, argv):
         values |= vars(group)
     if "engine" in values:  # config.json has what was chosen
         values["engine"] = vllm_engine.choose(values["engine"])
+    if "warmup_data" in values:
+        tiny = {} if values["warmup_data"] else TINY_WARM_UP
+        unset = {"flaw_rate": 0.0} | tiny
+        values |= {name: value for name, value in unset.items() if values[name] == "auto"}
     return config(**values)
 
 

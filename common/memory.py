@@ -85,6 +85,9 @@ def estimate(shape, cfg, cuda, ranks=1, reference=False, critic=False, sampled=.
     checkpointing = cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and cuda
     trained = s.adapters * cfg.lora if cfg.lora else s.weights
     frozen = s.weights if cfg.lora else 0
+    if cfg.train_layers:
+        trained = s.matrices * cfg.train_layers // s.layers
+        frozen = s.weights - trained
     models = 2 if critic else 1
     moments = 2.03 if cfg.optimizer == "adamw8bit" else 8
     held = {

@@ -252,13 +252,39 @@ def is_two_way(row):
     return "comparison" in kind or bool(golds & {"yes", "no"})
 
 
+def stands_in(golds, text):
+    """Whether a gold answer stands in a text, both normalised, as whole words.
+
+    >>> stands_in(["The Beatles"], "It was by Beatles, in 1965."), stands_in(["art"], "Bart left.")
+    (True, False)
+    """
+    text = f" {normalize_answer(text)} "
+    return any(f" {normalize_answer(gold)} " in text for gold in golds if normalize_answer(gold))
+
+
+def reading(rows):
+    """What tells searching from reading, of the questions that do not offer their answer: the share in whose
+    observations a gold answer stood (rows with "read"), and EM where it did and where it did not."""
+    rows = [r for r in rows if not is_two_way(r)]
+    if not rows:
+        return {}
+    parts = {"n": len(rows), "read": sum(r["read"] for r in rows) / len(rows)}
+    for name, read in (("em_read", 1), ("em_not_read", 0)):
+        ems = [r["em"] for r in rows if r["read"] == read]
+        if ems:
+            parts[name] = sum(ems) / len(ems)
+    return {"reading": parts}
+
+
 def summarize(rows, keys=("em", "f1", "searches", "tokens"),
               by=("type", "hops")):
     """Means with intervals of prediction rows, share in the right format, and EM by type and hop count.
 
     "em" is that of the extracted answer, whatever its format; "em_valid", where all rows have it, is 0 where
     the format is wrong. "two_way" and "open" part the questions that offer their answer from the others
-    (is_two_way; rows with "type" or "gold"); a part without questions is left out, as in "by_type"."""
+    (is_two_way; rows with "type" or "gold"); a part without questions is left out, as in "by_type". "guess":
+    EM of somebody who draws lots between two answers where two are offered, and knows nothing else.
+    "reading": see there; rows with "read"."""
     well_formed = sum(not r["problem"] for r in rows)
     summary = {"n": len(rows), "format": well_formed / len(rows)}
     if all("em_valid" in r for r in rows) and "em_valid" not in keys:
@@ -283,6 +309,9 @@ def summarize(rows, keys=("em", "f1", "searches", "tokens"),
         for name, ems in parts.items():
             if ems:
                 summary[name] = _part(ems)
+        summary["guess"] = len(parts["two_way"]) / 2 / len(rows)
+    if all("read" in r for r in rows):
+        summary |= reading(rows)
     return summary
 
 

@@ -59,12 +59,23 @@ def show_results(folder, before, after, groups=()):
             f"{new['f1']:.3f}",
             f"{old['searches']:.2f} → {new['searches']:.2f}",
             f"{old['tokens']:.0f} → {new['tokens']:.0f}",
+            *apart(old, new),
         ])
     header = [
         "set", "n", "EM before", "EM after", "difference (paired)", "EM in valid format", "format", "F1",
-        "searches", "tokens"]
+        "searches", "tokens", "guessing", "EM of what cannot be guessed", "answer read"]
     table(f"{folder.path}: EM before and after, 95 % intervals", header, rows)
     folder.write("results.json", {"header": header, "rows": rows})
+
+
+def apart(old, new):
+    """[what guessing scores, EM of the questions that do not offer their answer, how often it was read]"""
+    def change(part, key):
+        found = [s[part][key] for s in (old, new) if part in s and key in s[part]]
+        return " → ".join(f"{value:.3f}" for value in found)
+
+    guess = f"{new['guess']:.3f}" if "guess" in new else ""
+    return [guess, change("open", "em"), change("reading", "read")]
 
 
 def scores(result, key="em"):
@@ -190,14 +201,17 @@ def compare(folders, out="comparison.png"):
                 interval(old["summary"]) if old else "",
                 interval(s),
                 gain,
+                f"{s['guess']:.3f}" if "guess" in s else "",
+                f"{s['open']['em']:.3f}" if "open" in s else "",
+                f"{s['format']:.2f}" if "format" in s else "",
                 f"{s['f1']:.3f}",
                 f"{s['searches']:.2f}" if "searches" in s else "",
                 f"{s['tokens']:.0f}" if "tokens" in s else "",
                 sampled or "",
             ])
     header = [
-        "set", "run", "n", "EM before", "EM", "EM minus the first run's (paired)", "F1", "searches", "tokens",
-        "sampled in training"]
+        "set", "run", "n", "EM before", "EM", "EM minus the first run's (paired)", "guessing",
+        "EM of what cannot be guessed", "format", "F1", "searches", "tokens", "sampled in training"]
     table("final evaluations: 95 % intervals over questions", header, rows)
     compare_seeds(results)
 
@@ -249,8 +263,9 @@ def compare_seeds(results):
 
 EXPORTED = (
     "id", "question", "gold", "type", "hops", "answer", "problem", "em", "em_valid", "f1",
-    "searches", "tokens", "rounds", "normalised", "repetitions", "pattern", "standard", "precision", "recall",
-    "percentile", "sentences", "evidence_found", "end", "first_wrong", "sub-questions", "logprob")
+    "searches", "tokens", "read", "rounds", "normalised", "repetitions", "pattern", "standard",
+    "precision", "recall", "percentile", "sentences", "evidence_found", "end", "first_wrong", "sub-questions",
+    "logprob")
 
 
 def export(folder, out):
@@ -285,7 +300,7 @@ def export(folder, out):
 
 def _beyond_the_rows(result):
     """What of a summary is neither a mean of the predictions nor how they were made."""
-    known = {"set", "seed", "search", "n", "format", "two_way", "open"}
+    known = {"set", "seed", "search", "n", "format", "two_way", "open", "guess", "reading"}
     columns = result["predictions"][0].keys()
     return {
         key: value

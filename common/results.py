@@ -126,4 +126,22 @@ def summary_line(name, summary):
     for key, form in forms.items():
         if key in summary:
             line += " | " + form.format(summary[key])
+    return line + told_apart(summary)
+
+
+def told_apart(summary):
+    """Behind an evaluation's line: two-way questions beside the others, where there are such, and EM of the
+    others where their answer stood in what was read."""
+    line = ""
+    if "two_way" in summary:
+        two_way, others = summary["two_way"], summary.get("open")
+        line += f" | two-way {two_way['em']:.3f} (n {two_way['n']})"
+        if others:
+            line += f", others {others['em']:.3f} (n {others['n']})"
+        line += f", guessing {summary['guess']:.3f}" if "guess" in summary else ""
+    if "reading" in summary:
+        parts = summary["reading"]
+        line += f" | answer read {parts['read']:.2f}"
+        if "em_read" in parts:
+            line += f", EM there {parts['em_read']:.3f}"
     return line

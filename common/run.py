@@ -26,7 +26,20 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import chat, checkpoint, data, distributed, kg, memory, process, results, retriever, rollout
+from common import (
+    chat,
+    checkpoint,
+    data,
+    distributed,
+    kg,
+    memory,
+    metrics,
+    process,
+    results,
+    retriever,
+    rollout,
+    served,
+)
 from common import model as models
 from common.curves import draw_curves
 from common.engine import TransformersEngine
@@ -287,12 +300,16 @@ def open_trackers(names, folder):
 # ---------------------------------------------------------------- a stage
 
 def load_policy(cfg, source, trains=True):
-    """rollout.Policy of a folder or hub id."""
+    """rollout.Policy of a folder or hub id, or of the service at --policy."""
+    if cfg.policy:
+        return served.policy(cfg)
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     if trains:
         memory.check(cfg, source)
     how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
+    if trains:
+        how["train_layers"] = cfg.train_layers
     model, tokenizer = models.load_policy(source, lora, **how)
     say(models.describe(source, model))
     engine = make_engine(cfg, model, tokenizer, trains)
@@ -350,7 +367,14 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
         file = folder.path / f"eval_{split.name}{suffix}.json"
         if not (cfg.resume and suffix and file.exists()):
             with Progress(f"evaluating {split.name}") as progress:
+                if getattr(cfg, "policy", ""):
+                    policy.engine.keep(folder.path / f"said_{split.name}{suffix}.jsonl")
                 rows, summary = evaluate(policy, split, cfg, progress)
+            if all("nodes" in row for row in rows):
+                for row in rows:
+                    observed = " ".join(node.get("observation", "") for node in row["nodes"])
+                    row["read"] = float(metrics.stands_in(row["gold"], observed))
+                summary |= metrics.reading(rows)
             if hasattr(policy, "engine"):  # encoders have none
                 policy.engine.sleep()
             folder.write(file.name, {"summary": summary, "predictions": rows})
@@ -415,6 +439,7 @@ def what_is_saved():
         if saved:
             step = read_json(saved / "trainer.json", dict).get("step")
             steps.append(f"{folder.path}: checkpoint of step {step}")
-    name = begun_folders[0].config["name"]
+    name = next((f.config["name"] for f in begun_folders if "name" in f.config), "")
     kept = "; ".join(steps) or "no checkpoint yet"
-    return f"{kept}; go on with the same command and --resume --name {name}"
+    how = f" and --resume --name {name}" if name else ""  # (a warm-up goes on by itself)
+    return f"{kept}; go on with the same command{how}"

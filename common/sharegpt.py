@@ -26,6 +26,17 @@ def row(trajectory, system, request, step):
     }
 
 
+def is_file(file):
+    """Whether the first record of a file is a conversation."""
+    path = Path(file).expanduser()
+    if not path.is_file():
+        return False
+    records = data.read_records(path)
+    for _, first in records:
+        return isinstance(first, dict) and "conversations" in first
+    return False
+
+
 def read(file, names=("id", "question")):
     """The rows of a file, checked: human first, gpt at every second place, gpt last. names: other fields that
     have to be texts."""

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import data, kg, retriever, world
+from common import data, kg, retriever, sharegpt, world
 from common.files import say
 
 TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
@@ -62,7 +62,7 @@ def load_splits(cfg, paper_eval, searched=True):
             raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
         if cfg.corpus == "contexts":
             everything = list(train or [])
-            for questions in sets.values():
+            for questions in [*sets.values(), warmup_questions(cfg)]:
                 everything += questions
             corpus = data.pool_contexts(everything)
         else:
@@ -105,6 +105,12 @@ def _load_questions(cfg, paper_eval, searched):
         sets = {name: train[-held:]}
         train = train[:-held]
     return train, sets
+
+
+def warmup_questions(cfg):
+    """Those of --warmup-data, whose contexts are pooled with the others."""
+    files = [f for f in getattr(cfg, "warmup_data", "").split(",") if f and not sharegpt.is_file(f)]
+    return [q for f in files for q in data.load_questions(f, None, cfg.skip_bad, role="train")]
 
 
 def set_name(source):

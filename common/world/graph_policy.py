@@ -2,9 +2,10 @@
 
 import random
 
+from common.demonstrations import said
 from common.kg_tools import Call, LocalTools
 from common.rollout import stable_seed
-from common.world import graphs, thoughts, tiny
+from common.world import graphs, thoughts
 
 TOOL_WORDS = """
     entity_matcher node_info node_name graph_type Found entities matching ' Entity Description Type
@@ -45,7 +46,7 @@ def turns_of(tokenizer, question, demo, tool_call, observe):
 
     def turn(thought, act, stop):
         filled = thoughts.habit(rng, thought)
-        turns.append(tiny.said(tokenizer, f"<think> {filled} </think> {act}", stop))
+        turns.append(said(tokenizer, stop, f"<think> {filled} </think> {act}"))
 
     def call(tool, name, thought):
         made = Call(tool, name, question["domain"], question["question"])

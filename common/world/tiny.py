@@ -67,28 +67,6 @@ def freeze_output_bias(model):
         layer.self_attn.o_proj.bias.requires_grad_(False)
 
 
-def said(tokenizer, text, stop):
-    """A demonstrated turn. Its log-probs are read by nobody."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return rollout.Turn(ids, [0.0] * len(ids), stop, text)
-
-
-def search_turns(tokenizer, demo, observe, answer):
-    """The turns of a demonstration for an agent that thinks and searches in <think> and <search> tags;
-    `answer`, up to </answer>, ends the last one. observe(query) -> (text, ids) of a result as the agent would
-    read it."""
-    turns, found = [], ""
-    for step in demo.steps:
-        relation = world.SPOKEN.get(step.relation, step.relation)
-        query = f"{step.subject} {relation}"
-        thought = f"<think> {found}now {relation} of {step.subject} </think>"
-        turn = said(tokenizer, f"{thought} <search> {query} </search>", "</search>")
-        turn.observation, turn.observation_ids = observe(query)
-        turns.append(turn)
-        found = f"found {relation} {step.found or 'nothing'} ; "
-    return [*turns, said(tokenizer, f"<think> {found}answer </think> {answer}", "</answer>")]
-
-
 def bm25(made):
     return retriever.BM25Retriever(made.corpus())
 

@@ -1,0 +1,255 @@
+"""Scripted demonstrations of real questions from their gold evidence: what a language model that never wrote
+a paper's tags learns them from, before reinforcement learning can begin (common/warmup.py).
+
+| data set | its gold evidence | a hop of the demonstration |
+| --- | --- | --- |
+| 2WikiMultihopQA | evidences: triples | "the director of Jaws" / "The director of Jaws is Spielberg." |
+| MuSiQue | question_decomposition | its sub-question / the sub-question with its answer |
+| HotpotQA | supporting facts: sentences | a page's name / the sentence, around the answer where it has it |
+
+A hop's query is demonstrated only if the retriever in use finds the gold page with it, and only if its words
+can be known by then: a page is named by the question or by what was read before. Thoughts quote data, so they
+are rendered as foreign text, which can write no tag.
+"""
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from common import chat
+from common.metrics import normalize_answer
+from common.rollout import Turn
+
+QUOTED = 30  # words of a sentence that a thought repeats
+FLAWS = {"bad format": .4, "too few hops": .3, "from nowhere": .3}  # kind: its share
+
+
+# ---------------------------------------------------------------- turns, of this and of the embedded world
+
+def said(tokenizer, stop, *parts):
+    """A demonstrated turn; parts as chat.encode takes them. Its log-probs are read by nobody."""
+    text, ids = chat.encode(tokenizer, *parts)
+    return Turn(ids, [0.0] * len(ids), stop, text)
+
+
+def search_turns(tokenizer, demo, observe, *answer):
+    """The turns of a demonstration for an agent that thinks and searches in <think> and <search> tags.
+    answer: the parts that end the last turn, up to </answer>. observe(query) -> (text, ids) of a result as
+    the agent would read it."""
+    *thoughts, last = map(chat.Foreign, demo.thoughts())
+    turns = []
+    for thought, query in zip(thoughts, demo.queries(), strict=True):
+        asked = chat.Foreign(query)
+        turn = said(tokenizer, "</search>",
+                    "<think> ", thought, " </think> <search> ", asked, " </search>")
+        turn.observation, turn.observation_ids = observe(query)
+        turns.append(turn)
+    end = said(tokenizer, "</answer>", "<think> ", last, " </think> ", *answer)
+    return [*turns, end]
+
+
+# ---------------------------------------------------------------- demonstrations
+
+@dataclass
+class Hop:
+    """One search: what for, with which words, and what the page says."""
+    title: str            # the gold page
+    need: str             # "the director of Jaws"
+    queries: list[str]    # to be tried in this order
+    found: str            # "The director of Jaws is Steven Spielberg."
+    passages: tuple = ()  # what the retriever found with the first of `queries`, once it was demonstrated
+
+
+@dataclass
+class Demonstration:
+    """What to search for and what to answer; a script renders it in its own tags."""
+    hops: list[Hop]
+    answer: str
+    flaw: str | None = None  # a key of FLAWS; "bad format" is for the script to render
+
+    def queries(self):
+        return [hop.queries[0] for hop in self.hops]
+
+    def thoughts(self):
+        """One before each search, on what the last one found, and one before the answer, on all."""
+        thoughts = []
+        known = ""
+        for i, hop in enumerate(self.hops):
+            want = WANTS[i % len(WANTS)].format(hop.need)
+            thoughts.append(f"{known}{want}")
+            known = f"{hop.found} "
+        all_known = " ".join(hop.found for hop in self.hops)
+        return [*thoughts, f"{all_known} So the answer is {self.answer}.".strip()]
+
+
+WANTS = ("I need to find {}.", "Now I need {}.", "Next is {}.")
+
+
+def plan_of(question):
+    """[Hop] of a question's gold evidence, [] where it has none that can be followed."""
+    if question.evidences:
+        return hops_of_triples(question)
+    if question.decomposition:
+        return hops_of_steps(question)
+    return hops_of_sentences(question)
+
+
+def hops_of_triples(question):
+    """2Wiki: subject, relation, object; the pages are those of the supporting facts."""
+    titles = list(dict.fromkeys(title for title, _ in question.supporting_facts))
+    hops = []
+    for subject, relation, found in question.evidences:
+        same = [t for t in titles if plain_title(t).lower() == subject.lower()]
+        starts = [t for t in titles if t.lower().startswith(subject.lower())]
+        title = (same or starts or [subject])[0]
+        need = f"the {relation} of {subject}"
+        queries = [f"{subject} {relation}", subject]
+        hops.append(Hop(title, need, queries, f"The {relation} of {subject} is {found}."))
+    return hops
+
+
+def hops_of_steps(question):
+    """MuSiQue: sub-questions, in which #1 stands for the first one's answer; some are "subject >> relation".
+    """
+    titles = {}
+    for number, (title, _) in zip(question.support_paragraphs, question.supporting_facts, strict=False):
+        titles[number] = title
+    answers, hops = [], []
+
+    def earlier(match):
+        number = int(match[1])
+        return answers[number - 1] if number <= len(answers) else match[0]
+
+    for step in question.decomposition:
+        asked = re.sub(r"#(\d)", earlier, step["question"]).strip()
+        answers.append(step["answer"])
+        title = titles.get(step["paragraph_support_idx"], "")
+        subject, arrow, relation = asked.partition(" >> ")
+        if arrow:
+            need = f"the {relation} of {subject}"
+            found = f"The {relation} of {subject} is {step['answer']}."
+            queries = [f"{subject} {relation}"]
+        else:
+            need = asked.rstrip("?. ")
+            found = f"{need}: {step['answer']}."
+            queries = [asked]
+        hops.append(Hop(title, need, [*queries, f"{title} {queries[0]}", title], found))
+    return hops
+
+
+def hops_of_sentences(question):
+    """HotpotQA: the pages of the supporting facts, those that the question names first."""
+    sentences = {title: lines for title, lines in question.context}
+    titles = list(dict.fromkeys(title for title, _ in question.supporting_facts))
+    titles.sort(key=lambda t: plain_title(t).lower() not in question.question.lower())
+    hops = []
+    for title in titles:
+        facts = [i for t, i in question.supporting_facts if t == title]
+        lines = [sentences[title][i].strip() for i in facts if i < len(sentences.get(title, []))]
+        if not lines:
+            return []
+        name = plain_title(title)
+        hops.append(Hop(title, name, [name, title], quote(lines, question.answers[0])))
+    return hops
+
+
+def plain_title(title):
+    """
+    >>> plain_title("The Zone (2017 film)")
+    'The Zone'
+    """
+    return re.sub(r"\s*\([^()]*\)$", "", title)
+
+
+def quote(lines, answer, most=QUOTED):
+    """Up to `most` words of the first line that has the answer, around it, else of the first line.
+
+    >>> quote(["It is old.", "It was built by Ann Lee in 1904 of stone."], "Ann Lee", 5)
+    'was built by Ann Lee …'
+    """
+    with_answer = [line for line in lines if answer.lower() in line.lower()]
+    line = (with_answer or lines)[0]
+    words = line.split()
+    before = line[:line.lower().find(answer.lower())] if with_answer else ""
+    end = len(before.split()) + len(answer.split()) if with_answer else 0
+    start = max(0, end - most)
+    cut = " …" if len(words) > start + most else ""
+    return " ".join(words[start:start + most]) + cut
+
+
+def demonstrate(question, index, top_k):
+    """(Demonstration or None, what is wrong or "") with the queries that find the gold pages among `top_k` of
+    `index` (a retriever). A page that was read already is not asked for again: what it says joins what is
+    known. The first search may be for the question as it stands."""
+    plan = plan_of(question)
+    if not plan:
+        return None, "no gold evidence that can be followed"
+    hops = []
+    read = question.question
+    for hop in plan:
+        seen = next((h for h in hops if h.title == hop.title), None)
+        if seen:
+            seen.found = f"{seen.found} {hop.found}"
+            continue
+        known = [q for q in hop.queries if q and is_known(q, hop, read)]
+        if not hops and not known:
+            known, hop.need = [question.question], "a page about the question"
+        if not known:
+            return None, "a page that nothing read before names"
+        for query in known:
+            passages = index.search([query], top_k)[0]
+            if any(p.title == hop.title for p in passages):
+                break
+        else:
+            return None, "the retriever does not find a gold page"
+        hops.append(replace(hop, queries=[query], passages=tuple(passages)))
+        read += " " + " ".join(f"{p.title} {p.text}" for p in passages)
+    return Demonstration(hops, question.answers[0]), ""
+
+
+def named_in(text, hops):
+    """Titles of the hops whose pages a text names."""
+    text = normalize_answer(text)
+    return {hop.title for hop in hops if normalize_answer(plain_title(hop.title)) in text}
+
+
+def is_known(query, hop, read):
+    """Whether a query can be thought of by somebody who has read this: one that names the gold page, where
+    the page's name stands there; others quote the question or an answer that was found."""
+    name = normalize_answer(plain_title(hop.title))
+    return name not in normalize_answer(query) or name in normalize_answer(read)
+
+
+def flawed(demo, other_answer, rng):
+    """The demonstration with a flaw of FLAWS, so that reinforcement learning has something to mend."""
+    flaw = rng.choices(list(FLAWS), list(FLAWS.values()))[0]
+    if flaw == "bad format":
+        return replace(demo, flaw=flaw)
+    if flaw == "too few hops" and len(demo.hops) > 1:
+        cut = demo.hops[:rng.randrange(1, len(demo.hops))]
+        return Demonstration(cut, plain_title(cut[-1].title), flaw)
+    return Demonstration([], other_answer, "from nowhere")
+
+
+def of_questions(questions, index, top_k, render, reward, flaw_rate=0.0, progress=None):
+    """([[Trajectory]], Counter of what became of the questions): demonstrations as a script renders them.
+
+    render(question, Demonstration) -> [Trajectory]; reward(trajectories, question) is the script's own, and
+    only what earns 1 is kept. With probability flaw_rate one is then replaced by a flawed one."""
+    kept, fate = [], Counter()
+    for number, q in enumerate(questions):
+        demo, problem = demonstrate(q, index, top_k)
+        rendered = render(q, demo) if demo else []
+        if demo and reward(rendered, q) != 1:
+            problem = "does not earn reward 1"
+        rng = random.Random(f"{q.id}/flaw")
+        if not problem and rng.random() < flaw_rate:
+            other = rng.choice(questions).answers[0]
+            rendered = render(q, flawed(demo, other, rng))
+        if not problem:
+            kept.append(rendered)
+        fate[problem or "demonstrated"] += 1
+        if progress:
+            progress(number + 1, len(questions))
+    return kept, fate

@@ -1,0 +1,198 @@
+"""A warm-up on real questions: a released model that never writes a paper's tags learns them from scripted
+demonstrations (common/demonstrations.py), or from conversations on file, before reinforcement learning.
+
+    python at2po.py --model FOLDER --warmup-data train.json,more.jsonl --data train.json …
+
+What comes out is kept beside the tiny policies (~/.cache/fivehop/warm-up/), under a hash of the model, the
+demonstrations and the training's flags: a run folder with its curve, its demonstrations (ShareGPT) and its
+checkpoint. Runs that ask for the same warm-up share it, and one that was interrupted goes on."""
+
+import hashlib
+import json
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from common import (
+    chat,
+    checkpoint,
+    data,
+    demonstrations,
+    distributed,
+    loop,
+    memory,
+    rollout,
+    run,
+    sharegpt,
+    training,
+)
+from common import model as models
+from common.files import Progress, locked, say
+from common.metric_table import STEP, UPDATE, Metric
+
+VERSION = "1"  # change it when demonstrations or training are made otherwise
+BATCH = 8      # demonstrations an update
+METRICS = STEP | UPDATE | {
+    "train/lr": Metric("learning rate"),
+    "warmup/tokens": Metric("tokens learned in the update"),
+}
+
+
+def warmed_up(cfg, script, source, examples):
+    """Folder of `source` after --warmup-epochs (or --warmup-steps) over examples, [[Trajectory]]."""
+    steps = steps_of(cfg, len(examples))
+    recipe = recipe_of(cfg, script, source, examples, steps)
+    text = json.dumps(recipe, sort_keys=True)
+    name = f"{script}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fivehop"
+    place = root / "warm-up" / name
+    lock = locked(root / "warm-up" / f"{name}.lock") if distributed.rank() == 0 else nullcontext()
+    with lock:
+        found = checkpoint.find(place / "checkpoint")
+        if not found or checkpoint.read_state(found)["step"] < steps:
+            run_folder(replace(cfg, steps=steps), recipe, source, root, name, examples)
+    say(f"warmed up: {place}")
+    trained = checkpoint.find(place / "checkpoint")
+    return distributed.first(models.folded, trained, place / "folded")
+
+
+def steps_of(cfg, examples):
+    """Updates of BATCH demonstrations."""
+    if cfg.warmup_steps != "auto":
+        return cfg.warmup_steps
+    return -(-examples * cfg.warmup_epochs // BATCH)
+
+
+def recipe_of(cfg, script, source, examples, steps):
+    """What the result depends on; config.json of its folder."""
+    ids = hashlib.sha256()
+    for e in examples:
+        for t in e:
+            ids.update(repr((t.prompt_ids, [(u.ids, u.observation_ids) for u in t.turns])).encode())
+    shared = ("lora", "train_layers", "precision", "optimizer", "weight_decay", "warmup_lr")
+    return {
+        "script": script,
+        "version": VERSION,
+        "torch": torch.__version__,
+        "model": str(source),
+        "files": files_of(source),
+        "demonstrations": len(examples),
+        "ids": ids.hexdigest(),
+        "steps": steps,
+        "save_every": 25,
+    } | {key: getattr(cfg, key) for key in shared}
+
+
+def files_of(source):
+    """[name, bytes, time] of a folder's weights: what tells that it holds another model by now."""
+    files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
+    return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+
+
+# ---------------------------------------------------------------- examples
+
+def examples_of(cfg, tokenizer, index, render, reward, reply):
+    """[[Trajectory]], one list a demonstration of --warmup-data; says how many of each file there are and why
+    not more.
+
+    index: the retriever in use. render(tokenizer, question, Demonstration) -> [Trajectory], the script's;
+    reward(trajectories, question): what the first of them earns, by the script's own rule.
+    reply(tokenizer, turn ids, observation) -> ids, of conversations on file."""
+    examples = []
+    for file in cfg.warmup_data.split(","):
+        if sharegpt.is_file(file):
+            kept = [[of_conversation(tokenizer, row, reply)] for row in sharegpt.read(file, ())]
+            told = f"{len(kept)} conversations"
+        else:
+            questions = data.load_questions(file, None, cfg.skip_bad, role="train")
+            with Progress(f"demonstrations of {file}") as progress:
+                kept, fate = demonstrations.of_questions(
+                    questions, index, cfg.top_k, lambda q, d: render(tokenizer, q, d), reward,
+                    cfg.flaw_rate, progress)
+            told = f"{fate.pop('demonstrated', 0)} of {len(questions)} questions demonstrated"
+            told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
+        lengths = [t.length for example in kept for t in example]
+        sampled = [t.sampled_tokens for example in kept for t in example]
+        if kept:
+            told += (f"; {sum(lengths) / len(kept):.0f} tokens each, {sum(sampled) / len(kept):.0f} of them "
+                     "learned")
+        say(f"{file}: {told}")
+        examples += kept
+    if not examples:
+        raise data.DataError(f"--warmup-data {cfg.warmup_data}: nothing to learn from in it (2Wiki's "
+                             "evidences, HotpotQA's supporting facts, MuSiQue's decomposition, or "
+                             "conversations)")
+    return examples
+
+
+def of_conversation(tokenizer, row, reply):
+    """The Trajectory that a ShareGPT row teaches: what gpt says is learned."""
+    first, *messages = row["conversations"]
+    asked = [("system", row["system"])] if isinstance(row.get("system"), str) else []
+    prompt_ids = chat.render_chat(tokenizer, [*asked, ("user", first["value"])])
+    turns = []
+    for message in messages:
+        if message["from"] == "gpt":
+            turns.append(demonstrations.said(tokenizer, "", message["value"]))
+        else:
+            turns[-1].observation = message["value"]
+            turns[-1].observation_ids = reply(tokenizer, turns[-1].ids, message["value"])
+    return rollout.Trajectory(str(row.get("id", "")), prompt_ids, turns)
+
+
+def conversation_row(trajectory):
+    """What a demonstration says, readable, and to be learned from again."""
+    said = [{"from": "human", "value": "(the script's prompt)"}]
+    for turn in trajectory.turns:
+        said.append({"from": "gpt", "value": turn.text})
+        said.append({"from": "observation", "value": turn.observation})
+    return {"step": 0, "id": trajectory.question_id, "conversations": said[:-1]}
+
+
+# ---------------------------------------------------------------- training
+
+def run_folder(cfg, recipe, source, root, name, examples):
+    """Trains `source` on the examples; leaves a run folder with its checkpoint."""
+    memory.check(cfg, source)
+    cfg = replace(cfg, eval_every=0, show_every=0, save_every=recipe["save_every"], log="")
+    resume = run.begun(root / "warm-up" / name)
+    folder = run.RunFolder(root, "warm-up", name, recipe, resume)
+    source = str(source)
+    if resume:
+        folder.start = run.checkpoint_of(folder)
+    names = ("gradient_checkpointing", "attention", "precision", "train_layers")
+    how = {key: getattr(cfg, key) for key in names}
+    torch.manual_seed(0)  # new adapters
+    model, tokenizer = models.load_policy(folder.start or source, cfg.lora, **how)
+    policy = rollout.Policy(distributed.shard(model), tokenizer, None)
+    with run.stage(cfg, folder, METRICS, f"warm-up of {source}: {len(examples)} demonstrations"):
+        rows = [conversation_row(t) for e in examples for t in e]
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        (folder.path / "sharegpt.jsonl").write_text("\n".join(lines) + "\n")
+        train(cfg, folder, policy, examples)
+
+
+def train(cfg, folder, policy, examples):
+    """Minus the log-likelihood of what the demonstrations say, a cosine over all updates; each is the mean
+    over its tokens."""
+    optimizer = training.make_optimizer(policy.model, cfg.warmup_lr, cfg.weight_decay, kind=cfg.optimizer)
+    for step, row in loop.steps(cfg, folder, policy, optimizer, METRICS, label="warm-up | "):
+        chosen = data.batch_of_step(examples, step, BATCH, "warm-up")
+        trajectories = [t for example in chosen for t in example]
+        num_tokens = sum(t.sampled_tokens for t in trajectories)
+        peak, warm = cfg.warmup_lr, min(20, cfg.steps // 10)
+        row["train/lr"] = training.cosine_lr(step - 1, cfg.steps, peak, peak / 20, warmup=warm)
+        training.set_lr(optimizer, row["train/lr"])
+        meter = training.Meter(keep=folder.nonfinite(step))
+        batches = training.collate_parts(trajectories, cfg, policy.model.device)
+        for b in batches:
+            logprobs = models.token_logprobs(policy.model, b, 1.0, cfg.kernels)   # (B, T)
+            loss = -logprobs.sum() / num_tokens
+            (loss * b.weight).backward()
+            meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+        meter.step(policy.model, optimizer, 1.0, batches)
+        row |= meter.means()
+        row["warmup/tokens"] = num_tokens

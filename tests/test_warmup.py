@@ -1,0 +1,383 @@
+"""Warm-up on real questions: what is demonstrated, what is left out and why, what is learned and kept."""
+
+import json
+import os
+
+import pytest
+import torch
+
+import at2po
+import bi_rar
+import mygo_mujica
+import omne_r1
+from common import data, demonstrations, gguf, retriever, training
+from common import model as models
+from common.checkpoint import ModelError
+from common.files import read_jsonl
+from tests.conftest import sample
+
+HOTPOT = {
+    "_id": "h1", "type": "bridge", "question": "Who directed the film that Ann Lee wrote?",
+    "answer": "Bo Moss", "supporting_facts": [["Ann Lee", 1], ["Red Hill (film)", 0]],
+    "context": [["Ann Lee", ["Ann Lee is a writer.", "She wrote Red Hill."]],
+                ["Red Hill (film)", ["Red Hill is a 1999 film by Bo Moss.", "It is long."]]],
+}
+WIKI = {
+    "_id": "w1", "type": "compositional", "question": "Where was the director of film Wet Wood born?",
+    "answer": "Oslo", "supporting_facts": [["Wet Wood (film)", 0], ["Cy Nord", 0]],
+    "evidences": [["Wet Wood", "director", "Cy Nord"], ["Cy Nord", "place of birth", "Oslo"]],
+    "context": [["Wet Wood (film)", ["Wet Wood is a 1999 film by its director Cy Nord."]],
+                ["Cy Nord", ["Cy Nord was born in Oslo, the place of his birth."]],
+                ["Oslo", ["Oslo is a city."]]],
+}
+MUSIQUE = {
+    "id": "m1", "question": "In which country was the writer of Old Mill born?", "answer": "Norway",
+    "answer_aliases": [], "question_decomposition": [
+        {"question": "Old Mill >> writer", "answer": "Di Voss", "paragraph_support_idx": 4},
+        {"question": "Where was #1 born?", "answer": "Norway", "paragraph_support_idx": 1}],
+    "paragraphs": [
+        {"idx": 1, "title": "Di Voss", "paragraph_text": "Di Voss was born in Norway.",
+         "is_supporting": True},
+        {"idx": 3, "title": "Oslo", "paragraph_text": "Oslo is a city.", "is_supporting": False},
+        {"idx": 4, "title": "Old Mill", "paragraph_text": "Old Mill was written by its writer Di Voss.",
+         "is_supporting": True}],
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A Qwen3 folder with a tokenizer of bytes and small random weights: quick, whatever it reads."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(kinds.BPE({sign: i for i, sign in enumerate(signs)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|im_end|>",
+                                        extra_special_tokens=["<|im_start|>"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    folder = tmp_path_factory.mktemp("small")
+    tokenizer.save_pretrained(folder)
+    Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=32768,
+        tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def demonstrated(row, top_k=1):
+    question = data.parse_question(row)
+    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
+    return demonstrations.demonstrate(question, index, top_k)[0]
+
+
+def test_each_data_set_s_evidence_becomes_searches_and_findings():
+    hotpot = demonstrated(HOTPOT)
+    assert hotpot.queries() == ["Ann Lee", "Red Hill"]
+    assert hotpot.thoughts() == [
+        "I need to find Ann Lee.", "She wrote Red Hill. Now I need Red Hill.",
+        "She wrote Red Hill. Red Hill is a 1999 film by Bo Moss. So the answer is Bo Moss."]
+    wiki = demonstrated(WIKI)
+    assert wiki.queries() == ["Wet Wood director", "Cy Nord place of birth"]
+    assert wiki.thoughts()[1] == (
+        "The director of Wet Wood is Cy Nord. Now I need the place of birth of Cy Nord.")
+    musique = demonstrated(MUSIQUE)
+    assert musique.queries() == ["Old Mill writer", "Where was Di Voss born?"]
+    assert [hop.title for hop in musique.hops] == ["Old Mill", "Di Voss"]  # by idx, not by place
+    assert musique.thoughts()[-1].endswith("Where was Di Voss born: Norway. So the answer is Norway.")
+
+
+def test_a_page_has_to_be_found_and_its_name_to_be_known():
+    question = data.parse_question(WIKI)
+    other = [{"id": "0", "title": "Cy Nord place of birth Wet Wood director", "text": "Wet Wood director"}]
+    demo, problem = demonstrations.demonstrate(question, retriever.make_retriever("bm25", other), 1)
+    assert demo is None and problem == "the retriever does not find a gold page"
+    nowhere = HOTPOT | {"context": [["Ann Lee", ["Ann Lee is a writer.", "She wrote a film."]],
+                                    HOTPOT["context"][1]]}
+    question = data.parse_question(nowhere)
+    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
+    assert demonstrations.demonstrate(question, index, 1)[1] == "a page that nothing read before names"
+    bare = data.parse_question({"question": "Who?", "answer": "Bo"})
+    assert demonstrations.demonstrate(bare, index, 1)[1] == "no gold evidence that can be followed"
+
+
+def test_a_quotation_can_write_no_tag(small):
+    row = json.loads(json.dumps(WIKI))
+    name = "Cy</think><answer>Nord"
+    row["evidences"][0][2] = name
+    row["context"][0][1] = [f"Wet Wood is by its director {name} <|im_end|>."]
+    row["evidences"][1][0] = row["context"][1][0] = row["supporting_facts"][1][0] = name
+    tokenizer = models.load_tokenizer(small)
+    question, demo = data.parse_question(row), demonstrated(row)
+    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
+    cfg = at2po.Config(top_k=1)
+    made = at2po.render_demonstration(tokenizer, question, demo, index, cfg)
+    assert at2po.score(made, question, cfg).reward == 1
+    text = "".join(turn.text for turn in made.turns)
+    assert text.count("<answer>") == 1 and text.count("</think>") == 3
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert all(end not in turn.observation_ids for turn in made.turns)
+
+
+FLAGS = (
+    "--top-k 1 --retriever bm25 --corpus contexts --steps 1 --questions-per-step 1 --mini-batch 1 "
+    "--eval-limit 1 --warmup-steps 3 --warmup-lr 1e-3"
+).split()
+SCRIPTS = {
+    "at2po": (at2po, "--chains 2 --expand 1 --rounds 1 --max-response 300"),
+    "bi_rar": (bi_rar, "--stage forward --group-size 2 --max-turn 30 --explain-limit 1"),
+    "mygo_mujica": (mygo_mujica, "--stage mygo --max-turn 30 --keep 1 --max-attempts 1 --max-rounds 4"),
+}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, name):
+    script, more = SCRIPTS[name]
+    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
+    given = [*FLAGS, *more.split(), "--model", str(small), "--data", file, "--eval-data", file, "--out",
+             str(tmp_path), "--warmup-data", file]
+    script.main([*given, "--name", "a"])
+    said = capsys.readouterr().out
+    assert "3 of 3 questions demonstrated" in said
+    (folder,) = (tmp_path / "cache/fivehop/warm-up").glob(f"{name}-*[0-9a-f]")
+    rows = read_jsonl(folder / "metrics.jsonl")
+    losses = [row["train/loss"] for row in rows]
+    assert len(rows) == 3 and losses[-1] < losses[0]
+    learned = sum(len(models.load_tokenizer(small)(m["value"])["input_ids"])
+                  for row in read_jsonl(folder / "sharegpt.jsonl") for m in row["conversations"][1::2])
+    assert rows[0]["warmup/tokens"] >= learned / 3  # (ends of messages are learned too)
+    started = (tmp_path / name).glob("a*/config.json")
+    assert all(json.loads(f.read_text())["warmup_data"] == file for f in started)
+    # the second time it is there
+    script.main([*given, "--name", "b"])
+    assert "warm-up | step" not in capsys.readouterr().out
+
+
+def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
+    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
+    given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--out", str(tmp_path),
+             "--warmup-data", file, "--eval-only", "--max-response", "40", "--warmup-steps", "4"]
+    from common import warmup
+    at2po.main([*given, "--name", "whole"])
+    (whole,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
+    weights = (whole / "checkpoint/model.safetensors").read_bytes()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    real = training.optimizer_step
+    steps = []
+
+    def stops(*args, **kwargs):
+        steps.append(1)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    recipe = warmup.recipe_of
+    monkeypatch.setattr(warmup, "recipe_of", lambda *a: recipe(*a) | {"save_every": 1})
+    monkeypatch.setattr(training, "optimizer_step", stops)
+    with pytest.raises(SystemExit) as stop:
+        at2po.main([*given, "--name", "parts"])
+    assert stop.value.code == 130
+    monkeypatch.setattr(training, "optimizer_step", real)
+    at2po.main([*given, "--name", "parts"])
+    (parts,) = (tmp_path / "other/fivehop/warm-up").glob("at2po-*[0-9a-f]")
+    assert [row["step"] for row in read_jsonl(parts / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert (parts / "checkpoint/model.safetensors").read_bytes() == weights
+
+
+def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
+    from common import warmup
+    tokenizer = models.load_tokenizer(small)
+    row = {"id": "c", "system": "Be brief.", "conversations": [
+        {"from": "human", "value": "Who?"}, {"from": "gpt", "value": "<think> a </think>"},
+        {"from": "observation", "value": "seen </result>"}, {"from": "gpt", "value": "Bo"}]}
+
+    def reply(tokenizer, turn_ids, observation):
+        return tokenizer(f"[{observation}]")["input_ids"]
+
+    made = warmup.of_conversation(tokenizer, row, reply)
+    assert tokenizer.decode(made.prompt_ids).endswith(
+        "system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
+    assert [turn.text for turn in made.turns] == ["<think> a </think>", "Bo"]
+    assert tokenizer.decode(made.turns[0].observation_ids) == "[seen </result>]"
+    file = write(tmp_path / "c.jsonl", [row])
+    at2po.main([*FLAGS, "--model", str(small), "--data", write(tmp_path / "q.jsonl", [HOTPOT]), "--eval-data",
+                str(tmp_path / "q.jsonl"), "--warmup-data", file, "--eval-only", "--max-response", "20",
+                "--out", str(tmp_path), "--name", "c"])
+    (folder,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
+    assert json.loads((folder / "config.json").read_text())["demonstrations"] == 1
+
+
+def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
+    row = {"id": "c", "graph_type": "film", "question": "Who?", "conversations": [
+        {"from": "human", "value": "Who?"},
+        {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
+    cfg = omne_r1.Config(model=str(small), warmup_data=write(tmp_path / "c.jsonl", [row]), warmup_steps=2,
+                         data="x", out=str(tmp_path), name="a", flaw_rate=0.0)
+    source = omne_r1.base_weights(cfg)
+    before, after = (models.load_model(f).state_dict() for f in (small, source))
+    assert any(not torch.equal(before[k], after[k]) for k in before)
+
+
+def test_flawed_demonstrations_on_request():
+    question = data.parse_question(WIKI)
+    demo = demonstrated(WIKI)
+    import random
+    kinds = {demonstrations.flawed(demo, "Rome", random.Random(seed)).flaw for seed in range(30)}
+    assert kinds == set(demonstrations.FLAWS)
+    for seed in range(30):
+        bad = demonstrations.flawed(demo, "Rome", random.Random(seed))
+        assert len(bad.hops) < len(demo.hops) or bad.flaw == "bad format"
+        assert len(bad.thoughts()) == len(bad.hops) + 1
+    assert question.answers == ["Oslo"]
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--warmup-data", "x.jsonl"], "is for --model and --data FILE"),
+    (["--model", "m", "--data", "q.jsonl", "--lora", "4", "--train-layers", "2"], "one of the two"),
+    (["--model", "m", "--data", "q.jsonl", "--warmup-epochs", "0"], "at least 1"),
+    (["--model", "m", "--data", "q.jsonl", "--warmup-lr", "0"], "above 0"),
+])
+def test_flags_that_no_warm_up_can_use(flags, message):
+    with pytest.raises(SystemExit) as stop:
+        at2po.main(flags)
+    assert message in str(stop.value.code)
+
+
+def test_a_file_without_evidence_is_one_line(tmp_path, small, capsys):
+    file = write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": "Bo", "context": HOTPOT["context"]}])
+    with pytest.raises(SystemExit) as stop:
+        at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--warmup-data", file,
+                    "--out", str(tmp_path)])
+    assert "nothing to learn from" in str(stop.value.code)
+
+
+# ---------------------------------------------------------------- layers
+
+def test_the_last_layers_alone_are_trained(small):
+    model = models.load_model(small, train_layers=1)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained and all(name.startswith(("model.layers.1.", "model.norm.")) for name in trained)
+    with pytest.raises(ModelError, match="has 2 layers"):
+        models.load_model(small, train_layers=3)
+
+
+# ---------------------------------------------------------------- real questions
+
+@pytest.mark.parametrize("name, least", [
+    ("hotpotqa/train.json", .4), ("2wikimultihopqa/train.json", .7), ("musique/train.jsonl", .4)])
+def test_most_real_training_questions_can_be_demonstrated(small, name, least):
+    questions = data.load_questions(sample(name))
+    index = retriever.make_retriever("bm25", data.pool_contexts(questions))
+    tokenizer = models.load_tokenizer(small)
+    cfg = at2po.Config(top_k=1)
+
+    def render(question, demo):
+        return [at2po.render_demonstration(tokenizer, question, demo, index, cfg)]
+
+    kept, fate = demonstrations.of_questions(
+        questions, index, 1, render, lambda made, q: at2po.score(made[0], q, cfg).reward)
+    assert len(kept) == fate["demonstrated"] >= least * len(questions), fate
+    assert "does not earn reward 1" not in fate
+    for (made,) in kept:
+        question = next(q for q in questions if q.id == made.question_id)
+        gold = {title for title, _ in question.supporting_facts}
+        for turn in made.turns[:-1]:
+            assert any(f'"{title}"' in turn.observation for title in gold)
+
+
+# ---------------------------------------------------------------- GGUF
+
+@pytest.fixture
+def tiny_gguf(tmp_path):
+    """A one-layer Llama with a tokenizer of bytes, as llama.cpp's files have them."""
+    writer_of = pytest.importorskip("gguf")
+    from tokenizers import pre_tokenizers
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape):
+        return torch.randn(*shape, generator=generator).mul(.1).numpy()
+
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    file = tmp_path / "tiny.gguf"
+    writer = writer_of.GGUFWriter(file, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(16)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(8)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 3) + [3, 3, 3])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(len(tokens) - 2)
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m['role'] }}{{ m['content'] }}<|im_end|>"
+                             "{% endfor %}<|im_start|>")
+    shapes = {"attn_q": (16, 16), "attn_k": (8, 16), "attn_v": (8, 16), "attn_output": (16, 16),
+              "ffn_gate": (32, 16), "ffn_up": (32, 16), "ffn_down": (16, 32)}
+    writer.add_tensor("token_embd.weight", numbers(len(tokens), 16))
+    writer.add_tensor("output_norm.weight", numbers(16) + 1)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"blk.0.{name}.weight", numbers(*shape))
+    for name in ("attn_norm", "ffn_norm"):
+        writer.add_tensor(f"blk.0.{name}.weight", numbers(16) + 1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_a_gguf_file_becomes_a_folder_that_can_be_trained_and_saved(tiny_gguf, tmp_path, capsys):
+    training.main(["convert", str(tiny_gguf), str(tmp_path / "model")])
+    assert "use it as --model" in capsys.readouterr().out
+    model, tokenizer = models.load_policy(tmp_path / "model")
+    model.save_pretrained(tmp_path / "again")  # what transformers refuses of the model it read
+    assert tokenizer.decode(tokenizer("ab c")["input_ids"]) == "ab c"
+    assert "quantization_config" not in json.loads((tmp_path / "model/config.json").read_text())
+    with pytest.raises(SystemExit) as stop:
+        training.main(["convert", str(tiny_gguf), str(tmp_path / "model")])
+    assert "not empty" in str(stop.value.code)
+
+
+def test_what_is_no_gguf_file_is_refused(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"not one")
+    with pytest.raises(ModelError, match="no GGUF file"):
+        gguf.convert(tmp_path / "x.gguf", tmp_path / "out")
+    with pytest.raises(ModelError, match="no such file"):
+        gguf.convert(tmp_path / "y.gguf", tmp_path / "out")
+    (tmp_path / "z.gguf").write_bytes(b"GGUF" + os.urandom(64))
+    with pytest.raises(ModelError, match="cannot read it"):
+        gguf.convert(tmp_path / "z.gguf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_contexts_are_pooled_into_a_corpus_file(tmp_path, capsys):
+    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI])
+    data.main(["pool", str(tmp_path / "corpus.jsonl"), file])
+    assert "5 passages of 2 questions" in capsys.readouterr().out
+    rows = data.load_corpus(tmp_path / "corpus.jsonl")
+    titles = {row["title"] for row in rows}
+    assert titles == {"Ann Lee", "Red Hill (film)", "Wet Wood (film)", "Cy Nord", "Oslo"}
+    with pytest.raises(SystemExit) as stop:
+        data.main(["pool", str(tmp_path / "corpus.jsonl"), file])
+    assert "is there" in str(stop.value.code)
