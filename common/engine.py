@@ -32,7 +32,7 @@ from transformers import AttentionInterface
 
 from common import distributed
 from common.model import computes_in_bf16, computing, head_dim
-from kernels.turn_logprob import matmul_fp32
+from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
 BLOCK = 8      # prefixes are found at multiples of this many tokens
 HEADROOM = 64  # tokens that a request must have room for to be taken up
@@ -358,27 +358,33 @@ class TransformersEngine:
 
     def _sample(self, requests, hidden):
         """Appends one token to each request, from the last hidden states (n, H)."""
-        hidden = hidden.to(self.cache_dtype).to(self.head.dtype)
-        logits = matmul_fp32(hidden, self.head.T)                             # (n, V), fp32 as in training
+        logits = self._logits(hidden.to(self.cache_dtype))                    # (n, V), fp32 as in training
         V = logits.shape[1]
         temperature = [r.temperature or 1.0 for r in requests]
         temperature = torch.tensor(temperature, device=self.device)
         logprobs = torch.log_softmax(logits / temperature[:, None], -1)
-        cumulative = logprobs.double().exp().cumsum(-1)                       # float64: V may be 150,000
-        uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
-        uniforms = torch.tensor(uniforms, device=self.device, dtype=torch.double)
-        level = uniforms * cumulative[:, -1]
-        drawn = torch.searchsorted(cumulative, level[:, None], right=True)[:, 0]
-        drawn = drawn.clamp(max=V - 1)
+        token = logits.argmax(-1)
         greedy = [r.temperature == 0 for r in requests]
-        greedy = torch.tensor(greedy, device=self.device)
-        token = torch.where(greedy, logits.argmax(-1), drawn)
+        if not all(greedy):
+            cumulative = logprobs.double().exp().cumsum(-1)                   # float64: V may be 150,000
+            uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
+            uniforms = torch.tensor(uniforms, device=self.device, dtype=torch.double)
+            level = uniforms * cumulative[:, -1]
+            drawn = torch.searchsorted(cumulative, level[:, None], right=True)[:, 0]
+            greedy = torch.tensor(greedy, device=self.device)
+            token = torch.where(greedy, token, drawn.clamp(max=V - 1))
         chosen = logprobs.gather(1, token[:, None])[:, 0]
         for r, t, lp in zip(requests, token.tolist(), chosen.tolist(), strict=True):
             r.token_ids.append(t)
             r.logprobs.append(lp)
             r.stop_reason = self._stop_reason(r)
         self.sampled_tokens += len(requests)
+
+    def _logits(self, hidden):
+        on_cpu = self.head.device.type == "cpu"
+        if on_cpu and hidden.dtype == torch.bfloat16:  # the head is kept as fp32 copies of bf16 numbers
+            return matmul_of_bf16(hidden.float(), self.head.T)
+        return matmul_fp32(hidden.to(self.head.dtype), self.head.T)
 
     def _stop_reason(self, r):
         token = r.token_ids[-1]

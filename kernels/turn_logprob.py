@@ -196,7 +196,21 @@ def matmul_fp32(a, b):
         return a @ b
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=torch.float32)
+    if a.dtype == torch.bfloat16:
+        return matmul_of_bf16(a.float(), b.float())
     return a.float() @ b.float()
+
+
+def matmul_of_bf16(a, b):
+    """a @ b of fp32 operands on a CPU as products of bf16 numbers, accumulated in fp32: exact where the
+    operands are bf16 numbers, and two to four times as fast where the CPU multiplies those (AMX)."""
+    precision = torch.backends.mkldnn.matmul
+    before = precision.fp32_precision
+    precision.fp32_precision = "bf16"
+    try:
+        return a @ b
+    finally:
+        precision.fp32_precision = before
 
 
 def matmul_into(out, a, b):

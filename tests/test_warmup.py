@@ -5,6 +5,9 @@ import os
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import at2po
 import bi_rar
@@ -46,15 +49,16 @@ MUSIQUE = {
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A Qwen3 folder with a tokenizer of bytes and small random weights: quick, whatever it reads."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers import models as kinds
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(kinds.BPE({sign: i for i, sign in enumerate(signs)}, []))
+    """A Qwen3 folder with a small byte-level tokenizer, made of the scripts' prompts, and small random
+    weights: quick, whatever it reads."""
+    core = Tokenizer(BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|im_start|>", "<|im_end|>"])
+    prompts = [at2po.SYSTEM_PROMPT, bi_rar.PROMPT, *mygo_mujica.SYSTEM.values()]
+    core.train_from_iterator(prompts, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|im_end|>",
                                         extra_special_tokens=["<|im_start|>"])
     tokenizer.chat_template = (
@@ -306,13 +310,13 @@ def test_most_real_training_questions_can_be_demonstrated(small, name, least):
 def tiny_gguf(tmp_path):
     """A one-layer Llama with a tokenizer of bytes, as llama.cpp's files have them."""
     writer_of = pytest.importorskip("gguf")
-    from tokenizers import pre_tokenizers
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape):
         return torch.randn(*shape, generator=generator).mul(.1).numpy()
 
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens += ["ab", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     file = tmp_path / "tiny.gguf"
     writer = writer_of.GGUFWriter(file, "llama")
     writer.add_context_length(64)
