@@ -226,19 +226,20 @@ def hidden_states(model, batch):
     # transformers recomputes activations in train mode only; no model has dropout
     model.train(torch.is_grad_enabled())
     decoder = model.get_decoder()
-    ids = batch.packed_ids                                      # (P, N)
-    positions = batch.positions
-    P, N = ids.shape
-    if decoder.config._attn_implementation == "tree":
-        length = padded_length(N)
-        ids = F.pad(ids, (0, length - N))
-        positions = F.pad(positions, (0, length - N))
+    P, N = batch.packed_ids.shape
+    is_flex = decoder.config._attn_implementation == "tree"
+    length = padded_length(N) if is_flex else few_lengths(N, model)
+    padding = (0, length - N)
+    ids = F.pad(batch.packed_ids, padding)                      # (P, length)
+    positions = F.pad(batch.positions, padding)
+    if is_flex:
         mask = block_mask(batch.end, length)
     elif batch.is_tree:
-        mask = batch.attention_mask()                           # (P, 1, N, N)
+        mask = F.pad(batch.attention_mask(), padding + padding)  # (P, 1, length, length)
+        mask[:, :, N:, N:] = True                               # padding sees itself
     else:
-        column = torch.arange(N, device=ids.device)
-        mask = (column < batch.lengths[:, None]).long()         # (P, N), causal
+        column = torch.arange(length, device=ids.device)
+        mask = (column < batch.lengths[:, None]).long()         # (P, length), causal
     with computing(model):
         hidden = decoder(
             input_ids=ids,
@@ -247,6 +248,15 @@ def hidden_states(model, batch):
             use_cache=False,
         ).last_hidden_state[:, :N]
     return hidden.to(torch.bfloat16) if computes_in_bf16(model) else hidden
+
+
+def few_lengths(length, model):
+    """What a pack is padded to: for bf16 on a CPU a multiple of 64, since oneDNN makes and keeps a product of
+    its own for every shape (135M weights: .05 GB a micro-batch of another length, for ever, and a tenth of
+    the time)."""
+    if model.device.type == "cpu" and computes_in_bf16(model):
+        return -(-length // 64) * 64
+    return length
 
 
 def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
