@@ -38,6 +38,8 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
     GRPO                  paper: mean of sequences (Eq 6), no dual clip; code: of all tokens, 3 (--grpo-mean,
                           --dual-clip)
     flat trees            code: kept; ours: left out, their KL term too
+    DAPO, Tree-GRPO       --loss dapo (Yu et al. 2025); --loss grpo --rollout tree --expansion random --credit
+                          tree-grpo (Ji et al. 2025); AEPO is not here
     token budget          paper: "comparable"; code: the same steps for all; ours: the baseline's tokens,
                           since a tree costs 19.6 chains and not 16 (--token-budget auto)
 
@@ -124,12 +126,14 @@ class Config(flags.PassageFlags):
     bad_format_reward: float = 0.0  # what a bad format earns; -1 in the authors' code | Eq 16
     # of rewards; auto = population in a tree, sample over chains
     std: Literal["auto", "population", "sample"] = "auto"
-    credit: Literal["turn", "outcome"] = "turn"  # a turn's own value, or its leaf's for every turn (Table 1)
+    # a turn's own value; its leaf's for every turn (Table 1); the leaf's among all leaves plus that among the
+    # leaves of its own chain (Tree-GRPO)
+    credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # of inner nodes (Table 2) | Eq 3
     value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"
     advantage: Literal["value", "td", "global", "combined"] = "value"  # from values (Table 2) | Eq 3
-    # turn, token or sequence ratios; with grpo and gspo their own defaults
-    loss: Literal["atpo", "grpo", "gspo"] = "atpo"
+    # turn, token or sequence ratios; grpo, dapo and gspo with their own defaults
+    loss: Literal["atpo", "grpo", "dapo", "gspo"] = "atpo"
     clip_low: float = 3e-3          # 1 - lower end of the clip window | sec. 5.1
     clip_high: float = 4e-3         # upper end - 1 | sec. 5.1
     kl_coef: float = 0.0            # k3 estimate of the KL to the initial policy; --loss grpo alone
@@ -137,6 +141,10 @@ class Config(flags.PassageFlags):
     grpo_mean: Literal["sequence", "token"] = "sequence"
     # GRPO's bound where the advantage is negative; 3 in the authors' code, 0 = none
     dual_clip: float = 0.0
+    # questions sampled for each that is wanted: those with different rewards are learned from; DAPO: 3
+    dynamic_sampling: int = 1
+    # tokens before --max-response over which the reward falls by 1, in training; DAPO's, 0 = none
+    overlong_buffer: int = 0
     flip_advantages: bool = False   # a sanity check that must not learn
 
     # ---- update
@@ -180,8 +188,11 @@ WORLD = dict(
 )
 BASELINES = {  # App. B.4
     "grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3),
+    # App. B.4 has lost the buffer's size; 1,024 is ours
+    "dapo": dict(clip_low=0.2, clip_high=0.28, grpo_mean="token", dynamic_sampling=3, overlong_buffer=1024),
     "gspo": dict(clip_low=3e-4, clip_high=4e-4),
 }
+TOKEN_RATIOS = ("grpo", "dapo")
 MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
 SINGLE_HOP = ("nq", "triviaqa", "popqa")  # trained on NQ: --data nq
 PAPER_EVAL = ",".join(MULTI_HOP + SINGLE_HOP)
@@ -360,7 +371,9 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
             paths = [f"{node.path}.{r}-{i}" for i, node in enumerate(chosen)]
             await asyncio.gather(*(start(n.parent or root, p) for n, p in zip(chosen, paths, strict=True)))
     for leaf in root.leaves():
-        leaf.trajectory = score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
+        trajectory = leaf.trajectory = score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
+        length = trajectory.length - len(prompt_ids)
+        trajectory.reward += overlong_penalty(length, cfg.max_response, cfg.overlong_buffer)
     return root
 
 
@@ -440,6 +453,15 @@ def score(trajectory, question, cfg):
     return trajectory
 
 
+def overlong_penalty(length, limit, buffer):
+    """DAPO's soft punishment (Yu et al. 2025, Eq 13): nothing up to limit - buffer tokens, then down to -1.
+
+    >>> [overlong_penalty(n, 700, 100) for n in (600, 650, 700)]
+    [0.0, -0.5, -1.0]
+    """
+    return max(-1.0, min(0.0, (limit - buffer - length) / buffer)) if buffer else 0.0
+
+
 # ---------------------------------------------------------------- credit: values, advantages (Eq 3, Table 2)
 
 def leaf_values(rewards, sample_std=False):
@@ -481,10 +503,25 @@ def assign_advantages(root, cfg):
         above_root = n.value - root.value
         kinds = {"value": n.value, "td": td, "global": above_root, "combined": td + above_root}
         n.advantage = kinds[cfg.advantage]
-    for leaf in leaves:  # each turn's own (the paper's), or the leaf's value for all (outcome)
-        path = [leaf.value if cfg.credit == "outcome" else n.advantage for n in leaf.lineage()]
+    within = values_within_chains(root, cfg) if cfg.credit == "tree-grpo" else {}
+    for leaf in leaves:  # each turn's own (the paper's), or the leaf's value for all
+        path = [n.advantage for n in leaf.lineage()]
+        if cfg.credit != "turn":
+            path = [leaf.value + within.get(leaf, 0.0)] * len(path)
         leaf.trajectory.advantages = [-a for a in path] if cfg.flip_advantages else path
     return True
+
+
+def values_within_chains(root, cfg):
+    """{leaf: its value among the leaves below the same first turn}; 0 where it is the only one (Tree-GRPO, Ji
+    et al. 2025: its tree is what grew from one chain)."""
+    found = {}
+    for first in root.children:
+        leaves = first.leaves()
+        rewards = [leaf.trajectory.reward for leaf in leaves]
+        values = leaf_values(rewards, sample_std=cfg.std == "sample")
+        found |= dict(zip(leaves, values, strict=True))
+    return found
 
 
 # ---------------------------------------------------------------- loss (Eq 4-11, Eq 13)
@@ -548,7 +585,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     """The loss of --loss for a part of a mini-batch of so many sequences and tokens."""
     b = batch
     advantages = training.corrected_advantages(b, cfg.sampler_correction)
-    if cfg.loss == "grpo":
+    if cfg.loss in TOKEN_RATIOS:
         weights = grpo.sequence_weights(b.response_mask, num_sequences)
         if cfg.grpo_mean == "token":
             weights = 1 / num_tokens
@@ -631,19 +668,32 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
 
     for step, row in loop.steps(cfg, folder, policy, optimizer, METRICS, spent, evaluate_now, share):
         order = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
+        drawn = cfg.questions_per_step * cfg.dynamic_sampling
+        questions = data.batch_of_step(split.questions, step, drawn, order)
         with loop.timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
-        row |= update(policy.model, reference, optimizer, roots, cfg, folder.nonfinite(step))
+        learned = chosen_to_learn(roots, cfg)
+        row |= update(policy.model, reference, optimizer, learned, cfg, folder.nonfinite(step))
 
         row |= rollout_metrics(roots) | rollout.search_repairs(split.retriever)
         spent["tokens"] += row["rollout/tokens"]
-        spent["baseline_tokens"] += len(questions) * cfg.group_size * row["rollout/chain_tokens"]
+        of_baseline = cfg.questions_per_step * cfg.group_size * row["rollout/chain_tokens"]
+        spent["baseline_tokens"] += of_baseline
         row["rollout/tokens_total"] = spent["tokens"]
         row["sample"] = sample_record(policy, roots, questions, step, cfg)
+
+
+def chosen_to_learn(roots, cfg):
+    """All trees of a step; with dynamic sampling (DAPO) the first questions_per_step that have different
+    rewards, which come first, and others where there are not enough."""
+    with_spread, flat = [], []
+    for root in roots:
+        rewards = [t.reward for t in trajectories_of([root])]
+        (with_spread if grpo.has_spread(rewards) else flat).append(root)
+    return roots if cfg.dynamic_sampling == 1 else [*with_spread, *flat][:cfg.questions_per_step]
 
 
 def token_budget(cfg, spent, step):
@@ -722,6 +772,8 @@ def parse_args(argv=None):
     if in_world and given.get("--loss") == "gspo":
         # ten times the paper's, as for ATPO
         default = replace(default, clip_low=3e-3, clip_high=4e-3)
+    if in_world and given.get("--loss") == "dapo":
+        default = replace(default, overlong_buffer=100)
     return resolve(flags.cli(default, paper, __doc__, argv))
 
 
@@ -729,14 +781,16 @@ def resolve(cfg):
     """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
     if cfg.kl_coef and cfg.loss != "grpo":
         sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
-    if cfg.loss != "grpo" and (cfg.dual_clip or cfg.grpo_mean == "token"):
+    if cfg.loss not in TOKEN_RATIOS and (cfg.dual_clip or cfg.grpo_mean == "token"):
         sys.exit(f"error: --dual-clip and --grpo-mean go with --loss grpo, not {cfg.loss}")
+    if cfg.overlong_buffer >= cfg.max_response:
+        flags.refuse("overlong_buffer", cfg.overlong_buffer, f"below --max-response {cfg.max_response}")
     ones = (
         "chains", "group_size", "questions_per_step", "mini_batch", "max_response", "max_prompt",
-        "max_passage", "top_k")
+        "max_passage", "top_k", "dynamic_sampling")
     zeros = (
         "steps", "rounds", "expand", "max_searches", "dual_clip", "eval_temperature", "weight_decay",
-        "clip_low", "clip_high", "kl_coef")
+        "clip_low", "clip_high", "kl_coef", "overlong_buffer")
     flags.check(cfg, dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0), ("lr", "temperature", "grad_clip"))
     flags.needs_a_model(cfg)
     if cfg.token_budget != "auto" and cfg.token_budget < 0:

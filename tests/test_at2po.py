@@ -105,6 +105,35 @@ def test_path_advantages_by_credit():
     assert [len(leaf.trajectory.advantages) for leaf in root.leaves()] == [2, 2, 1]
 
 
+def test_tree_grpo_adds_the_value_within_a_chain_s_own_leaves():
+    # three leaves below the first chain (rewards 1, 0, 0), one beside it (1)
+    root = root_of((0, [(0, 1.0), (0, 0.0), (0, 0.0)]), (0, 1.0))
+    assert at2po.assign_advantages(root, replace(CFG, credit="tree-grpo"))
+    over_all = [1, -1, -1, 1]                                   # mean 1/2, population std 1/2
+    within = [2 ** .5, -(2 ** -.5), -(2 ** -.5), 0]             # mean 1/3, std sqrt(2)/3; alone: nothing
+    for leaf, a, b in zip(root.leaves(), over_all, within, strict=True):
+        assert leaf.trajectory.advantages == pytest.approx([a + b] * len(leaf.lineage()), abs=1e-4)
+
+
+def test_dynamic_sampling_takes_trees_with_different_rewards_first():
+    flat = [root_of((0, 1.0), (0, 1.0)) for _ in range(3)]
+    spread = [root_of((0, 1.0), (0, 0.0)) for _ in range(3)]
+    roots = [flat[0], spread[0], flat[1], spread[1], flat[2], spread[2]]
+    cfg = replace(CFG, questions_per_step=2, dynamic_sampling=3)
+    assert at2po.chosen_to_learn(roots, cfg) == spread[:2]
+    assert at2po.chosen_to_learn(roots, replace(cfg, questions_per_step=4)) == [*spread, flat[0]]
+    assert at2po.chosen_to_learn(roots, replace(cfg, dynamic_sampling=1)) == roots
+
+
+def test_dapo_s_settings_are_those_of_its_row():
+    cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo"])
+    assert (cfg.clip_low, cfg.clip_high, cfg.kl_coef) == (.2, .28, 0)
+    assert (cfg.grpo_mean, cfg.dynamic_sampling, cfg.rollout, cfg.std) == ("token", 3, "chains", "sample")
+    assert cfg.name == "dapo-seed0" and cfg.overlong_buffer == 1024
+    with pytest.raises(SystemExit, match="below --max-response"):
+        at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo", "--max-response", "500"])
+
+
 # ---- expansion
 
 

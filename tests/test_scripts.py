@@ -119,12 +119,13 @@ def test_a_run_as_a_subprocess(tmp_path):
     assert (folder / "trajectories.html").stat().st_size > 50_000
 
 
-@pytest.mark.parametrize("loss", ["grpo", "gspo"])
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
 def test_baselines_run_as_chains(tmp_path, loss):
     run(tmp_path, "--loss", loss, "--steps", 1)
     config = json.loads((tmp_path / f"at2po/{loss}-seed0/config.json").read_text())
     assert config["rollout"] == "chains" and (config["kl_coef"] == 1e-3) == (loss == "grpo")
-    assert rows(tmp_path / f"at2po/{loss}-seed0/metrics.jsonl")[0]["rollout/leaves"] == 3 * 4
+    sampled = 3 if loss == "dapo" else 1  # questions for each that is learned from
+    assert rows(tmp_path / f"at2po/{loss}-seed0/metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
 
 
 def test_two_steps_and_two_more_equal_four_bit_for_bit(tmp_path):
