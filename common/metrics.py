@@ -245,7 +245,10 @@ def seed_interval(values, level=0.95):
 def is_two_way(row):
     """Whether the question itself offers its answer: a comparison ("Which came first, A or B?") or yes/no.
 
-    Guessing is right half the time there, so a mean over all questions hides what a policy can find out."""
+    Guessing is right half the time there, so a mean over all questions hides what a policy can find out. Rows
+    that were exported without their texts say it themselves."""
+    if "two_way" in row:
+        return bool(row["two_way"])
     golds = row.get("gold") or ()
     golds = set(map(normalize_answer, golds))
     kind = str(row.get("type") or "").lower()

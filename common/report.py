@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.curves import draw_curves
 from common.files import RunError, read_jsonl, say, table, warn, write_atomic, write_json
-from common.metrics import average, paired_difference, seed_interval
+from common.metrics import average, is_two_way, paired_difference, seed_interval
 from common.page import write_page
 from common.page.record import explain
 from common.results import evaluations, interval, panels_of, pool, signed
@@ -268,12 +268,16 @@ EXPORTED = (
     "logprob")
 
 
-def export(folder, out):
+TEXTS = ("question", "gold", "answer")
+
+
+def export(folder, out, texts=True):
     """What is kept of a run under results/: config.json, metrics.json, metrics.jsonl, and every prediction of
     the evaluations before and after in one compressed table, without the trajectories. summary.json has what
     a summary says that cannot be read off the predictions.
 
-    Numbers can be recomputed from it; `python -m common.report` reads it."""
+    Numbers can be recomputed from it; `python -m common.report` reads it. texts: False leaves out questions
+    and answers, which are the data set's, and the run's paths."""
     folder = Path(folder)
     out = Path(out)
     if (out / "config.json").exists():
@@ -282,7 +286,9 @@ def export(folder, out):
     for when in ("before", ""):
         for name, result in evaluations(folder, when).items():
             for row in result["predictions"]:
-                kept = {k: row[k] for k in EXPORTED if k in row}
+                kept = {k: row[k] for k in EXPORTED if k in row and (texts or k not in TEXTS)}
+                if not texts:
+                    kept["two_way"] = float(is_two_way(row))
                 rows.append({"set": name, "when": when or "after"} | kept)
             said[f"{name}_{when}".rstrip("_")] = _beyond_the_rows(result)
     if not rows:
@@ -295,7 +301,10 @@ def export(folder, out):
         write_json(out / "summary.json", said)
     for name in ("metrics.jsonl", "metrics.json", "config.json"):
         if (folder / name).exists():
-            write_atomic(out / name, (folder / name).read_text(encoding="utf-8"))
+            text = (folder / name).read_text(encoding="utf-8")
+            if name == "config.json" and not texts:  # of paths the last part alone
+                text = re.sub(r'(?<=[",])[^",]*/(?=[^",/]+[",])', "", text)
+            write_atomic(out / name, text)
 
 
 def _beyond_the_rows(result):
@@ -326,6 +335,9 @@ def main(argv=None):
         "--export", metavar="FOLDER",
         help="keep a run's configuration, metrics and predictions there, compressed")
     parser.add_argument(
+        "--without-texts", action="store_true",
+        help="with --export: no questions and answers, which may not be yours to give away, and no paths")
+    parser.add_argument(
         "--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
     args = parser.parse_args(argv)
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
@@ -340,7 +352,7 @@ def main(argv=None):
     elif args.export:
         if len(args.runs) > 1:
             sys.exit("error: --export takes one run")
-        export(first, args.export)
+        export(first, args.export, not args.without_texts)
         say(f"exported to {args.export}")
     elif len(args.runs) > 1 or exported:
         compare(args.runs, args.out)

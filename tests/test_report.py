@@ -347,6 +347,22 @@ def test_an_exported_run_has_the_numbers_of_the_run_and_can_be_compared(tmp_path
         report.export(tmp_path / "run/star-seed0", names[0])
 
 
+def test_an_export_without_texts_keeps_scores_and_no_paths(tmp_path):
+    run = exported(tmp_path / "run/a-seed0", [1, 0, 1, 1])
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {
+        "model": "/home/me/smollm2", "eval_data": "/x/hotpot_dev.jsonl,/x/y/2wiki.json", "lr": 1e-5}))
+    report.main([str(run), "--export", str(tmp_path / "out"), "--without-texts"])
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert written["model"] == "smollm2" and written["eval_data"] == "hotpot_dev.jsonl,2wiki.json"
+    assert written["lr"] == 1e-5
+    assert (tmp_path / "out/metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    row = evaluations(tmp_path / "out")["test"]["predictions"][0]
+    assert not {"question", "gold", "answer"} & row.keys() and row["two_way"] in (0, 1)
+    ours, theirs = (evaluations(folder)["test"]["summary"] for folder in (run, tmp_path / "out"))
+    assert ours == theirs
+
+
 def test_the_numbers_of_the_readme_are_those_of_the_committed_predictions():
     root = Path(__file__).resolve().parents[1]
     runs, readme = sorted((root / "results/at2po").glob("*-seed*")), (root / "results/README.md").read_text()
