@@ -17,7 +17,7 @@ import bi_rar
 from common import data, demonstrations, retriever
 from common import model as models
 from common.files import say, table, write_json
-from common.rollout import Policy
+from common.rollout import Policy, Trajectory
 
 TENTHS = (.1, .25, .5, .75, .9)
 
@@ -32,7 +32,10 @@ def trajectories(questions, index, tokenizer, cfg):
 
     kept, _ = demonstrations.of_questions(questions, index, cfg.top_k, render, reward)
     by_id = {q.id: q for q in questions}
-    return [(made, by_id[made.question_id]) for (made,) in kept]
+    pairs = []
+    for (made,) in kept:
+        pairs.append((made, by_id[made.question_id]))
+    return pairs
 
 
 def described(values):
@@ -47,11 +50,39 @@ def parts(pairs):
     found = {}
     for key, name in (("d_TA", "forward"), ("d_TQ", "backward")):
         of_steps = [t.info[key] for t, _ in pairs]
-        rewards = [[bi_rar.step_reward(d) for d in ds] for ds in of_steps]
-        found[f"{key} of searching steps"] = [d for ds in of_steps for d in ds[:-1]]
+        rewards = []
+        for distances in of_steps:
+            rewards.append([bi_rar.step_reward(d) for d in distances])
+        searching = [distances[:-1] for distances in of_steps]
+        found[f"{key} of searching steps"] = sum(searching, [])
         found[f"{key} of the answer step"] = [ds[-1] for ds in of_steps]
-        found[f"{name} cascade, answer step in"] = [bi_rar.cascade(r) for r in rewards]
-        found[f"{name} cascade, answer step out"] = [bi_rar.cascade(r[:-1]) for r in rewards]
+        whole = [bi_rar.cascade(r) for r in rewards]
+        without = [bi_rar.cascade(r[:-1]) for r in rewards]
+        found[f"{name} cascade, answer step in"] = whole
+        found[f"{name} cascade, answer step out"] = without
+    return found
+
+
+def smaller_of_pairs(bits):
+    """{which complexity is the smaller of its pair: share of the steps} of complexities' tuples."""
+    t_qa, a_qt, t_q, a_q, q_at, t_a, q_a = np.array(bits).T
+    return {
+        "K(A|QT) below K(T|QA), of d_TA above": np.mean(a_qt < t_qa),
+        "K(A|Q) below K(T|Q), of d_TA below": np.mean(a_q < t_q),
+        "K(Q|AT) below K(T|QA), of d_TQ above": np.mean(q_at < t_qa),
+        "K(Q|A) below K(T|A), of d_TQ below": np.mean(q_a < t_a),
+    }
+
+
+def exchanged(pairs):
+    """The trajectories under each other's questions."""
+    others = [question for _, question in pairs]
+    random.Random(0).shuffle(others)
+    found = []
+    for (t, own), other in zip(pairs, others, strict=True):
+        again = Trajectory(t.question_id, t.prompt_ids, t.turns)
+        if other.id != own.id:
+            found.append((again, other))
     return found
 
 
@@ -68,32 +99,29 @@ def main(argv=None):
     cfg = bi_rar.Config(top_k=1, micro_tokens=4096, pack_tokens=1024)
     tokenizer = models.load_tokenizer(args.model)
     index = retriever.make_retriever("bm25", data.load_corpus(args.corpus))
-    right = trajectories(data.load_questions(args.questions, args.limit), index, tokenizer, cfg)
+    questions = data.load_questions(args.questions, args.limit)
+    right = trajectories(questions, index, tokenizer, cfg)
     if len(right) < 2:
         raise SystemExit(f"error: {args.questions}: fewer than two questions could be demonstrated")
     say(f"{len(right)} trajectories")
     model = models.load_model(args.model, precision=args.precision, frozen=True)
-    others = [q for _, q in right]
-    random.Random(0).shuffle(others)
-    wrong = [(bi_rar.Trajectory(t.question_id, t.prompt_ids, t.turns), q)
-             for (t, own), q in zip(right, others, strict=True) if q.id != own.id]
+    wrong = exchanged(right)
+    policy = Policy(model, tokenizer, None)
     for pairs in (right, wrong):
-        bi_rar.score_steps(Policy(model, tokenizer, None), model, pairs, cfg)
-    rows = []
+        bi_rar.score_steps(policy, model, pairs, cfg)
     of_right, of_wrong = parts(right), parts(wrong)
+    rows = []
     for name, values in of_right.items():
         rows.append([name, described(values), described(of_wrong[name])])
     header = ["median (10, 25, 75, 90 %)", "own question", "another question"]
     table("distances and cascades of scripted right trajectories", header, rows)
-    jobs = [(q.question, q.answers[0], tuple(turn.ids)) for t, q in right for turn in t.turns[:-1]]
+    jobs = []
+    for t, q in right:
+        for turn in t.turns[:-1]:
+            step = tuple(turn.ids)
+            jobs.append((q.question, q.answers[0], step))
     bits = list(bi_rar.complexities(model, tokenizer, jobs, cfg).values())
-    smaller = {
-        "K(A|QT) below K(T|QA), of d_TA above": [b[1] < b[0] for b in bits],
-        "K(A|Q) below K(T|Q), of d_TA below": [b[3] < b[2] for b in bits],
-        "K(Q|AT) below K(T|QA), of d_TQ above": [b[4] < b[0] for b in bits],
-        "K(Q|A) below K(T|A), of d_TQ below": [b[6] < b[5] for b in bits],
-    }
-    shares = [[name, f"{np.mean(values):.2f}"] for name, values in smaller.items()]
+    shares = [[name, f"{share:.2f}"] for name, share in smaller_of_pairs(bits).items()]
     table(f"which of a pair the minimum is: {len(bits)} searching steps", ["", "share"], shares)
     if args.out:
         write_json(args.out, {"header": header, "rows": rows, "smaller": shares})

@@ -34,8 +34,10 @@ def generating(model, tokenizer, chains, tokens):
     async def chain(i):
         return await engine.generate(prompts[i % 4], (), tokens, 1.0, i)
 
+    agents = [chain(i) for i in range(chains)]
+    no_search = rollout.BatchedSearch(None)
     began = time.process_time()
-    rollout.run_agents([chain(i) for i in range(chains)], engine, rollout.BatchedSearch(None))
+    rollout.run_agents(agents, engine, no_search)
     return time.process_time() - began
 
 
@@ -70,7 +72,8 @@ def measured(folder, precision, layers):
         long = generating(model, tokenizer, chains, LONG)
         found[f"decoding, {chains} chains"] = chains * (LONG - SHORT) / (long - short)
         if chains == 16:
-            found["prefill, shared prompts"] = 4 * (PROMPT + 15) / short
+            encoded = 4 * (PROMPT + 15)
+            found["prefill, shared prompts"] = encoded / short
     rng = random.Random(1)
     trajectories = [trajectory(rng, model) for _ in range(8)]
     tokens = sum(t.length for t in trajectories)

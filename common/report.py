@@ -41,6 +41,7 @@ def show_results(folder, before, after, groups=()):
             for value, group in new.items():
                 parts.append(f"{value or '-'} {old[value]['em']:.2f} → {group['em']:.2f} (n {group['n']})")
             say(f"{name} by {by}: " + ", ".join(parts))
+        say(f"{name}: " + apart(b["summary"], after[name]["summary"]))
     before = before | pool(before, groups)
     after = after | pool(after, groups)
     rows = []
@@ -59,23 +60,26 @@ def show_results(folder, before, after, groups=()):
             f"{new['f1']:.3f}",
             f"{old['searches']:.2f} → {new['searches']:.2f}",
             f"{old['tokens']:.0f} → {new['tokens']:.0f}",
-            *apart(old, new),
         ])
     header = [
         "set", "n", "EM before", "EM after", "difference (paired)", "EM in valid format", "format", "F1",
-        "searches", "tokens", "guessing", "EM of what cannot be guessed", "answer read"]
+        "searches", "tokens"]
     table(f"{folder.path}: EM before and after, 95 % intervals", header, rows)
     folder.write("results.json", {"header": header, "rows": rows})
 
 
 def apart(old, new):
-    """[what guessing scores, EM of the questions that do not offer their answer, how often it was read]"""
+    """What guessing scores, EM of the questions that do not offer their answer, how often one was read."""
     def change(part, key):
         found = [s[part][key] for s in (old, new) if part in s and key in s[part]]
         return " → ".join(f"{value:.3f}" for value in found)
 
-    guess = f"{new['guess']:.3f}" if "guess" in new else ""
-    return [guess, change("open", "em"), change("reading", "read")]
+    parts = [f"guessing scores {new['guess']:.3f}"] if "guess" in new else []
+    if "open" in new:
+        parts.append(f"EM of what cannot be guessed {change('open', 'em')} (n {new['open']['n']})")
+    if "reading" in new:
+        parts.append(f"of these the answer was read in {change('reading', 'read')}")
+    return ", ".join(parts) or "no types of questions"
 
 
 def scores(result, key="em"):
@@ -203,7 +207,6 @@ def compare(folders, out="comparison.png"):
                 gain,
                 f"{s['guess']:.3f}" if "guess" in s else "",
                 f"{s['open']['em']:.3f}" if "open" in s else "",
-                f"{s['format']:.2f}" if "format" in s else "",
                 f"{s['f1']:.3f}",
                 f"{s['searches']:.2f}" if "searches" in s else "",
                 f"{s['tokens']:.0f}" if "tokens" in s else "",
@@ -211,7 +214,7 @@ def compare(folders, out="comparison.png"):
             ])
     header = [
         "set", "run", "n", "EM before", "EM", "EM minus the first run's (paired)", "guessing",
-        "EM of what cannot be guessed", "format", "F1", "searches", "tokens", "sampled in training"]
+        "EM of the rest", "F1", "searches", "tokens", "sampled in training"]
     table("final evaluations: 95 % intervals over questions", header, rows)
     compare_seeds(results)
 
