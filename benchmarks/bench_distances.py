@@ -106,7 +106,7 @@ def main(argv=None):
     say(f"{len(right)} trajectories")
     model = models.load_model(args.model, precision=args.precision, frozen=True)
     wrong = exchanged(right)
-    policy = Policy(model, tokenizer, None)
+    policy = Policy(None, tokenizer, None)  # the scorer is a model of its own
     for pairs in (right, wrong):
         bi_rar.score_steps(policy, model, pairs, cfg)
     of_right, of_wrong = parts(right), parts(wrong)
