@@ -738,7 +738,7 @@ def reproduce(cfg):
         source = warmed_up(cfg, source, split or evals[0])
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, source), evals[0])
-    policy = run.load_policy(cfg, folder.start or source)
+    policy = run.load_policy(cfg, folder.start or source, trains=not cfg.eval_only)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))

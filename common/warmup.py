@@ -36,6 +36,7 @@ from common.metric_table import STEP, UPDATE, Metric
 VERSION = "1"  # change it when demonstrations or training are made otherwise
 BATCH = 8      # demonstrations an update
 METRICS = STEP | UPDATE | {
+    "train/loss": Metric("mean -log p of a demonstrated token", "loss (nats a token)", "loss {:.3f}"),
     "train/lr": Metric("learning rate"),
     "warmup/tokens": Metric("tokens learned in the update"),
 }
@@ -168,7 +169,7 @@ def run_folder(cfg, recipe, source, root, name, examples):
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(folder.start or source, cfg.lora, **how)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
-    with run.stage(cfg, folder, METRICS, f"warm-up of {source}: {len(examples)} demonstrations"):
+    with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
         rows = [conversation_row(t) for e in examples for t in e]
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
         (folder.path / "sharegpt.jsonl").write_text("\n".join(lines) + "\n")
