@@ -7,6 +7,7 @@ and a count of what had to be mended.
 
 import json
 import math
+import os
 import re
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from urllib.parse import urlparse
 
+KEY = "OPENAI_API_KEY"  # the environment variable; its value is neither written nor printed
 RETRIES = 12           # waits of .5, 1, 2, 4, 8, 15, 15 … seconds, two minutes in all: a server's restart
 LONGEST_WAIT = 15.0    # seconds
 START_RETRIES = 2      # of the first request: a wrong address must not take two minutes
@@ -34,6 +36,7 @@ class Client:
     flag = ""              # that gave the address
     failure = RuntimeError
     remedy = ""
+    key = ""
 
     def __init__(self, url, timeout, retries):
         import httpx
@@ -130,6 +133,18 @@ class Client:
         if what not in self.repaired:
             self.say(f": {what}; mended, and counted from here on")
         self.repaired[what] += int(count)
+
+    def use_key(self):
+        """Requests carry the key of the environment, if there is one."""
+        self.key = os.environ.get(KEY, "").strip()
+        if not re.fullmatch(r"[!-~]*", self.key):
+            raise self.failure(f"{KEY}: it has spaces or signs that no key has; set it anew")
+        if self.key:
+            self.client.headers["Authorization"] = f"Bearer {self.key}"
+
+    def hidden(self, text):
+        """The text without the key, should a server repeat it."""
+        return text.replace(self.key, f"({KEY})") if self.key else text
 
     def say(self, words):
         print(f"{self.what} server at {self.url}{words}", file=sys.stderr, flush=True)

@@ -10,17 +10,16 @@ tokens in tables."""
 import asyncio
 import hashlib
 import json
-import os
 import re
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from common import http_client
 from common.engine import Generation
 from common.files import RunError, warn
+from common.http_client import KEY
 from common.rollout import Policy
 from common.synthesis_files import Keyed
 
-KEY = "OPENAI_API_KEY"  # the environment variable; its value is neither written nor printed
 CONCURRENT = 32         # requests at a time
 TIMEOUT = 600.0         # seconds an answer
 REFUSED = (400, 413, 422)
@@ -109,11 +108,7 @@ class ServedEngine(http_client.Client):
         self.pending = {}   # the thread's future: the agent's
         self.kept = None
         self.answered = 0
-        self.key = os.environ.get(KEY, "").strip()
-        if not re.fullmatch(r"[!-~]*", self.key):
-            raise RunError(f"{KEY}: it has spaces or signs that no key has; set it anew")
-        if self.key:
-            self.client.headers["Authorization"] = f"Bearer {self.key}"
+        self.use_key()
 
     def keep(self, file):
         """From here on what was said is on file at once; what stands there is not asked for."""
@@ -184,7 +179,7 @@ class ServedEngine(http_client.Client):
             raise RunError(f"{self.url}{path}: HTTP {reply.status_code}: the server wants another key: "
                            f"put it into the environment variable {KEY}")
         if reply.status_code in REFUSED and self.answered:
-            warn(f"a prompt was refused (HTTP {reply.status_code}): {self._hidden(reply.text)[:200]}")
+            warn(f"a prompt was refused (HTTP {reply.status_code}): {self.hidden(reply.text)[:200]}")
             return {"text": "", "stop_reason": "length"}
         value = self.value_of(path, reply)
         try:
@@ -195,18 +190,14 @@ class ServedEngine(http_client.Client):
         except (TypeError, LookupError, AttributeError):
             text = None
         if not isinstance(text, str):
-            shown = self._hidden(json.dumps(value))[:200]
+            shown = self.hidden(json.dumps(value))[:200]
             raise RunError(f"{self.url}{path} answers, but not as an OpenAI-compatible service does: {shown}")
         self.answered += 1
-        text = self.text(self._hidden(text), "answers")
+        text = self.text(self.hidden(text), "answers")
         if finish == "length":
             return {"text": text, "stop_reason": "length"}
         stop = ending(text, request.get("stop", ()), reason)
         return {"text": text + stop, "stop_reason": stop or "eos"}
-
-    def _hidden(self, text):
-        """The text without the key, should a server repeat it."""
-        return text.replace(self.key, f"({KEY})") if self.key else text
 
 
 def ending(text, stops, reason=None):

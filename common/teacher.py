@@ -12,17 +12,15 @@ model's words are read as JSON of a bounded size and never evaluated.
 """
 
 import json
-import os
 import random
 import re
 from dataclasses import dataclass
 
 from common import http_client, kg_paths, kg_text
 from common.files import RunError
-from common.http_client import RETRIES, START_RETRIES
+from common.http_client import KEY, RETRIES, START_RETRIES
 from common.rollout import stable_seed
 
-KEY = "OPENAI_API_KEY"      # the environment variable; its value is neither written nor printed
 TIMEOUT = 600.0             # seconds an answer: a reasoning model thinks for minutes
 MAX_ANSWER = 20_000         # characters, thoughts apart
 MAX_QUESTION = 4000         # characters
@@ -303,11 +301,7 @@ class ChatTeacher(http_client.Client):
         self.concurrency = concurrency
         self.temperature = temperature
         self.answered = 0
-        self.key = os.environ.get(KEY, "").strip()
-        if not re.fullmatch(r"[!-~]*", self.key):
-            raise RunError(f"{KEY}: it has spaces or signs that no key has; set it anew")
-        if self.key:
-            self.client.headers["Authorization"] = f"Bearer {self.key}"
+        self.use_key()
 
     def begin(self):
         self.cancelled.clear()
@@ -340,28 +334,24 @@ class ChatTeacher(http_client.Client):
             value = self.patiently(lambda: self._value(request), retries)
         except RunError as error:
             if self.answered == answered or self.cancelled.is_set():
-                raise RunError(self._hidden(str(error))) from None
-            raise BadAnswer(NO_ANSWER, self._hidden(str(error))) from None
+                raise RunError(self.hidden(str(error))) from None
+            raise BadAnswer(NO_ANSWER, self.hidden(str(error))) from None
         self.answered += 1
         try:
             text = value["choices"][0]["message"]["content"]
         except (TypeError, LookupError):
             text = None
         if not isinstance(text, str):
-            raise BadAnswer(UNREADABLE, f"no text: {self._hidden(json.dumps(value))[:SHOWN]}")
-        text = self.text(self._hidden(text), "answers").rpartition("</think>")[2]
+            raise BadAnswer(UNREADABLE, f"no text: {self.hidden(json.dumps(value))[:SHOWN]}")
+        text = self.text(self.hidden(text), "answers").rpartition("</think>")[2]
         return text[:MAX_ANSWER + 1]
 
     def _value(self, request):
         path = "/chat/completions"
         reply = self.reply_to("POST", path, request)
         if reply.status_code in REFUSED:
-            raise BadAnswer(NO_ANSWER, f"HTTP {reply.status_code}: {self._hidden(reply.text)[:SHOWN]}")
+            raise BadAnswer(NO_ANSWER, f"HTTP {reply.status_code}: {self.hidden(reply.text)[:SHOWN]}")
         if reply.status_code in (401, 403):
             raise RunError(f"{self.url}{path}: HTTP {reply.status_code}: the server wants another key: "
                            f"put it into the environment variable {KEY}")
         return self.value_of(path, reply)
-
-    def _hidden(self, text):
-        """The text without the key, should a server repeat it."""
-        return text.replace(self.key, f"({KEY})") if self.key else text
