@@ -561,9 +561,9 @@ def reproduce(cfg):
         models.find_model(start_weights(cfg))
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     only_merges = stages and all(stage.startswith("merged-") for stage in stages)
-    start = None if only_merges else start_weights(cfg)
+    start = None if only_merges and not cfg.warmup_data else start_weights(cfg)
     scorer = scorer_weights(cfg)
-    if cfg.warmup_data and start:
+    if cfg.warmup_data:
         place = split or evals[0]
         start = scorer = warmed_up(cfg, start, place.retriever)
     if cfg.ask:

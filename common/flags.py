@@ -151,6 +151,8 @@ def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
     if getattr(cfg, "warmup_data", "") and cfg.data == "world":
         refuse("warmup_data", cfg.warmup_data, "is for --model and --data FILE; the world's tiny policy has "
                "its own")
+    if getattr(cfg, "warmup_data", "") and cfg.checkpoint:
+        refuse("warmup_data", cfg.warmup_data, "begins with --model; --checkpoint has learned already")
     if getattr(cfg, "lora", 0) and cfg.train_layers:
         refuse("train_layers", cfg.train_layers, "trains weights, --lora adapters: one of the two")
     check_machine(cfg)

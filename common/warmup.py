@@ -4,7 +4,7 @@ demonstrations (common/demonstrations.py), or from conversations on file, before
     python at2po.py --model FOLDER --warmup-data train.json,more.jsonl --data train.json …
 
 What comes out is kept beside the tiny policies (~/.cache/fivehop/warm-up/), under a hash of the model, the
-demonstrations and the training's flags: a run folder with its curve, its demonstrations (ShareGPT) and its
+demonstrations and the training's flags: a run folder with its curves, its demonstrations to read and its
 checkpoint. Runs that ask for the same warm-up share it, and one that was interrupted goes on."""
 
 import hashlib
@@ -144,13 +144,10 @@ def of_conversation(tokenizer, row, reply):
     return rollout.Trajectory(str(row.get("id", "")), prompt_ids, turns)
 
 
-def conversation_row(trajectory):
-    """What a demonstration says, readable, and to be learned from again."""
-    said = [{"from": "human", "value": "(the script's prompt)"}]
-    for turn in trajectory.turns:
-        said.append({"from": "gpt", "value": turn.text})
-        said.append({"from": "observation", "value": turn.observation})
-    return {"step": 0, "id": trajectory.question_id, "conversations": said[:-1]}
+def readable_row(trajectory):
+    """What a demonstration says and sees behind the script's prompt, for somebody who looks."""
+    turns = [{"said": turn.text, "seen": turn.observation} for turn in trajectory.turns]
+    return {"step": 0, "id": trajectory.question_id, "turns": turns}
 
 
 # ---------------------------------------------------------------- training
@@ -170,9 +167,9 @@ def run_folder(cfg, recipe, source, root, name, examples):
     model, tokenizer = models.load_policy(folder.start or source, cfg.lora, **how)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
-        rows = [conversation_row(t) for e in examples for t in e]
+        rows = [readable_row(t) for e in examples for t in e]
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-        (folder.path / "sharegpt.jsonl").write_text("\n".join(lines) + "\n")
+        (folder.path / "demonstrations.jsonl").write_text("\n".join(lines) + "\n")
         train(cfg, folder, policy, examples)
 
 

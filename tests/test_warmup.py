@@ -162,8 +162,9 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     rows = read_jsonl(folder / "metrics.jsonl")
     losses = [row["train/loss"] for row in rows]
     assert len(rows) == 3 and losses[-1] < losses[0]
-    learned = sum(len(models.load_tokenizer(small)(m["value"])["input_ids"])
-                  for row in read_jsonl(folder / "sharegpt.jsonl") for m in row["conversations"][1::2])
+    tokenizer = models.load_tokenizer(small)
+    learned = sum(len(tokenizer(turn["said"])["input_ids"])
+                  for row in read_jsonl(folder / "demonstrations.jsonl") for turn in row["turns"])
     assert rows[0]["warmup/tokens"] >= learned / 3  # (ends of messages are learned too)
     started = (tmp_path / name).glob("a*/config.json")
     assert all(json.loads(f.read_text())["warmup_data"] == file for f in started)
@@ -254,6 +255,7 @@ def test_flawed_demonstrations_on_request():
     (["--warmup-data", "x.jsonl"], "is for --model and --data FILE"),
     (["--model", "m", "--data", "q.jsonl", "--lora", "4", "--train-layers", "2"], "one of the two"),
     (["--model", "m", "--data", "q.jsonl", "--warmup-epochs", "0"], "at least 1"),
+    (["--checkpoint", "m", "--data", "q.jsonl", "--warmup-data", "q.jsonl"], "begins with --model"),
     (["--model", "m", "--data", "q.jsonl", "--warmup-lr", "0"], "above 0"),
 ])
 def test_flags_that_no_warm_up_can_use(flags, message):
