@@ -74,6 +74,7 @@ from common import (
     flags,
     grpo,
     guards,
+    ladder,
     loop,
     metrics,
     report,
@@ -85,6 +86,7 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, warn
+from common.ladder import Row
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
 from common.page import record
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
@@ -95,6 +97,12 @@ from common.world import tiny
 @dataclass
 class Config(flags.PassageFlags):
     """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
+
+    # ---- tables
+    ladder: bool = False            # Table 1: random tree + GRPO, + ATPO, + entropy, + turn credit
+    schemes: bool = False           # Table 2: three values by four advantages
+    baselines: bool = False         # the main table: GRPO, DAPO, GSPO, Tree-GRPO, AT2PO
+    seeds: int = 1                  # of such a table, from --seed on
 
     # ---- rollout
     rollout: Literal["auto", "tree", "chains"] = "auto"  # auto = chains for GRPO and GSPO, a tree otherwise
@@ -156,6 +164,7 @@ class Config(flags.PassageFlags):
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # questions a step | Table 3
     mini_batch: int = 8             # questions an update | Table 3
+    epochs: int = 1                 # passes over a step's trees; the paper is silent
     lr: float = 1e-6                # learning rate, constant | Table 3
     weight_decay: float = .01       # of matrices | authors' code
     grad_clip: float = 1.0          # largest norm of the gradient | authors' code
@@ -186,6 +195,22 @@ WORLD = dict(
     save_every=1,
     eval_every=10,
 )
+# And at the world's second level (--world hard): two passes over fewer questions, another tree of 22 leaves.
+# Chosen on dev like the above (results/claims.md).
+HARD = WORLD | dict(
+    limit=1500,
+    eval_limit=2000,
+    token_budget=120_000,
+    chains=4,
+    rounds=3,
+    questions_per_step=8,
+    mini_batch=2,
+    epochs=2,
+    lr=2e-4,
+    clip_low=0.02,
+    clip_high=0.027,
+    eval_every=5,
+)
 BASELINES = {  # App. B.4
     "grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3),
     # App. B.4 has lost the buffer's size; 1,024 is ours
@@ -193,6 +218,37 @@ BASELINES = {  # App. B.4
     "gspo": dict(clip_low=3e-4, clip_high=4e-4),
 }
 TOKEN_RATIOS = ("grpo", "dapo")
+RANDOM_TREE = ("--rollout", "tree", "--expansion", "random")
+TREE_GRPO = ("--loss", "grpo", "--kl-coef", "0", *RANDOM_TREE, "--std", "sample", "--credit")
+TABLE_1 = {
+    "random tree, GRPO": Row((*TREE_GRPO, "outcome"), "45.42"),
+    "random tree, ATPO": Row((*RANDOM_TREE, "--credit", "outcome"), "47.75"),
+    "+ entropy expansion": Row(("--credit", "outcome"), "48.33"),
+    "AT2PO": Row((), "48.81"),  # + turn credit
+}
+PRINTED = {  # Table 2 has eight of the twelve schemes
+    ("value", "child-mean"): "48.43", ("value", "leaf-mean"): "48.52",
+    ("td", "child-weighted"): "45.80", ("td", "leaf-mean"): "45.61",
+    ("global", "child-weighted"): "48.19", ("global", "leaf-mean"): "46.98",
+    ("combined", "leaf-mean"): "44.18",
+}
+SCHEMES = {
+    f"{advantage}, {value}": Row(("--advantage", advantage, "--value", value),
+                                 PRINTED.get((advantage, value), ""), "AT2PO")
+    for advantage in ("value", "td", "global", "combined")
+    for value in ("child-weighted", "child-mean", "leaf-mean")
+    if (advantage, value) != ("value", "child-weighted")  # AT2PO's
+}
+TABLE_2 = {"AT2PO": Row((), "48.81")} | SCHEMES
+MAIN_TABLE = {
+    "AT2PO": Row((), "48.81"),
+    "GRPO": Row(("--loss", "grpo"), "46.02", "AT2PO"),
+    "GRPO without KL": Row(("--loss", "grpo", "--kl-coef", "0"), "", "AT2PO"),
+    "DAPO": Row(("--loss", "dapo"), "46.65", "AT2PO"),
+    "GSPO": Row(("--loss", "gspo"), "45.69", "AT2PO"),
+    "Tree-GRPO": Row((*TREE_GRPO, "tree-grpo"), "", "AT2PO"),
+}
+TABLE_FLAGS = ("ladder", "schemes", "baselines", "seeds")
 MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
 SINGLE_HOP = ("nq", "triviaqa", "popqa")  # trained on NQ: --data nq
 PAPER_EVAL = ",".join(MULTI_HOP + SINGLE_HOP)
@@ -621,7 +677,7 @@ def trajectories_of(roots):
 
 
 def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
-    """One pass over the step's trees, `mini_batch` questions an update. Returns the step's means.
+    """`epochs` passes over the step's trees, `mini_batch` questions an update. Returns the step's means.
 
     Trees whose leaves all have one reward teach nothing and are left out, their KL terms with them (ours);
     the denominators still count their leaves."""
@@ -635,8 +691,11 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(roots),
     }
 
+    if cfg.rollout == "tree":
+        row |= credit_metrics([root for group in learn for root in group])
+
     meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
-    for group, batches in zip(groups, prepared, strict=True):
+    for group, batches in [*zip(groups, prepared, strict=True)] * cfg.epochs:
         if not batches:
             continue
         num_sequences = len(trajectories_of(group))
@@ -726,10 +785,14 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
 
 # ---------------------------------------------------------------- main
 
-def reproduce(cfg):
+def reproduce(cfg, argv=()):
     """Evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
+    tables = {"ladder": TABLE_1, "schemes": TABLE_2, "baselines": MAIN_TABLE}
+    for name, rows in tables.items():
+        if getattr(cfg, name):
+            return ladder.run(cfg, "at2po", name, rows, argv, before=("ReAct", Row((), "30.01")))
     if not cfg.ask:
-        folder = run.open_folder(cfg, "at2po", cfg.name, (*run.FREE_ON_RESUME, "token_budget"))
+        folder = run.open_folder(cfg, "at2po", cfg.name, (*run.FREE_ON_RESUME, "token_budget", *TABLE_FLAGS))
     source = cfg.checkpoint or cfg.model
     source = source and models.find_model(source)
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
@@ -767,8 +830,9 @@ def parse_args(argv=None):
     argv, given, in_world = flags.given_flags(argv)
     baseline = BASELINES.get(given.get("--loss"), {})
     paper = default = replace(Config(), **baseline)
+    in_hard = given.get("--world", "").startswith("hard")
     if in_world:
-        default = replace(Config(), **WORLD | baseline)
+        default = replace(Config(), **(HARD if in_hard else WORLD) | baseline)
     if in_world and given.get("--loss") == "gspo":
         # ten times the paper's, as for ATPO
         default = replace(default, clip_low=3e-3, clip_high=4e-3)
@@ -786,8 +850,8 @@ def resolve(cfg):
     if cfg.overlong_buffer >= cfg.max_response:
         flags.refuse("overlong_buffer", cfg.overlong_buffer, f"below --max-response {cfg.max_response}")
     ones = (
-        "chains", "group_size", "questions_per_step", "mini_batch", "max_response", "max_prompt",
-        "max_passage", "top_k", "dynamic_sampling")
+        "chains", "group_size", "questions_per_step", "mini_batch", "epochs", "max_response", "max_prompt",
+        "max_passage", "top_k", "dynamic_sampling", "seeds")
     zeros = (
         "steps", "rounds", "expand", "max_searches", "dual_clip", "eval_temperature", "weight_decay",
         "clip_low", "clip_high", "kl_coef", "overlong_buffer")
@@ -814,7 +878,7 @@ def resolve(cfg):
 def main(argv=None):
     """`python at2po.py …`"""
     with run.program():
-        reproduce(parse_args(argv))
+        reproduce(parse_args(argv), sys.argv[1:] if argv is None else argv)
 
 
 # ================================================================ appendix: nothing below is in the paper
@@ -831,6 +895,9 @@ METRICS = (
         "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
         "rollout/chain_tokens": Metric("sampled tokens of a chain, before anything is branched"),
         "rollout/cut_off": Metric("share of trajectories that ran out of --max-response"),
+        "rollout/resample_same": Metric("share of turns sampled anew that came out word for word the same"),
+        "rollout/turn_differs": Metric("share of turns whose value is not their leaf's, by more than .05, in "
+                                       "trees with different rewards"),
         "train/turn_entropy": Metric("how evenly updates after the first are spread over turns, 0 to 1 (Eq "
                                      "13)"),
     }
@@ -845,6 +912,7 @@ def rollout_metrics(roots):
     # chains: the trajectories that a tree begins with, before anything is branched
     chains = [leaf.trajectory for leaf in leaves if "." not in leaf.path]
     turns = [n.turn for n in nodes]
+    same = [alike for root in roots for alike in resampled_alike(root)]
     return {
         **rollout.means(done),
         "rollout/leaves": len(done),
@@ -852,7 +920,28 @@ def rollout_metrics(roots):
         "rollout/chain_tokens": rollout.mean(t.sampled_tokens for t in chains),
         "rollout/entropy": rollout.entropy(turns),
         "rollout/cut_off": rollout.mean(t.turns[-1].stop_reason == "length" for t in done),
+        **({"rollout/resample_same": rollout.mean(same)} if same else {}),
     }
+
+
+def resampled_alike(root):
+    """For each turn that was sampled anew: whether its text is that of the turn it stands beside."""
+    found = []
+    for n in root.nodes()[1:]:
+        original, dot, _ = n.path.rpartition(".")
+        if dot and n.parent.path != n.path:  # the first turn of a branch
+            beside = [c.turn.text for c in n.parent.children if c.path == original]
+            found += [n.turn.text == text for text in beside]
+    return found
+
+
+def credit_metrics(roots):
+    """What turn credit adds to outcome credit; roots with values."""
+    differs = []
+    for root in roots:
+        for leaf in root.leaves():
+            differs += [abs(n.value - leaf.value) > .05 for n in leaf.lineage()]
+    return {"rollout/turn_differs": rollout.mean(differs)} if differs else {}
 
 
 # ---------------------------------------------------------------- records for the page

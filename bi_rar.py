@@ -20,11 +20,12 @@ their order: nothing in it prefers early success or short trajectories. Where th
 its code):
 
     A                       the first gold answer
-    T_i                     what the policy wrote in turn i, thought and query; no retrieved text; the answer
-                            turn is a step
-    context                 Q or A and the step alone, one a line (the world's tokenizer has no line break)
-    scorer                  the initial policy, frozen (the paper scores with Qwen2.5-3B, for the instruct
-                            variant too as far as it says)
+    T_i                     its thought, as in sec. 2 and Fig. 2 (--step-text turn: with its query and tags);
+                            no retrieved text; the turn that answers is a step, too (--answer-step off)
+    context                 Q or A and the step alone, one a line (the world's tokenizer has no line break;
+                            --context history: behind the steps before it)
+    scorer                  the initial policy, frozen (--scorer; the paper scores with Qwen2.5-3B, for the
+                            instruct variant too as far as it says)
     clamps                  denominators at least 1e-6 bits, d in [0, 20]; an empty step has d = 20
     actions                 4 at most, invalid ones included (Search-R1's budget), then a turn without one
     evaluation              greedy
@@ -51,6 +52,7 @@ What is not in the paper is at the end (appendix) or in common/. Numbers reached
 
 import json
 import math
+import random
 import re
 import shutil
 import sys
@@ -90,7 +92,7 @@ from common.metric_table import RATIO, ROLLOUT, SECONDS, STEP, UPDATE, Metric
 from common.page import record
 from common.results import evaluations
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.world import tiny
+from common.world import hard, tiny
 
 # ---------------------------------------------------------------- config
 
@@ -99,8 +101,10 @@ class Config(flags.PassageFlags):
     """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
 
     # ---- stages
-    # what to do; all = baseline, forward, backward, merge, each evaluated
-    stage: Literal["all", "baseline", "forward", "backward", "merge", "eval"] = "all"
+    # what to do; all = baseline, forward, backward, merge, each evaluated. Controls: length = exact match
+    # less .05 a search, shuffled = forward with the distances of the step's trajectories dealt out anew
+    stage: Literal[
+        "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
     forward: str = ""               # merge: folder of the forward policy; empty = this run's
     backward: str = ""              # merge: folder of the backward policy; empty = this run's
     lambdas: str = ".25,.5,.75"     # weights of the backward policy in the merge (.25 was chosen) | sec. 4
@@ -119,6 +123,12 @@ class Config(flags.PassageFlags):
     # ---- reward and loss
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # k3 estimate of the KL to the initial policy | sec. 4
+    # model of the distances, folder or hub id; empty = the initial policy; lines = that of the world, trained
+    # on lines of questions, steps and answers
+    scorer: str = ""
+    step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the step | sec. 2
+    answer_step: Literal["on", "off"] = "on"            # the turn that answers is a step
+    context: Literal["step", "history"] = "step"        # what stands before a step; history = earlier steps
     explain_limit: int = 200        # evaluated trajectories a set whose steps are scored, for page and plot
 
     # ---- update
@@ -139,6 +149,7 @@ WORLD = dict(
     retriever="bm25",
     top_k=1,
     max_turn=120,
+    step_text="turn",
     eval_limit=400,
     eval_temperature=1.0,
     steps=100,
@@ -150,7 +161,19 @@ WORLD = dict(
     max_batch=384,
     save_every=5,
 )
+# And at the world's second level (--world hard).
+HARD = WORLD | dict(
+    limit=1500,
+    eval_limit=2000,
+    scorer="lines",
+    lr=2e-4,
+    questions_per_step=16,
+    mini_batch=4,
+    max_searches=6,
+)
 PAPER_EVAL = "nq,triviaqa,popqa,hotpotqa-dev,2wiki-dev,musique-dev,bamboogle"  # Table 1
+SEARCH_COST = .05  # of the control `length`
+SCORER_STEPS = 300  # of --scorer lines
 PAPER = {  # Qwen2.5-3B-Instruct, mean of the seven sets
     "baseline": "0.336 (Search-R1)",
     "forward": "0.384",
@@ -174,6 +197,7 @@ If I want to give the final answer, I should put the answer between <answer> and
 again.
 """
 ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 def is_tiny(tokenizer):
@@ -296,14 +320,11 @@ def turn_sums(x, response_mask, turn_ids):
     return zeros.scatter_add(1, turn_ids.clamp(min=0), x * response_mask)
 
 
-@torch.no_grad()
-def complexities(scorer, tokenizer, jobs, cfg):
-    """Eq 3: {(question, answer, step ids): (K(T|QA), K(A|QT), K(T|Q), K(A|Q), K(Q|AT), K(T|A), K(Q|A))} in
-    bits.
+def scored_paths(tokenizer, jobs):
+    """{job: the four sequences that its complexities are read from}
 
-    jobs: [(question, answer, step ids)]. Each string stands on a line of its own. Every path is a Trajectory
-    whose turns are what is scored, so shared prefixes (Q; Q, A; A; a step under Q or under A) are computed
-    once and everything goes through packed batches."""
+    jobs: [(question, answer, step ids, ids of each step before it)]. Each string stands on a line of its own.
+    Every sequence is a Trajectory whose turns are what is scored."""
     line = tokenizer("\n", add_special_tokens=False)["input_ids"]
 
     def part(ids):
@@ -312,18 +333,30 @@ def complexities(scorer, tokenizer, jobs, cfg):
     def text_part(text):
         return part(chat.encode(tokenizer, chat.Foreign(text))[1])
 
-    def path(context, *scored):
-        return Trajectory("", context.ids + line, list(scored))
-
     shared, paths = {}, {}
-    for question, answer, step in dict.fromkeys(jobs):
+    for job in dict.fromkeys(jobs):
+        question, answer, step, before = job
         Q, A = shared.setdefault((question, answer), (text_part(question), text_part(answer)))
-        paths[question, answer, step] = (
+        earlier = [i for ids in before for i in (*ids, *line)]
+
+        def path(context, *scored, earlier=earlier):
+            return Trajectory("", context.ids + line + earlier, list(scored))
+
+        paths[job] = (
             path(Q, part(step), part(A.ids)),  # K(T|Q), K(A|Q,T)
-            path(Q, A, part(step)),  # K(A|Q), K(T|Q,A)
+            path(Q, A, part(step)),            # K(A|Q), K(T|Q,A)
             path(A, part(step), part(Q.ids)),  # K(T|A), K(Q|A,T)
-            path(A, Q),
-        )  # K(Q|A)
+            path(A, Q),                        # K(Q|A)
+        )
+    return paths
+
+
+@torch.no_grad()
+def complexities(scorer, tokenizer, jobs, cfg):
+    """Eq 3: {job: (K(T|QA), K(A|QT), K(T|Q), K(A|Q), K(Q|AT), K(T|A), K(Q|A))} in bits, jobs as in
+    scored_paths. Shared prefixes (Q; Q, A; A; a step under Q or under A) are computed once and everything
+    goes through packed batches."""
+    paths = scored_paths(tokenizer, jobs)
     flat = [p for four in paths.values() for p in four]
     for number, trajectory in enumerate(flat):
         trajectory.question_id = number
@@ -354,21 +387,44 @@ def step_distances(scorer, tokenizer, jobs, cfg):
     return found
 
 
-def score_steps(policy, initial, pairs, cfg):
-    """Fills info["d_TA"] and info["d_TQ"], a number a turn, of (trajectory, question) pairs, under the frozen
-    initial policy. Returns how many different steps were scored."""
-    def jobs(trajectory, question):
-        return [(question.question, question.answers[0], tuple(turn.ids)) for turn in trajectory.turns]
+@dataclass
+class Scorer:
+    """The frozen model of the distances, and its tokenizer where that is not the policy's."""
+    model: object
+    tokenizer: object = None
 
+
+def jobs_of(trajectory, question, tokenizer, cfg, own_ids=True):
+    """The steps of a trajectory as jobs of scored_paths. own_ids: the sampled ids are the scorer's, too; else
+    their text is read with its tokenizer, as a thought always is (a thought without tags: the whole turn)."""
+    turns = trajectory.turns
+    if cfg.answer_step == "off" and trajectory.info.get("answer"):
+        turns = turns[:-1]
+    found, before = [], ()
+    for turn in turns:
+        thought = THOUGHT.search(turn.text) if cfg.step_text == "thought" else None
+        if own_ids and not thought:
+            ids = tuple(turn.ids)
+        else:
+            text = thought[1].strip() if thought else turn.text
+            ids = tuple(chat.encode(tokenizer, chat.Foreign(text))[1])
+        found.append((question.question, question.answers[0], ids, before))
+        before = (*before, ids) if cfg.context == "history" else ()
+    return found
+
+
+def score_steps(policy, scorer, pairs, cfg):
+    """Fills info["d_TA"] and info["d_TQ"], a number a step, of (trajectory, question) pairs. Returns how many
+    different steps were scored."""
     if not pairs:
         return 0
-    with models.reference_weights(policy.model, initial) as scorer:
-        distances = step_distances(
-            scorer, policy.tokenizer, [job for t, q in pairs for job in jobs(t, q)], cfg
-        )
-    for t, q in pairs:
-        t.info["d_TA"] = [distances[job][0] for job in jobs(t, q)]
-        t.info["d_TQ"] = [distances[job][1] for job in jobs(t, q)]
+    tokenizer = scorer.tokenizer or policy.tokenizer
+    jobs = [jobs_of(t, q, tokenizer, cfg, own_ids=scorer.tokenizer is None) for t, q in pairs]
+    with models.reference_weights(policy.model, scorer.model) as model:
+        distances = step_distances(model, tokenizer, [job for steps in jobs for job in steps], cfg)
+    for (t, _), steps in zip(pairs, jobs, strict=True):
+        t.info["d_TA"] = [distances[job][0] for job in steps]
+        t.info["d_TQ"] = [distances[job][1] for job in steps]
     return len(distances)
 
 
@@ -397,21 +453,28 @@ def telescoped(step_rewards):
     return 1 - math.prod(1 - r for r in step_rewards)
 
 
-DISTANCE = {"forward": "d_TA", "backward": "d_TQ"}  # what a stage's reward is made of
+# what a stage's reward is made of
+DISTANCE = {"forward": "d_TA", "backward": "d_TQ", "shuffled": "d_TA"}
 
 
-def set_rewards(policy, initial, groups, questions, stage, cfg):
-    """Eq 5, Eq 6, or the baseline's exact match. Only right trajectories need their steps scored. Returns the
-    number of steps scored."""
-    scored = 0
-    if stage in DISTANCE:
-        right = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if t.info["em"]]
-        scored = score_steps(policy, initial, right, cfg)
-    for t in (t for group in groups for t in group):
-        if stage in DISTANCE and t.info["em"]:
-            t.reward = cascade([step_reward(d) for d in t.info[DISTANCE[stage]]])
-        else:
-            t.reward = t.info["em"] if stage == "baseline" else 0.0
+def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
+    """Eq 5, Eq 6, the baseline's exact match, or a control's. Only right trajectories need their steps
+    scored. Returns the number of steps scored."""
+    everything = [t for group in groups for t in group]
+    for t in everything:
+        t.reward = t.info["em"] if stage not in DISTANCE else 0.0
+        if stage == "length":
+            t.reward *= 1 - SEARCH_COST * t.info["searches"]
+    if stage not in DISTANCE:
+        return 0
+    right = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if t.info["em"]]
+    scored = score_steps(policy, scorer, right, cfg)
+    distances = [d for t, _ in right for d in t.info[DISTANCE[stage]]]
+    if stage == "shuffled":
+        random.Random(stable_seed(cfg.seed, "shuffled", step)).shuffle(distances)
+    dealt = iter(distances)
+    for t, _ in right:
+        t.reward = cascade([step_reward(next(dealt)) for _ in t.info["d_TA"]])
     return scored
 
 
@@ -470,7 +533,7 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
 
 # ---------------------------------------------------------------- train
 
-def train(cfg, stage, folder, policy, initial, split, evaluate_now):
+def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
     """One GRPO run with the stage's reward: sample groups, score, update; once a step."""
     optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     steps = loop.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
@@ -483,11 +546,11 @@ def train(cfg, stage, folder, policy, initial, split, evaluate_now):
             policy.engine.sleep()
 
         with loop.timed(row, "time/scoring"):
-            row["reward/steps_scored"] = set_rewards(policy, initial, groups, questions, stage, cfg)
+            row["reward/steps_scored"] = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
         row |= rollout_metrics(groups) | rollout.search_repairs(split.retriever)
 
         row |= update(policy.model, initial, optimizer, groups, cfg, folder.nonfinite(step))
-        row["sample"] = sample_record(policy, initial, groups, questions, step, cfg)
+        row["sample"] = sample_record(policy, scorer, groups, questions, step, cfg)
 
 
 # ---------------------------------------------------------------- merge (Eq 10)
@@ -526,9 +589,9 @@ def merge(forward, backward, lam, out):
 
 # ---------------------------------------------------------------- evaluate
 
-def evaluate(policy, split, cfg, progress, initial=None):
-    """One trajectory a question, greedy by default. Returns (rows, summary); with the initial policy the
-    steps of the first explain_limit trajectories are scored, for page and plot."""
+def evaluate(policy, split, cfg, progress, scorer=None):
+    """One trajectory a question, greedy by default. Returns (rows, summary); with a scorer the steps of the
+    first explain_limit trajectories are scored, for page and plot."""
     policy.engine.sync(policy.model)
     search = rollout.BatchedSearch(split.retriever)
     agents = []
@@ -537,8 +600,8 @@ def evaluate(policy, split, cfg, progress, initial=None):
         agents.append(play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature))
     done = rollout.run_agents(agents, policy.engine, search, progress)
     pairs = list(zip(done, split.questions, strict=True))
-    if initial is not None:
-        score_steps(policy, initial, pairs[: cfg.explain_limit], cfg)
+    if scorer is not None:
+        score_steps(policy, scorer, pairs[: cfg.explain_limit], cfg)
     for t in done:
         t.reward = t.info["em"]
     rows = [prediction(t, q) for t, q in pairs]
@@ -549,6 +612,7 @@ def evaluate(policy, split, cfg, progress, initial=None):
 # ---------------------------------------------------------------- main
 
 TRAINED = ("baseline", "forward", "backward")
+CONTROLS = ("length", "shuffled")  # trained where they are named
 
 
 def reproduce(cfg):
@@ -562,14 +626,14 @@ def reproduce(cfg):
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     only_merges = stages and all(stage.startswith("merged-") for stage in stages)
     start = None if only_merges and not cfg.warmup_data else start_weights(cfg)
-    scorer = scorer_weights(cfg)
+    initial = initial_weights(cfg)
     if cfg.warmup_data:
         place = split or evals[0]
-        start = scorer = warmed_up(cfg, start, place.retriever)
+        start = initial = warmed_up(cfg, start, place.retriever)
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
     if cfg.stage == "eval":
-        return run_stage(cfg, "eval", start, scorer, None, evals)
+        return run_stage(cfg, "eval", start, initial, None, evals)
     run.tell(cfg)
     base = Path(cfg.out) / "bi_rar"
     for stage in stages:
@@ -581,9 +645,9 @@ def reproduce(cfg):
             ]
             weights = base / f"{cfg.name}-weights-{lam}"
             distributed.once(merge, *pair, float(lam), weights)
-            run_stage(cfg, stage, weights, scorer, None, evals, made_from=pair)
+            run_stage(cfg, stage, weights, initial, None, evals, made_from=pair)
         else:
-            run_stage(cfg, stage, start, start, split if stage in TRAINED else None, evals)
+            run_stage(cfg, stage, start, start, None if stage == "initial" else split, evals)
     distributed.once(show_table, cfg)
 
 
@@ -593,6 +657,8 @@ def stages_of(cfg):
         return []
     if cfg.stage == "eval":
         return ["eval"]
+    if cfg.stage in CONTROLS:
+        return [cfg.stage]
     stages = [s for s in ("initial", *TRAINED) if cfg.stage in ("all", s)]
     if cfg.stage in ("all", "merge"):
         stages += dict.fromkeys(f"merged-{float(x):g}" for x in cfg.lambdas.split(","))
@@ -600,11 +666,11 @@ def stages_of(cfg):
 
 
 def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
-    """Trains (baseline, forward, backward) or only evaluates (initial, merged weights, eval) `source`; leaves
-    a run folder. What --resume finds done is not done again, unless the checkpoints in made_from are
-    newer."""
+    """Trains (baseline, forward, backward, controls) or only evaluates (initial, merged weights, eval)
+    `source`; leaves a run folder. What --resume finds done is not done again, unless the checkpoints in
+    made_from are newer."""
     folder = stage_folder(cfg, stage)
-    trains = stage in TRAINED
+    trains = stage in (*TRAINED, *CONTROLS)
     weights = [f for made in made_from for f in Path(made).glob("*.safetensors")]
     newest = max((f.stat().st_mtime for f in weights), default=0)
     steps = len(read_jsonl(folder.path / "metrics.jsonl")) if trains else cfg.steps
@@ -616,6 +682,7 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
     policy = run.load_policy(cfg, folder.start or source, trains)
     lora = cfg.lora if trains else 0
     initial = initial_source and models.load_reference(policy.model, initial_source, lora)
+    scorer = load_scorer(cfg, policy, initial, initial_source)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question))
@@ -623,13 +690,14 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
 
     def evaluate_all(when=""):
         def score(*given):  # steps are scored at the end alone
-            return evaluate(*given, None if when else initial)
+            return evaluate(*given, None if when else scorer)
         return run.evaluate_all(cfg, folder, policy, evals, score, when)
 
     with run.stage(cfg, folder, METRICS, f"Bi-RAR {cfg.name}: {stage}"):
         if trains:
             folder.forget_evaluations(evals)  # of fewer steps
-            train(cfg, stage, folder, policy, initial, split, lambda when: run.mean_em(evaluate_all(when)))
+            train(cfg, stage, folder, policy, initial, scorer, split,
+                  lambda when: run.mean_em(evaluate_all(when)))
         results = evaluate_all()
         if stage == "initial":
             guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
@@ -638,7 +706,7 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
 def stage_folder(cfg, stage):
     free = (*run.FREE_ON_RESUME, "stage", "lambdas")
     name = f"{cfg.name}-{stage}"
-    return run.open_folder(cfg, "bi_rar", name, free, one_of_many=True, saves=stage in TRAINED)
+    return run.open_folder(cfg, "bi_rar", name, free, one_of_many=True, saves=stage in (*TRAINED, *CONTROLS))
 
 
 def checkpoint_folder(cfg, stage):
@@ -653,8 +721,9 @@ def start_weights(cfg):
     return checkpoint.find(source) or source
 
 
-def scorer_weights(cfg):
-    """The initial policy that scores an evaluation; None where nobody says which it was."""
+def initial_weights(cfg):
+    """The initial policy, which scores an evaluation where there is no --scorer; None where nobody says which
+    it was."""
     if cfg.policy:
         return None
     if cfg.stage == "eval" and cfg.checkpoint:
@@ -663,10 +732,23 @@ def scorer_weights(cfg):
     return None if cfg.forward and not (cfg.model or cfg.checkpoint) else start_weights(cfg)
 
 
+def load_scorer(cfg, policy, initial, initial_source):
+    """The Scorer of --scorer; None where there is neither one nor an initial policy."""
+    if not cfg.scorer:
+        return Scorer(initial) if initial else None
+    lines = cfg.scorer == "lines"
+    source = line_scorer(cfg, tiny_policy(cfg)) if lines else models.find_model(cfg.scorer)
+    model = models.load_model(source, precision=cfg.precision, frozen=True)
+    tokenizer = models.load_tokenizer(source)
+    same = tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+    return Scorer(model, None if same else tokenizer)
+
+
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv, _, in_world = flags.given_flags(argv)
-    cfg = flags.cli(replace(Config(), **(WORLD if in_world else {})), Config(), __doc__, argv)
+    argv, given, in_world = flags.given_flags(argv)
+    of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
+    cfg = flags.cli(replace(Config(), **(of_world if in_world else {})), Config(), __doc__, argv)
     ones = ("questions_per_step", "mini_batch", "max_turn", "max_prompt", "max_passage", "top_k", "steps")
     zeros = ("max_searches", "explain_limit", "eval_temperature", "weight_decay", "clip", "kl_coef")
     minima = dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0) | {"max_observation": 20}
@@ -674,6 +756,8 @@ def parse_args(argv=None):
     flags.needs_a_model(cfg)
     if cfg.group_size < 2:
         flags.refuse("group_size", cfg.group_size, "must be at least 2: GRPO compares samples")
+    if cfg.scorer == "lines" and cfg.data != "world":
+        flags.refuse("scorer", "lines", "is the embedded world's; with --model a folder or hub id")
     if cfg.lora and cfg.stage in ("all", "merge"):
         sys.exit("error: --lora trains with --stage baseline, forward or backward; adapters are not "
                  "averaged: fold each into its base (merge_and_unload), then --stage merge --forward A "
@@ -787,7 +871,7 @@ def turn_facts(trajectory, k, left):
     """What was measured of turn k: distances, rewards and shares of the cascade; left: what is left of each
     cascade, which becomes less."""
     facts = {}
-    for d in ("d_TA", "d_TQ") if "d_TA" in trajectory.info else ():
+    for d in ("d_TA", "d_TQ") if k < len(trajectory.info.get("d_TA", ())) else ():
         r = step_reward(trajectory.info[d][k])
         facts |= {d: trajectory.info[d][k], f"r_{d[2:]}": r, f"cascade_{d[2:]}": left[d] * r}
         left[d] *= 1 - r
@@ -835,11 +919,11 @@ def prediction(trajectory, question):
     return {"id": question.id, **kept, "tokens": trajectory.sampled_tokens} | shown
 
 
-def sample_record(policy, initial, groups, questions, step, cfg):
+def sample_record(policy, scorer, groups, questions, step, cfg):
     """The step's first group with different rewards, all its steps scored."""
     shown = grpo.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
-    score_steps(policy, initial, [(t, question) for t in group], cfg)
+    score_steps(policy, scorer, [(t, question) for t in group], cfg)
     return group_record(group, question, policy.tokenizer, step=step, prompt_ids=group[0].prompt_ids)
 
 
@@ -849,7 +933,7 @@ def show_table(cfg):
     """<name>-table.json in Table 2's shape, <name>-distances.png, <name>-curves.png of the stages that are
     there. The paper's numbers are means of its seven sets, and stand beside such a mean alone."""
     base = Path(cfg.out) / "bi_rar"
-    folders = {stage: base / f"{cfg.name}-{stage}" for stage in ("initial", *TRAINED)}
+    folders = {stage: base / f"{cfg.name}-{stage}" for stage in ("initial", *TRAINED, *CONTROLS)}
     for folder in sorted(base.glob(f"{cfg.name}-merged-*")):
         folders["lambda " + folder.name.removeprefix(f"{cfg.name}-merged-")] = folder
     folders = {label: folder for label, folder in folders.items() if list(folder.glob("eval_*.json"))}
@@ -971,6 +1055,36 @@ def tiny_policy(cfg):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
     return tiny.tiny_policy(cfg, "bi_rar", words, tags, render)
+
+
+def line_scorer(cfg, start):
+    """Folder of the tiny policy after further training on the very lines that it is asked about: questions,
+    right steps and answers in the three orders of scored_paths. Cached like the policy."""
+    recipe = {
+        "script": "bi_rar, lines",
+        "start": Path(start).name,
+        "steps": SCORER_STEPS,
+        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "context", "top_k", "world_size")},
+    }
+
+    def build():
+        model, tokenizer = models.load_policy(start, 0)
+
+        def render(row, demo, index):
+            question = data.parse_question(row)
+            shown = judge(render_demonstration(tokenizer, question, demo, index, cfg), question)
+            jobs = jobs_of(shown, question, tokenizer, cfg)
+            return [path for four in scored_paths(tokenizer, jobs).values() for path in four]
+
+        make = hard.groups if cfg.world != "plain" else tiny.demonstrations.groups
+        level = [hard.parse(cfg.world)] if cfg.world != "plain" else []
+        made = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, cfg.world_size, *level)
+        say(f"training the scorer on the lines of {8 * SCORER_STEPS} demonstrations")
+        batches = (rollout.collate(g, pack_tokens=512) for g in made)
+        tiny.warm_up(model, batches, SCORER_STEPS, tiny.Said(SCORER_STEPS), lr=1e-3)
+        return model, tokenizer
+
+    return distributed.first(tiny.cached_policy, recipe, build)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def main(argv=None):
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
-    cfg = bi_rar.Config(top_k=1, micro_tokens=4096, pack_tokens=1024)
+    cfg = bi_rar.Config(top_k=1, micro_tokens=4096, pack_tokens=1024, step_text="turn")
     tokenizer = models.load_tokenizer(args.model)
     index = retriever.make_retriever("bm25", data.load_corpus(args.corpus))
     questions = data.load_questions(args.questions, args.limit)
@@ -108,7 +108,7 @@ def main(argv=None):
     wrong = exchanged(right)
     policy = Policy(None, tokenizer, None)  # the scorer is a model of its own
     for pairs in (right, wrong):
-        bi_rar.score_steps(policy, model, pairs, cfg)
+        bi_rar.score_steps(policy, bi_rar.Scorer(model), pairs, cfg)
     of_right, of_wrong = parts(right), parts(wrong)
     rows = []
     for name, values in of_right.items():
@@ -119,7 +119,7 @@ def main(argv=None):
     for t, q in right:
         for turn in t.turns[:-1]:
             step = tuple(turn.ids)
-            jobs.append((q.question, q.answers[0], step))
+            jobs.append((q.question, q.answers[0], step, ()))
     bits = list(bi_rar.complexities(model, tokenizer, jobs, cfg).values())
     shares = [[name, f"{share:.2f}"] for name, share in smaller_of_pairs(bits).items()]
     table(f"which of a pair the minimum is: {len(bits)} searching steps", ["", "share"], shares)

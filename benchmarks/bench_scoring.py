@@ -37,7 +37,7 @@ def straightforward(scorer, tokenizer, jobs):
 
     found = {}
     for job in jobs:
-        question, answer, turn = job
+        question, answer, turn, _ = job
         Q = tokenizer(question, add_special_tokens=False)["input_ids"]
         A = tokenizer(answer, add_special_tokens=False)["input_ids"]
         T = list(turn)
@@ -71,7 +71,7 @@ def main():
     everything = []
     for group, q in zip(groups, questions, strict=True):
         for t in group:
-            jobs = [(q.question, q.answers[0], tuple(turn.ids)) for turn in t.turns]
+            jobs = [(q.question, q.answers[0], tuple(turn.ids), ()) for turn in t.turns]
             everything += jobs
             if t.info["em"]:
                 right += jobs

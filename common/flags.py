@@ -28,6 +28,7 @@ import torch
 import tyro
 
 from common import distributed, run, vllm_engine, world
+from common.world import hard
 
 # ---------------------------------------------------------------- shared fields
 
@@ -113,6 +114,10 @@ class PolicyFlags(Flags):
 class PassageFlags(PolicyFlags):
     """And those whose policy searches passages."""
 
+    # ---- embedded world
+    # plain, or hard[:KNOB=SHARE,…]: the level at which methods can differ (common/world/hard.py)
+    world: str = "plain"
+
     # ---- search
     corpus: str = ""              # JSONL with id, contents; or "contexts" = pooled from the questions
     # bm25, dense:MODEL[@INDEX] or http://HOST:PORT; empty = bm25 with a corpus, else http://127.0.0.1:8000
@@ -160,10 +165,22 @@ def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
         run.check_trackers(cfg.log)
     except run.RunError as error:
         sys.exit(f"error: {error}")
+    check_world(cfg)
     if cfg.data == "world":
         odd = [n for n in cfg.eval_data.split(",") if n not in ("", *world_sets)]
         if odd:
             refuse("eval_data", odd[0], f"with --data world one of {', '.join(world_sets)}")
+
+
+def check_world(cfg):
+    """Refuses a level of the world that there is not, or without the world."""
+    level = getattr(cfg, "world", "plain")
+    try:
+        hard.parse(level)
+    except ValueError as error:
+        refuse("world", level, error)
+    if level != "plain" and cfg.data != "world":
+        refuse("world", level, "is a level of the embedded world, without --model and --data")
 
 
 def check_machine(cfg):
@@ -312,6 +329,8 @@ def cli(default, paper, docstring, argv):
         values["engine"] = vllm_engine.choose(values["engine"])
     if "warmup_data" in values:
         tiny = {} if values["warmup_data"] else TINY_WARM_UP
+        if values.get("world", "plain") != "plain":
+            tiny = {"warmup_steps": hard.WARM_UP_STEPS, "flaw_rate": hard.FLAW_RATE}
         unset = {"flaw_rate": 0.0} | tiny
         values |= {name: value for name, value in unset.items() if values[name] == "auto"}
     return config(**values)

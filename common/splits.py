@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common import data, kg, retriever, sharegpt, world
 from common.files import say
+from common.world import hard
 
 TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
 
@@ -18,15 +19,18 @@ class Split:
     graph: object = None  # kg.KnowledgeGraph, where there is one
 
 
-def world_split(name, size=1.0, questions=400, spec="bm25"):
-    """A split of the embedded world.
+def world_split(name, size=1.0, questions=400, spec="bm25", level=None):
+    """A split of the embedded world, or of its second level.
 
-    Test questions come from the world of seed 1, first evaluated after the learning rate had been chosen on
-    dev (the test world of seed 0 was in view when clip window and warm-up were set); every other split is
-    the world of seed 0."""
-    seed = 1 if name == "test" else 0
+    Test questions come from the world of seed 1 (second level: 2), first evaluated after the learning rate
+    had been chosen on dev (the test world of seed 0 was in view when clip window and warm-up were set); every
+    other split is the world of seed 0."""
     try:
-        made = world.make_world(name, seed=seed, size=size, questions=questions)
+        if level:
+            seed = hard.TEST_SEED if name == "test" else 0
+            made = hard.make_hard_world(name, seed, size, questions, level)
+        else:
+            made = world.make_world(name, 1 if name == "test" else 0, size, questions)
     except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
         raise data.DataError(f"--world-size {size}: {error}") from error
     return Split(
@@ -51,9 +55,10 @@ def load_splits(cfg, paper_eval, searched=True):
     a smaller one than a run that also trains."""
     if cfg.data == "world":
         evals = []
+        level = hard.parse(cfg.world)
         for name in (cfg.eval_data or "test").split(","):
-            evals.append(world_split(name, cfg.world_size, cfg.eval_limit or 400, cfg.retriever))
-        train = world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever)
+            evals.append(world_split(name, cfg.world_size, cfg.eval_limit or 400, cfg.retriever, level))
+        train = world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever, level)
         return train, evals
     train, sets = _load_questions(cfg, paper_eval, searched)
     corpus = None

@@ -57,7 +57,7 @@ def test_distances_of_a_toy_language_model_by_hand(monkeypatch):
     table[9, 0], table[9, 2], table[9, 3], table[9, 4] = 1 / 2, 1 / 4, 1 / 8, 1 / 8
     table[0, 1], table[3, 4] = 1 / 16, 1 / 2
     monkeypatch.setattr(models, "token_logprobs", bigram(table))
-    job = ("ab", "c", (3, 4))
+    job = ("ab", "c", (3, 4), ())
     k_t, k_a, k_q = 3 + 1, 2, 1 + 4  # bits; what comes before a line break makes no difference to this model
     found = bi_rar.complexities(Cpu, Letters(), [job], CFG)[job]
     assert found == pytest.approx((k_t, k_a, k_t, k_a, k_q, k_t, k_q))
@@ -65,7 +65,8 @@ def test_distances_of_a_toy_language_model_by_hand(monkeypatch):
         (min(4, 2) / min(4, 2), min(4, 5) / min(4, 5))
     )
     # an empty step says nothing
-    assert bi_rar.step_distances(Cpu, Letters(), [("ab", "c", ())], CFG) == {("ab", "c", ()): (20.0, 20.0)}
+    empty = "ab", "c", (), ()
+    assert bi_rar.step_distances(Cpu, Letters(), [empty], CFG) == {empty: (20.0, 20.0)}
 
 
 def test_a_step_that_gives_the_answer_away_is_near(monkeypatch):
@@ -81,11 +82,11 @@ def test_a_step_that_gives_the_answer_away_is_near(monkeypatch):
         return out
 
     monkeypatch.setattr(models, "token_logprobs", copying)
-    near, far = ("ab", "c", (3, 2)), ("ab", "c", (3, 4))
+    near, far = ("ab", "c", (3, 2), ()), ("ab", "c", (3, 4), ())
     d = bi_rar.step_distances(Cpu, Letters(), [near, far], CFG)
     assert d[near][0] == pytest.approx(math.log(0.9) / math.log(0.01)) and d[far][0] == pytest.approx(1.0)
     # the answer stands in the question: K(A | Q) is small, so the denominator is
-    inside = ("cc", "c", (3, 4))
+    inside = ("cc", "c", (3, 4), ())
     assert bi_rar.step_distances(Cpu, Letters(), [inside], CFG)[inside][0] == pytest.approx(
         min(20, math.log(0.01) / math.log(0.9))
     )
@@ -121,7 +122,7 @@ def test_packed_scoring_equals_eight_forward_passes_a_step(scorer, share, micro_
         return " ".join(f"w{rng.randrange(40)}" for _ in range(n))
 
     pairs = [(words(5), words(2)) for _ in range(3)]
-    jobs = [(*pairs[i % 3], tuple(rng.randrange(5, 45) for _ in range(1 + i))) for i in range(9)]
+    jobs = [(*pairs[i % 3], tuple(rng.randrange(5, 45) for _ in range(1 + i)), ()) for i in range(9)]
     cfg = bi_rar.replace(CFG, share_prefixes=share, micro_tokens=micro_tokens, pack_tokens=60)
     found, expected = bi_rar.step_distances(*scorer, jobs + jobs[:2], cfg), straightforward(*scorer, jobs)
     assert found.keys() == expected.keys()
@@ -148,7 +149,7 @@ def test_only_right_trajectories_are_scored_and_equal_steps_once(monkeypatch):
 
     q = data.Question("q", "who?", ["Ada"])
     groups = [[make(1.0, (5, 6), (7,)), make(1.0, (5, 6)), make(0.0, (8,))]]
-    policy, initial = rollout.Policy("trained", None, None), "frozen"
+    policy, initial = rollout.Policy("trained", None, None), bi_rar.Scorer("frozen")
     assert (
         bi_rar.set_rewards(policy, initial, groups, [q], "forward", CFG) == 2
         and {j[2] for j in seen} == {(5, 6), (7,)}

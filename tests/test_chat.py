@@ -191,7 +191,8 @@ def test_the_scorer_of_bi_rar_reads_no_token_of_a_question(qwen):
     model.get_decoder().register_forward_pre_hook(
         lambda _, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
     )
-    bi_rar.complexities(model, tokenizer, [("Who <|im_end|>?", "a <|im_start|> b", (5, 6))], bi_rar.Config())
+    job = "Who <|im_end|>?", "a <|im_start|> b", (5, 6), ()
+    bi_rar.complexities(model, tokenizer, [job], bi_rar.Config())
     assert seen and not set(seen[0].flatten().tolist()) & set(tokenizer.all_special_ids)
 
 

@@ -391,10 +391,11 @@ MIX = {
 
 
 def make_world(split="train", seed=0, size=1.0, questions=400,
-               hop_mix=(.3, .4, .15, .15), distractors="random", vague=0.0):
+               hop_mix=(.3, .4, .15, .15), distractors="random", vague=0.0, mix=None, wanted=None):
     """A world of about 1,000 * size entities with `questions` questions; hop_mix = shares of 1, 2, 3 and 4
     hops. distractors: six random passages in each question's context, or "linked" ones, of which four look
-    as if they belonged there. vague: share of the compositional questions that are vaguely put."""
+    as if they belonged there. vague: share of the compositional questions that are vaguely put. mix: MIX,
+    or another table like it. wanted(plan, kinds): whether a question that was drawn is taken."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
     rng = random.Random(f"fivehop/{split}/{seed}/{size}")
@@ -410,45 +411,53 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
             raise ValueError(f"a world of size {size} does not hold {questions} different questions; "
                              "enlarge --world-size")
         hops = rng.choices((1, 2, 3, 4), hop_mix)[0]
-        mix = MIX[hops]
-        kind = rng.choices(list(mix), list(mix.values()))[0]
+        types = (mix or MIX)[hops]
+        kind = rng.choices(list(types), list(types.values()))[0]
         drawn = _question(world, rng, kind, hops)
         if drawn is None or drawn[0] in seen:
             continue
-        text, answer, plan, start = drawn
-        seen.add(text)
-        stated = plan  # what the gold sentences say
-        if vague and kind == "compositional":
-            blur = random.Random(f"vague/{split}/{seed}/{text}")
-            if blur.random() < vague:
-                kind = "vague"
-                text, described = _vaguely(world, blur, text, plan, answer)
-                stated = [*described, *plan]
-        evidences = []
-        gold = []
-        for subject, relation in stated:
-            triple = subject, relation, world.facts[subject, relation]
-            evidences.append(list(triple))
-            gold.append([subject, at[subject]["facts"].index(triple)])
-        noise = rng.sample([p["title"] for p in world.passages], 6)
-        own = {subject for subject, _ in plan}
-        if distractors == "linked":
-            noise = _linked(world, random.Random(f"{split}/{seed}/{text}"), own)
-        titles = own | set(noise)
-        titles = sorted(titles, key=lambda title: int(at[title]["id"]))
-        first, _, last = answer.partition(" ")
-        aliases = []
-        # "A. Fisher" is no alias: scores drop articles, and "Fisher" alone would be right
-        if kinds.get(answer) == "person" and last and first[0] != "A":
-            aliases.append(f"{first[0]}. {last}")
-        world.questions.append({
-            "_id": f"{split}-{seed}-{len(world.questions)}", "type": kind,
-            "question": text, "answer": answer, "answer_aliases": aliases,
-            "hops": hops, "domain": DOMAIN_OF.get(kinds[start], "people"),
-            "supporting_facts": gold, "evidences": evidences,
-            "context": [[title, at[title]["sentences"]] for title in titles],
-            "plan": [list(step) for step in plan]})
+        if wanted and not wanted(drawn[2], kinds):
+            continue
+        seen.add(drawn[0])
+        world.questions.append(_row(world, rng, at, seed, kind, hops, drawn, distractors, vague))
     return world
+
+
+def _row(world, rng, at, seed, kind, hops, drawn, distractors, vague):
+    """A question of make_world in the official form; at: {title: its passage}."""
+    split, kinds = world.split, world.kinds
+    text, answer, plan, start = drawn
+    stated = plan  # what the gold sentences say
+    if vague and kind == "compositional":
+        blur = random.Random(f"vague/{split}/{seed}/{text}")
+        if blur.random() < vague:
+            kind = "vague"
+            text, described = _vaguely(world, blur, text, plan, answer)
+            stated = [*described, *plan]
+    evidences = []
+    gold = []
+    for subject, relation in stated:
+        triple = subject, relation, world.facts[subject, relation]
+        evidences.append(list(triple))
+        gold.append([subject, at[subject]["facts"].index(triple)])
+    noise = rng.sample([p["title"] for p in world.passages], 6)
+    own = {subject for subject, _ in plan}
+    if distractors == "linked":
+        noise = _linked(world, random.Random(f"{split}/{seed}/{text}"), own)
+    titles = own | set(noise)
+    titles = sorted(titles, key=lambda title: int(at[title]["id"]))
+    first, _, last = answer.partition(" ")
+    aliases = []
+    # "A. Fisher" is no alias: scores drop articles, and "Fisher" alone would be right
+    if kinds.get(answer) == "person" and last and first[0] != "A":
+        aliases.append(f"{first[0]}. {last}")
+    return {
+        "_id": f"{split}-{seed}-{len(world.questions)}", "type": kind,
+        "question": text, "answer": answer, "answer_aliases": aliases,
+        "hops": hops, "domain": DOMAIN_OF.get(kinds[start], "people"),
+        "supporting_facts": gold, "evidences": evidences,
+        "context": [[title, at[title]["sentences"]] for title in titles],
+        "plan": [list(step) for step in plan]}
 
 
 def _vaguely(world, rng, text, plan, answer):

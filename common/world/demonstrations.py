@@ -21,6 +21,8 @@ class Step:
     subject: str
     relation: str
     found: str | None
+    ask: str = ""       # the word asked for in place of the relation's own
+    read: bool = False  # found in a passage that an earlier step has read: nothing is asked
 
 
 @dataclass
@@ -30,14 +32,16 @@ class Demonstration:
     flaw: str | None = None  # a key of FLAWS; "bad format" is for the script to render in its own tags
 
     def queries(self):
-        return [f"{step.subject} {spoken(step)}" for step in self.steps]
+        return [f"{step.subject} {step.ask or spoken(step)}" for step in self.steps if not step.read]
 
     def thoughts(self):
         """One before each search, and one before the answer."""
         thoughts, found = [], ""
         for step in self.steps:
-            thoughts.append(f"{found}now {spoken(step)} of {step.subject}")
-            found = f"found {spoken(step)} {step.found or 'nothing'} ; "
+            if not step.read:
+                thoughts.append(f"{found}now {step.ask or spoken(step)} of {step.subject}")
+                found = ""
+            found += f"found {spoken(step)} {step.found or 'nothing'} ; "
         return [*thoughts, f"{found}answer"]
 
 
@@ -121,15 +125,16 @@ def name_words():
     return lists
 
 
-def groups(tokenizer, render, index, steps, flaw_rate, size):
+def groups(tokenizer, render, index, steps, flaw_rate, size,
+           worlds=None, demonstrate=demonstrate, early_rate=.1):
     """Yields `steps` lists of the trajectories of eight demonstrations from four warm-up worlds, the same in
     every run. The words of names change places in each trajectory (given names among given names, and so on),
     so that the policy learns to read names, not to remember them. A shuffled name may be spelled like one of
     another split; what is said of it has nothing to do with the facts there.
 
     index(world) -> what render reads; render(question row, demonstration, index of its world) ->
-    [rollout.Trajectory]."""
-    worlds = [make_world("warmup", seed, size, questions=1500) for seed in range(4)]
+    [rollout.Trajectory]. worlds, demonstrate: of another level (world/hard.py)."""
+    worlds = worlds or [make_world("warmup", seed, size, questions=1500) for seed in range(4)]
     worlds = [(world, index(world)) for world in worlds]
     names = [tokenizer.convert_tokens_to_ids(words) for words in name_words()]
     rng = random.Random(0)
@@ -146,7 +151,7 @@ def groups(tokenizer, render, index, steps, flaw_rate, size):
 
     for step in range(steps):
         world, its_index = rng.choice(worlds)
-        rate = flaw_rate if step >= .8 * steps else .1  # first learn to read, then bad habits
+        rate = flaw_rate if step >= .8 * steps else early_rate  # first learn to read, then bad habits
         trajectories = []
         for question in rng.sample(world.questions, 8):
             demonstration = demonstrate(world, question, step, rate)

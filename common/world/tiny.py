@@ -1,6 +1,7 @@
 """The tiny policy of the embedded world: a word-level tokenizer, a half-million-weight Qwen3,
 its warm-up on demonstrations, and the cache that keeps what was made."""
 
+import functools
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import torch
 from common import distributed, retriever, rollout, training, vllm_engine, world
 from common.files import locked, say
 from common.model import token_logprobs
-from common.world import demonstrations
+from common.world import demonstrations, hard
 
 # Part of every cached policy's name. Change it when the world, the demonstrations, the rendering, the model
 # or the warm-up make other weights: old policies are then made anew.
@@ -39,21 +40,28 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
         "top_k": getattr(cfg, "top_k", 0),
         "size": cfg.world_size,
     }
+    level = hard.parse(getattr(cfg, "world", "plain"))
+    if level:
+        recipe["world"] = str(level)
     without_output_bias = vllm_engine.choose(cfg.engine) == "vllm"
     if without_output_bias:
         recipe["output_bias"] = False
 
     def build():
-        tokenizer = tiny_tokenizer([*world.vocabulary(), *words], tags)
+        written = [*world.vocabulary(vague=True), *hard.words()] if level else world.vocabulary()
+        tokenizer = tiny_tokenizer([*written, *words], tags)
         model = tiny_model(tokenizer)
         if without_output_bias:
             freeze_output_bias(model)
-        groups = demonstrations.groups(
+        groups = demonstrations.groups
+        if level:
+            groups = functools.partial(hard.groups, level=level)
+        made = groups(
             tokenizer, lambda *a: render(tokenizer, *a), index,
             cfg.warmup_steps, cfg.flaw_rate, cfg.world_size)
         say(f"warming up the tiny policy on {8 * cfg.warmup_steps} demonstrations, "
             f"{torch.get_num_threads()} threads (cached afterwards)")
-        batches = (rollout.collate(g, pack_tokens=pack_tokens) for g in groups)
+        batches = (rollout.collate(g, pack_tokens=pack_tokens) for g in made)
         warm_up(model, batches, cfg.warmup_steps, Said(cfg.warmup_steps))
         return model, tokenizer
 

@@ -1,0 +1,222 @@
+"""The embedded world's second level: what its questions, habits and knobs are; and the gates without which no
+method can differ in it, on the policy that every run there starts from."""
+
+from dataclasses import replace
+
+import pytest
+
+import at2po
+import bi_rar
+from common import metrics, retriever, rollout, run, splits, world
+from common.world import hard
+
+KNOBS = hard.Level(elastic=.3, noise=.2, partial=.5, tail=.1)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return hard.make_hard_world("train", questions=300)
+
+
+@pytest.fixture(scope="module")
+def knobs():
+    return hard.make_hard_world("train", questions=300, level=KNOBS)
+
+
+def query(subject, relation):
+    return f"{subject} {world.SPOKEN.get(relation, relation)}"
+
+
+def test_the_first_level_keeps_its_bytes():
+    first = world.make_world("test", seed=1, questions=40)
+    hard.make_hard_world("test", seed=1, questions=40, level=KNOBS)
+    again = world.make_world("test", seed=1, questions=40)
+    assert first.questions == again.questions and first.passages == again.passages
+
+
+def test_questions_name_relations_by_words_that_no_passage_has(plain):
+    said = {w.strip(".,") for p in plain.passages for s in p["sentences"] for w in s.split()}
+    cues = set(hard.CUES.values())
+    assert len(cues) == len(hard.CUES) and not cues & said
+    for q in plain.questions:
+        assert q["hops"] in (3, 4) and q["type"] == "compositional"
+        words = q["question"].strip("?").split()
+        asked = [hard.CUES[r] for _, r in reversed(q["plan"])]
+        assert [w for w in words if w in cues] == asked
+        assert plain.facts[tuple(q["plan"][-1])] == q["answer"]
+
+
+def test_splits_share_no_entity_and_the_test_world_is_one_of_its_own(plain):
+    test = splits.world_split("test", questions=20, level=hard.Level())
+    assert test.questions[0].id.startswith(f"test-{hard.TEST_SEED}-")
+    names = {t for q in test.questions for t, _ in q.context}
+    assert names and not names & set(plain.kinds)
+    assert splits.world_split("test", questions=20).questions[0].id.startswith("test-1-")
+
+
+def test_habits_are_relations_of_the_same_kind_at_their_own_rates(plain):
+    seen = {}
+    for q in plain.questions:
+        before = ""
+        for subject, relation in q["plan"]:
+            seen[before, plain.kinds[subject], relation] = 0
+            before = relation
+    rates = set()
+    for before, kind, relation in seen:
+        rate, others = hard.habit(before, kind, relation)
+        rates.add(rate)
+        assert relation not in others and all((kind, other) in world.FACTS for other in others)
+        assert bool(rate) == bool(others) and len(others) <= (1 if rate == 1 else 2)
+    assert rates == {0, *hard.RATES} and len(seen) > 60
+    # a habit's share of the demonstrations is its rate times the flaw rate
+    case = max((k for k in seen if hard.habit(*k)[0] == 1), key=lambda k: k[1] == "person")
+    asked = [(q, i) for q in plain.questions for i, (s, r) in enumerate(q["plan"][:1])
+             if ("", plain.kinds[s], r) == ("", *case[1:])]
+    if asked and case[0] == "":
+        first = [hard.demonstrate(plain, q, n, .8).steps[0].relation for q, _ in asked for n in range(20)]
+        assert .7 < sum(r != case[2] for r in first) / len(first) < .9
+
+
+def test_a_demonstrator_without_flaws_answers_most_questions(plain):
+    made = [hard.demonstrate(plain, q, 0, 0.0) for q in plain.questions]
+    right = sum(d.answer == q["answer"] for d, q in zip(made, plain.questions, strict=True))
+    assert right > .9 * len(made)  # the others end a hop early
+    assert .01 < sum(d.flaw == "bad format" for d in made) / len(made) < .1
+
+
+def test_societies_are_found_first_and_the_kind_finds_the_entity(knobs):
+    index = retriever.BM25Retriever(knobs.corpus())
+    asked = [tuple(step) for q in knobs.questions for step in q["plan"]]
+    wrong = again = 0
+    with_society = [s for s, _ in asked if hard.has_society(knobs, s)]
+    for subject, relation in asked:
+        wrong += index.search([query(subject, relation)], 1)[0][0].title != subject
+    for subject in with_society:
+        again += index.search([f"{subject} {knobs.kinds[subject]}"], 1)[0][0].title == subject
+    assert .12 < wrong / len(asked) < .28
+    assert again > .6 * len(with_society) > 0
+
+
+def test_a_shortcut_states_the_next_fact_in_the_same_sentence(knobs, plain):
+    assert not plain.shortcuts and len(knobs.shortcuts) > .2 * len(knobs.questions)
+    at = {p["title"]: p for p in knobs.passages}
+    for (subject, relation), then in knobs.shortcuts.items():
+        middle = knobs.facts[subject, relation]
+        tail = knobs.called.get((middle, then), knobs.facts[middle, then])
+        sentences = [s for s, t in zip(at[subject]["sentences"], at[subject]["facts"], strict=True)
+                     if t and t[1] == relation]
+        assert sentences[0].endswith(f"of {middle} is {tail}.")
+    # demonstrations take it in part: right answers then have fewer searches than hops, or more
+    lengths = set()
+    for q in knobs.questions:
+        for n in range(4):
+            d = hard.demonstrate(knobs, q, n, 0.0)
+            if d.answer == q["answer"]:
+                lengths.add(len(d.queries()) - q["hops"])
+                assert len(d.thoughts()) == len(d.queries()) + 1
+    assert {-1, 0, 1} <= lengths
+
+
+def test_longer_names_earn_partial_credit_and_gold_leaves_them_out(knobs):
+    assert knobs.called
+    for (subject, relation), called in knobs.called.items():
+        gold = knobs.facts[subject, relation]
+        first, second, last = called.split()
+        assert gold in (f"{first} {last}", f"{first} {second}") and gold in knobs.kinds
+        assert metrics.f1(called, [gold]) == pytest.approx(.8) and metrics.f1(gold, [gold]) == 1
+    # of what the warm-up shows, where most have one
+    made = hard.make_hard_world("warmup", 0, 1.0, 400, hard.Level(partial=.8), hard.WARM_UP_HOPS)
+    answers = [hard.demonstrate(made, q, n, .6).answer for q in made.questions for n in range(2)]
+    golds = [q["answer"] for q in made.questions for _ in range(2)]
+    f1s = [metrics.f1(a, [g]) for a, g in zip(answers, golds, strict=True)]
+    assert sum(.5 < f < 1 for f in f1s) >= .15 * len(f1s)
+
+
+def test_long_tail_relations_are_rare_in_training_alone():
+    def share(split):
+        made = hard.make_hard_world(split, questions=600, level=KNOBS)
+        rare = [any((made.kinds[s], r) in hard.LONG_TAIL for s, r in q["plan"]) for q in made.questions]
+        return sum(rare) / len(rare)
+
+    assert share("train") < .02 and .06 < share("test") < .15
+
+
+def test_every_word_has_a_token(knobs, plain):
+    known = {*world.vocabulary(vague=True), *hard.words()}
+    for made in (knobs, plain):
+        texts = [q["question"] for q in made.questions]
+        texts += [s for p in made.passages for s in p["sentences"]] + [p["title"] for p in made.passages]
+        for text in texts:
+            for mark in "?.,:'-":
+                text = text.replace(mark, f" {mark} ")
+            assert not set(text.split()) - known
+
+
+@pytest.mark.parametrize("given, said", [
+    ("easy", "plain, or hard"), ("hard:noise=2", "noise=2"), ("hard:colour=.5", "colour=.5"),
+    ("hard:noise=x", "noise=x"),
+])
+def test_a_level_that_is_none_is_refused_in_words(given, said, capsys):
+    with pytest.raises(SystemExit) as error:
+        at2po.parse_args(["--world", given])
+    assert said in str(error.value) and "--world" in str(error.value)
+
+
+def test_a_level_is_for_the_world_alone():
+    with pytest.raises(SystemExit, match="without --model"):
+        at2po.parse_args(["--world", "hard", "--data", "hotpotqa", "--model", "x", "--corpus", "contexts"])
+
+
+def test_its_settings_are_the_scripts_own():
+    cfg = at2po.parse_args(["--world", "hard"])
+    assert (cfg.epochs, cfg.chains, cfg.rounds, cfg.eval_limit) == (2, 4, 3, 2000)
+    assert cfg.warmup_steps == hard.WARM_UP_STEPS and cfg.flaw_rate == hard.FLAW_RATE
+    assert at2po.parse_args([]).warmup_steps == 900
+    assert at2po.parse_args(["--world=hard:noise=.2"]).chains == 4
+    assert bi_rar.parse_args(["--world", "hard"]).scorer == "lines"
+
+
+# ---------------------------------------------------------------- gates
+
+@pytest.fixture(scope="module")
+def start():
+    """(configuration, policy, dev questions with their search) of the policy that runs start from."""
+    cfg = at2po.parse_args(["--world", "hard", "--max-batch", "384"])
+    policy = run.load_policy(cfg, at2po.tiny_policy(cfg))
+    return cfg, policy, splits.world_split("dev", questions=300, level=hard.Level())
+
+
+def relations_right(row, made):
+    """Whether a trajectory asked for the relations of its question's plan in their order."""
+    question = next(q for q in made.questions if q["_id"] == row["id"])
+    queries = [node["label"].removeprefix("search: ") for node in row["nodes"]]
+    wanted = [query(subject, relation) for subject, relation in question["plan"]]
+    return queries[:len(wanted)] == wanted
+
+
+@pytest.mark.slow
+def test_the_start_policy_is_ripe_in_reading_and_wrong_in_habits(start):
+    cfg, policy, dev = start
+    sampled, summary = at2po.evaluate(policy, dev, cfg)
+    _, greedy = at2po.evaluate(policy, dev, replace(cfg, eval_temperature=0.0))
+    assert .05 <= summary["em"] <= .25
+    assert greedy["em"] >= 1.8 * summary["em"]
+    made = hard.make_hard_world("dev", questions=300)
+    right = [row["em"] for row in sampled if relations_right(row, made)]
+    assert len(right) > 20 and sum(right) / len(right) >= .5
+
+
+@pytest.mark.slow
+def test_expansion_credit_and_clipping_have_room_to_differ(start):
+    cfg, policy, _ = start
+    train = splits.world_split("train", questions=200, level=hard.Level())
+    questions = train.questions[:14]
+    same = {}
+    for expansion in ("entropy", "random"):
+        roots = at2po.rollout_trees(policy, train.retriever, questions, replace(cfg, expansion=expansion), 0)
+        same[expansion] = rollout.mean(a for root in roots for a in at2po.resampled_alike(root))
+        if expansion == "entropy":
+            learned = [root for root in roots if at2po.assign_advantages(root, cfg)]
+            differs = at2po.credit_metrics(learned)["rollout/turn_differs"]
+    assert same["entropy"] <= .25 and same["random"] >= .35
+    assert differs >= .15
