@@ -866,6 +866,8 @@ def resolve(cfg):
         model = cfg.model or cfg.policy_model
         evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
         name = f"eval-{stable_seed(*evaluated) % 10**6}"
+    if cfg.ladder or cfg.schemes or cfg.baselines:
+        name = "tables"
     return replace(
         cfg,
         rollout="tree" if is_tree else "chains",

@@ -37,7 +37,7 @@ def run(cfg, script, table_name, rows, argv, before=None):
     Runs are called <name>-<label>-seed<seed>, so that tables share those of one label. Writes
     <out>/<script>/<name>-<table name>-table.json, -curves.png and -turns.png."""
     base = Path(cfg.out) / script
-    name = cfg.name or "tables"
+    name = cfg.name
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     jobs = {}
     for seed in seeds:
