@@ -40,15 +40,17 @@ Where the paper is silent (there is no public code):
     Eq 6                at the sampling temperature; over the tokens of the mini-batch, as in LLaMA-Factory
                         (another constant would matter to gradient clipping alone)
     EM, F1              HotpotQA's rules (yes and no count whole) for every data set
-    STaR, RAFT, GRPO    the same agent, group_size attempts a question: any with reward 1 (at most m); the
-                        best; all, with advantages. STaR goes on from the last iteration, like the others
+    STaR, RAFT, GRPO    the same agent, group_size attempts a question: any with reward 1 (at most m); those
+                        of the highest reward, if it is positive (at most m; raft++: with a clipped ratio);
+                        all, with advantages. STaR goes on from the last iteration, like the others
+    fixed               MyGO whose K stays at --threshold: threshold apart from allocation of attempts
     asynchronous (D.2)  not here: an iteration is sampled with the weights that the last one left
 
 In the embedded world "few-shot" is the tiny policy as it was made: it has no words for examples, so there the
 warm-up does no more than choose.
 
     python mygo_mujica.py                  embedded world: few-shot, warm-up, MyGO; text, then graph; 8 min
-    python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, grpo, star, raft, eval
+    python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data 2wiki_train.json --eval-data 2wiki_dev.json
     \\
                     --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5                     2Wiki-Text
@@ -106,7 +108,7 @@ from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
 from common.page import record
 from common.retriever import BM25Retriever
 from common.rollout import Policy, Trajectory, Turn, context_ids, stable_seed
-from common.world import tiny
+from common.world import hard, tiny
 
 # ---------------------------------------------------------------- config
 
@@ -116,7 +118,9 @@ class Config(flags.PassageFlags):
 
     # ---- stages
     # what to do; all = few-shot, warm-up, mygo
-    stage: Literal["all", "few-shot", "warm-up", "mygo", "offline", "grpo", "star", "raft", "eval"] = "all"
+    stage: Literal[
+        "all", "few-shot", "warm-up", "mygo", "offline", "fixed", "grpo", "star", "raft", "raft++", "eval",
+    ] = "all"
     envs: str = "text"              # text, kg, kimi (each question's own passages), or several with commas
     # kg: triples (.jsonl, .json, .tsv) or .graphml; or "evidences" = of the questions (2Wiki)
     graph: str = ""
@@ -185,6 +189,8 @@ WORLD = dict(
     pack_tokens=512,
     max_batch=384,
 )
+# And at the world's second level (--world hard:partial=.8).
+HARD = WORLD | dict(envs="text", limit=1500, eval_limit=1000)
 WORLD_SETS = ("test", "dev", "other-relations")
 PAPER_EVAL = "hotpotqa-dev,musique-dev"  # Tables 2 and 3
 PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki
@@ -558,7 +564,7 @@ def sample(team, questions, stage, step, K):
     are, also on K, a mean over the batch."""
     cfg = team.cfg
     seeded = list(zip(questions, rollout.question_seeds(questions, cfg.seed, step), strict=True))
-    if stage in ("star", "raft", "grpo"):
+    if stage in ("star", "raft", "raft++", "grpo"):
         size = cfg.group_size
         made = team.run(plan(team, q, f"attempt{k}", seed) for q, seed in seeded for k in range(size))
         return [made[i:i + size] for i in range(0, len(made), size)], K
@@ -571,8 +577,9 @@ def sample(team, questions, stage, step, K):
 
 def select(made, stage, K, cfg):
     """The trajectories of one question to learn from."""
-    if stage == "raft":  # best of the group, however good
-        return [max(made, key=lambda t: t.reward)]
+    if stage in ("raft", "raft++"):
+        best = max(t.reward for t in made)
+        return [t for t in made if t.reward == best > 0][: cfg.keep]
     if stage == "grpo":  # all, unless all are alike
         return made if grpo.has_spread([t.reward for t in made]) else []
     if stage == "star":
@@ -580,9 +587,12 @@ def select(made, stage, K, cfg):
     return [t for t in made if t.reward > K][: cfg.keep]
 
 
-def assign_advantages(group):
-    """GRPO: planner and workers share their trajectory's advantage (sec. 3.2)."""
-    for t, advantage in zip(group, grpo.group_advantages([t.reward for t in group]), strict=True):
+def assign_advantages(group, stage):
+    """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
+    advantages = [1.0] * len(group)
+    if stage == "grpo":
+        advantages = grpo.group_advantages([t.reward for t in group])
+    for t, advantage in zip(group, advantages, strict=True):
         for e in examples(t):
             e.advantages = [advantage] * len(e.turns)
 
@@ -600,6 +610,7 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     workers."""
     weights = [[1 / (num_trajectories * e.info["agent_tokens"])] for e in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
+    kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef  # RAFT++ has no KL term
     return grpo.grpo_loss(
         logprobs,
         batch.old_logprobs,
@@ -608,7 +619,7 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
         weights,
         cfg.clip,
         cfg.clip,
-        cfg.kl_coef,
+        kl_coef,
         batch.ref_logprobs,
     )
 
@@ -627,12 +638,12 @@ def mini_batches(groups, size):
 
 def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinite"):
     """One epoch over [[chosen trajectories] of a question] in mini-batches; rate(share of the epoch done) ->
-    learning rate. Eq 6, or GRPO's loss in the stage grpo. Returns the step's means."""
+    learning rate. Eq 6, or GRPO's loss in the stages of RATIOS. Returns the step's means."""
     started, row = time.time(), {}
     parts = mini_batches(groups, cfg.mini_batch)
     learn = [[e for t in part for e in examples(t)] for part in parts]
     prepared = []
-    if stage == "grpo":
+    if stage in RATIOS:
         # all old log-probs before the first update: they are those of the weights that sampled
         prepared = [training.prepare(model, reference, part, cfg) for part in learn]
         row["time/old_logprobs"] = time.time() - started
@@ -646,7 +657,7 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
         num_tokens = sum(e.sampled_tokens for e in learn[number])
         for b in batches:
             logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
-            if stage == "grpo":
+            if stage in RATIOS:
                 loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
             else:
                 loss = mle_loss(logprobs, b.response_mask, num_tokens)
@@ -728,7 +739,8 @@ def sft(cfg, folder, model, optimizer, groups):
 
 # ---------------------------------------------------------------- train
 
-LEARNING = ("mygo", "offline", "grpo", "star", "raft")
+LEARNING = ("mygo", "offline", "fixed", "grpo", "star", "raft", "raft++")
+RATIOS = ("grpo", "raft++")  # learn with a ratio to the weights that sampled
 
 
 def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
@@ -765,13 +777,13 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
             sampler.engine.sleep()
 
         chosen = [select(group, stage, state["K"], cfg) for group in made]
-        if stage == "grpo":
+        if stage in RATIOS:
             for group in filter(None, chosen):
-                assign_advantages(group)
+                assign_advantages(group, stage)
         done = share(step - 1)
 
         def rate(part, done=done):
-            if stage == "grpo":
+            if stage in RATIOS:
                 return cfg.grpo_lr
             return training.cosine_lr(min(1, done + part / cfg.steps), 1, cfg.lr, cfg.lr_final)
 
@@ -947,26 +959,30 @@ def load_splits(cfg):
 
 
 def load_world(cfg):
-    """Training and evaluation never need one of OTHER_RELATIONS; the set "other-relations" always does."""
+    """Training and evaluation never need one of OTHER_RELATIONS; the set "other-relations" always does. At
+    the second level, whose questions are as long as they are few, it has to be asked for."""
     limit = cfg.eval_limit or 400
+    level = hard.parse(cfg.world)
 
     def needs_other(q):
         return any(relation in OTHER_RELATIONS for _, relation, _ in q.evidences)
 
     def part(name, source, questions):
-        s = splits.world_split(source, cfg.world_size, questions, cfg.retriever)
+        s = splits.world_split(source, cfg.world_size, questions, cfg.retriever, level)
         wanted = [q for q in s.questions if needs_other(q) == (name == "other-relations")]
         return replace(s, name=name, questions=wanted if name == "train" else wanted[:limit])
 
-    names = (cfg.eval_data or "test,other-relations").split(",")
-    evals = [part(n, "test" if n == "other-relations" else n, 4 * limit) for n in names]
+    names = (cfg.eval_data or ("test" if level else "test,other-relations")).split(",")
+    drawn = 2 * limit if level else 4 * limit
+    evals = [part(n, "test" if n == "other-relations" else n, drawn) for n in names]
     return part("train", "train", cfg.limit or 2000), evals
 
 
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
-    cfg = flags.cli(replace(Config(), **(WORLD if in_world else {})), Config(), __doc__, argv)
+    of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
+    cfg = flags.cli(replace(Config(), **(of_world if in_world else {})), Config(), __doc__, argv)
     check(cfg, given)
     envs = cfg.envs.split(",")
     search = flags.default_retriever(cfg) if "text" in envs else "bm25"
@@ -1011,8 +1027,13 @@ def check(cfg, given):
     if cfg.warmup_data and (envs != ["text"] or cfg.stage in ("all", "few-shot", "warm-up")):
         sys.exit("error: --warmup-data goes with --envs text and --stage mygo, offline, grpo, star, raft or "
                  "eval: it is instead of the warm-up on few-shot trajectories")
-    if cfg.sampler_correction != "none" and cfg.stage != "grpo":
-        sys.exit("error: --sampler-correction goes with --stage grpo; a likelihood (Eq 6) has no ratio")
+    if cfg.sampler_correction != "none" and cfg.stage not in RATIOS:
+        sys.exit("error: --sampler-correction goes with --stage grpo and raft++; a likelihood (Eq 6) has no "
+                 "ratio")
+    level = hard.parse(cfg.world)
+    if level and (level.elastic or level.noise):
+        flags.refuse("world", cfg.world, "elastic and noise are for agents that search on their own; "
+                     "here the knobs are partial and tail")
     if "--ask" in given and not cfg.ask.strip():
         sys.exit("error: --ask is empty")
     if cfg.ask and "kimi" in envs:
@@ -1030,6 +1051,7 @@ def main(argv=None):
 # ---------------------------------------------------------------- metrics of a step
 
 CHOICE = "threshold K, share chosen"
+BY_THRESHOLD = ("mygo", "offline", "fixed")
 METRICS = (
     STEP
     | ROLLOUT
@@ -1054,7 +1076,7 @@ def rollout_metrics(made, chosen, stage, K):
     """Means over the step's trajectories; what was wrong with them, counted; what was chosen of them. Rewards
     are those of the first pass where further attempts go to the questions that need them."""
     done = [t for group in made for t in group]
-    fair = [group[0] for group in made] if stage in ("mygo", "offline") else done
+    fair = [group[0] for group in made] if stage in BY_THRESHOLD else done
     sampled = [turn for t in done for e in examples(t) for turn in e.turns]
     picked = [t for group in chosen for t in group]
     tokens = sum(t.info["tokens"] for t in done)
@@ -1071,7 +1093,7 @@ def rollout_metrics(made, chosen, stage, K):
         "select/examples": sum(len(examples(t)) for t in picked),
         "select/questions": sum(map(bool, chosen)),
     }
-    if stage in ("mygo", "offline"):
+    if stage in BY_THRESHOLD:
         row["select/threshold"] = K
     if stage == "grpo":
         row["rollout/flat_groups"] = 1 - row["select/questions"] / len(made)
@@ -1222,7 +1244,8 @@ def layers(steps):
     """
     depth = []
     for i, step in enumerate(steps):
-        depth.append(max((depth[j] + 1 for j in range(i) if steps[j].found == step.subject), default=0))
+        found = [depth[j] + 1 for j in range(i) if step.subject in (steps[j].found, steps[j].tail)]
+        depth.append(max(found, default=0))
     made = [[] for _ in range(max(depth, default=-1) + 1)]
     for step, d in zip(steps, depth, strict=True):
         made[d].append(step)
@@ -1288,12 +1311,14 @@ class Demonstrator:
         select, sentence, thought = -1, NOTHING, "nothing"
         if any(fits) and step.found is not None:
             select = fits.index(True)
-            sentence, thought = f"{sub} is {step.found}.", f"[{select}] says {sub}"
+            stated = step.tail if in_graph and step.tail else step.found
+            sentence, thought = f"{sub} is {stated}.", f"[{select}] says {sub}"
         observation = self.report(sub, lines, select, sentence, thought)
-        is_new = in_graph and select >= 0 and step.found not in self.entities
-        if is_new and self.place.graph.facts(step.found):
-            observation += f" Candidate: [{len(self.entities)}] {step.found}"
-            self.entities.append(step.found)
+        tail = step.tail or step.found
+        is_new = in_graph and select >= 0 and tail not in self.entities
+        if is_new and self.place.graph.facts(tail):
+            observation += f" Candidate: [{len(self.entities)}] {tail}"
+            self.entities.append(tail)
         return [call], observation
 
     def report(self, sub, lines, select, sentence, thought):

@@ -7,6 +7,7 @@ import pytest
 
 import at2po
 import bi_rar
+import mygo_mujica
 from common import metrics, retriever, rollout, run, splits, world
 from common.world import hard
 
@@ -160,6 +161,20 @@ def test_a_level_that_is_none_is_refused_in_words(given, said, capsys):
     with pytest.raises(SystemExit) as error:
         at2po.parse_args(["--world", given])
     assert said in str(error.value) and "--world" in str(error.value)
+
+
+def test_planner_and_workers_have_longer_names_and_rare_relations_alone():
+    cfg = mygo_mujica.parse_args(["--world", "hard:partial=.8"])
+    train, [test] = mygo_mujica.load_world(replace(cfg, limit=100, eval_limit=60))
+    assert len(test.questions) == 60 and test.questions[0].id.startswith(f"test-{hard.TEST_SEED}-")
+    assert all(r not in mygo_mujica.OTHER_RELATIONS for q in train.questions for _, r, _ in q.evidences)
+    with pytest.raises(SystemExit, match="elastic and noise"):
+        mygo_mujica.parse_args(["--world", "hard:noise=.1"])
+    # a step comes after the one that finds its subject, by whatever name
+    made = hard.make_hard_world("warmup", questions=60, level=hard.Level(partial=.8))
+    for q in made.questions:
+        steps = hard.demonstrate(made, q, 0, 0.0).steps
+        assert [len(layer) for layer in mygo_mujica.layers(steps)] == [1] * len(steps)
 
 
 def test_a_level_is_for_the_world_alone():

@@ -458,17 +458,22 @@ def test_multiple_attempts_stop_at_three_or_at_sixteen(monkeypatch):
     assert sampled(monkeypatch, lambda q, k: rewards[q][k], K=0.9)[1] == 0.9  # it never falls
     assert sampled(monkeypatch, lambda q, k: 1.0)[1] < 1  # and never reaches r_sup
     assert sampled(monkeypatch, lambda q, k: rewards[q][k], "offline", K=0.8)[1] == 0.8
+    # threshold apart from allocation: attempts as MyGO's, K where it was put
+    made, K, _ = sampled(monkeypatch, lambda q, k: rewards[q][k], "fixed", K=0.5)
+    assert K == 0.5 and [len(g) for g in made] == [3, 16, 6, 3]
+    assert [t.reward for t in m.select(made[3], "fixed", K, config())] == [0.6] * 3
 
 
 def test_what_the_other_methods_choose(monkeypatch):
     rewards = {"q0": [0, 0.5, 1, 1, 1], "q1": [0, 0.5, 0.7, 0.7, 0], "q2": [0] * 5, "q3": [1] * 5}
     chosen = {}
-    for stage in ("star", "raft", "grpo"):
+    for stage in ("star", "raft", "raft++", "grpo"):
         made, _, log = sampled(monkeypatch, lambda q, k: rewards[q][k], stage)
         assert len(log) == 20 and [len(g) for g in made] == [5] * 4
         chosen[stage] = [[t.reward for t in m.select(g, stage, 0.5, config())] for g in made]
     assert chosen["star"] == [[1, 1, 1], [], [], [1, 1, 1]]
-    assert chosen["raft"] == [[1], [0.7], [0], [1]]
+    # those of the highest reward, where it is positive, and as many as STaR's
+    assert chosen["raft"] == chosen["raft++"] == [[1, 1, 1], [0.7, 0.7], [], [1, 1, 1]]
     assert chosen["grpo"] == [rewards["q0"], rewards["q1"], [], []]
 
 
@@ -519,13 +524,17 @@ def test_grpo_of_single_sequences_is_the_other_scripts():
 def test_an_update_raises_the_likelihood_of_what_was_chosen_and_grpo_of_what_was_better(tokenizer):
     good, bad = play(tokenizer, GOOD)[0], play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0]
     cfg, like = config(kl_coef=0.0, mini_batch=4), {}
-    for kind in ("mle", "grpo"):
+    for kind in ("mle", "grpo", "raft++"):
         model = tiny.tiny_model(tokenizer, width=32)
         batch = rollout.collate([good, bad], True, 4096)
         before = models.token_logprobs(model, batch).detach().sum(1)
-        groups, stage = ([[good]], "mygo") if kind == "mle" else ([[good, bad]], "grpo")
+        groups, stage = ([[good]], "mygo") if kind == "mle" else ([[good, bad]], kind)
+        if kind == "raft++":
+            groups = [[good]]
+            m.assign_advantages(groups[0], kind)
+            assert all(a == 1 for e in m.examples(good) for a in e.advantages)
         if kind == "grpo":
-            m.assign_advantages(groups[0])  # workers have their planner's
+            m.assign_advantages(groups[0], kind)  # workers have their planner's
             for t, sign in ((good, 1), (bad, -1)):
                 said = [a for e in m.examples(t) for a in e.advantages]
                 turns = sum(len(e.turns) for e in m.examples(t))
@@ -661,7 +670,7 @@ def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen,
         "--out", str(tmp_path), "--gradient-checkpointing", "on" if env == "text" else "off",
     ]
     # the rest has no part that depends on the environment
-    stages = ("all", "offline", "grpo", "star", "raft") if env == "text" else ("all", "grpo")
+    stages = ("all", "offline", "grpo", "star", "raft", "raft++") if env == "text" else ("all", "grpo")
     for stage in stages:
         m.main([*common, "--stage", stage])
     folder, name = (

@@ -23,6 +23,7 @@ class Step:
     found: str | None
     ask: str = ""       # the word asked for in place of the relation's own
     read: bool = False  # found in a passage that an earlier step has read: nothing is asked
+    tail: str = ""      # the entity's name where the passage calls it otherwise
 
 
 @dataclass

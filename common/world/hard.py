@@ -271,9 +271,9 @@ def _read_as(hard, steps, subject, relation, flaw_rate, rng):
 
 
 def _step(hard, subject, relation, **how):
-    found = hard.facts.get((subject, relation))
-    found = hard.called.get((subject, relation), found)
-    return Step(subject, relation, found, **how)
+    tail = hard.facts.get((subject, relation))
+    found = hard.called.get((subject, relation), tail)
+    return Step(subject, relation, found, tail="" if found == tail else tail, **how)
 
 
 def _searches(hard, subject, relation, twice, rng):
