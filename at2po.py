@@ -69,6 +69,7 @@ import torch
 
 from common import (
     chat,
+    checkpoint,
     data,
     demonstrations,
     flags,
@@ -85,12 +86,12 @@ from common import (
     warmup,
 )
 from common import model as models
-from common.files import console, plain, warn
+from common.files import console, plain, say, warn
 from common.ladder import Row
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
 from common.page import record
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.world import tiny
+from common.world import hard, tiny
 
 # ---------------------------------------------------------------- config
 
@@ -156,6 +157,10 @@ class Config(flags.PassageFlags):
     flip_advantages: bool = False   # a sanity check that must not learn
 
     # ---- update
+    # weights that are evaluated at the end: the last, or those that did best on --keep-data, looked at every
+    # --eval-every steps (the paper takes the best of its benchmarks)
+    keep: Literal["last", "best"] = "last"
+    keep_data: str = ""             # the set that chooses; the world's is dev
     # training questions: file, hub name, or "world" (nq = the single-hop policy's) | sec. 5.1
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
@@ -726,7 +731,12 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
     def share(step):
         return max(step / max(1, cfg.steps), spent["tokens"] / token_budget(cfg, spent, step))
 
-    for step, row in loop.steps(cfg, folder, policy, optimizer, METRICS, spent, evaluate_now, share):
+    keeps_best = cfg.keep == "best"
+    if keeps_best:
+        spent["best"] = -1.0
+    steps = loop.steps(
+        cfg, folder, policy, optimizer, METRICS, spent, evaluate_now, share, keep_best=keeps_best)
+    for step, row in steps:
         order = stable_seed(cfg.seed, "order")
         drawn = cfg.questions_per_step * cfg.dynamic_sampling
         questions = data.batch_of_step(split.questions, step, drawn, order)
@@ -822,8 +832,39 @@ def reproduce(cfg, argv=()):
         if not folder.start:
             before = evaluate_all("_before")
             guards.look_at_start({name: r["summary"] for name, r in before.items()}, warn)
-        train(cfg, folder, policy, reference, split, lambda when: run.mean_em(evaluate_all(when)))
+        chooser = set_that_chooses(cfg, split)
+
+        def evaluate_now(when):
+            chosen = [chooser] if chooser else evals
+            return run.mean_em(run.evaluate_all(cfg, folder, policy, chosen, evaluate, when))
+
+        train(cfg, folder, policy, reference, split, evaluate_now)
+        if chooser:
+            policy = better_of_last_and_best(cfg, folder, policy, evaluate_now("_last")["eval/em"])
         report.show_results(folder, before, evaluate_all(), AVERAGES)
+
+
+def set_that_chooses(cfg, split):
+    """The Split of --keep best; None for --keep last."""
+    if cfg.keep == "last":
+        return None
+    limit = cfg.eval_limit
+    if cfg.data == "world":
+        level = hard.parse(cfg.world)
+        name = cfg.keep_data or "dev"
+        return splits.world_split(name, cfg.world_size, limit or 400, cfg.retriever, level)
+    questions = data.load_questions(cfg.keep_data, limit or None)
+    return splits.Split("kept-by", questions, split.retriever)
+
+
+def better_of_last_and_best(cfg, folder, policy, last):
+    """The policy as it is, with `last` as its score on the set that chooses, or as it was in best/."""
+    found = checkpoint.find(folder.path / "best")
+    state = checkpoint.read_state(found) if found else {"best": -1.0}
+    if state["best"] <= last:
+        return policy
+    say(f"--keep best: step {state['step']} ({state['best']:.3f}), not the last ({last:.3f})")
+    return run.load_policy(cfg, found, trains=False)
 
 
 def parse_args(argv=None):
@@ -860,6 +901,12 @@ def resolve(cfg):
         "clip_low", "clip_high", "kl_coef", "overlong_buffer")
     flags.check(cfg, dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0), ("lr", "temperature", "grad_clip"))
     flags.needs_a_model(cfg)
+    if cfg.keep == "best" and not (cfg.eval_every and (cfg.keep_data or cfg.data == "world")):
+        sys.exit("error: --keep best needs --eval-every STEPS and --keep-data SET, which chooses and is not "
+                 "tested on")
+    if cfg.keep == "best" and cfg.engine == "vllm":
+        sys.exit("error: --keep best loads other weights at the end, which vLLM's engine is not made for: "
+                 "--engine transformers, or --eval-only --checkpoint RUN/best")
     if cfg.token_budget != "auto" and cfg.token_budget < 0:
         flags.refuse("token_budget", cfg.token_budget, "auto, or a number of at least 0")
     is_tree = cfg.loss == "atpo" if cfg.rollout == "auto" else cfg.rollout == "tree"

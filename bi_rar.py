@@ -161,8 +161,11 @@ WORLD = dict(
     max_batch=384,
     save_every=5,
 )
-# And at the world's second level (--world hard).
+# And at the world's second level (--world hard:elastic=.3), where paths differ in length: reading them takes
+# twice the warm-up.
 HARD = WORLD | dict(
+    warmup_steps=3000,
+    flaw_rate=.4,
     limit=1500,
     eval_limit=2000,
     scorer="lines",

@@ -23,7 +23,7 @@ from common.page import record
 
 
 def steps(cfg, folder, policy, optimizer, metrics,
-          state=None, evaluate=None, share=None, label="", guard=None):
+          state=None, evaluate=None, share=None, label="", guard=None, keep_best=False):
     """Yields (step, row) from where the folder's checkpoint stands to cfg.steps.
 
     policy: has `model` and `tokenizer`, which are saved with the optimizer. metrics: the script's table.
@@ -31,7 +31,8 @@ def steps(cfg, folder, policy, optimizer, metrics,
     evaluate(suffix) -> {"eval/…": number} is called every cfg.eval_every steps.
     share(step) -> how much of the training is done after it, of 1, where another budget than steps may
         end it.
-    guard: {name: function} of a script's own, beside those of common/guards.py."""
+    guard: {name: function} of a script's own, beside those of common/guards.py.
+    keep_best: the weights with the highest eval/em so far are kept in best/, the number as state["best"]."""
     state = {} if state is None else state
     share = share or (lambda step: step / max(1, cfg.steps))
     step = saved = 0
@@ -60,6 +61,9 @@ def steps(cfg, folder, policy, optimizer, metrics,
             record.explain_best_and_worst(sample)
         if evaluate and cfg.eval_every and step % cfg.eval_every == 0 and step < cfg.steps:
             row |= evaluate(f"_step{step}")
+            if keep_best and row["eval/em"] > state.get("best", -1.0):
+                state["best"] = row["eval/em"]
+                save(folder, policy, None, step, state, "best")
         if sample:
             folder.append("samples.jsonl", [sample])
         folder.log(row)
@@ -94,9 +98,9 @@ def describe(state):
     return ", ".join(parts)
 
 
-def save(folder, policy, optimizer, step, state):
+def save(folder, policy, optimizer, step, state, name="checkpoint"):
     state = {"step": step, "run": folder.id, **state}
-    checkpoint.save(folder.path / "checkpoint", policy.model, policy.tokenizer, optimizer, state)
+    checkpoint.save(folder.path / name, policy.model, policy.tokenizer, optimizer, state)
 
 
 def step_line(step, total, row, metrics):

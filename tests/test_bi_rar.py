@@ -164,6 +164,119 @@ def test_only_right_trajectories_are_scored_and_equal_steps_once(monkeypatch):
     )
 
 
+def trajectory(texts, answer="Ada", em=1.0, searches=2):
+    """Turns of these texts, whose ids are 50 and more."""
+    turns = [rollout.Turn([50 + i, 60 + i], [0.0, 0.0], "", text) for i, text in enumerate(texts)]
+    info = {"em": em, "answer": answer, "searches": searches}
+    return rollout.Trajectory("q", [1], turns, info=info)
+
+
+TEXTS = ("<think> a b </think> <search> c </search>", "<think> d </think> <answer> e </answer>")
+
+
+@pytest.mark.parametrize("flags, wanted", [
+    (["--step-text", "turn"], [((50, 60), ()), ((51, 61), ())]),
+    (["--step-text", "thought"], [("a b", ()), ("d", ())]),
+    (["--step-text", "turn", "--answer-step", "off"], [((50, 60), ())]),
+    (["--step-text", "turn", "--context", "history"], [((50, 60), ()), ((51, 61), ((50, 60),))]),
+])
+def test_what_a_step_is_and_what_stands_before_it(scorer, flags, wanted):
+    _, tokenizer = scorer
+    cfg = bi_rar.parse_args(flags)
+    found = bi_rar.jobs_of(trajectory(TEXTS), data.Question("q", "who?", ["Ada"]), tokenizer, cfg)
+    assert {job[:2] for job in found} == {("who?", "Ada")}
+    for (_, _, step, before), (step_wanted, before_wanted) in zip(found, wanted, strict=True):
+        if isinstance(step_wanted, str):
+            step_wanted = tuple(tokenizer(step_wanted, add_special_tokens=False)["input_ids"])
+        assert (step, before) == (step_wanted, before_wanted)
+
+
+def test_another_tokenizer_reads_the_text_and_never_the_ids(scorer):
+    _, tokenizer = scorer
+    cfg = bi_rar.parse_args(["--step-text", "turn"])
+    question = data.Question("q", "who?", ["Ada"])
+    found = bi_rar.jobs_of(trajectory(["w3 w4"]), question, tokenizer, cfg, own_ids=False)
+    assert found[0][2] == tuple(tokenizer("w3 w4", add_special_tokens=False)["input_ids"])
+
+
+def test_earlier_steps_stand_before_a_step_line_by_line(scorer):
+    model, tokenizer = scorer
+    line = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    plain, history = ("w1 w2", "w3", (10, 11), ()), ("w1 w2", "w3", (10, 11), ((20, 21), (22,)))
+    four = bi_rar.scored_paths(tokenizer, [plain, history])
+    before = [20, 21, *line, 22, *line]
+    for short, long in zip(four[plain], four[history], strict=True):
+        assert long.prompt_ids == short.prompt_ids + before
+        assert [t.ids for t in long.turns] == [t.ids for t in short.turns]
+    k = bi_rar.complexities(model, tokenizer, [plain, history], CFG)
+    assert k[plain] != k[history]
+
+
+def test_a_right_answer_without_a_step_earns_nothing_where_answers_are_no_steps(monkeypatch):
+    monkeypatch.setattr(bi_rar, "step_distances", lambda s, t, jobs, cfg: dict.fromkeys(jobs, (.5, .5)))
+    cfg = bi_rar.parse_args(["--answer-step", "off"])
+    groups = [[trajectory(TEXTS[1:]), trajectory(TEXTS)]]
+    policy = rollout.Policy("trained", None, None)
+    bi_rar.set_rewards(policy, bi_rar.Scorer("frozen"), groups, [data.Question("q", "who?", ["Ada"])],
+                       "forward", cfg)
+    assert [t.reward for t in groups[0]] == pytest.approx([0, math.exp(-.5)])
+
+
+def test_the_controls_pay_for_fewer_searches_and_for_distances_of_others(monkeypatch):
+    question = data.Question("q", "who?", ["Ada"])
+    policy, frozen = rollout.Policy("trained", None, None), bi_rar.Scorer("frozen")
+    group = [trajectory(TEXTS, searches=1), trajectory(TEXTS, searches=3), trajectory(TEXTS, em=0.0)]
+    assert bi_rar.set_rewards(policy, frozen, [group], [question], "length", CFG) == 0
+    assert [t.reward for t in group] == pytest.approx([.95, .85, 0])
+    # shuffled: the distances of all right steps, dealt out anew; wrong trajectories have none
+    distances = iter(x / 10 for x in range(1, 99))
+    dealt = {}
+
+    def known(scorer, tokenizer, jobs, cfg):
+        for job in jobs:
+            if job not in dealt:
+                dealt[job] = (next(distances), 0.0)
+        return {job: dealt[job] for job in jobs}
+
+    monkeypatch.setattr(bi_rar, "step_distances", known)
+    cfg = bi_rar.parse_args(["--step-text", "turn"])
+    many = []
+    for i in range(6):
+        t = trajectory(TEXTS)
+        for k, turn in enumerate(t.turns):
+            turn.ids = [100 + i, 200 + k]
+        many.append(t)
+    rewards = {}
+    for step in (1, 1, 2):
+        bi_rar.set_rewards(policy, frozen, [many], [question], "shuffled", cfg, step)
+        rewards.setdefault(step, []).append([t.reward for t in many])
+    bi_rar.set_rewards(policy, frozen, [many], [question], "forward", cfg)
+    forward = [t.reward for t in many]
+    assert rewards[1][0] == rewards[1][1] != rewards[2][0] and forward not in (rewards[1][0], rewards[2][0])
+
+    def product(values):  # what is left of all cascades together depends on the distances alone
+        return math.prod(1 - r for r in values)
+
+    assert product(rewards[1][0]) == pytest.approx(product(forward))
+
+
+def test_a_scorer_of_ones_own_is_frozen_and_the_line_scorer_is_the_worlds(tmp_path, scorer):
+    model, tokenizer = scorer
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = rollout.Policy(model, tokenizer, None)
+    own = bi_rar.load_scorer(bi_rar.parse_args(["--scorer", str(tmp_path)]), policy, "initial", "")
+    assert own.tokenizer is None and not any(p.requires_grad for p in own.model.parameters())
+    other = tiny.tiny_tokenizer(["x"], ["<a>"])
+    other_policy = rollout.Policy(model, other, None)
+    theirs = bi_rar.load_scorer(bi_rar.parse_args(["--scorer", str(tmp_path)]), other_policy, "initial", "")
+    assert theirs.tokenizer.get_vocab() == tokenizer.get_vocab()
+    assert bi_rar.load_scorer(CFG, policy, "initial", "").model == "initial"
+    assert bi_rar.load_scorer(CFG, policy, None, None) is None
+    with pytest.raises(SystemExit, match="--scorer lines"):
+        bi_rar.parse_args(["--scorer", "lines", "--model", "x"])
+
+
 # ---- rewards (Eq 5-7) and GRPO
 
 

@@ -188,7 +188,8 @@ def test_its_settings_are_the_scripts_own():
     assert cfg.warmup_steps == hard.WARM_UP_STEPS and cfg.flaw_rate == hard.FLAW_RATE
     assert at2po.parse_args([]).warmup_steps == 900
     assert at2po.parse_args(["--world=hard:noise=.2"]).chains == 4
-    assert bi_rar.parse_args(["--world", "hard"]).scorer == "lines"
+    cfg = bi_rar.parse_args(["--world", "hard"])
+    assert (cfg.scorer, cfg.warmup_steps, cfg.flaw_rate) == ("lines", 3000, .4)
 
 
 # ---------------------------------------------------------------- gates

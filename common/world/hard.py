@@ -10,7 +10,7 @@ against that.
 Knobs, all off unless set (--world hard:noise=.2,elastic=.3):
 
     elastic   share of the questions of which a passage also states the fact after its own, so that one search
-              fewer answers them, too; a quarter of the demonstrations ask something twice
+              fewer answers them, too; a seventh of the demonstrations ask something twice
     noise     share of the entities with a society, whose passage is found first and states no fact; a second
               query, with the entity's kind, finds the entity
     partial   share of the entities that other passages call by a longer name than their own page and gold do
@@ -33,7 +33,7 @@ WARM_UP_STEPS = 1550
 FLAW_RATE = .8
 RATES = (.125, .5, .75, 1)         # of habits, times --flaw-rate; the last is for one other relation, not two
 OTHER_FLAWS = .04                  # too few hops, and as many in bad format
-ASKED_TWICE = .25                  # of the demonstrations, where paths are elastic
+ASKED_TWICE = .15                  # of the demonstrations, where paths are elastic
 SHORTCUT_TAKEN = .5
 RETRIED = .5                       # of the searches that found nothing
 FULL_NAME = .75                    # of answers, where the passage has a longer name

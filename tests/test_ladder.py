@@ -1,0 +1,163 @@
+"""Tables of methods over seeds: which runs they make, what they show of them, what a failed one says; and the
+best weights of a run kept beside the last."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import at2po
+from common import checkpoint, ladder, splits
+from common.files import RunError, read_jsonl
+from common.ladder import Row
+from tests.test_scripts import TINY
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def finished(folder, ems, before, steps):
+    """A run folder as a run leaves it."""
+    folder.mkdir(parents=True)
+
+    def result(values):
+        rows = [{"id": str(i), "em": em, "f1": em, "searches": 2 + em, "tokens": 9.0}
+                for i, em in enumerate(values)]
+        mean = sum(values) / len(values)
+        return {"summary": {"em": mean, "n": len(rows)}, "predictions": rows}
+
+    (folder / "eval_test.json").write_text(json.dumps(result(ems)))
+    (folder / "eval_test_before.json").write_text(json.dumps(result(before)))
+    (folder / "config.json").write_text("{}")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+
+
+def test_a_table_by_hand(tmp_path):
+    steps = [{"step": n, "rollout/tokens_total": 100 * n, "reward/em": .1 * n, "rollout/entropy": 1 / n,
+              "train/clip_fraction": .2, "train/ratio_max": n, "reward/format": 1.0,
+              "rollout/flat_groups": .5} for n in (1, 2, 3, 4)]
+    steps[1]["eval/em"] = .25
+    folders = {"a": [], "b": [], "c": []}
+    for seed, (a, b, c) in enumerate([([0, 0, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0]),
+                                      ([0, 1, 0, 0], [1, 1, 0, 1], [1, 1, 0, 0])]):
+        for label, ems in zip("abc", (a, b, c), strict=True):
+            folder = tmp_path / f"x-{label}-seed{seed}"
+            finished(folder, ems, [0, 0, 0, 1], steps)
+            folders[label].append(folder)
+    rows = {"a": Row((), "1.0"), "b": Row(()), "c": Row((), "", "a")}
+    ladder.show(tmp_path / "x", rows, folders, ("start", Row((), "0.5")))
+    table = json.loads((tmp_path / "x-table.json").read_text())
+    lines = [dict(zip(table["header"], line, strict=True)) for line in table["rows"]]
+    assert [line["method"] for line in lines] == ["start", "a", "b", "c"]
+    assert [line["paper"] for line in lines] == ["0.5", "1.0", "", ""]
+    assert [line["minus"] for line in lines] == ["", "", "a", "a"]
+    assert lines[2]["EM by seed"] == "0.500 0.750"
+    assert lines[2]["paired by question"].startswith("+0.375 [")
+    # seeds: +.25 and +.5, Student's t with one degree of freedom
+    assert lines[2]["paired by seed"] == "+0.375 [-1.213, +1.963]"
+    assert lines[3]["paired by seed"].startswith("+0.375 [")
+    assert lines[0]["tokens"] == "" and lines[1]["tokens"] == "400"
+    assert (lines[1]["clip"], lines[1]["largest ratio"], lines[1]["entropy"]) == ("0.200", "4.0", "0.250")
+    assert lines[1]["mean along the run"].startswith("0.250 [")
+    for name in ("x-curves.png", "x-turns.png"):
+        assert (tmp_path / name).stat().st_size > 5000
+
+
+def test_every_run_of_a_table_gets_the_other_flags_and_is_made_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: asked.extend(commands))
+    monkeypatch.setattr(ladder, "show", lambda path, rows, folders, before: asked.append((path, folders)))
+    cfg = SimpleNamespace(out=str(tmp_path), name="t", seed=3, seeds=2)
+    finished(tmp_path / "at2po/t-two-words-seed3", [1], [0], [])
+    begun = tmp_path / "at2po/t-one-seed4"
+    begun.mkdir()
+    (begun / "config.json").write_text("{}")
+    rows = {"one": Row(("--lr", "1e-3")), "two, words": Row()}
+    given = "--ladder --seeds 2 --seed=3 --name t --world hard --lr 1e-4".split()
+    ladder.run(cfg, "at2po", "ladder", rows, given)
+    *commands, (path, folders) = asked
+    assert path == tmp_path / "at2po/t-ladder"
+    assert folders["two, words"] == [tmp_path / f"at2po/t-two-words-seed{s}" for s in (3, 4)]
+    flags = {folder.name: command[2:] for folder, command in commands}
+    shared = ["--world", "hard", "--lr", "1e-4"]
+    assert flags == {
+        "t-one-seed3": [*shared, "--lr", "1e-3", "--seed", "3", "--name", "t-one-seed3"],
+        "t-one-seed4": [*shared, "--lr", "1e-3", "--seed", "4", "--name", "t-one-seed4", "--resume"],
+        "t-two-words-seed4": [*shared, "--seed", "4", "--name", "t-two-words-seed4"],
+    }
+
+
+def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    failing = [sys.executable, "-c", "import sys; sys.exit('error: no such thing')"]
+    with pytest.raises(RunError, match="bad failed .error: no such thing.*bad.log"):
+        ladder.all_at_once([(tmp_path / "good", sleeping), (tmp_path / "bad", failing)], 2)
+
+
+@pytest.mark.parametrize("table, labels", [("TABLE_1", 4), ("TABLE_2", 12), ("MAIN_TABLE", 6)])
+def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
+    rows = getattr(at2po, table)
+    assert len(rows) == labels and "AT2PO" in rows
+    configs = {label: at2po.parse_args(["--world", "hard", *row.flags]) for label, row in rows.items()}
+    told = [(c.loss, c.rollout, c.expansion, c.credit, c.value, c.advantage, c.kl_coef)
+            for c in configs.values()]
+    assert len(set(told)) == labels  # no two rows are one method
+    for c in configs.values():
+        assert c.lr == (1e-4 if c.loss in at2po.TOKEN_RATIOS else 2e-4)
+    for row in rows.values():
+        assert not row.minus or row.minus in rows
+
+
+def test_a_small_ladder_from_the_command_line(tmp_path, monkeypatch):
+    command = [*TINY, "--ladder", "--seeds", "2", "--steps", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "at2po.py"), *command])
+    monkeypatch.setattr(at2po, "TABLE_1", {k: at2po.TABLE_1[k] for k in ("random tree, GRPO", "AT2PO")})
+    at2po.main(command)
+    base = tmp_path / "at2po"
+    table = json.loads((base / "tables-ladder-table.json").read_text())
+    assert [line[0] for line in table["rows"]] == ["ReAct", *at2po.TABLE_1]
+    assert all(len(line[2].split()) == 2 for line in table["rows"])
+    config = json.loads((base / "tables-random-tree-grpo-seed1/config.json").read_text())
+    assert (config["loss"], config["expansion"], config["credit"], config["seed"]) == (
+        "grpo", "random", "outcome", 1)
+
+
+# ---------------------------------------------------------------- --keep best
+
+def test_the_best_weights_of_a_run_are_kept_and_evaluated(tmp_path, monkeypatch):
+    scores = {"_step1": .2, "_step2": .9, "_step3": .1, "_last": .3}
+
+    def known(cfg, folder, policy, sets, evaluate, when=""):
+        found = real(cfg, folder, policy, sets, evaluate, when)
+        for s in sets:
+            if when in scores:
+                assert s.name == "dev"  # what chooses is not what is tested on
+                found[s.name]["summary"]["em"] = scores[when]
+        return found
+
+    real = at2po.run.evaluate_all
+    monkeypatch.setattr(at2po.run, "evaluate_all", known)
+    at2po.main([*TINY, "--steps", "4", "--eval-every", "1", "--keep", "best", "--out", str(tmp_path),
+                "--name", "kept"])
+    folder = tmp_path / "at2po/kept"
+    assert checkpoint.read_state(folder / "best")["step"] == 2
+    assert checkpoint.read_state(checkpoint.find(folder / "checkpoint"))["best"] == .9
+    assert [row.get("eval/em") for row in read_jsonl(folder / "metrics.jsonl")] == [.2, .9, .1, None]
+    # what is evaluated at the end are the weights of step 2
+    at2po.main([*TINY, "--eval-only", "--checkpoint", str(folder / "best"), "--out", str(tmp_path),
+                "--name", "again"])
+    ours, again = (json.loads((tmp_path / f"at2po/{name}/eval_test.json").read_text())
+                   for name in ("kept", "again"))
+    assert [p["answer"] for p in ours["predictions"]] == [p["answer"] for p in again["predictions"]]
+
+
+def test_keeping_the_best_needs_a_set_that_chooses():
+    with pytest.raises(SystemExit, match="--keep best needs --eval-every"):
+        at2po.parse_args(["--keep", "best", "--eval-every", "0"])
+    with pytest.raises(SystemExit, match="--keep-data"):
+        at2po.parse_args(["--model", "x", "--keep", "best", "--eval-every", "5"])
+    split = splits.world_split("train", questions=4)
+    cfg = at2po.parse_args(["--keep", "best", "--eval-every", "5", "--eval-limit", "3"])
+    chooser = at2po.set_that_chooses(cfg, split)
+    assert chooser.name == "dev" and len(chooser.questions) == 3
