@@ -169,6 +169,7 @@ HARD = WORLD | dict(
     limit=1500,
     eval_limit=2000,
     scorer="lines",
+    steps=60,
     lr=2e-4,
     questions_per_step=16,
     mini_batch=4,
