@@ -9,6 +9,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 from common import metrics, retriever, rollout, run, splits, world
+from common.files import read_jsonl
 from common.world import hard
 
 KNOBS = hard.Level(elastic=.3, noise=.2, partial=.5, tail=.1)
@@ -210,7 +211,7 @@ def relations_right(row, made):
     return queries[:len(wanted)] == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.gates
 def test_the_start_policy_is_ripe_in_reading_and_wrong_in_habits(start):
     cfg, policy, dev = start
     sampled, summary = at2po.evaluate(policy, dev, cfg)
@@ -222,7 +223,7 @@ def test_the_start_policy_is_ripe_in_reading_and_wrong_in_habits(start):
     assert len(right) > 20 and sum(right) / len(right) >= .5
 
 
-@pytest.mark.slow
+@pytest.mark.gates
 def test_expansion_credit_and_clipping_have_room_to_differ(start):
     cfg, policy, _ = start
     train = splits.world_split("train", questions=200, level=hard.Level())
@@ -236,3 +237,41 @@ def test_expansion_credit_and_clipping_have_room_to_differ(start):
             differs = at2po.credit_metrics(learned)["rollout/turn_differs"]
     assert same["entropy"] <= .25 and same["random"] >= .35
     assert differs >= .15
+
+
+@pytest.mark.gates
+@pytest.mark.parametrize("loss, low, high", [("atpo", .05, .25), ("grpo", 0, .03)])
+def test_a_turns_ratio_is_clipped_often_and_a_tokens_hardly_ever(tmp_path, loss, low, high):
+    at2po.main(["--world", "hard", "--loss", loss, "--steps", "6", "--eval-limit", "40", "--eval-every", "0",
+                "--out", str(tmp_path), "--name", "a"])
+    rows = read_jsonl(tmp_path / "at2po/a/metrics.jsonl")
+    clipped = [row["train/clip_fraction"] for row in rows[2:]]
+    assert low <= sum(clipped) / len(clipped) <= high
+    flat = [row["rollout/flat_groups"] for row in rows]
+    assert sum(flat) / len(flat) < .5
+
+
+@pytest.mark.gates
+def test_with_elastic_paths_steps_and_lengths_tell_trajectories_apart():
+    cfg = bi_rar.parse_args(["--world", "hard:elastic=.3", "--group-size", "10"])
+    policy = run.load_policy(cfg, bi_rar.tiny_policy(cfg))
+    train = splits.world_split("train", questions=200, level=hard.parse(cfg.world))
+    questions = train.questions[:48]
+    groups = bi_rar.rollout_groups(policy, train.retriever, questions, cfg, 0)
+    right = [[t for t in group if t.info["em"]] for group in groups]
+    mixed = [r for r, group in zip(right, groups, strict=True) if 2 <= len(r) < len(group)]
+    assert len(mixed) > 20
+    lengths = [len({t.info["searches"] for t in r}) > 1 for r in mixed]
+    assert sum(lengths) >= .4 * len(lengths)
+    scorer = bi_rar.load_scorer(cfg, policy, None, None)
+    pairs = [(t, q) for r, q in zip(right, questions, strict=True) for t in r]
+    wrong = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if not t.info["em"]]
+    bi_rar.score_steps(policy, scorer, pairs + wrong, cfg)
+    of_right = [d for t, _ in pairs for d in t.info["d_TA"]]
+    of_wrong = [d for t, _ in wrong for d in t.info["d_TA"]]
+    assert rollout.mean(of_right) < .9 < rollout.mean(of_wrong)
+    assert sum(d < 1 for d in of_right) > .8 * len(of_right)
+    # K(Q|.) is the smaller of its pair often enough for the backward reward to see the question
+    jobs = [job for t, q in pairs for job in bi_rar.jobs_of(t, q, policy.tokenizer, cfg)]
+    bits = bi_rar.complexities(scorer.model, policy.tokenizer, jobs, cfg).values()
+    assert rollout.mean(q_a < t_a for *_, t_a, q_a in bits) > .2
