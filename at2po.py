@@ -47,6 +47,7 @@ What is not in the paper is at the end (appendix) or in common/.
 
     python at2po.py                               the embedded world, two CPU cores, under ten minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
+    python at2po.py --world hard --ladder --seeds 5         Table 1 (--schemes: 2) where methods can differ
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting; a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --checkpoint Qwen/Qwen3-4B --data musique-dev        ReAct: no training
     python at2po.py --ask "Who is the spouse of the composer of the film Empty Ocean?"
@@ -155,6 +156,8 @@ class Config(flags.PassageFlags):
     # tokens before --max-response over which the reward falls by 1, in training; DAPO's, 0 = none
     overlong_buffer: int = 0
     flip_advantages: bool = False   # a sanity check that must not learn
+    # train on turns decoded and encoded anew, which is what token in, token out avoids (Figure 8)
+    retokenize: bool = False
 
     # ---- update
     # weights that are evaluated at the end: the last, or those that did best on --keep-data, looked at every
@@ -432,11 +435,19 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
             # a turn is sampled anew from the state before it
             paths = [f"{node.path}.{r}-{i}" for i, node in enumerate(chosen)]
             await asyncio.gather(*(start(n.parent or root, p) for n, p in zip(chosen, paths, strict=True)))
+    for node in root.nodes()[1:] if cfg.retokenize else ():
+        node.turn = retokenized(policy.tokenizer, node.turn)
     for leaf in root.leaves():
         trajectory = leaf.trajectory = score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
         length = trajectory.length - len(prompt_ids)
         trajectory.reward += overlong_penalty(length, cfg.max_response, cfg.overlong_buffer)
     return root
+
+
+def retokenized(tokenizer, turn):
+    """A turn as its text is encoded, which need not be what was sampled (App. C); its entropy stays."""
+    ids = tokenizer(tokenizer.decode(turn.ids), add_special_tokens=False)["input_ids"]
+    return replace(turn, ids=ids, logprobs=[-turn.entropy] * len(ids))
 
 
 def rollout_trees(policy, retriever, questions, cfg, step):

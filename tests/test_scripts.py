@@ -419,6 +419,10 @@ def test_sampled_ids_are_kept_even_where_encoding_would_change_them(qwen):
     batch = rollout.collate([at2po.Trajectory("q", [1, 2], [turn])])
     assert batch.target.tolist() == odd and batch.input_ids[0, batch.response_mask[0]].tolist() == odd
     assert at2po.parse_response([turn]) == ("x", "")
+    # --retokenize shows what would change: other ids for the same text
+    again = at2po.retokenized(tokenizer, turn)
+    assert again.ids != odd and tokenizer.decode(again.ids) == text and len(again.ids) == len(again.logprobs)
+    assert again.entropy == pytest.approx(turn.entropy) and again.stop_reason == "</answer>"
 
 
 def test_the_search_limit_is_announced_once(qwen):
@@ -965,3 +969,11 @@ def test_a_checkpoint_brings_neither_code_nor_pickles(tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError):  # a pickle alone
         models.load_model(folder)
+
+
+def test_words_are_their_own_encoding_so_that_nothing_drifts_in_the_world(tmp_path):
+    run(tmp_path, "--steps", 1, "--name", "as-sampled")
+    run(tmp_path, "--steps", 1, "--name", "encoded-anew", "--retokenize")
+    a, b = (load_file(str(tmp_path / f"at2po/{name}/checkpoint/model.safetensors"))
+            for name in ("as-sampled", "encoded-anew"))
+    assert all(torch.equal(a[k], b[k]) for k in a)
