@@ -139,8 +139,8 @@ class Config(flags.PassageFlags):
     # a turn's own value; its leaf's for every turn (Table 1); the leaf's among all leaves plus that among the
     # leaves of its own chain (Tree-GRPO)
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
-    # of inner nodes (Table 2) | Eq 3
-    value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"
+    # of inner nodes (Table 2); shrunk (ours): the leaves' mean, drawn to the parent's where few are | Eq 3
+    value: Literal["child-weighted", "child-mean", "leaf-mean", "shrunk"] = "child-weighted"
     advantage: Literal["value", "td", "global", "combined"] = "value"  # from values (Table 2) | Eq 3
     # turn, token or sequence ratios; grpo, dapo and gspo with their own defaults
     loss: Literal["atpo", "grpo", "dapo", "gspo"] = "atpo"
@@ -227,6 +227,7 @@ BASELINES = {  # App. B.4
     "gspo": dict(clip_low=3e-4, clip_high=4e-4),
 }
 TOKEN_RATIOS = ("grpo", "dapo")
+SHRINKAGE = 2  # leaves that the parent's value counts for, of --value shrunk
 RANDOM_TREE = ("--rollout", "tree", "--expansion", "random")
 TREE_GRPO = ("--loss", "grpo", "--kl-coef", "0", *RANDOM_TREE, "--std", "sample", "--credit")
 TABLE_1 = {
@@ -547,6 +548,8 @@ def leaf_values(rewards, sample_std=False):
 
 def node_value(node, rule):
     """Sets and returns V(n) from the children's values (Eq 3); leaves hold theirs."""
+    if rule == "shrunk":
+        return shrunk_values(node)
     if node.done:
         return node.value
     values = [node_value(c, rule) for c in node.children]
@@ -559,6 +562,19 @@ def node_value(node, rule):
         leaves = node.leaves()
         node.value = sum(leaf.value for leaf in leaves) / len(leaves)
     return node.value
+
+
+def shrunk_values(root):
+    """V(n) = (sum of its leaves' values + 2 V(parent)) / (leaves + 2), from the root's mean down: a turn with
+    one leaf below it is mostly its parent's. Leaves are turns like others. Returns V(root)."""
+    own = {leaf: leaf.value for leaf in root.leaves()}
+    for n in root.nodes():
+        values = [own[leaf] for leaf in n.leaves()]
+        if n.parent is None:
+            n.value = sum(values) / len(values)
+        else:
+            n.value = (sum(values) + SHRINKAGE * n.parent.value) / (len(values) + SHRINKAGE)
+    return root.value
 
 
 def assign_advantages(root, cfg):
