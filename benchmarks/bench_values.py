@@ -44,7 +44,7 @@ def worth_of_turns(policy, split, roots, questions, cfg, rollouts):
     worth = {}
     for node, em in zip(owners, right, strict=True):
         worth.setdefault(node, []).append(em)
-    return {node: sum(ems) / len(ems) for node, ems in worth.items()}
+    return {node: rollout.mean(ems) for node, ems in worth.items()}
 
 
 async def ends_right(policy, search, question, prompt_ids, start, path, cfg):
@@ -58,9 +58,13 @@ def correlations(roots, worth, cfg):
     """{rule: correlation of its values with `worth`, over the turns of trees whose leaves differ}"""
     found = {}
     for rule in RULES:
-        learned = [root for root in roots if at2po.assign_advantages(root, replace(cfg, value=rule))]
-        nodes = [n for root in learned for n in root.nodes() if n in worth]
-        found[rule] = within_trees(learned, worth, {n: n.value for n in nodes})
+        ruled = replace(cfg, value=rule)
+        learned = [root for root in roots if at2po.assign_advantages(root, ruled)]
+        values = {}
+        for root in learned:
+            for node in root.nodes():
+                values[node] = node.value
+        found[rule] = within_trees(learned, worth, values)
     outcome = {}
     for root in learned:
         for leaf in root.leaves():
@@ -75,16 +79,32 @@ def within_trees(roots, worth, values):
     xs, ys = [], []
     for root in roots:
         nodes = [n for n in root.nodes() if n in worth]
-        if len(nodes) > 1:
-            x = np.array([values[n] for n in nodes])
-            y = np.array([worth[n] for n in nodes])
-            xs.append(x - x.mean())
-            ys.append(y - y.mean())
-    return float(np.corrcoef(np.concatenate(xs), np.concatenate(ys))[0, 1])
+        if len(nodes) < 2:
+            continue
+        x = np.array([values[n] for n in nodes])
+        y = np.array([worth[n] for n in nodes])
+        xs.append(x - x.mean())
+        ys.append(y - y.mean())
+    xs = np.concatenate(xs)
+    ys = np.concatenate(ys)
+    return float(np.corrcoef(xs, ys)[0, 1])
+
+
+def mechanisms(roots, cfg):
+    """[share of turns whose value is not their leaf's, share of turns sampled anew that came out the same]"""
+    learned = [root for root in roots if at2po.assign_advantages(root, cfg)]
+    differs = at2po.credit_metrics(learned)["rollout/turn_differs"]
+    alike = []
+    for root in roots:
+        alike += at2po.resampled_alike(root)
+    return [f"{differs:.2f}", f"{rollout.mean(alike):.2f}"]
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     parser.add_argument("--world", default="hard")
     parser.add_argument("--questions", type=int, default=14)
     parser.add_argument("--rollouts", type=int, default=64)
@@ -97,20 +117,19 @@ def main(argv=None):
     questions = split.questions[:args.questions]
     rows = []
     for chains, expand, rounds in SHAPES:
-        shape = dict(chains=chains, expand=expand, rounds=rounds)
+        shape = f"{chains}, {expand}, {rounds}"
+        cfg = replace(base, chains=chains, expand=expand, rounds=rounds)
         for expansion in ("entropy", "random"):
-            cfg = replace(base, expansion=expansion, **shape)
+            cfg = replace(cfg, expansion=expansion)
             roots = at2po.rollout_trees(policy, split.retriever, questions, cfg, 0)
-            learned = [root for root in roots if at2po.assign_advantages(root, cfg)]
-            differs = at2po.credit_metrics(learned)["rollout/turn_differs"]
-            same = rollout.mean(alike for root in roots for alike in at2po.resampled_alike(root))
-            found = dict.fromkeys([*RULES, "outcome of one leaf"])
+            numbers = [shape, expansion, *mechanisms(roots, cfg)]
             if expansion == "entropy":
                 worth = worth_of_turns(policy, split, roots, questions, cfg, args.rollouts)
                 found = correlations(roots, worth, cfg)
-            numbers = [f"{differs:.2f}", f"{same:.2f}"]
-            numbers += ["" if r is None else f"{r:.2f}" for r in found.values()]
-            rows.append([f"{chains}, {expand}, {rounds}", expansion, *numbers])
+                numbers += [f"{r:.2f}" for r in found.values()]
+            else:
+                numbers += [""] * (len(RULES) + 1)
+            rows.append(numbers)
     header = ["M, N, L", "expansion", "value not the leaf's", "same turn again", *found]
     table(f"{len(questions)} trees, correlation with {args.rollouts} rollouts a turn", header, rows)
     if args.out:
