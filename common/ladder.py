@@ -17,7 +17,7 @@ from common import process
 from common.files import RunError, clock, read_jsonl, say, table, write_json
 from common.metrics import paired_difference, seed_interval
 from common.report import scores
-from common.results import evaluations, signed
+from common.results import evaluations, signed, with_evaluations
 
 OWN = ("ladder", "schemes", "baselines", "seeds", "seed", "name", "resume", "stage")  # not handed on
 
@@ -223,10 +223,10 @@ def draw(path, folders):
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for label, runs in folders.items():
-        steps = [read_jsonl(f / "metrics.jsonl") for f in runs]
-        for axis, key in zip(axes, ("reward/em", "rollout/entropy"), strict=True):
+        steps = [with_evaluations(f) for f in runs]
+        for axis, key in zip(axes, ("eval/em", "rollout/entropy"), strict=True):
             axis.plot(*mean_curve(steps, key), label=label, linewidth=1.8)
-    for axis, name in zip(axes, ("EM of training trajectories", "nats a sampled token"), strict=True):
+    for axis, name in zip(axes, ("EM of evaluations", "nats a sampled token"), strict=True):
         axis.set_xlabel("sampled tokens")
         axis.set_title(name, loc="left")
         axis.grid(alpha=.25)
@@ -267,7 +267,8 @@ def mean_curve(runs, key, points=40):
     for rows in runs:
         there = [row for row in rows if key in row]
         if there:
-            curves.append((column(there, "rollout/tokens_total"), column(there, key)))
+            tokens = [row.get("rollout/tokens_total", 0) for row in there]
+            curves.append((tokens, column(there, key)))
     if not curves:
         return [], []
     first = max(tokens[0] for tokens, _ in curves)
