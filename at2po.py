@@ -101,10 +101,10 @@ class Config(flags.PassageFlags):
     """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
 
     # ---- tables
-    ladder: bool = False            # Table 1: random tree + GRPO, + ATPO, + entropy, + turn credit
-    schemes: bool = False           # Table 2: three values by four advantages
-    baselines: bool = False         # the main table: GRPO, DAPO, GSPO, Tree-GRPO, AT2PO
-    seeds: int = 1                  # of such a table, from --seed on
+    ladder: bool = False            # random tree with GRPO, + ATPO, + entropy, + turn credit | Table 1
+    schemes: bool = False           # three rules of value by four of advantage | Table 2
+    baselines: bool = False         # AT2PO, GRPO, DAPO, GSPO and Tree-GRPO side by side
+    seeds: int = 1                  # seeds of such a table, from --seed on
 
     # ---- rollout
     rollout: Literal["auto", "tree", "chains"] = "auto"  # auto = chains for GRPO and GSPO, a tree otherwise
