@@ -587,7 +587,7 @@ def select(made, stage, K, cfg):
     return [t for t in made if t.reward > K][: cfg.keep]
 
 
-def assign_advantages(group, stage):
+def assign_advantages(group, stage="grpo"):
     """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
     advantages = [1.0] * len(group)
     if stage == "grpo":

@@ -727,7 +727,7 @@ def world(tmp_path_factory):
     (The tiny policy is made first, and cached.)"""
     folder = tmp_path_factory.mktemp("world")
     flags = (
-        "--eval-limit 400 --steps 8 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
+        "--eval-limit 300 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
         "--show-every 0"
     ).split()
     m.main([*flags, "--out", str(folder)])
@@ -757,7 +757,7 @@ def test_mygo_learns_in_text_and_graph(world):
         assert metrics.paired_difference(few, warm)[1] > 0
         assert metrics.paired_difference(few, learned)[1] > 0.1
         gain += sum(learned) - sum(warm)
-    assert gain > 0  # of 800 questions; few iterations gain little on the warm-up
+    assert gain > 0  # of 600 questions; few iterations gain little on the warm-up
 
 
 @pytest.mark.slow
@@ -769,7 +769,7 @@ def test_what_the_stages_leave_adds_up(world):
         )
         for name in ("test", "other-relations"):
             found = predictions(folder, name)
-            assert len(found) >= 300 and all(p["nodes"] and p["trajectories"] for p in found)
+            assert len(found) >= 250 and all(p["nodes"] and p["trajectories"] for p in found)
             assert json.loads((folder / f"eval_{name}.json").read_text())["summary"]["em"] == pytest.approx(
                 sum(p["em"] for p in found) / len(found)
             )
@@ -780,7 +780,7 @@ def test_what_the_stages_leave_adds_up(world):
         folder = world / f"seed0-{env}-mygo"
         learned = rows(folder)
         assert (
-            [r["step"] for r in learned] == list(range(1, 9))
+            [r["step"] for r in learned] == list(range(1, 6))
             and all(48 <= r["select/attempts"] <= 48 * 16 for r in learned)
         )
         K = [r["select/threshold"] for r in learned]
