@@ -52,7 +52,11 @@ def run(cfg, script, table_name, rows, argv, before=None):
         if (folder / "config.json").exists():
             given.append("--resume")
         commands.append((folder, [sys.executable, sys.argv[0], *given]))
-    all_at_once(commands, len(process.own_cores()))
+    try:
+        all_at_once(commands, len(process.own_cores()))
+    except KeyboardInterrupt as stop:
+        say("interrupted; what the runs have written is kept: the same command goes on with it")
+        sys.exit(143 if isinstance(stop, process.Terminated) else 130)
     folders = {label: [jobs[label, seed] for seed in seeds] for label in rows}
     show(base / f"{name}-{table_name}", rows, folders, before)
 

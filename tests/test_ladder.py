@@ -88,6 +88,17 @@ def test_every_run_of_a_table_gets_the_other_flags_and_is_made_once(tmp_path, mo
     }
 
 
+def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    def interrupted(commands, most):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ladder, "all_at_once", interrupted)
+    cfg = SimpleNamespace(out=str(tmp_path), name="t", seed=0, seeds=1)
+    with pytest.raises(SystemExit) as stop:
+        ladder.run(cfg, "at2po", "ladder", {"one": Row()}, [])
+    assert stop.value.code == 130 and "the same command goes on" in capsys.readouterr().out
+
+
 def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
     sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
     failing = [sys.executable, "-c", "import sys; sys.exit('error: no such thing')"]
