@@ -686,7 +686,7 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
     policy = run.load_policy(cfg, folder.start or source, trains)
     lora = cfg.lora if trains else 0
     initial = initial_source and models.load_reference(policy.model, initial_source, lora)
-    scorer = load_scorer(cfg, policy, initial, initial_source)
+    scorer = load_scorer(cfg, policy, initial)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question))
@@ -736,7 +736,7 @@ def initial_weights(cfg):
     return None if cfg.forward and not (cfg.model or cfg.checkpoint) else start_weights(cfg)
 
 
-def load_scorer(cfg, policy, initial, initial_source):
+def load_scorer(cfg, policy, initial):
     """The Scorer of --scorer; None where there is neither one nor an initial policy."""
     if not cfg.scorer:
         return Scorer(initial) if initial else None

@@ -265,14 +265,14 @@ def test_a_scorer_of_ones_own_is_frozen_and_the_line_scorer_is_the_worlds(tmp_pa
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     policy = rollout.Policy(model, tokenizer, None)
-    own = bi_rar.load_scorer(bi_rar.parse_args(["--scorer", str(tmp_path)]), policy, "initial", "")
+    own = bi_rar.load_scorer(bi_rar.parse_args(["--scorer", str(tmp_path)]), policy, "initial")
     assert own.tokenizer is None and not any(p.requires_grad for p in own.model.parameters())
     other = tiny.tiny_tokenizer(["x"], ["<a>"])
     other_policy = rollout.Policy(model, other, None)
-    theirs = bi_rar.load_scorer(bi_rar.parse_args(["--scorer", str(tmp_path)]), other_policy, "initial", "")
+    theirs = bi_rar.load_scorer(bi_rar.parse_args(["--scorer", str(tmp_path)]), other_policy, "initial")
     assert theirs.tokenizer.get_vocab() == tokenizer.get_vocab()
-    assert bi_rar.load_scorer(CFG, policy, "initial", "").model == "initial"
-    assert bi_rar.load_scorer(CFG, policy, None, None) is None
+    assert bi_rar.load_scorer(CFG, policy, "initial").model == "initial"
+    assert bi_rar.load_scorer(CFG, policy, None) is None
     with pytest.raises(SystemExit, match="--scorer lines"):
         bi_rar.parse_args(["--scorer", "lines", "--model", "x"])
 

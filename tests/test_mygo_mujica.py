@@ -670,7 +670,7 @@ def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen,
         "--out", str(tmp_path), "--gradient-checkpointing", "on" if env == "text" else "off",
     ]
     # the rest has no part that depends on the environment
-    stages = ("all", "offline", "grpo", "star", "raft++") if env == "text" else ("all", "grpo")
+    stages = ("all", "offline", "grpo", "star", "raft", "raft++") if env == "text" else ("all", "grpo")
     for stage in stages:
         m.main([*common, "--stage", stage])
     folder, name = (
@@ -727,7 +727,7 @@ def world(tmp_path_factory):
     (The tiny policy is made first, and cached.)"""
     folder = tmp_path_factory.mktemp("world")
     flags = (
-        "--eval-limit 300 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
+        "--eval-limit 400 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
         "--show-every 0"
     ).split()
     m.main([*flags, "--out", str(folder)])
@@ -757,7 +757,7 @@ def test_mygo_learns_in_text_and_graph(world):
         assert metrics.paired_difference(few, warm)[1] > 0
         assert metrics.paired_difference(few, learned)[1] > 0.1
         gain += sum(learned) - sum(warm)
-    assert gain > 0  # of 600 questions; few iterations gain little on the warm-up
+    assert gain > 0  # of 800 questions; few iterations gain little on the warm-up
 
 
 @pytest.mark.slow
@@ -769,7 +769,7 @@ def test_what_the_stages_leave_adds_up(world):
         )
         for name in ("test", "other-relations"):
             found = predictions(folder, name)
-            assert len(found) >= 250 and all(p["nodes"] and p["trajectories"] for p in found)
+            assert len(found) >= 300 and all(p["nodes"] and p["trajectories"] for p in found)
             assert json.loads((folder / f"eval_{name}.json").read_text())["summary"]["em"] == pytest.approx(
                 sum(p["em"] for p in found) / len(found)
             )
