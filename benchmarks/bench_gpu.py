@@ -1,6 +1,6 @@
 """A training step of AT2PO's size on one GPU, with random weights: rollout, update, memory, sleep and wake.
 
-    python -m benchmarks.bench_gpu [--model qwen3-0.6b qwen3-4b] [--updates 20] [--out results/gpu]
+    python -m benchmarks.bench_gpu [--model qwen3-0.6b qwen3-4b] [--engine vllm] [--out results/gpu]
 
 Weights are random, so turns are of a fixed length and nothing is learned; shapes are those of the paper's
 runs (three passages of search results a turn, trees of ten chains and twelve more leaves). Rows: everything
@@ -19,10 +19,10 @@ import torch
 
 import at2po
 from benchmarks.bench_kernels import HEADS, LAYERS, markdown, reason, versions
-from common import rollout, training
-from common.engine import TransformersEngine
+from common import rollout, run, training
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn
+from common.world.tiny import tiny_tokenizer
 
 PEAK_TFLOPS = 989
 CASES = {  # fields of at2po.Config
@@ -52,12 +52,11 @@ def random_model(name, cfg, device):
     return model
 
 
-class Pieces:
-    """As much of a tokenizer as the engine asks for."""
-    eos_token_id = -1
-
-    def decode(self, ids):
-        return ""
+def words(vocabulary):
+    """A tokenizer of so many words."""
+    tokenizer = tiny_tokenizer([f"w{i}" for i in range(vocabulary)], [])
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    return tokenizer
 
 
 def random_tree(question, vocabulary, sampled, observed, turns=4, chains=10, more=12):
@@ -82,9 +81,11 @@ def random_tree(question, vocabulary, sampled, observed, turns=4, chains=10, mor
 
 
 def bench_rollout(model, cfg, questions, sampled, observed, turns=2, chains=10):
-    """Chains of turns through our engine, all questions together: {metric: number}."""
-    engine = TransformersEngine(model, Pieces(), cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
+    """Chains of turns through the engine, all questions together: {metric: number}."""
     vocabulary = model.config.vocab_size
+    engine = run.make_engine(cfg, model, words(vocabulary - 10))
+    engine.eos.clear()  # turns are of one length
+    vocabulary -= 10
 
     async def chain(question, i):
         random = Random(question)
@@ -107,19 +108,21 @@ def bench_rollout(model, cfg, questions, sampled, observed, turns=2, chains=10):
     play(questions)
     seconds = now() - began
     tokens = engine.sampled_tokens - before
-    held = allocated()
+    held = held_gb()
     peak = peak_gb()
     began = now()
     engine.sleep()
     slept = now() - began
-    asleep = allocated()
+    asleep = held_gb()
     began = now()
     engine.sync(model)
     play(1)
+    woke = now() - began
+    engine.sleep()
     return {
         "sampled": tokens, "s": seconds, "tokens/s": tokens / seconds, "ms a token": 1e3 * seconds / steps,
         "peak GB": peak, "after it GB": held,
-        "asleep GB": asleep, "sleep s": slept, "wake and ten chains s": now() - began,
+        "asleep GB": asleep, "sleep s": slept, "wake and ten chains s": woke,
     }
 
 
@@ -166,11 +169,16 @@ def reset_peak():
 
 
 def peak_gb():
-    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
+    return torch.cuda.max_memory_held_gb() / 1e9 if torch.cuda.is_available() else None
 
 
-def allocated():
-    return torch.cuda.memory_allocated() / 1e9 if torch.cuda.is_available() else None
+def held_gb():
+    """Of the device, by whatever holds it: vLLM's memory is not PyTorch's."""
+    if not torch.cuda.is_available():
+        return None
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 1e9
 
 
 # ---------------------------------------------------------------- main
@@ -180,8 +188,10 @@ def parse_args():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=list(LAYERS), default=["qwen3-0.6b", "qwen3-4b"])
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--questions", type=int, default=2, help="trees an update; chains a rollout / 10")
+    parser.add_argument("--questions", type=int, default=2, help="trees an update")
+    parser.add_argument("--chains", type=int, default=20, help="of a rollout, ten a question")
     parser.add_argument("--sampled", type=int, default=120, help="tokens a turn")
     parser.add_argument("--observed", type=int, default=450, help="tokens that a search returns")
     parser.add_argument("--micro-tokens", type=int, default=8192)
@@ -204,7 +214,8 @@ def main():
     print(text[0], flush=True)
     say(f"\n{args.questions} trees an update, turns of {args.sampled} sampled and {args.observed} observed "
         f"tokens, {args.micro_tokens} packed tokens a forward pass, {args.updates} updates, medians:\n")
-    base = replace(at2po.Config(), micro_tokens=args.micro_tokens, pack_tokens=args.micro_tokens)
+    base = replace(at2po.Config(), engine=args.engine, micro_tokens=args.micro_tokens,
+                   pack_tokens=args.micro_tokens)
     for name in args.model:
         for case in args.case:
             row = {"model": name, "case": case}
@@ -212,8 +223,8 @@ def main():
                 cfg = replace(base, **CASES[case])
                 model = random_model(name, cfg, device)
                 if case == args.case[0]:
-                    measured = bench_rollout(model, cfg, args.questions, args.sampled, args.observed)
-                    say(f"\nRollout of {name}, {args.questions * 10} chains:\n")
+                    measured = bench_rollout(model, cfg, args.chains // 10, args.sampled, args.observed)
+                    say(f"\nRollout of {name}, {args.chains} chains, {args.engine}:\n")
                     say(markdown([measured], tuple(measured)) + "\n")
                 optimizer = training.make_optimizer(model, 1e-6, kind=cfg.optimizer)
                 row |= bench_update(

@@ -31,7 +31,7 @@ import torch
 from transformers import AttentionInterface
 
 from common import distributed
-from common.model import computes_in_bf16, computing, head_dim
+from common.model import computes_in_bf16, computing, end_of_sequence, head_dim
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
 BLOCK = 8      # prefixes are found at multiples of this many tokens
@@ -140,16 +140,6 @@ def in_bf16(model):
             copied = layer.weight.detach().to(torch.bfloat16)
             shared[id(layer.weight)] = torch.nn.Parameter(copied, requires_grad=False)
     return copy.deepcopy(model, shared)
-
-
-def end_of_sequence(model, tokenizer):
-    """The ids that end a sequence: those of the model, or else the tokenizer's."""
-    eos = None
-    if model.generation_config is not None:
-        eos = model.generation_config.eos_token_id
-    if eos is None:
-        eos = tokenizer.eos_token_id
-    return set(eos if isinstance(eos, list) else [eos]) - {None}
 
 
 class TransformersEngine:

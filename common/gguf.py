@@ -39,6 +39,9 @@ def convert(file, folder):
     model = type(read)(type(read.config).from_dict(config))
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
+    end = read.config.eos_token_id
+    if isinstance(end, int):  # some versions of transformers take it for the tokenizer from elsewhere
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)

@@ -180,7 +180,23 @@ def load_policy(name, lora=0, **how):
     if rows < len(tokenizer):
         raise ModelError(f"{name}: the tokenizer has {len(tokenizer)} ids, the model {rows}: weights and "
                          "tokenizer of different models")
+    ends = end_of_sequence(model, tokenizer)
+    if tokenizer.eos_token_id not in ends:
+        raise ModelError(
+            f"{name}: its tokenizer ends a sequence with {tokenizer.eos_token!r} ({tokenizer.eos_token_id}), "
+            f"its model with {sorted(ends)}: demonstrations would teach an end at which nothing stops. Mend "
+            "eos_token in tokenizer_config.json, or eos_token_id in generation_config.json")
     return model, tokenizer
+
+
+def end_of_sequence(model, tokenizer):
+    """The ids that end a sequence: those of the model, or else the tokenizer's."""
+    eos = None
+    if model.generation_config is not None:
+        eos = model.generation_config.eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    return set(eos if isinstance(eos, list) else [eos]) - {None}
 
 
 ENCODERS = {  # what a script may want beside a language model

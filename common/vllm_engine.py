@@ -13,6 +13,7 @@ last may sample. vLLM is imported when the first engine is made, and nowhere els
 """
 
 import asyncio
+import atexit
 import copy
 import functools
 import gc
@@ -33,8 +34,9 @@ import torch
 
 from common import distributed
 from common.checkpoint import ModelError
-from common.engine import Generation, end_of_sequence
+from common.engine import Generation
 from common.files import say
+from common.model import end_of_sequence
 
 ENVIRONMENT = {  # where the user says nothing
     "VLLM_NO_USAGE_STATS": "1",              # it would report home
@@ -141,6 +143,7 @@ def _start(model, tokenizer, options):
     """The _Running for this architecture, tokenizer and options: the one that runs, or a new one in its
     place."""
     global running
+    atexit.register(_stop)  # registered once more, it finds nothing to stop
     with tempfile.TemporaryDirectory() as folder:
         config = copy.deepcopy(model.config)
         config.architectures = [_class_of(model).__name__]
@@ -151,17 +154,30 @@ def _start(model, tokenizer, options):
             digest.update(file.read_bytes())
         if running and running.digest == digest.hexdigest():
             return running
-        if running:
-            running.holder = None
-            running.llm.engine_core.shutdown()
-            running = None
-            gc.collect()
+        _stop()
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights need no transport
         with _process_undisturbed():
             running = _Running(digest.hexdigest(), _load_vllm(folder, options))
     return running
+
+
+def _stop():
+    """Ends the process's vLLM and frees its memory. What sleeps is woken first: its memory is gone already,
+    and to give it back again ends in a segmentation fault."""
+    global running
+    if running is None:
+        return
+    ended, running = running, None
+    ended.holder = None
+    if ended.asleep:
+        ended.llm.wake_up()
+    ended.llm.engine_core.shutdown()
+    del ended
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _class_of(model):
@@ -220,6 +236,7 @@ class VllmEngine:
         self.eos = end_of_sequence(model, tokenizer)
         options = self._options(model.config, max_batch, cache_gb)
         self.max_length = options["max_model_len"]
+        self.cache_bytes = options["kv_cache_memory_bytes"]
         self.vllm = _start(model, tokenizer, options)
         self.llm = self.vllm.llm
         self.futures = {}                    # name of a request -> who waits for it
@@ -243,10 +260,13 @@ class VllmEngine:
         longest = config.max_position_embeddings
         wanted = max_batch * longest * bytes_per_token
         cache_bytes = int(2 * min(cache_gb * 2**30, wanted))
-        return {
+        length = min(longest, cache_bytes // bytes_per_token - 64)
+        # a prompt that is read in pieces rewinds its random numbers, which a CPU's generator cannot do
+        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(length, max_batch)}
+        return ({} if self.gpu else whole) | {
             "load_format": "dummy",                    # the first sync brings the weights
             "dtype": "bfloat16" if self.gpu else "float32",
-            "max_model_len": min(longest, cache_bytes // bytes_per_token - 64),
+            "max_model_len": length,
             "max_num_seqs": max_batch,
             "kv_cache_memory_bytes": cache_bytes,
             "gpu_memory_utilization": .01,             # not read beside kv_cache_memory_bytes, but checked

@@ -67,6 +67,15 @@ def test_sampler_and_trainer_agree_after_a_sync(tied, lora):
         assert drift(model, REQUESTS, results) < 1e-4
 
 
+def test_more_prompts_than_one_pass_reads():
+    """A CPU's generators cannot be rewound, as a prompt that is read in two pieces wants it."""
+    policy = small_policy()
+    requests = [([5 + (i * j) % 30 for j in range(400)], i) for i in range(40)]
+    together, engine = generate(policy, requests, Engine=VllmEngine)
+    alone, _ = generate(None, requests[-3:], engine=engine)
+    assert [g.token_ids for g in together[-3:]] == [g.token_ids for g in alone]
+
+
 def test_the_weights_of_an_adapted_model_are_those_of_the_merged_one():
     model, _ = small_policy(lora=8)
     train_a_little(model)

@@ -359,10 +359,19 @@ def test_a_gguf_file_becomes_a_folder_that_can_be_trained_and_saved(tiny_gguf, t
     model, tokenizer = models.load_policy(tmp_path / "model")
     model.save_pretrained(tmp_path / "again")  # what transformers refuses of the model it read
     assert tokenizer.decode(tokenizer("ab c")["input_ids"]) == "ab c"
+    assert tokenizer.eos_token == "<|im_end|>"
     assert "quantization_config" not in json.loads((tmp_path / "model/config.json").read_text())
     with pytest.raises(SystemExit) as stop:
         training.main(["convert", str(tiny_gguf), str(tmp_path / "model")])
     assert "not empty" in str(stop.value.code)
+
+
+def test_a_tokenizer_with_another_end_than_its_model_is_refused(tiny_gguf, tmp_path):
+    gguf.convert(tiny_gguf, tmp_path / "model")
+    settings = tmp_path / "model/tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("<|im_end|>", "<|im_start|>"))
+    with pytest.raises(ModelError, match=r"ends a sequence with '<\|im_start\|>' \(\d+\), its model with \["):
+        models.load_policy(tmp_path / "model")
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path):
