@@ -72,7 +72,7 @@ def learn(folder, lora, cases, keep):
     with run.program():
         torch.manual_seed(0)
         model = distributed.shard(models.load_model(folder, lora=lora))
-        optimizer = training.make_optimizer(model, 1e-3)
+        optimizer = training.make_optimizer(model, 3e-4)
         cfg = at2po.Config(micro_tokens=60, pack_tokens=60, clip_low=.03, clip_high=.04)
         told = []
         for number, case in enumerate(cases):
@@ -241,7 +241,7 @@ def test_an_update_is_that_of_one_process(pair, tmp_path, lora, tied):
     assert sorted([two[2][1], other[2][1]]) == [[0.0], [1.0]]
     assert weights.keys() == cut_weights.keys() and ("lm_head.weight" in weights) != tied
     for name in weights:
-        assert abs(weights[name] - cut_weights[name]).max() < 2e-5, name
+        assert abs(weights[name] - cut_weights[name]).max() < 1e-5, name
 
 
 @pytest.mark.parametrize("spoilt", ["advantage", "loss"])
@@ -261,7 +261,7 @@ def test_a_run_of_at2po_is_that_of_one_process(pair, tmp_path, flags):
     args = [*SMALL, *TREES, *flags, "--steps", 2, "--name", "a", "--gradient-checkpointing", "on"]
     play("at2po", *args, "--out", tmp_path / "one")
     pair(play, "at2po", *args, "--out", tmp_path / "two")
-    rows = same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a", loose=("train/turn_entropy",))
+    rows = same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a")
     assert sum(r["train/updates"] for r in rows) == 4
     assert (tmp_path / "two/at2po/a/trajectories.html").exists()
 
@@ -273,7 +273,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path):
     pair(play, "at2po", *args, "--steps", 1)
     play("at2po", *args, "--steps", 2, "--resume")
     pair(play, "at2po", *args, "--steps", 3, "--resume")
-    same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a", loose=("train/turn_entropy",))
+    same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a")
 
 
 OTHERS = {
