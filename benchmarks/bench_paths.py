@@ -1,5 +1,5 @@
-"""Searches of ASKiT: all states of all paths scored in one call with a cache, without the cache, and a state
-at a time, as the authors' code does.
+"""Searches of ASKiT: all states of all paths scored in one call with a cache, without the cache, a state at a
+time, as the authors' code does, and each pair of a state and a sentence by itself.
 
     python -m benchmarks.bench_paths                            # scorers as they begin, the embedded world
     python -m benchmarks.bench_paths --run runs/askit/seed0     # those of a run
@@ -35,8 +35,8 @@ def load(run, questions):
 class Scoring:
     """Stands in for askit.policy_of and counts: states asked for, states and pairs scored."""
 
-    def __init__(self, cached, together):
-        self.cached, self.together = cached, together
+    def __init__(self, cached, together, pairwise=False):
+        self.cached, self.together, self.pairwise = cached, together, pairwise
         self.policy_of, self.log_policy = askit.policy_of, askit.log_policy
         self.asked = self.scored = self.pairs = 0
 
@@ -55,7 +55,25 @@ class Scoring:
     def log(self, policy, rows):
         self.scored += len(rows)
         self.pairs += sum(1 + len(offered) for _, offered in rows)
+        if self.pairwise:
+            return a_pair_at_a_time(policy, rows)
         return self.log_policy(policy, rows)
+
+
+def a_pair_at_a_time(policy, rows):
+    """askit.log_policy, each sentence scored in a forward pass of its own."""
+    [((case, steps), actions, *_)] = rows
+    action, submit = policy.action_tokenizer, policy.submit_tokenizer
+    device = policy.model.action.device
+    question, sentences = case.tokens["submit"]
+    taken = [sentences[i] for i in askit.evidence_of(steps)]
+    out = policy.model.submit(**submit.batch([(question, submit.joined(taken) if taken else [])], device))
+    logits = [-(out.start_logits[:, 0] + out.end_logits[:, 0]) / 2]
+    state = askit.state_ids(action, case, steps)
+    for a in actions:
+        pair = (state, case.tokens["action"][1][a])
+        logits.append(policy.model.action(**action.batch([pair], device)).logits[:, 0])
+    return torch.stack(logits, 1).log_softmax(-1)
 
 
 def measure(policy, cases, size, scoring):
@@ -89,6 +107,7 @@ def main(argv=None):
         "all together, cached": (True, True),
         "all together, no cache": (False, True),
         "a state at a time": (False, False),
+        "a pair at a time": (False, False, True),
     }
     times = {name: [] for name in ways}
     counts = {}
