@@ -169,14 +169,14 @@ def reset_peak():
 
 
 def peak_gb():
-    return torch.cuda.max_memory_held_gb() / 1e9 if torch.cuda.is_available() else None
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
 
 
 def held_gb():
-    """Of the device, by whatever holds it: vLLM's memory is not PyTorch's."""
+    """Of the device, by whatever holds it: vLLM's memory is not PyTorch's. What PyTorch keeps for later is in
+    it."""
     if not torch.cuda.is_available():
         return None
-    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return (total - free) / 1e9
 

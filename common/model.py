@@ -181,7 +181,7 @@ def load_policy(name, lora=0, **how):
         raise ModelError(f"{name}: the tokenizer has {len(tokenizer)} ids, the model {rows}: weights and "
                          "tokenizer of different models")
     ends = end_of_sequence(model, tokenizer)
-    if tokenizer.eos_token_id not in ends:
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
         raise ModelError(
             f"{name}: its tokenizer ends a sequence with {tokenizer.eos_token!r} ({tokenizer.eos_token_id}), "
             f"its model with {sorted(ends)}: demonstrations would teach an end at which nothing stops. Mend "
