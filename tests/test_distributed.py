@@ -67,12 +67,12 @@ def play(script, *args):
             folder.lock.close()
 
 
-def learn(folder, lora, cases, keep):
+def learn(folder, lora, cases, keep, lr=1e-3):
     """Updates of ATPO on made-up trajectories, one a case: [(loss, norm)], the weights after them."""
     with run.program():
         torch.manual_seed(0)
         model = distributed.shard(models.load_model(folder, lora=lora))
-        optimizer = training.make_optimizer(model, 3e-4)
+        optimizer = training.make_optimizer(model, lr)
         cfg = at2po.Config(micro_tokens=60, pack_tokens=60, clip_low=.03, clip_high=.04)
         told = []
         for number, case in enumerate(cases):
@@ -230,8 +230,8 @@ def same_run(one, two, loose=()):
 def test_an_update_is_that_of_one_process(pair, tmp_path, lora, tied):
     folder = random_policy(tmp_path / "policy", tied)
     cases = [{"trees": trees, "seed": seed} for seed, trees in enumerate((6, 5, 1, 7))]
-    one, weights, _ = learn(folder, lora, cases, tmp_path / "one")
-    (two, cut_weights, cut), (other, _, _) = pair(learn, folder, lora, cases, tmp_path / "two")
+    one, weights, _ = learn(folder, lora, cases, tmp_path / "one", 5e-4)
+    (two, cut_weights, cut), (other, _, _) = pair(learn, folder, lora, cases, tmp_path / "two", 5e-4)
     assert cut == 1.0
     for (a, _), (b, here), (c, there) in zip(one, two, other, strict=True):
         assert len(here) == len(there) and 1.0 in here + there
