@@ -53,6 +53,7 @@ class Shape:
     vocabulary: int
     weights: int        # all parameters
     matrices: int       # of those, in the layers' linear maps
+    head_norms: bool    # whether queries and keys are normed
     adapters: int       # a rank of LoRA
 
 
@@ -71,6 +72,7 @@ def shape_of(config):
         vocabulary=config.vocab_size,
         weights=sum(p.numel() for p in model.parameters()),
         matrices=sum(m.weight.numel() for m in linear),
+        head_norms=any(name.endswith("q_norm") for name, _ in model.named_modules()),
         adapters=sum(m.in_features + m.out_features for m in linear),
     )
 
@@ -97,11 +99,12 @@ def estimate(shape, cfg, cuda, ranks=1, reference=False, critic=False, sampled=.
         "reference": (2 if in_bf16 else 4) * s.weights * (reference and not cfg.lora) / ranks,
     }
     copies = 2 * s.matrices * (in_bf16 and not cfg.lora and ranks == 1)  # one layer's where they are cut
-    layer = cfg.micro_tokens * layer_activations(s, in_bf16)
+    flex = cuda and cfg.attention != "dense" and cfg.share_prefixes != "off"
+    layer = cfg.micro_tokens * layer_activations(s, in_bf16, flex)
     head = logits(s, int(cfg.micro_tokens * sampled), cuda and cfg.kernels != "off")
     update = {
         "gradients": 4 * trained * models / ranks,
-        "attention mask": mask_bytes(s, cfg, cuda, 1 if checkpointing else s.layers),
+        "attention mask": mask_bytes(s, cfg, cuda, in_bf16, 1 if checkpointing else s.layers),
     }
     if checkpointing:  # a forward pass, the head and a layer's backward pass come one after the other
         update["inputs of layers"] = cfg.micro_tokens * s.layers * 4 * s.hidden
@@ -126,32 +129,38 @@ def sampler_weights(s, cfg, in_bf16, ranks):
     return whole + 2 * (s.matrices + s.vocabulary * s.hidden)
 
 
-def layer_activations(s, in_bf16):
-    """What a layer keeps of a token for its backward pass."""
+def layer_activations(s, in_bf16, flex=False):
+    """What a layer keeps of a token for its backward pass. flex: FlexAttention, which reads keys and values
+    as they are; else they are repeated for all heads."""
     narrow = 2 if in_bf16 else 4
+    inputs = 5 if in_bf16 else 2    # of q, k, v, gate and up: in bf16 each keeps a copy of its own
+    normed = (4 + narrow) * (s.attention + s.keys) if s.head_norms else 0
     return (
-        4 * 3 * s.hidden                                # norms and residual stream, fp32
-        + 4 * 2 * (s.attention + s.keys)                # queries and keys after their norm, turned
-        + narrow * (2 * s.attention + 2 * s.keys)       # as products give them; values; what attention gives
+        4 * 4 * s.hidden                                # of two norms what comes in, and that scaled; fp32
+        + narrow * (inputs * s.hidden + s.attention)    # inputs of linear maps, that of attention's output too
+        + normed
+        + narrow * (s.attention + 2 * (s.keys if flex else s.attention))    # queries, keys, values
         + narrow * 4 * s.inner                          # gate, up, activation, their product
     )
 
 
-def mask_bytes(s, cfg, cuda, layers):
+def mask_bytes(s, cfg, cuda, in_bf16, layers):
     """Of a dense mask of whole packs while it is made, and as the numbers that PyTorch turns it into, of
     which every layer keeps its own on a CPU; none where FlexAttention is used."""
     if cfg.share_prefixes == "off" or cuda and cfg.attention != "dense":
         return 0
     packs = max(1, cfg.micro_tokens // cfg.pack_tokens)
-    numbers = 2 if cuda else 4 * layers
+    numbers = 2 if in_bf16 else 4
+    numbers *= 1 if cuda else layers
     return packs * min(cfg.pack_tokens, cfg.micro_tokens) ** 2 * (3 + numbers)
 
 
 def logits(s, rows, kernels):
-    """Of the rows that the policy sampled: tiles, and what backward keeps."""
+    """Of the rows that the policy sampled: tiles, and what backward keeps; in plain PyTorch logits, their
+    exponents and gradients (four times), and the head's gradient before it is added up."""
     if kernels:
         return min(LOGIT_TILE, 8 * rows * s.vocabulary) + min(KEPT_LOGITS, 2 * rows * s.vocabulary)
-    return 3 * 4 * min(rows, CHUNK) * s.vocabulary
+    return 4 * (4 * min(rows, CHUNK) + s.hidden) * s.vocabulary
 
 
 def caches(s, cfg, in_bf16):

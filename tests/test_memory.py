@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import Qwen2Config, Qwen3Config
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 import at2po
 from common import flags, memory
@@ -80,6 +81,7 @@ from dataclasses import replace
 import torch
 torch.set_num_threads(1)
 import at2po
+from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks import bench_gpu
 from common import memory, training
 from common.model import token_logprobs
@@ -101,11 +103,19 @@ cfg = replace(at2po.Config(), **json.loads(sys.argv[1]))
 small = bench_gpu.random_model("small", cfg, "cpu")
 updates(small, bench_gpu.random_tree(0, 100, 3, 4), cfg, 1)
 before = peak()
-bench_gpu.HEADS["tiny"] = 96, 800
-bench_gpu.LAYERS["tiny"] = dict(num_hidden_layers=4, intermediate_size=384, num_attention_heads=4,
-                                num_key_value_heads=4, head_dim=24)
-model = bench_gpu.random_model("tiny", cfg, "cpu")
-trees = [leaf for q in range(2) for leaf in bench_gpu.random_tree(q, 800, 30, 45)]
+if sys.argv[2:]:
+    config = LlamaConfig(
+        hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+        intermediate_size=1536, vocab_size=49152, tie_word_embeddings=True)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model.in_bf16 = cfg.precision == "bf16"
+    trees = bench_gpu.random_tree(0, 300, 30, 45, chains=2, more=2)
+else:
+    bench_gpu.HEADS["tiny"] = 96, 800
+    bench_gpu.LAYERS["tiny"] = dict(num_hidden_layers=4, intermediate_size=384, num_attention_heads=4,
+                                    num_key_value_heads=4, head_dim=24)
+    model = bench_gpu.random_model("tiny", cfg, "cpu")
+    trees = [leaf for q in range(2) for leaf in bench_gpu.random_tree(q, 800, 30, 45)]
 updates(model, trees, cfg, 2)
 found = memory.estimate(memory.shape_of(model.config), cfg, False, sampled=.3)
 print(before, peak(), sum(found.held.values()) + sum(found.update.values()))
@@ -118,6 +128,50 @@ def test_what_the_tiny_policy_holds_on_a_cpu(settings):
     settings = json.dumps({"micro_tokens": 4096, "pack_tokens": 4096} | settings)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, settings], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, peak, estimate = map(float, done.stdout.split())
+    assert before + estimate == pytest.approx(peak, rel=.15)
+
+
+SMALL = dict(
+    hidden_size=96, num_attention_heads=6, num_key_value_heads=2, intermediate_size=256, vocab_size=200)
+
+
+def kept_bytes(config, layers, in_bf16, tokens=40):
+    """Of all tensors that a forward pass through so many layers keeps, other than weights and their copies."""
+    model = AutoModelForCausalLM.from_config(
+        type(config)(**SMALL, num_hidden_layers=layers, head_dim=16), attn_implementation="sdpa")
+    shapes = {shape for p in model.parameters() for shape in (tuple(p.shape), tuple(p.shape)[::-1])}
+    kept = {}
+
+    def keep(tensor):
+        if tuple(tensor.shape) not in shapes:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    mask = torch.ones(1, 1, tokens, tokens).tril().bool()
+    ids = torch.zeros(1, tokens, dtype=torch.long)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
+        model.model(input_ids=ids, attention_mask=mask)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / tokens
+
+
+@pytest.mark.parametrize("in_bf16", [True, False])
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
+def test_what_a_layer_keeps_is_what_autograd_keeps(kind, in_bf16):
+    config = kind(**SMALL, num_hidden_layers=1, head_dim=16)
+    counted = memory.layer_activations(memory.shape_of(config), in_bf16)
+    three, one = (kept_bytes(config, layers, in_bf16) for layers in (3, 1))
+    mask = 40 * (2 if in_bf16 else 4)
+    assert (three - one) / 2 - mask == pytest.approx(counted, rel=.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_a_model_of_smollm2s_shape_holds_on_a_cpu(precision):
+    settings = json.dumps({"precision": precision, "micro_tokens": 1024, "pack_tokens": 1024})
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, settings, "smollm2"], cwd=ROOT, capture_output=True, text=True, check=True)
     before, peak, estimate = map(float, done.stdout.split())
     assert before + estimate == pytest.approx(peak, rel=.15)
 
