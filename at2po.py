@@ -39,7 +39,11 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
                           --dual-clip)
     flat trees            code: kept; ours: left out, their KL term too
     DAPO, Tree-GRPO       --loss dapo (Yu et al. 2025); --loss grpo --rollout tree --expansion random --credit
-                          tree-grpo (Ji et al. 2025); AEPO is not here
+                          tree-grpo (Ji et al. 2025)
+    AEPO                  --loss aepo (Dong et al. 2025), as the authors ran it: 8 chains begin (in their code
+                          enable_dynamic_rollouts is off). Uncertainty, code: of the ten likeliest tokens;
+                          ours: of the sampled one. A token's entropy, code: of the weights of the update,
+                          standardised in a micro-batch; ours: of those that sampled, in the update
     token budget          paper: "comparable"; code: the same steps for all; ours: the baseline's tokens,
                           since a tree costs 19.6 chains and not 16 (--token-budget auto)
 
@@ -61,6 +65,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -73,6 +78,7 @@ from common import (
     checkpoint,
     data,
     demonstrations,
+    distributed,
     flags,
     grpo,
     guards,
@@ -103,15 +109,16 @@ class Config(flags.PassageFlags):
     # ---- tables
     ladder: bool = False            # random tree with GRPO, + ATPO, + entropy, + turn credit | Table 1
     schemes: bool = False           # three rules of value by four of advantage | Table 2
-    baselines: bool = False         # AT2PO, GRPO, DAPO, GSPO and Tree-GRPO side by side
+    baselines: bool = False         # AT2PO, GRPO, DAPO, GSPO, AEPO and Tree-GRPO side by side
     seeds: int = 1                  # seeds of such a table, from --seed on
 
     # ---- rollout
-    rollout: Literal["auto", "tree", "chains"] = "auto"  # auto = chains for GRPO and GSPO, a tree otherwise
+    # auto = a tree for ATPO, branches (chains that split as they go) for AEPO, chains for the others
+    rollout: Literal["auto", "tree", "branches", "chains"] = "auto"
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     expand: int = 6                 # N, turns regenerated a round | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
-    group_size: int = 16            # chains a question for the baselines | sec. 5.1
+    group_size: int = 16            # trajectories a question for the baselines | sec. 5.1
     # which turns are expanded; random = Table 1's ablation
     expansion: Literal["entropy", "random"] = "entropy"
     branch_penalty: float = .05     # taken off a turn's entropy for each time it was branched | authors' code
@@ -142,8 +149,8 @@ class Config(flags.PassageFlags):
     # of inner nodes (Table 2); shrunk (ours): the leaves' mean, drawn to the parent's where few are | Eq 3
     value: Literal["child-weighted", "child-mean", "leaf-mean", "shrunk"] = "child-weighted"
     advantage: Literal["value", "td", "global", "combined"] = "value"  # from values (Table 2) | Eq 3
-    # turn, token or sequence ratios; grpo, dapo and gspo with their own defaults
-    loss: Literal["atpo", "grpo", "dapo", "gspo"] = "atpo"
+    # turn, token or sequence ratios; grpo, dapo, gspo and aepo with their own defaults
+    loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
     clip_low: float = 3e-3          # 1 - lower end of the clip window | sec. 5.1
     clip_high: float = 4e-3         # upper end - 1 | sec. 5.1
     kl_coef: float = 0.0            # k3 estimate of the KL to the initial policy; --loss grpo alone
@@ -225,8 +232,12 @@ BASELINES = {  # App. B.4
     # App. B.4 has lost the buffer's size; 1,024 is ours
     "dapo": dict(clip_low=0.2, clip_high=0.28, grpo_mean="token", dynamic_sampling=3, overlong_buffer=1024),
     "gspo": dict(clip_low=3e-4, clip_high=4e-4),
+    "aepo": dict(  # authors' scripts; App. B.4 has lost its numbers
+        clip_low=0.2, clip_high=0.2, grpo_mean="token", dual_clip=3.0, chains=8, credit="outcome"),
 }
-TOKEN_RATIOS = ("grpo", "dapo")
+TOKEN_RATIOS = ("grpo", "dapo", "aepo")
+BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)  # AEPO's; authors' code
+ENTROPY_WEIGHT = .2  # of AEPO's advantages; authors' code
 SHRINKAGE = 2  # leaves that the parent's value counts for, of --value shrunk
 RANDOM_TREE = ("--rollout", "tree", "--expansion", "random")
 TREE_GRPO = ("--loss", "grpo", "--kl-coef", "0", *RANDOM_TREE, "--std", "sample", "--credit")
@@ -256,6 +267,7 @@ MAIN_TABLE = {
     "GRPO without KL": Row(("--loss", "grpo", "--kl-coef", "0"), "", "AT2PO"),
     "DAPO": Row(("--loss", "dapo"), "46.65", "AT2PO"),
     "GSPO": Row(("--loss", "gspo"), "45.69", "AT2PO"),
+    "AEPO": Row(("--loss", "aepo"), "46.95", "AT2PO"),
     "Tree-GRPO": Row((*TREE_GRPO, "tree-grpo"), "", "AT2PO"),
 }
 TABLE_FLAGS = ("ladder", "schemes", "baselines", "seeds")
@@ -359,8 +371,9 @@ class Node:
         return [n for n in self.nodes() if n.done]
 
 
-async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, watch=None):
-    """From the state after `node` to the end: sample a turn, search, observe, and so on. Returns the leaf."""
+async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, watch=None, one_turn=False):
+    """From the state after `node` to the end: sample a turn, search, observe, and so on. Returns the leaf;
+    with one_turn the next node."""
     stop = (SEARCH[1], ANSWER[1]) if cfg.stop_at_answer else (SEARCH[1],)
     while True:
         turns = node.turns()
@@ -396,7 +409,7 @@ async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, w
             turn.observation, turn.observation_ids = "", []
         if watch:
             watch(turn)
-        if node.done:
+        if node.done or one_turn:
             return node
 
 
@@ -421,12 +434,15 @@ def choose_nodes(root, cfg, rng):
 
 async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
     """Algorithm 1, or for the baselines a group of chains (a tree of one level). Returns the root."""
-    def start(node, path):
-        return play(policy, search, prompt_ids, node, path, cfg, seed, cfg.temperature)
+    def start(node, path, one_turn=False):
+        return play(policy, search, prompt_ids, node, path, cfg, seed, cfg.temperature, one_turn=one_turn)
 
     root = Node()
     if cfg.rollout == "chains":
         await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.group_size)))
+    elif cfg.rollout == "branches":
+        rng = random.Random(stable_seed(seed, "branch"))
+        await grow_branches(partial(start, one_turn=True), root, cfg, rng, len(policy.tokenizer))
     else:
         await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.chains)))
         for r in range(cfg.rounds):
@@ -443,6 +459,36 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
         length = trajectory.length - len(prompt_ids)
         trajectory.reward += overlong_penalty(length, cfg.max_response, cfg.overlong_buffer)
     return root
+
+
+async def grow_branches(advance, root, cfg, rng, vocabulary):
+    """AEPO's group, grown a turn at a time: `chains` begin, and after each search a chain may go on twice.
+    That is likelier the more uncertain its turn was than its first, and less likely the more often in a row
+    the question has branched. Once all have ended, fresh chains fill the group, one by one."""
+    def uncertainty(turn):  # of the first 20 tokens, in units of a uniform distribution's entropy
+        return -sum(turn.logprobs[:20]) / math.log(vocabulary)
+
+    going = {f"chain{m}": root for m in range(cfg.chains)}  # path -> where it stands
+    begun, in_a_row = len(going), 0
+    first = {}                                              # path -> uncertainty of its own first turn
+    while going:
+        nodes = await asyncio.gather(*(advance(node, path) for path, node in going.items()))
+        going = {n.path: n for n in nodes if not n.done}
+        new = {}
+        for path, node in going.items():
+            if begun + len(new) == cfg.group_size:
+                break
+            now = uncertainty(node.turn)
+            more = now - first.setdefault(path, now)
+            drawn = rng.random() + BRANCHING["entropy"] * more
+            drawn *= max(0, 1 - BRANCHING["penalty"] * in_a_row)
+            if drawn >= BRANCHING["threshold"]:
+                new[f"{path}.{len(node.turns())}"] = node
+        if not going and begun < cfg.group_size:
+            new = {f"chain{begun}": root}
+        in_a_row = in_a_row + 1 if new else 0
+        begun += len(new)
+        going |= new
 
 
 def retokenized(tokenizer, turn):
@@ -689,6 +735,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
             cfg.kl_coef,
             b.ref_logprobs,
             cfg.dual_clip,
+            soft_clip=cfg.loss == "aepo",
         )
     turn_ids = b.turn_ids.clamp(max=0) if cfg.loss == "gspo" else b.turn_ids
     return atpo_loss(
@@ -701,6 +748,17 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
         cfg.clip_high,
         num_sequences,
     )
+
+
+def balance_entropy(batches):
+    """AEPO: A (1 + .2 z), z being the entropy of the token's distribution, standardised over all sampled
+    tokens of an update: what the policy was uncertain of counts for more."""
+    parts = [b.entropies[b.response_mask].cpu() for b in batches if b.weight]
+    entropies = torch.cat(distributed.gather(parts))
+    mean, std = float(entropies.mean()), float(entropies.std(correction=0)) or 1.0
+    for b in batches:
+        z = torch.where(b.response_mask, (b.entropies - mean) / std, 0.0)
+        b.advantages = b.advantages * (1 + ENTROPY_WEIGHT * z)
 
 
 # ---------------------------------------------------------------- update
@@ -719,6 +777,11 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     learn = [[root for root in group if assign_advantages(root, cfg)] for group in groups]
     # all old log-probs before the first update: they are those of the weights that sampled
     prepared = [training.prepare(model, reference, trajectories_of(group), cfg) for group in learn]
+    for batches in prepared if cfg.loss == "aepo" else ():
+        for b in batches:
+            b.entropies = models.token_entropies(model, b, cfg.temperature, cfg.kernels)
+        if batches:
+            balance_entropy(batches)
     row = {
         "time/old_logprobs": time.time() - started,
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(roots),
@@ -936,8 +999,12 @@ def resolve(cfg):
                  "--engine transformers, or --eval-only --checkpoint RUN/best")
     if cfg.token_budget != "auto" and cfg.token_budget < 0:
         flags.refuse("token_budget", cfg.token_budget, "auto, or a number of at least 0")
-    is_tree = cfg.loss == "atpo" if cfg.rollout == "auto" else cfg.rollout == "tree"
-    std = ("population" if is_tree else "sample") if cfg.std == "auto" else cfg.std
+    shape = cfg.rollout
+    if shape == "auto":
+        shape = {"atpo": "tree", "aepo": "branches"}.get(cfg.loss, "chains")
+    if shape == "branches" and cfg.chains > cfg.group_size:
+        flags.refuse("chains", cfg.chains, f"at most --group-size {cfg.group_size} where chains branch")
+    std = ("population" if shape == "tree" else "sample") if cfg.std == "auto" else cfg.std
     name = f"{cfg.loss}-seed{cfg.seed}"
     if cfg.eval_only:
         model = cfg.model or cfg.policy_model
@@ -947,7 +1014,7 @@ def resolve(cfg):
         name = "tables"
     return replace(
         cfg,
-        rollout="tree" if is_tree else "chains",
+        rollout=shape,
         std=std,
         name=cfg.name or name,
         retriever=cfg.retriever or flags.default_retriever(cfg),

@@ -1,12 +1,15 @@
 """Engine and update on the embedded world.
 
     python -m benchmarks.bench_engine [--questions 16] [--repeats 5] [--vllm] [--clock cpu]
+    python -m benchmarks.bench_engine --model smollm2 --max-response 128 --skip-generate --vllm
 
 Generation: the script's own agents (same policy, questions and searches) on our engine, on vLLM (--vllm,
 with the tiny policy that it can run), on a plain loop that calls model.generate once a turn for everyone who
 waits, and on transformers' generate_batch; as independent chains and as AT2PO's trees. Update: seconds of
 forward and backward of the same trees with and without shared prefixes. Medians of alternating repeats;
-compare rows, not machines, and on a busy machine CPU seconds (--clock cpu, one thread).
+compare rows, not machines, and on a busy machine CPU seconds (--clock cpu, one thread). --model: a folder
+instead of the tiny policy, on the same questions; without a warm-up it writes no tag, so that a chain is one
+turn of --max-response tokens.
 """
 
 import argparse
@@ -25,11 +28,14 @@ from common.model import token_logprobs
 from common.rollout import Policy
 
 
-def setup(questions, engine, warmup_steps):
-    cfg = at2po.parse_args(["--engine", engine, "--warmup-steps", str(warmup_steps)])
-    policy = run.load_policy(cfg, at2po.tiny_policy(cfg))
+def setup(args):
+    cfg = at2po.parse_args(["--warmup-steps", str(args.warmup_steps)])  # the world's
+    longest = args.max_response or cfg.max_response
+    engine = "vllm" if args.vllm else "transformers"
+    cfg = replace(cfg, engine=engine, precision="fp32", max_response=longest)
+    policy = run.load_policy(cfg, args.model or at2po.tiny_policy(cfg))
     split = splits.world_split("train", questions=2000)
-    return cfg, policy, replace(split, questions=split.questions[:questions])
+    return cfg, policy, replace(split, questions=split.questions[:args.questions])
 
 
 class TurnEngine:
@@ -168,6 +174,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", default="", help="a policy's folder; empty = the tiny one")
+    parser.add_argument("--max-response", type=int, default=0, help="tokens; 0 = the world's limit")
+    parser.add_argument("--skip-generate", action="store_true", help="the engines alone")
     parser.add_argument("--skip-generate-batch", action="store_true")
     parser.add_argument("--vllm", action="store_true", help="a row for vLLM")
     parser.add_argument("--warmup-steps", type=int, default=900, help="of the tiny policy")
@@ -176,7 +185,7 @@ def main():
     global clock
     clock = CLOCKS[args.clock]
     transformers.utils.logging.set_verbosity_error()
-    cfg, policy, split = setup(args.questions, "vllm" if args.vllm else "transformers", args.warmup_steps)
+    cfg, policy, split = setup(args)
     machine = platform.processor() or platform.machine()
     print(f"{machine}, {torch.get_num_threads()} threads, "
           f"torch {torch.__version__}, transformers {transformers.__version__}; "
@@ -187,16 +196,17 @@ def main():
     engines = [("TransformersEngine (ours)", ours, args.questions)]
     if args.vllm:
         engines.append(("vLLM", policy.engine, args.questions))
-    engines += [
-        ("model.generate, a call a turn, all questions together", plain, args.questions),
-        ("model.generate, a call a turn, a question at a time", plain, 1),
-    ]
+    if not args.skip_generate:
+        engines += [
+            ("model.generate, a call a turn, all questions together", plain, args.questions),
+            ("model.generate, a call a turn, a question at a time", plain, 1),
+        ]
     print("| generation | workload | sampled tokens | seconds | tokens/s | ours / this |")
     print("|---|---|---|---|---|---|")
     for workload in ("chains", "tree"):
         c = replace(cfg, rollout=workload)
         rows = compare_engines(engines, policy, split, c, args.repeats)
-        if workload == "chains" and not args.skip_generate_batch:
+        if workload == "chains" and not (args.skip_generate or args.skip_generate_batch):
             engine = TurnEngine(policy.tokenizer, batched)
             name = "generate_batch, a call a turn, all questions together (once)"
             rows.append((name, *rollouts(engine, policy, split, c, args.questions)))

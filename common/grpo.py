@@ -39,16 +39,20 @@ def first_with_spread(groups):
 
 
 def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
-              clip_low=.2, clip_high=.2, kl_coef=0.0, ref_logprobs=None, dual_clip=0.0):
+              clip_low=.2, clip_high=.2, kl_coef=0.0, ref_logprobs=None, dual_clip=0.0, soft_clip=False):
     """minus sum_t w_t [min(r_t A_t, clip(r_t) A_t) - kl_coef KL_t]; all (B, T), position t speaks of token t.
 
     weights: what a token counts in the mean; see sequence_weights.
     KL_t: the k3 estimate of KL(pi || pi_ref).
-    dual_clip: where A < 0, no token's term falls below dual_clip * A. Returns (loss, stats)."""
+    dual_clip: where A < 0, no token's term falls below dual_clip * A.
+    soft_clip: above the window the value is clipped, but its gradient stays that of 1 + clip_high times the
+    log-prob (AEPO, Dong et al. 2025). Returns (loss, stats)."""
     check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    if soft_clip:
+        clipped = torch.where(ratio > 1 + clip_high, (1 + clip_high) * ratio / ratio.detach(), clipped)
     objective = torch.minimum(ratio * advantages, clipped * advantages)
     if dual_clip:
         floor = dual_clip * advantages

@@ -137,7 +137,7 @@ def layer_activations(s, in_bf16, flex=False):
     normed = (4 + narrow) * (s.attention + s.keys) if s.head_norms else 0
     return (
         4 * 4 * s.hidden                                # of two norms what comes in, and that scaled; fp32
-        + narrow * (inputs * s.hidden + s.attention)    # inputs of linear maps, that of attention's output too
+        + narrow * (inputs * s.hidden + s.attention)    # inputs of linear maps, and of the output map
         + normed
         + narrow * (s.attention + 2 * (s.keys if flex else s.attention))    # queries, keys, values
         + narrow * 4 * s.inner                          # gate, up, activation, their product

@@ -283,16 +283,27 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
     hidden: hidden_states of the batch, where they were computed already."""
     if hidden is None:
         hidden = hidden_states(model, batch)
-    backend = {"on": "triton", "off": "reference", "auto": "auto"}[kernels]
-    logprobs = turn_logprob(
+    return by_token(_of_sampled(model, batch, temperature, kernels, hidden).logprobs, batch)
+
+
+@torch.no_grad()
+def token_entropies(model, batch, temperature=1.0, kernels="auto"):
+    """Entropy of the distribution that every sampled token was drawn from, (B, T) in nats; 0 elsewhere."""
+    hidden = hidden_states(model, batch)
+    return by_token(_of_sampled(model, batch, temperature, kernels, hidden, entropy=True).entropy, batch)
+
+
+def _of_sampled(model, batch, temperature, kernels, hidden, entropy=False):
+    """turn_logprob of the batch's R distinct sampled tokens."""
+    return turn_logprob(
         hidden,
         distributed.whole(model.get_output_embeddings().weight),
         batch.target,
         rows=batch.predecessor,
         temperature=temperature,
-        backend=backend,
-    ).logprobs                                              # (R,)
-    return by_token(logprobs, batch)
+        entropy=entropy,
+        backend={"on": "triton", "off": "reference", "auto": "auto"}[kernels],
+    )
 
 
 def token_values(head, batch, hidden):

@@ -265,6 +265,7 @@ class Batch:
     # (B, T) of the weights that sampled, recomputed (training.prepare), and of the reference
     old_logprobs: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None  # (B, T) of what sampled tokens were drawn from; AEPO's
     # 0 = learned from on another rank; here it only keeps step, since every pass takes all ranks
     weight: float = 1.0
 

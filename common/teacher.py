@@ -85,7 +85,7 @@ class Template:
     """Walks at random along graph.facts from the seed node, no node twice; the walk's end is the answer.
 
     wording(graph, path, relations) -> question. weigh(relation) -> how likely an edge is to be taken, among
-    those of its node (0: never)."""
+    those of its node (0: never); where all of them together weigh less than 1, the walk may end instead."""
     name = "template"
     concurrency = 1
 
@@ -111,7 +111,7 @@ class Template:
             weights = [1] * len(facts)
             if self.weigh:
                 weights = [self.weigh(relation) for _, relation, _ in facts]
-            if not any(weights):
+            if not any(weights) or self.weigh and rng.random() >= sum(weights):
                 break
             _, relation, tail = rng.choices(facts, weights)[0]
             path.append(tail)

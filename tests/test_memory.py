@@ -137,7 +137,7 @@ SMALL = dict(
 
 
 def kept_bytes(config, layers, in_bf16, tokens=40):
-    """Of all tensors that a forward pass through so many layers keeps, other than weights and their copies."""
+    """Of all tensors that a forward pass through so many layers keeps, weights and their copies apart."""
     model = AutoModelForCausalLM.from_config(
         type(config)(**SMALL, num_hidden_layers=layers, head_dim=16), attn_implementation="sdpa")
     shapes = {shape for p in model.parameters() for shape in (tuple(p.shape), tuple(p.shape)[::-1])}
@@ -171,7 +171,8 @@ def test_what_a_layer_keeps_is_what_autograd_keeps(kind, in_bf16):
 def test_what_a_model_of_smollm2s_shape_holds_on_a_cpu(precision):
     settings = json.dumps({"precision": precision, "micro_tokens": 1024, "pack_tokens": 1024})
     done = subprocess.run(
-        [sys.executable, "-c", PEAK, settings, "smollm2"], cwd=ROOT, capture_output=True, text=True, check=True)
+        [sys.executable, "-c", PEAK, settings, "smollm2"],
+        cwd=ROOT, capture_output=True, text=True, check=True)
     before, peak, estimate = map(float, done.stdout.split())
     assert before + estimate == pytest.approx(peak, rel=.15)
 

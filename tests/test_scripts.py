@@ -119,6 +119,20 @@ def test_a_run_as_a_subprocess(tmp_path):
     assert (folder / "trajectories.html").stat().st_size > 50_000
 
 
+def test_aepo_runs_as_chains_that_branch(tmp_path):
+    run(tmp_path, "--loss", "aepo", "--steps", 2)
+    folder = tmp_path / "at2po/aepo-seed0"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rollout"] == "branches" and config["credit"] == "outcome" and not config["kl_coef"]
+    for row in rows(folder / "metrics.jsonl"):
+        assert row["rollout/leaves"] == 3 * 4
+        # what branched shares its beginning
+        assert row["rollout/tokens"] < row["rollout/leaves"] * row["rollout/chain_tokens"] * 1.5
+    shown = [s for s in read_jsonl(folder / "samples.jsonl") if s["trajectories"]]
+    parents = [t["path"][1] for s in shown for t in s["trajectories"]]
+    assert len(set(parents)) < len(parents)  # two trajectories with one first turn
+
+
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
 def test_baselines_run_as_chains(tmp_path, loss):
     run(tmp_path, "--loss", loss, "--steps", 1)

@@ -1,0 +1,131 @@
+"""AEPO (Dong et al. 2025), a baseline of at2po.py: its rollout, its advantages and its clip, by hand."""
+
+import asyncio
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import at2po
+from at2po import Config, Node, Trajectory, Turn
+from common import grpo, rollout
+from common import model as models
+from tests.test_engine import random_policy
+
+CFG = Config(rollout="branches", chains=2, group_size=4)
+VOCABULARY = 8
+
+
+def turn(uncertainty):
+    """A turn whose first tokens are so uncertain, in units of log(VOCABULARY)."""
+    return Turn([1, 2], [-uncertainty * math.log(VOCABULARY), 0.0], "", "")
+
+
+def grow(cfg, draws, uncertain=None, turns=2):
+    """The root of a group whose chains end after so many turns; `draws` are the random numbers, in order;
+    uncertain: (path, number of the turn) -> its uncertainty, 0 elsewhere."""
+    drawn = iter(draws)
+    rng = SimpleNamespace(random=lambda: next(drawn))
+
+    async def advance(node, path):
+        number = len(node.turns())
+        new = Node(turn((uncertain or {}).get((path, number), 0.0)), node, path, done=number + 1 == turns)
+        node.children.append(new)
+        return new
+
+    root = Node()
+    asyncio.run(at2po.grow_branches(advance, root, cfg, rng, VOCABULARY))
+    return root
+
+
+def paths(root):
+    return sorted(leaf.path for leaf in root.leaves())
+
+
+def test_a_chain_goes_on_twice_where_the_draw_is_at_least_a_half():
+    root = grow(CFG, [.5, .49])
+    # one of two chains branches behind its first turn; what is left of the group is a fresh chain
+    assert paths(root) == ["chain0", "chain0.1", "chain1", "chain3"]
+    branch = next(leaf for leaf in root.leaves() if leaf.path == "chain0.1")  # whose first turn it shares
+    assert branch.parent is next(c for c in root.children if c.path == "chain0")
+
+
+def test_a_group_is_never_larger_than_its_size_and_always_full():
+    assert paths(grow(replace(CFG, group_size=2), [.9, .9])) == ["chain0", "chain1"]
+    assert paths(grow(CFG, [0.0] * 9)) == ["chain0", "chain1", "chain2", "chain3"]
+    assert len(paths(grow(replace(CFG, group_size=9), [.9] * 99, turns=4))) == 9
+
+
+def test_a_turn_more_uncertain_than_the_first_branches_more_easily():
+    three = {"turns": 3, "cfg": replace(CFG, chains=1, group_size=2)}
+    # behind the second turn: .45 + .2 * .3 is above a half, .45 alone is not
+    assert paths(grow(draws=[.1, .45, 0], uncertain={("chain0", 1): .3}, **three)) == ["chain0", "chain0.2"]
+    assert paths(grow(draws=[.1, .45, 0, 0], **three)) == ["chain0", "chain1"]
+    # and one that was as uncertain from the start does not
+    steady = {("chain0", 0): .3, ("chain0", 1): .3}
+    assert paths(grow(draws=[.1, .45, 0, 0], uncertain=steady, **three)) == ["chain0", "chain1"]
+
+
+def test_branching_in_a_row_is_made_less_likely():
+    three = {"turns": 3, "cfg": replace(CFG, chains=1, group_size=3)}
+    # .52 once more is .52 * .95, below a half
+    assert paths(grow(draws=[.52, .52, .1], **three)) == ["chain0", "chain0.1", "chain2"]
+    assert paths(grow(draws=[.52, .53, .1], **three)) == ["chain0", "chain0.1", "chain0.2"]
+
+
+def test_a_clipped_value_keeps_its_gradient_above_the_window_alone():
+    new = torch.tensor([[1.5, 1.5, .5, .5, 1.1]]).log().requires_grad_()
+    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]])
+    mask = torch.ones(1, 5).bool()
+
+    def terms(soft_clip):
+        loss, _ = grpo.grpo_loss(new, torch.zeros(1, 5), advantages, mask, 1.0, soft_clip=soft_clip)
+        return loss.item(), torch.autograd.grad(loss, new)[0][0].tolist()
+    hard_loss, hard = terms(False)
+    soft_loss, soft = terms(True)
+    # 1.2, -1.5, .5, -.8 and 1.1: the same value
+    assert soft_loss == pytest.approx(hard_loss) == pytest.approx(-(1.2 - 1.5 + .5 - .8 + 1.1))
+    assert hard == pytest.approx([0, 1.5, -.5, 0, -1.1])
+    assert soft == pytest.approx([-1.2, 1.5, -.5, 0, -1.1])
+
+
+def test_advantages_grow_with_a_token_s_entropy():
+    def batch(entropies, mask, weight=1.0):
+        return SimpleNamespace(
+            entropies=torch.tensor([entropies]), response_mask=torch.tensor([mask]).bool(), weight=weight,
+            advantages=torch.tensor([[2.0] * len(mask)]) * torch.tensor([mask]))
+
+    one, other = batch([1.0, 9.0, 3.0], [1, 0, 1]), batch([5.0], [1])
+    at2po.balance_entropy([one, other])
+    z = math.sqrt(1.5)  # of 1, 3 and 5; what was not sampled does not count
+    assert one.advantages[0].tolist() == pytest.approx([2 * (1 - .2 * z), 0, 2])
+    assert other.advantages[0].tolist() == pytest.approx([2 * (1 + .2 * z)])
+    even = batch([2.0, 2.0], [1, 1])
+    at2po.balance_entropy([even])
+    assert even.advantages[0].tolist() == [2.0, 2.0]
+
+
+def test_entropies_are_those_of_the_whole_distribution():
+    model, _ = random_policy(64)
+    sampled = [[5, 6, 7], [8, 9]]
+    turns = [Turn(sampled[0], [-1.0] * 3, "", "", [1, 2]), Turn(sampled[1], [-1.0] * 2, "", "")]
+    batch = rollout.collate([Trajectory("q", [3, 4], turns)])
+    found = models.token_entropies(model, batch, temperature=.7)
+    ids = [3, 4, *sampled[0], 1, 2, *sampled[1]]
+    with torch.no_grad():
+        logp = (model(torch.tensor([ids])).logits[0] / .7).log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)                      # (T,) of the token behind each
+    for t in range(1, len(ids)):
+        expected = float(entropy[t - 1]) if batch.response_mask[0, t] else 0.0
+        assert float(found[0, t]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_its_settings_are_those_of_the_authors_scripts():
+    cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "aepo"])
+    assert (cfg.rollout, cfg.chains, cfg.group_size, cfg.credit, cfg.std) == (
+        "branches", 8, 16, "outcome", "sample")
+    assert (cfg.clip_low, cfg.clip_high, cfg.dual_clip, cfg.grpo_mean) == (.2, .2, 3.0, "token")
+    with pytest.raises(SystemExit, match="at most --group-size 4 where chains branch"):
+        at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "aepo", "--group-size", "4"])
