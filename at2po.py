@@ -149,6 +149,8 @@ class Config(flags.PassageFlags):
     # of inner nodes (Table 2); shrunk (ours): the leaves' mean, drawn to the parent's where few are | Eq 3
     value: Literal["child-weighted", "child-mean", "leaf-mean", "shrunk"] = "child-weighted"
     advantage: Literal["value", "td", "global", "combined"] = "value"  # from values (Table 2) | Eq 3
+    # a turn counts in each leaf that it leads to, or once: its advantage is divided among them (ours)
+    shared_turns: Literal["each", "once"] = "each"
     # turn, token or sequence ratios; grpo, dapo, gspo and aepo with their own defaults
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
     clip_low: float = 3e-3          # 1 - lower end of the clip window | sec. 5.1
@@ -640,9 +642,12 @@ def assign_advantages(root, cfg):
         n.advantage = kinds[cfg.advantage]
     within = values_within_chains(root, cfg) if cfg.credit == "tree-grpo" else {}
     for leaf in leaves:  # each turn's own (the paper's), or the leaf's value for all
-        path = [n.advantage for n in leaf.lineage()]
+        lineage = leaf.lineage()
+        path = [n.advantage for n in lineage]
         if cfg.credit != "turn":
             path = [leaf.value + within.get(leaf, 0.0)] * len(path)
+        if cfg.shared_turns == "once":
+            path = [a / len(n.leaves()) for a, n in zip(path, lineage, strict=True)]
         leaf.trajectory.advantages = [-a for a in path] if cfg.flip_advantages else path
     return True
 
