@@ -40,10 +40,13 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
     flat trees            code: kept; ours: left out, their KL term too
     DAPO, Tree-GRPO       --loss dapo (Yu et al. 2025); --loss grpo --rollout tree --expansion random --credit
                           tree-grpo (Ji et al. 2025)
-    AEPO                  --loss aepo (Dong et al. 2025), as the authors ran it: 8 chains begin (in their code
-                          enable_dynamic_rollouts is off). Uncertainty, code: of the ten likeliest tokens;
-                          ours: of the sampled one. A token's entropy, code: of the weights of the update,
-                          standardised in a micro-batch; ours: of those that sampled, in the update
+    AEPO                  --loss aepo (Dong et al. 2025), from the authors' code: 8 chains begin (their script
+                          has enable_dynamic_rollouts off). Advantages by entropy: there, but their script
+                          computes no entropy, so they were off (--entropy-weight 0). Entropy, code: of the
+                          weights of the update, standardised in a micro-batch; ours: of those that sampled,
+                          in the update. A turn's uncertainty, code: of its first 20 tokens' ten likeliest;
+                          ours: of the sampled ones; compared, code: with what its slot first held; ours:
+                          with its chain's own first turn. A search too many, code: ends the chain
     token budget          paper: "comparable"; code: the same steps for all; ours: the baseline's tokens,
                           since a tree costs 19.6 chains and not 16 (--token-budget auto)
 
@@ -160,6 +163,8 @@ class Config(flags.PassageFlags):
     grpo_mean: Literal["sequence", "token"] = "sequence"
     # GRPO's bound where the advantage is negative; 3 in the authors' code, 0 = none
     dual_clip: float = 0.0
+    # how much more a token that the policy was uncertain of counts, for --loss grpo and the like; AEPO: .2
+    entropy_weight: float = 0.0
     # questions sampled for each that is wanted: those with different rewards are learned from; DAPO: 3
     dynamic_sampling: int = 1
     # tokens before --max-response over which the reward falls by 1, in training; DAPO's, 0 = none
@@ -234,12 +239,12 @@ BASELINES = {  # App. B.4
     # App. B.4 has lost the buffer's size; 1,024 is ours
     "dapo": dict(clip_low=0.2, clip_high=0.28, grpo_mean="token", dynamic_sampling=3, overlong_buffer=1024),
     "gspo": dict(clip_low=3e-4, clip_high=4e-4),
-    "aepo": dict(  # authors' scripts; App. B.4 has lost its numbers
-        clip_low=0.2, clip_high=0.2, grpo_mean="token", dual_clip=3.0, chains=8, credit="outcome"),
+    "aepo": dict(  # authors' code; App. B.4 has lost its numbers
+        clip_low=0.2, clip_high=0.2, grpo_mean="token", dual_clip=3.0, entropy_weight=.2, chains=8,
+        credit="outcome"),
 }
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")
 BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)  # AEPO's; authors' code
-ENTROPY_WEIGHT = .2  # of AEPO's advantages; authors' code
 SHRINKAGE = 2  # leaves that the parent's value counts for, of --value shrunk
 RANDOM_TREE = ("--rollout", "tree", "--expansion", "random")
 TREE_GRPO = ("--loss", "grpo", "--kl-coef", "0", *RANDOM_TREE, "--std", "sample", "--credit")
@@ -435,7 +440,8 @@ def choose_nodes(root, cfg, rng):
 
 
 async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
-    """Algorithm 1, or for the baselines a group of chains (a tree of one level). Returns the root."""
+    """Algorithm 1, or for the baselines a group of chains (a tree of one level) that may branch (AEPO).
+    Returns the root."""
     def start(node, path, one_turn=False):
         return play(policy, search, prompt_ids, node, path, cfg, seed, cfg.temperature, one_turn=one_turn)
 
@@ -470,9 +476,9 @@ async def grow_branches(advance, root, cfg, rng, vocabulary):
     def uncertainty(turn):  # of the first 20 tokens, in units of a uniform distribution's entropy
         return -sum(turn.logprobs[:20]) / math.log(vocabulary)
 
-    going = {f"chain{m}": root for m in range(cfg.chains)}  # path -> where it stands
+    going = {f"chain{m}": root for m in range(min(cfg.chains, cfg.group_size))}  # path -> where it stands
     begun, in_a_row = len(going), 0
-    first = {}                                              # path -> uncertainty of its own first turn
+    first = {}  # path -> uncertainty of its own first turn
     while going:
         nodes = await asyncio.gather(*(advance(node, path) for path, node in going.items()))
         going = {n.path: n for n in nodes if not n.done}
@@ -487,7 +493,7 @@ async def grow_branches(advance, root, cfg, rng, vocabulary):
             if drawn >= BRANCHING["threshold"]:
                 new[f"{path}.{len(node.turns())}"] = node
         if not going and begun < cfg.group_size:
-            new = {f"chain{begun}": root}
+            new = {f"fresh{begun}": root}
         in_a_row = in_a_row + 1 if new else 0
         begun += len(new)
         going |= new
@@ -755,15 +761,15 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     )
 
 
-def balance_entropy(batches):
-    """AEPO: A (1 + .2 z), z being the entropy of the token's distribution, standardised over all sampled
-    tokens of an update: what the policy was uncertain of counts for more."""
+def balance_entropy(batches, weight):
+    """AEPO: A (1 + weight z), z being the entropy of the token's distribution, standardised over the sampled
+    tokens that an update learns from: what the policy was uncertain of counts for more."""
     parts = [b.entropies[b.response_mask].cpu() for b in batches if b.weight]
     entropies = torch.cat(distributed.gather(parts))
     mean, std = float(entropies.mean()), float(entropies.std(correction=0)) or 1.0
     for b in batches:
         z = torch.where(b.response_mask, (b.entropies - mean) / std, 0.0)
-        b.advantages = b.advantages * (1 + ENTROPY_WEIGHT * z)
+        b.advantages = b.advantages * (1 + weight * z)
 
 
 # ---------------------------------------------------------------- update
@@ -781,12 +787,12 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     groups = [roots[i:i + cfg.mini_batch] for i in range(0, len(roots), cfg.mini_batch)]
     learn = [[root for root in group if assign_advantages(root, cfg)] for group in groups]
     # all old log-probs before the first update: they are those of the weights that sampled
-    prepared = [training.prepare(model, reference, trajectories_of(group), cfg) for group in learn]
-    for batches in prepared if cfg.loss == "aepo" else ():
-        for b in batches:
-            b.entropies = models.token_entropies(model, b, cfg.temperature, cfg.kernels)
+    entropies = cfg.entropy_weight > 0
+    prepared = [
+        training.prepare(model, reference, trajectories_of(group), cfg, entropies) for group in learn]
+    for batches in prepared if entropies else ():
         if batches:
-            balance_entropy(batches)
+            balance_entropy(batches, cfg.entropy_weight)
     row = {
         "time/old_logprobs": time.time() - started,
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(roots),
@@ -984,8 +990,9 @@ def resolve(cfg):
     """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
     if cfg.kl_coef and cfg.loss != "grpo":
         sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
-    if cfg.loss not in TOKEN_RATIOS and (cfg.dual_clip or cfg.grpo_mean == "token"):
-        sys.exit(f"error: --dual-clip and --grpo-mean go with --loss grpo, not {cfg.loss}")
+    if cfg.loss not in TOKEN_RATIOS and (cfg.dual_clip or cfg.grpo_mean == "token" or cfg.entropy_weight):
+        flag = "--dual-clip, --grpo-mean and --entropy-weight"
+        sys.exit(f"error: {flag} go with --loss {', '.join(TOKEN_RATIOS)}, not {cfg.loss}")
     if cfg.overlong_buffer >= cfg.max_response:
         flags.refuse("overlong_buffer", cfg.overlong_buffer, f"below --max-response {cfg.max_response}")
     ones = (
@@ -993,7 +1000,7 @@ def resolve(cfg):
         "max_passage", "top_k", "dynamic_sampling", "seeds")
     zeros = (
         "steps", "rounds", "expand", "max_searches", "dual_clip", "eval_temperature", "weight_decay",
-        "clip_low", "clip_high", "kl_coef", "overlong_buffer")
+        "clip_low", "clip_high", "kl_coef", "overlong_buffer", "entropy_weight")
     flags.check(cfg, dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0), ("lr", "temperature", "grad_clip"))
     flags.needs_a_model(cfg)
     if cfg.keep == "best" and not (cfg.eval_every and (cfg.keep_data or cfg.data == "world")):
@@ -1007,8 +1014,6 @@ def resolve(cfg):
     shape = cfg.rollout
     if shape == "auto":
         shape = {"atpo": "tree", "aepo": "branches"}.get(cfg.loss, "chains")
-    if shape == "branches" and cfg.chains > cfg.group_size:
-        flags.refuse("chains", cfg.chains, f"at most --group-size {cfg.group_size} where chains branch")
     std = ("population" if shape == "tree" else "sample") if cfg.std == "auto" else cfg.std
     name = f"{cfg.loss}-seed{cfg.seed}"
     if cfg.eval_only:
@@ -1061,7 +1066,7 @@ def rollout_metrics(roots):
     leaves = [n for n in nodes if n.done]
     done = [leaf.trajectory for leaf in leaves]
     # chains: the trajectories that a tree begins with, before anything is branched
-    chains = [leaf.trajectory for leaf in leaves if "." not in leaf.path]
+    chains = [leaf.trajectory for leaf in leaves if leaf.path.startswith("chain") and "." not in leaf.path]
     turns = [n.turn for n in nodes]
     same = [alike for root in roots for alike in resampled_alike(root)]
     return {

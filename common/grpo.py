@@ -52,7 +52,8 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     if soft_clip:
-        clipped = torch.where(ratio > 1 + clip_high, (1 + clip_high) * ratio / ratio.detach(), clipped)
+        one = (log_ratio - log_ratio.detach()).exp()  # whose gradient is the log-prob's
+        clipped = torch.where(ratio > 1 + clip_high, (1 + clip_high) * one, clipped)
     objective = torch.minimum(ratio * advantages, clipped * advantages)
     if dual_clip:
         floor = dual_clip * advantages

@@ -287,9 +287,10 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
 
 
 @torch.no_grad()
-def token_entropies(model, batch, temperature=1.0, kernels="auto"):
+def token_entropies(model, batch, temperature=1.0, kernels="auto", hidden=None):
     """Entropy of the distribution that every sampled token was drawn from, (B, T) in nats; 0 elsewhere."""
-    hidden = hidden_states(model, batch)
+    if hidden is None:
+        hidden = hidden_states(model, batch)
     return by_token(_of_sampled(model, batch, temperature, kernels, hidden, entropy=True).entropy, batch)
 
 

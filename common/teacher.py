@@ -103,7 +103,7 @@ class Template:
         return Draft(path, question, path[-1], relations)
 
     def walk(self, graph, start, nodes, rng):
-        """(path, its relations): `nodes` nodes, or fewer where the walk comes to a dead end."""
+        """(path, its relations): `nodes` nodes, or fewer where the walk ends before."""
         path = [start]
         relations = []
         while len(path) < nodes:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from common import distributed, gguf, process
 from common.checkpoint import ModelError
 from common.files import say
-from common.model import reference_weights, token_logprobs
+from common.model import hidden_states, reference_weights, token_entropies, token_logprobs
 from common.rollout import collate, micro_batches, portions
 
 # ---------------------------------------------------------------- batches
@@ -39,13 +39,17 @@ def collate_parts(trajectories, cfg, device):
     return batches
 
 
-def prepare(model, reference, trajectories, cfg):
+def prepare(model, reference, trajectories, cfg, entropies=False):
     """[Batch] with old_logprobs, of the weights that sampled them (call it before any update), and, unless
-    `reference` is None, ref_logprobs. Trajectories carry their advantages already."""
+    `reference` is None, ref_logprobs; where asked for, entropies too. Trajectories carry their advantages
+    already."""
     batches = collate_parts(trajectories, cfg, model.device)
     for batch in batches:
         with torch.no_grad():
-            batch.old_logprobs = token_logprobs(model, batch, cfg.temperature, cfg.kernels)
+            hidden = hidden_states(model, batch)
+            batch.old_logprobs = token_logprobs(model, batch, cfg.temperature, cfg.kernels, hidden)
+            if entropies:
+                batch.entropies = token_entropies(model, batch, cfg.temperature, cfg.kernels, hidden)
             if reference is not None:
                 with reference_weights(model, reference) as frozen:
                     batch.ref_logprobs = token_logprobs(frozen, batch, cfg.temperature, cfg.kernels)

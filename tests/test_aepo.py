@@ -47,14 +47,14 @@ def paths(root):
 def test_a_chain_goes_on_twice_where_the_draw_is_at_least_a_half():
     root = grow(CFG, [.5, .49])
     # one of two chains branches behind its first turn; what is left of the group is a fresh chain
-    assert paths(root) == ["chain0", "chain0.1", "chain1", "chain3"]
+    assert paths(root) == ["chain0", "chain0.1", "chain1", "fresh3"]
     branch = next(leaf for leaf in root.leaves() if leaf.path == "chain0.1")  # whose first turn it shares
     assert branch.parent is next(c for c in root.children if c.path == "chain0")
 
 
 def test_a_group_is_never_larger_than_its_size_and_always_full():
     assert paths(grow(replace(CFG, group_size=2), [.9, .9])) == ["chain0", "chain1"]
-    assert paths(grow(CFG, [0.0] * 9)) == ["chain0", "chain1", "chain2", "chain3"]
+    assert paths(grow(CFG, [0.0] * 9)) == ["chain0", "chain1", "fresh2", "fresh3"]
     assert len(paths(grow(replace(CFG, group_size=9), [.9] * 99, turns=4))) == 9
 
 
@@ -62,17 +62,59 @@ def test_a_turn_more_uncertain_than_the_first_branches_more_easily():
     three = {"turns": 3, "cfg": replace(CFG, chains=1, group_size=2)}
     # behind the second turn: .45 + .2 * .3 is above a half, .45 alone is not
     assert paths(grow(draws=[.1, .45, 0], uncertain={("chain0", 1): .3}, **three)) == ["chain0", "chain0.2"]
-    assert paths(grow(draws=[.1, .45, 0, 0], **three)) == ["chain0", "chain1"]
+    assert paths(grow(draws=[.1, .45, 0, 0], **three)) == ["chain0", "fresh1"]
     # and one that was as uncertain from the start does not
     steady = {("chain0", 0): .3, ("chain0", 1): .3}
-    assert paths(grow(draws=[.1, .45, 0, 0], uncertain=steady, **three)) == ["chain0", "chain1"]
+    assert paths(grow(draws=[.1, .45, 0, 0], uncertain=steady, **three)) == ["chain0", "fresh1"]
 
 
 def test_branching_in_a_row_is_made_less_likely():
     three = {"turns": 3, "cfg": replace(CFG, chains=1, group_size=3)}
     # .52 once more is .52 * .95, below a half
-    assert paths(grow(draws=[.52, .52, .1], **three)) == ["chain0", "chain0.1", "chain2"]
+    assert paths(grow(draws=[.52, .52, .1], **three)) == ["chain0", "chain0.1", "fresh2"]
     assert paths(grow(draws=[.52, .53, .1], **three)) == ["chain0", "chain0.1", "chain0.2"]
+
+
+def test_a_pause_in_branching_is_a_new_start():
+    four = {"turns": 4, "cfg": replace(CFG, chains=1, group_size=3)}
+    # branched behind the first turn, not behind the second (two chains), so .5 is enough behind the third
+    assert paths(grow(draws=[.5, .1, .1, .5], **four)) == ["chain0", "chain0.1", "chain0.3"]
+
+
+def test_fresh_chains_come_one_by_one_and_branch_as_others():
+    cfg = replace(CFG, chains=1, group_size=4)
+    # chain0 ends unbranched, then a fresh one, which branches, and with two in a row a second fresh one
+    assert paths(grow(cfg, [.1, .9])) == ["chain0", "fresh1", "fresh1.1", "fresh3"]
+
+
+def test_a_branch_is_compared_with_its_own_first_turn():
+    cfg = replace(CFG, chains=1, group_size=3)
+    # chain0 began certain, its branch as uncertain as it stays: only chain0's rise counts
+    uncertain = {("chain0", 2): .3, ("chain0.1", 1): .3, ("chain0.1", 2): .3}
+    found = grow(cfg, [.6, .1, .1, .45, .45], uncertain, turns=4)
+    assert paths(found) == ["chain0", "chain0.1", "chain0.3"]
+    found = grow(cfg, [.6, .1, .1, .1, .45, .1, .1], uncertain, turns=4)
+    assert paths(found) == ["chain0", "chain0.1", "fresh2"]
+
+
+def test_uncertainty_is_of_the_first_twenty_tokens():
+    cfg = replace(CFG, chains=1, group_size=2)
+
+    def grown(tokens):
+        drawn = iter([0.0, .49, 0.0])
+
+        async def advance(node, path):
+            number = len(node.turns())
+            logprobs = [0.0] * tokens + [-9.0] * number  # uncertain behind the first turn
+            new = Node(Turn([1] * len(logprobs), logprobs, "", ""), node, path, done=number == 2)
+            node.children.append(new)
+            return new
+        root = Node()
+        rng = SimpleNamespace(random=lambda: next(drawn))
+        asyncio.run(at2po.grow_branches(advance, root, cfg, rng, VOCABULARY))
+        return paths(root)
+    assert grown(19) == ["chain0", "chain0.2"]
+    assert grown(20) == ["chain0", "fresh1"]
 
 
 def test_a_clipped_value_keeps_its_gradient_above_the_window_alone():
@@ -91,6 +133,24 @@ def test_a_clipped_value_keeps_its_gradient_above_the_window_alone():
     assert soft == pytest.approx([-1.2, 1.5, -.5, 0, -1.1])
 
 
+def test_a_ratio_that_is_nothing_leaves_no_hole_in_the_gradient():
+    new = torch.full((1, 1), -110.0, requires_grad=True)
+    one = torch.ones(1, 1)
+    loss, _ = grpo.grpo_loss(new, torch.zeros(1, 1), one, one.bool(), 1.0, soft_clip=True)
+    assert torch.autograd.grad(loss, new)[0].item() == 0
+
+
+def test_the_loss_of_aepo_is_the_soft_one_and_grpo_s_is_not():
+    new = torch.tensor([[math.log(1.5)]]).requires_grad_()
+    batch = SimpleNamespace(
+        old_logprobs=torch.zeros(1, 1), ref_logprobs=None, advantages=torch.ones(1, 1),
+        response_mask=torch.ones(1, 1).bool())
+    for loss, gradient in (("aepo", -1.2), ("grpo", 0.0)):
+        cfg = at2po.parse_args(["--loss", loss, "--kl-coef", "0"])
+        found, _ = at2po.policy_loss(new, batch, cfg, 1, 1)
+        assert torch.autograd.grad(found, new)[0].item() == pytest.approx(gradient)
+
+
 def test_advantages_grow_with_a_token_s_entropy():
     def batch(entropies, mask, weight=1.0):
         return SimpleNamespace(
@@ -98,12 +158,13 @@ def test_advantages_grow_with_a_token_s_entropy():
             advantages=torch.tensor([[2.0] * len(mask)]) * torch.tensor([mask]))
 
     one, other = batch([1.0, 9.0, 3.0], [1, 0, 1]), batch([5.0], [1])
-    at2po.balance_entropy([one, other])
+    idle = batch([99.0], [1], weight=0.0)  # learned from on another rank
+    at2po.balance_entropy([one, other, idle], .2)
     z = math.sqrt(1.5)  # of 1, 3 and 5; what was not sampled does not count
     assert one.advantages[0].tolist() == pytest.approx([2 * (1 - .2 * z), 0, 2])
     assert other.advantages[0].tolist() == pytest.approx([2 * (1 + .2 * z)])
     even = batch([2.0, 2.0], [1, 1])
-    at2po.balance_entropy([even])
+    at2po.balance_entropy([even], .2)
     assert even.advantages[0].tolist() == [2.0, 2.0]
 
 
@@ -122,10 +183,12 @@ def test_entropies_are_those_of_the_whole_distribution():
         assert float(found[0, t]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_its_settings_are_those_of_the_authors_scripts():
+def test_its_settings_are_those_of_the_authors_code():
     cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "aepo"])
     assert (cfg.rollout, cfg.chains, cfg.group_size, cfg.credit, cfg.std) == (
         "branches", 8, 16, "outcome", "sample")
     assert (cfg.clip_low, cfg.clip_high, cfg.dual_clip, cfg.grpo_mean) == (.2, .2, 3.0, "token")
-    with pytest.raises(SystemExit, match="at most --group-size 4 where chains branch"):
-        at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "aepo", "--group-size", "4"])
+    assert (cfg.entropy_weight, cfg.kl_coef) == (.2, 0)
+    assert at2po.BRANCHING == {"threshold": .5, "entropy": .2, "penalty": .05}
+    with pytest.raises(SystemExit, match="--entropy-weight go with --loss grpo, dapo, aepo, not atpo"):
+        at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--entropy-weight", ".2"])

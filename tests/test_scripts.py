@@ -24,7 +24,7 @@ from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
-from common.run import RunFolder, program, what_is_saved
+from common.run import RunFolder, load_policy, program, what_is_saved
 from common.world import tiny
 from tests.conftest import Scripted, sample
 
@@ -126,11 +126,26 @@ def test_aepo_runs_as_chains_that_branch(tmp_path):
     assert config["rollout"] == "branches" and config["credit"] == "outcome" and not config["kl_coef"]
     for row in rows(folder / "metrics.jsonl"):
         assert row["rollout/leaves"] == 3 * 4
-        # what branched shares its beginning
-        assert row["rollout/tokens"] < row["rollout/leaves"] * row["rollout/chain_tokens"] * 1.5
-    shown = [s for s in read_jsonl(folder / "samples.jsonl") if s["trajectories"]]
-    parents = [t["path"][1] for s in shown for t in s["trajectories"]]
-    assert len(set(parents)) < len(parents)  # two trajectories with one first turn
+    # advantages by entropy: another first update, from the same trees
+    run(tmp_path, "--loss", "aepo", "--steps", 1, "--entropy-weight", 0, "--name", "even")
+    even, first = rows(tmp_path / "at2po/even/metrics.jsonl")[0], rows(folder / "metrics.jsonl")[0]
+    assert even["rollout/tokens"] == first["rollout/tokens"]
+    assert even["train/grad_norm"] != pytest.approx(first["train/grad_norm"], rel=1e-3)
+
+
+def test_branches_share_what_comes_before():
+    cfg = at2po.parse_args([*TINY, "--loss", "aepo", "--group-size", "6"])
+    policy = load_policy(cfg, at2po.tiny_policy(cfg))
+    split = splits.world_split("train", questions=6)
+    roots = at2po.rollout_trees(policy, split.retriever, split.questions, cfg, 1)
+    branched = [leaf for root in roots for leaf in root.leaves() if "." in leaf.path]
+    assert all(len(root.leaves()) == 6 for root in roots) and branched
+    for leaf in branched:  # its source's turns, up to the one that it branched behind
+        source, _, depth = leaf.path.rpartition(".")
+        path = [n.path for n in leaf.lineage()]
+        assert path[int(depth) - 1] == source and set(path[int(depth):]) == {leaf.path}
+    sampled = sum(leaf.trajectory.sampled_tokens for root in roots for leaf in root.leaves())
+    assert at2po.rollout_metrics(roots)["rollout/tokens"] < sampled
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
