@@ -46,7 +46,7 @@ def prepare(model, reference, trajectories, cfg, entropies=False):
     batches = collate_parts(trajectories, cfg, model.device)
     for batch in batches:
         with torch.no_grad():
-            hidden = hidden_states(model, batch)
+            hidden = hidden_states(model, batch) if entropies else None
             batch.old_logprobs = token_logprobs(model, batch, cfg.temperature, cfg.kernels, hidden)
             if entropies:
                 batch.entropies = token_entropies(model, batch, cfg.temperature, cfg.kernels, hidden)
