@@ -167,9 +167,8 @@ def test_what_a_layer_keeps_is_what_autograd_keeps(kind, in_bf16):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_a_model_of_smollm2s_shape_holds_on_a_cpu(precision):
-    settings = json.dumps({"precision": precision, "micro_tokens": 1024, "pack_tokens": 1024})
+def test_what_a_model_of_smollm2s_shape_holds_on_a_cpu():
+    settings = json.dumps({"precision": "bf16", "micro_tokens": 1024, "pack_tokens": 1024})
     done = subprocess.run(
         [sys.executable, "-c", PEAK, settings, "smollm2"],
         cwd=ROOT, capture_output=True, text=True, check=True)
