@@ -99,7 +99,7 @@ def estimate(shape, cfg, cuda, ranks=1, reference=False, critic=False, sampled=.
         "reference": (2 if in_bf16 else 4) * s.weights * (reference and not cfg.lora) / ranks,
     }
     copies = 2 * s.matrices * (in_bf16 and not cfg.lora and ranks == 1)  # one layer's where they are cut
-    flex = cuda and cfg.attention != "dense" and cfg.share_prefixes != "off"
+    flex = cuda and cfg.attention != "dense"
     layer = cfg.micro_tokens * layer_activations(s, in_bf16, flex)
     head = logits(s, int(cfg.micro_tokens * sampled), cuda and cfg.kernels != "off")
     update = {
