@@ -189,6 +189,7 @@ def parse_args():
     parser.add_argument("--model", nargs="+", choices=list(LAYERS), default=["qwen3-0.6b", "qwen3-4b"])
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    parser.add_argument("--optimizer", choices=("adamw", "adamw8bit"), default="adamw", help="of every case")
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--questions", type=int, default=2, help="trees an update")
     parser.add_argument("--chains", type=int, default=20, help="of a rollout, ten a question")
@@ -213,9 +214,10 @@ def main():
 
     print(text[0], flush=True)
     say(f"\n{args.questions} trees an update, turns of {args.sampled} sampled and {args.observed} observed "
-        f"tokens, {args.micro_tokens} packed tokens a forward pass, {args.updates} updates, medians:\n")
-    base = replace(at2po.Config(), engine=args.engine, micro_tokens=args.micro_tokens,
-                   pack_tokens=args.micro_tokens)
+        f"tokens, {args.micro_tokens} packed tokens a forward pass, {args.optimizer}, {args.updates} updates: "
+        "medians\n")
+    base = replace(at2po.Config(), engine=args.engine, optimizer=args.optimizer,
+                   micro_tokens=args.micro_tokens, pack_tokens=args.micro_tokens)
     for name in args.model:
         for case in args.case:
             row = {"model": name, "case": case}
