@@ -214,8 +214,8 @@ def main():
 
     print(text[0], flush=True)
     say(f"\n{args.questions} trees an update, turns of {args.sampled} sampled and {args.observed} observed "
-        f"tokens, {args.micro_tokens} packed tokens a forward pass, {args.optimizer}, {args.updates} updates: "
-        "medians\n")
+        f"tokens, {args.micro_tokens} packed tokens a forward pass, {args.optimizer}, {args.updates} "
+        "updates: medians\n")
     base = replace(at2po.Config(), engine=args.engine, optimizer=args.optimizer,
                    micro_tokens=args.micro_tokens, pack_tokens=args.micro_tokens)
     for name in args.model:
