@@ -42,9 +42,11 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
                       few (--baseline, --baseline-rollouts)
     PPO               paper: "batch size 6", so one update a batch, where r = 1 and nothing is clipped; code:
                       a replay buffer of old states, a loss over all candidates of a state, cosine with
-                      warm-up; ours: sampled actions, several updates a step (--mini-batch), constant
+                      warm-up; ours: sampled actions, constant; with the paper's numbers one update a step,
+                      too, and several where --mini-batch is smaller than the step's paths
     unreachable gold  code: such questions are left out; ours: they stay, as gold that cannot be found
-    long states       code: cut at 512 tokens; ours: the oldest sentences are left out (--max-tokens)
+    long states       code: cut at 512 tokens; ours: the oldest sentences are left out (--max-tokens); a T5
+                      reads the first 512
     beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
     dropout           off in all stages, so that ratios begin at 1
     Spearman          paper: cov / (cov cov), 1,000 questions; code: temperature .5, F1, 8 actions; ours: of
@@ -189,7 +191,7 @@ class Config(flags.Flags):
     lr: float = 1e-6                # learning rate; constant is ours | sec. 4.3.3
     clip: float = .2                # half width of the clip window | sec. 4.3.3
     # score of the evidence, or of a reader's answer from it, which needs no labels (the stages before it do;
-    # --gamma and --bonus are the evidence's) | sec. 6
+    # --gamma and --bonus are the evidence's; yes/no questions, which no span answers, are left out) | sec. 6
     reward: Literal["evidence", "answer"] = "evidence"
     gamma: float = 1.0              # discount of F1 for each action; not printed | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
@@ -206,10 +208,10 @@ class Config(flags.Flags):
     correlate: int = 100            # evaluated questions whose p and reward are correlated, 10 paths each
 
     # ---- asking
-    qap_steps: int = 52500          # updates; 7 epochs of 60,000 questions | sec. 4.3.1
-    sqg_steps: int = 35000          # updates; 7 epochs of 40,000 states | sec. 4.3.1
+    qap_steps: int = 52500          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
+    sqg_steps: int = 35000          # updates; 7 epochs of 40,000 states, drawn from all | sec. 4.3.1
     question_batch: int = 8         # rows an update; not printed
-    question_lr: float = 1e-4       # learning rate of both, half a cosine to 0 | sec. 4.3.1
+    question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
     # what a sub-question is trained to say: the approximation of the evidence found (paper) or missing
     sqg_target: Literal["prefix", "suffix"] = "suffix"
@@ -220,7 +222,7 @@ class Config(flags.Flags):
 
     # ---- answer-based reward
     reader: str = ""                # extractive reader; empty = the one of --stage reader
-    reader_steps: int = 20000       # updates of a reader | ours
+    reader_steps: int = 20000       # updates of a reader, batch and rates as --supervised-… | ours
     sentence_cost: float = .02      # of the reward, a sentence taken | ours
 
 
@@ -387,7 +389,7 @@ def log_policy(policy, rows):
     for n, ((case, steps), actions, *_) in enumerate(rows):
         question, sentences = case.tokens["submit"]
         taken = [sentences[i] for i in evidence_of(steps)]
-        submit_pairs.append((question, submit.joined(taken) if taken else []))
+        submit_pairs.append((question, submit.joined(taken, staying=0) if taken else []))
         state = state_ids(action, case, steps)
         for column, a in enumerate(actions, 1):
             text = action.ids("?") if a == ASK else case.tokens["action"][1][a]
@@ -889,11 +891,16 @@ def supervise(cfg, folder, learner, stage, rows, evaluate_now):
     updates = getattr(cfg, f"{stage}_steps")
     logged = replace(cfg, steps=-(-updates // PRETRAIN_EVERY), show_every=0)
     optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
+    state = {"updates": None}  # made so far: a run may go on with more after a step of fewer
     for step, row in loop.steps(
-        logged, folder, learner, optimizer, PRETRAIN_METRICS, evaluate=evaluate_now, label=f"{stage} | "
+        logged, folder, learner, optimizer, PRETRAIN_METRICS, state, evaluate_now, label=f"{stage} | "
     ):
-        meter = training.Meter(keep=folder.nonfinite(step))
-        for number in range((step - 1) * PRETRAIN_EVERY, min(step * PRETRAIN_EVERY, updates)):
+        meter = training.Meter()
+        begin = state["updates"]
+        if begin is None:
+            begin = (step - 1) * PRETRAIN_EVERY
+        state["updates"] = min(step * PRETRAIN_EVERY, updates)
+        for number in range(begin, state["updates"]):
             training.set_lr(optimizer, training.cosine_lr(number, updates, lr, warmup=warmup))
             rng = random.Random(stable_seed(cfg.seed, stage, number))
             for loss, count, right in losses(learner, rows, cfg, rng):
@@ -901,7 +908,8 @@ def supervise(cfg, folder, learner, stage, rows, evaluate_now):
                 meter.add(loss, {"tokens": count, "right_sum": right})
             meter.step(learner.model, optimizer, cfg.grad_clip, ())
         row |= meter.means()
-        row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
+        if meter.total.get("tokens"):  # nothing, where no update was finite
+            row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
 
 
 def train(cfg, folder, policy, cases, evaluate_now):
@@ -957,8 +965,10 @@ def evaluate(policy, split, cfg, progress):
     if split.search == "greedy" and cfg.correlate:
         cases = split.cases[: cfg.correlate]
         rho, share, counts = spearman(policy, cases, 10, cfg.seed, "correlate")
-        summary |= {"spearman": rho, "spearman_questions": share, "ranks": counts}
-        say(f"  Spearman of p and reward {rho:.2f} over the {share:.0%} of questions whose paths differ")
+        summary["spearman_questions"] = share
+        if share:
+            summary |= {"spearman": rho, "ranks": counts}
+            say(f"  Spearman of p and reward {rho:.2f} over the {share:.0%} of questions whose paths differ")
     return rows, summary
 
 
@@ -1050,7 +1060,6 @@ def run_stage(cfg, stage, split, evals):
 
     with run.stage(cfg, folder, METRICS if samples else PRETRAIN_METRICS, f"ASKiT {cfg.name}: {stage}"):
         if steps:
-            folder.forget_evaluations(sets)
             if stage == "coarse" and not folder.start:
                 evaluate_all("_before")
             able = [c for c in split.cases if c.gold]
@@ -1113,14 +1122,10 @@ def parse_args(argv=None):
     if cfg.model == "paper":
         names = {name: getattr(cfg, name) or value for name, value in PAPER_MODELS.items()}
         cfg = replace(cfg, **names)
-    check_models(cfg)
     stage = "eval" if cfg.eval_only else cfg.stage
-    return replace(
-        cfg,
-        stage=stage,
-        eval_only=stage == "eval",
-        name=cfg.name or f"seed{cfg.seed}",
-    )
+    cfg = replace(cfg, stage=stage, eval_only=stage == "eval", name=cfg.name or f"seed{cfg.seed}")
+    check_models(cfg)
+    return cfg
 
 
 def main(argv=None):

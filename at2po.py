@@ -48,7 +48,8 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
                           ours: of the sampled ones; compared, code: with what its slot first held; ours:
                           with its chain's own first turn. A search too many, code: ends the chain
     token budget          paper: "comparable"; code: the same steps for all; ours: the baseline's tokens,
-                          since a tree costs 19.6 chains and not 16 (--token-budget auto)
+                          since a tree costs 19.6 chains and not 16 (--token-budget auto; DAPO, which the
+                          paper grants three times the questions, has three times as many)
 
 What is not in the paper is at the end (appendix) or in common/.
 
@@ -178,7 +179,7 @@ class Config(flags.PassageFlags):
     # --eval-every steps (the paper takes the best of its benchmarks)
     keep: Literal["last", "best"] = "last"
     keep_data: str = ""             # the set that chooses; the world's is dev
-    # training questions: file, hub name, or "world" (nq = the single-hop policy's) | sec. 5.1
+    # training questions: file, hub name, or "world" (nq = the single-hop policy's) | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
     # stop when so many tokens were sampled; auto = what the baseline's chains would have sampled in --steps;
@@ -236,8 +237,8 @@ HARD = WORLD | dict(
 )
 BASELINES = {  # App. B.4
     "grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3),
-    # App. B.4 has lost the buffer's size; 1,024 is ours
-    "dapo": dict(clip_low=0.2, clip_high=0.28, grpo_mean="token", dynamic_sampling=3, overlong_buffer=1024),
+    # App. B.4 has lost the buffer's size; theirs is 2,000 in a part of the authors' scripts that is off
+    "dapo": dict(clip_low=0.2, clip_high=0.28, grpo_mean="token", dynamic_sampling=3, overlong_buffer=2000),
     "gspo": dict(clip_low=3e-4, clip_high=4e-4),
     "aepo": dict(  # authors' code; App. B.4 has lost its numbers
         clip_low=0.2, clip_high=0.2, grpo_mean="token", dual_clip=3.0, entropy_weight=.2, chains=8,
@@ -400,12 +401,13 @@ async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, w
         text = policy.tokenizer.decode(g.token_ids, skip_special_tokens=True)
         turn = node.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
-        queries = inside(SEARCH, text)
-        if g.stop_reason == SEARCH[1] and queries and len(turns) < cfg.max_searches:
-            passages = await search(queries[-1].replace('"', "").strip(), cfg.top_k)
+        query = inside(SEARCH, text)[-1:]
+        query = query[0].replace('"', "").strip() if query else ""  # an empty one ends it, as in their code
+        if g.stop_reason == SEARCH[1] and query and len(turns) < cfg.max_searches:
+            passages = await search(query, cfg.top_k)
             observed = render_observation(policy.tokenizer, passages, cfg.max_passage)
             turn.observation, turn.observation_ids = observed
-        elif g.stop_reason == SEARCH[1] and queries and len(turns) == cfg.max_searches:
+        elif g.stop_reason == SEARCH[1] and query and len(turns) == cfg.max_searches:
             # one search too many: the environment says so, once
             observed = chat.encode(policy.tokenizer, f"\n{LIMIT_MESSAGE}\n")
             turn.observation, turn.observation_ids = observed
@@ -414,6 +416,7 @@ async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, w
         if not node.done and len(turn.ids) + len(turn.observation_ids) >= room:
             node.done = True  # no room left to answer in: nobody reads the result
             turn.observation, turn.observation_ids = "", []
+            turn.stop_reason = "length"
         if watch:
             watch(turn)
         if node.done or one_turn:
@@ -851,8 +854,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
 
         row |= rollout_metrics(roots) | rollout.search_repairs(split.retriever)
         spent["tokens"] += row["rollout/tokens"]
-        of_baseline = cfg.questions_per_step * cfg.group_size * row["rollout/chain_tokens"]
-        spent["baseline_tokens"] += of_baseline
+        spent["baseline_tokens"] += drawn * cfg.group_size * row["rollout/chain_tokens"]
         row["rollout/tokens_total"] = spent["tokens"]
         row["sample"] = sample_record(policy, roots, questions, step, cfg)
 
@@ -902,12 +904,13 @@ def reproduce(cfg, argv=()):
     tables = {"ladder": TABLE_1, "schemes": TABLE_2, "baselines": MAIN_TABLE}
     for name, rows in tables.items():
         if getattr(cfg, name):
-            return ladder.run(cfg, "at2po", name, rows, argv, before=("ReAct", Row((), "30.01")))
+            return ladder.run(cfg, "at2po", name, rows, argv, parse_args, before=("ReAct", Row((), "30.01")))
     if not cfg.ask:
         folder = run.open_folder(cfg, "at2po", cfg.name, (*run.FREE_ON_RESUME, "token_budget", *TABLE_FLAGS))
     source = cfg.checkpoint or cfg.model
     source = source and models.find_model(source)
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
+    chooser = set_that_chooses(cfg, split) if split else None
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
         source = warmed_up(cfg, source, split or evals[0])
@@ -917,7 +920,8 @@ def reproduce(cfg, argv=()):
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
-    split, *evals = splits.within_limit([split, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    given = [split, chooser, *evals]
+    split, chooser, *evals = splits.within_limit(given, length, cfg.max_prompt, cfg.skip_bad)
 
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, policy, evals, evaluate, when)
@@ -933,7 +937,6 @@ def reproduce(cfg, argv=()):
         if not folder.start:
             before = evaluate_all("_before")
             guards.look_at_start({name: r["summary"] for name, r in before.items()}, warn)
-        chooser = set_that_chooses(cfg, split)
 
         def evaluate_now(when):
             chosen = [chooser] if chooser else evals
@@ -954,8 +957,7 @@ def set_that_chooses(cfg, split):
         level = hard.parse(cfg.world)
         name = cfg.keep_data or "dev"
         return splits.world_split(name, cfg.world_size, limit or 400, cfg.retriever, level)
-    questions = data.load_questions(cfg.keep_data, limit or None)
-    return splits.Split("kept-by", questions, split.retriever)
+    return splits.Split("kept-by", splits.keep_questions(cfg), split.retriever)
 
 
 def better_of_last_and_best(cfg, folder, policy, last):
@@ -1006,6 +1008,10 @@ def resolve(cfg):
     if cfg.keep == "best" and not (cfg.eval_every and (cfg.keep_data or cfg.data == "world")):
         sys.exit("error: --keep best needs --eval-every STEPS and --keep-data SET, which chooses and is not "
                  "tested on")
+    tested = cfg.eval_data or "test" * (cfg.data == "world")
+    if cfg.keep == "best" and (cfg.keep_data or "dev") in tested.split(","):
+        sys.exit(f"error: --keep best: {cfg.keep_data or 'dev'} would choose and be tested on; name another "
+                 "--keep-data or --eval-data")
     if cfg.keep == "best" and cfg.engine == "vllm":
         sys.exit("error: --keep best loads other weights at the end, which vLLM's engine is not made for: "
                  "--engine transformers, or --eval-only --checkpoint RUN/best")
@@ -1034,7 +1040,7 @@ def resolve(cfg):
 def main(argv=None):
     """`python at2po.py …`"""
     with run.program():
-        reproduce(parse_args(argv), sys.argv[1:] if argv is None else argv)
+        reproduce(parse_args(argv), flags.given_flags(argv)[0])
 
 
 # ================================================================ appendix: nothing below is in the paper
@@ -1050,7 +1056,8 @@ METRICS = (
         "rollout/leaves": Metric("trajectories of the step"),
         "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
         "rollout/chain_tokens": Metric("sampled tokens of a chain, before anything is branched"),
-        "rollout/cut_off": Metric("share of trajectories that ran out of --max-response"),
+        "rollout/cut_off": Metric("share of trajectories that ran out of --max-response, in a turn or with a "
+                                  "search result that did not fit"),
         "rollout/resample_same": Metric("share of turns sampled anew that came out word for word the same"),
         "rollout/turn_differs": Metric("share of turns whose value is not their leaf's, by more than .05, in "
                                        "trees with different rewards"),
@@ -1076,6 +1083,8 @@ def rollout_metrics(roots):
         "rollout/chain_tokens": rollout.mean(t.sampled_tokens for t in chains),
         "rollout/entropy": rollout.entropy(turns),
         "rollout/cut_off": rollout.mean(t.turns[-1].stop_reason == "length" for t in done),
+        "rollout/flat_groups": 1 - rollout.mean(  # of all that were sampled, DAPO's left out ones too
+            grpo.has_spread([t.reward for t in trajectories_of([root])]) for root in roots),
         **({"rollout/resample_same": rollout.mean(same)} if same else {}),
     }
 
@@ -1146,16 +1155,17 @@ def sample_record(policy, roots, questions, step, cfg):
         k = len(n.lineage()) - 1
         ratio = ratios[leaf][k]
         advantage = leaf.trajectory.advantages[k] if leaf.trajectory.advantages else 0.0
-        too_high = ratio > 1 + cfg.clip_high and advantage > 0
-        too_low = ratio < 1 - cfg.clip_low and advantage < 0
         more = {
             "label": turn_label(n.turn),
             "value": n.value,
             "advantage": advantage,
             "ratio": ratio,
             "branched": n.resamples,
-            "clip window": "past" if too_high or too_low else "inside",
         }
+        if cfg.loss == "atpo":  # whose ratios are a turn's
+            too_high = ratio > 1 + cfg.clip_high and advantage > 0
+            too_low = ratio < 1 - cfg.clip_low and advantage < 0
+            more["clip window"] = "past" if too_high or too_low else "inside"
         nodes.append(record.turn_node(number[n], [number[n.parent]], n.turn, policy.tokenizer, **more))
     done = []
     for leaf in leaves:
@@ -1223,7 +1233,8 @@ def warmed_up(cfg, source, split):
         return chat.encode(tokenizer, f" {RESULT[0]}\n", shown, f"\n{RESULT[1]}")[1]
 
     tokenizer = models.load_tokenizer(source)
-    examples = warmup.examples_of(cfg, tokenizer, split.retriever, render, reward, reply)
+    ends = "none" if cfg.stop_at_answer else "last"
+    examples = warmup.examples_of(cfg, tokenizer, split.retriever, render, reward, reply, ends)
     return warmup.warmed_up(cfg, "at2po", source, examples)
 
 

@@ -21,7 +21,8 @@ its code):
 
     A                       the first gold answer
     T_i                     its thought, as in sec. 2 and Fig. 2 (--step-text turn: with its query and tags);
-                            no retrieved text; the turn that answers is a step, too (--answer-step off)
+                            no retrieved text; the turn that answers is a step, too (--answer-step off: then
+                            a right answer without a search has no step, and is worth 0)
     context                 Q or A and the step alone, one a line (the world's tokenizer has no line break;
                             --context history: behind the steps before it)
     scorer                  the initial policy, frozen (--scorer; the paper scores with Qwen2.5-3B, for the
@@ -136,7 +137,8 @@ class Config(flags.PassageFlags):
     steps: int = 200                # training steps | sec. 4
     questions_per_step: int = 128   # questions a step | sec. 4
     mini_batch: int = 128           # questions an update; one update a step, the paper is silent
-    lr: float = 1e-6                # learning rate, constant | sec. 4
+    # learning rate | sec. 4; constant is ours (the paper is silent, Search-R1's code warms up for 28.5 %)
+    lr: float = 1e-6
     weight_decay: float = .01       # of matrices | verl
     grad_clip: float = 1.0          # largest norm of the gradient | verl
 
@@ -680,11 +682,9 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
     steps = len(read_jsonl(folder.path / "metrics.jsonl")) if trains else cfg.steps
     if folder.resume and steps >= cfg.steps and folder.evaluated(evals, newest):
         return say(f"{stage}: done before")
-    if cfg.lora and trains and (Path(source) / "adapter_config.json").exists():
-        raise models.ModelError(f"{source} is an adapter: with --lora the reference would be its base; fold "
-                                "it into the base first (merge_and_unload)")
-    policy = run.load_policy(cfg, folder.start or source, trains)
     lora = cfg.lora if trains else 0
+    beside = int(bool(initial_source) and not lora) + bool(cfg.scorer)
+    policy = run.load_policy(cfg, folder.start or source, trains, frozen=beside)
     initial = initial_source and models.load_reference(policy.model, initial_source, lora)
     scorer = load_scorer(cfg, policy, initial)
 
@@ -699,7 +699,6 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
 
     with run.stage(cfg, folder, METRICS, f"Bi-RAR {cfg.name}: {stage}"):
         if trains:
-            folder.forget_evaluations(evals)  # of fewer steps
             train(cfg, stage, folder, policy, initial, scorer, split,
                   lambda when: run.mean_em(evaluate_all(when)))
         results = evaluate_all()
@@ -744,7 +743,7 @@ def load_scorer(cfg, policy, initial):
     source = line_scorer(cfg, tiny_policy(cfg)) if lines else models.find_model(cfg.scorer)
     model = models.load_model(source, precision=cfg.precision, frozen=True)
     tokenizer = models.load_tokenizer(source)
-    same = tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+    same = not cfg.policy and tokenizer.get_vocab() == policy.tokenizer.get_vocab()
     return Scorer(model, None if same else tokenizer)
 
 

@@ -234,11 +234,11 @@ def harmless(text, max_words):
     """One line of at most max_words words (20 characters each) that can neither write a tag, an index, nor
     the heading of a message.
 
-    >>> harmless("Silent Harbor <b>\\n[3] Obs: me </sentence>", 20)
+    >>> harmless("Silent Harbor <b>\\n[3] Obs:: me </sentence>", 20)
     'Silent Harbor ‹b> (3) Obs me ‹/sentence>'
     """
     text = " ".join(str(text).split()[:max_words])[: 20 * max_words]
-    text = re.sub(r"\b(Obs|Question|Context|Materials|Candidate)\s*:", r"\1", text)
+    text = re.sub(r"\b(Obs|Question|Context|Materials|Candidate)(?:\s*[:：])+", r"\1", text)
     return re.sub(r"\[\s*(-?\d+)\s*\]", r"(\1)", re.sub(r"<(?=[/|!a-zA-Z])", "‹", text))
 
 
@@ -856,10 +856,13 @@ def run_stage(cfg, env, stage, place, evals):
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data and (stage == "eval" or stage in LEARNING):
         source = warmed_up(cfg, source, place or evals[0])
-    policy = run.load_policy(cfg, folder.start or source, trains=stage in ("warm-up", *LEARNING))
+    beside = int(stage == "offline" or stage == "grpo" and cfg.kl_coef > 0)
+    trains = stage in ("warm-up", *LEARNING)
+    policy = run.load_policy(cfg, folder.start or source, trains, frozen=beside)
     sampler = frozen_sampler(cfg, source, policy) if stage == "offline" else policy
     few_shot = cfg.few_shot or stage == "few-shot"
-    place, *evals = [that_fit(p, policy, cfg, few_shot or stage == "warm-up") for p in (place, *evals)]
+    evals = [that_fit(e, policy, cfg, few_shot) for e in evals]
+    place = that_fit(place, policy, cfg, few_shot or stage == "warm-up")
 
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, policy, evals, lambda *a: evaluate(*a, few_shot), when)
@@ -870,7 +873,6 @@ def run_stage(cfg, env, stage, place, evals):
         if stage == "warm-up" and not folder.start:
             warm_up(cfg, folder, policy, place)
         elif stage in LEARNING:
-            folder.forget_evaluations(evals)  # of fewer steps
             reference = (
                 models.load_reference(policy.model, source, lora=0)
                 if stage == "grpo" and cfg.kl_coef
@@ -915,7 +917,8 @@ def start_weights(cfg, env, stage):
 
 def frozen_sampler(cfg, source, policy):
     """A policy with an engine and weights of its own."""
-    model = models.load_model(source).requires_grad_(False)
+    how = {name: getattr(cfg, name) for name in ("precision", "attention")}
+    model = models.load_model(source, frozen=True, **how)
     return Policy(model, policy.tokenizer, run.make_engine(cfg, model, policy.tokenizer))
 
 
@@ -1058,6 +1061,8 @@ METRICS = (
     | UPDATE
     | RATIO
     | {
+        "rollout/searches": Metric("sub-questions a trajectory, also those that found nothing to read",
+                                   "searches and turns"),
         "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
         "train/tokens": Metric("tokens that the step's updates learned from"),
         "train/lr": Metric("learning rate of the step's last update"),
@@ -1187,6 +1192,8 @@ def prediction(trajectory, question):
     """A row of eval_<set>.json."""
     names = ("answer", "problem", "em", "f1", "searches", "tokens", "faults")
     row = {"id": question.id, **{name: trajectory.info[name] for name in names}}
+    read = [line for reports in trajectory.info["workers"] for w in reports for line in w.info["materials"]]
+    row["read"] = float(metrics.stands_in(question.answers, " ".join(read)))  # not what workers say of it
     return row | {"rounds": len(trajectory.turns)} | group_record([trajectory], question)
 
 
@@ -1363,11 +1370,12 @@ ASKING = "what who whom whose when where which why how in on at".split()
 
 
 def render_real(tokenizer, question, demo, place, cfg):
-    """A demonstration of a real question. Hops whose pages the question names are asked for at once."""
+    """A demonstration of a real question. Hops whose pages the question names are asked for at once, but for
+    those that wait for what another finds."""
     writer = Demonstrator(tokenizer, question, place, cfg)
     named = demonstrations.named_in(question.question, demo.hops)
-    at_once = [hop for hop in demo.hops if hop.title in named]
-    rest = [[hop] for hop in demo.hops if hop.title not in named]
+    at_once = [hop for hop in demo.hops if hop.title in named and not hop.waits]
+    rest = [[hop] for hop in demo.hops if hop not in at_once]
     found = ""
     for hops in [at_once, *rest] if at_once else rest:
         wanted = " and ".join(hop.need for hop in hops)
@@ -1393,7 +1401,7 @@ def warmed_up(cfg, source, place):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
     tokenizer = models.load_tokenizer(source)
-    examples = warmup.examples_of(cfg, tokenizer, place.retriever, render, reward, reply)
+    examples = warmup.examples_of(cfg, tokenizer, place.retriever, render, reward, reply, ends="all")
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 

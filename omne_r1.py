@@ -21,7 +21,8 @@ Where paper and authors' code differ, or the paper is silent:
     weights of the stages   stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories; stage 2 begins
                             with Qwen3-14B as released; stage 3 goes on from two models of stage 2, adapters
                             with thoughts at w = .001, and full weights without thoughts. Ours the same, with
-                            one base (--sft-from stage1: not the paper's)
+                            one base (--sft-from stage1: not the paper's; --warmup-data makes two, with and
+                            without thoughts)
     accuracy                paper: the same string but for blanks around it; "normalised" is ours (SQuAD's
                             rules), and the code's in its reward. The gold answer is a node's name: no aliases
     rounds                  7 calls, then one turn more to answer in; code: 5
@@ -122,6 +123,7 @@ from common.files import (
 )
 from common.graph_questions import GRAPH_TYPE, has_hops
 from common.judge import Judge, score_answers
+from common.kg_text import one_line
 from common.kg_tools import Call
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
 from common.page import call_records
@@ -210,7 +212,8 @@ class Config(flags.PolicyFlags):
     sft_templates: int = 5000       # template trajectories, at most
     think_weight: float = .001      # w, what a thought's tokens count | Table 5
     loss_total: Literal["update", "forward"] = "update"     # what the weighted mean is taken over
-    sft_lora: int = 8               # rank of its adapters; 0 = full weights | sec. 3.4.2
+    # rank of its adapters; 0 = full weights; auto = 8, and 0 without thoughts (the variants of sec. 3.5)
+    sft_lora: Literal["auto"] | int = "auto"
     sft_lr: float = 1e-4            # of adapters, after a tenth of warm-up | sec. 3.4.2
     sft_full_lr: float = 1e-5       # of full weights, after a hundredth | sec. 3.4.2
     sft_epochs: int = 3             # cosine over all of them | sec. 3.4.2
@@ -684,23 +687,31 @@ def template_rows(cfg, place, writer, progress):
     def walked(question):
         calls = template_calls(question)
         shown = place.tools.search(calls, cfg.matches)
-        written = None if None in shown else writer(question, calls, shown)
-        return calls, shown, written
+        fine = None not in shown and steps_are_shown(question, calls, shown)
+        return calls, shown, fine, writer(question, calls, shown) if fine else None
 
     rows, failed = [], 0
     with ThreadPoolExecutor(1 if cfg.teacher == "template" else TEACHERS) as pool:
         for number, (q, found) in enumerate(zip(known, pool.map(walked, known), strict=True), 1):
-            calls, shown, written = found
+            calls, shown, fine, written = found
             progress(number, len(known))
-            failed = failed + 1 if written is None else 0
+            if fine:
+                failed = failed + 1 if written is None else 0
             if failed == synthesis.BAD_LIMIT:
                 raise RunError(f"--teacher {cfg.teacher}: {failed} answers in a row could not be read")
             if written is not None:
                 rows.append(sharegpt_row(q, spoken_turns(q, calls, written), shown, "template"))
     if len(rows) < len(known):
         warn(f"{len(known) - len(rows)} of {len(known)} templates without thoughts that could be read, or "
-             "without a tool's answer: left out")
+             "without a step in what the tools said: left out")
     return rows
+
+
+def steps_are_shown(question, calls, shown):
+    """Whether what is asked for next, and the answer, stand in what the tool said before: an answer that is
+    cut (--max-edges, --max-words) teaches nobody to know them."""
+    named = [*(call.node_name for call in calls[1:]), question.answers[0]]
+    return all(one_line(name) in said for name, said in zip(named, shown, strict=True))
 
 
 def spoken_turns(question, calls, written):
@@ -770,13 +781,14 @@ def sft_weights(batch, tags, cfg):
     return torch.where(batch.response_mask, weights, 0.0)
 
 
-def weighted_sft_loss(model, batch, weights, total):
+def weighted_sft_loss(model, batch, weights, total, kernels="auto"):
     """Algorithm 1, lines 16 to 30: sum of w (-log p) / total. weights (B, T)."""
     hidden = models.hidden_states(model, batch).flatten(0, 1)[batch.predecessor]   # (R, H)
     by_row = weights.new_zeros(len(batch.target))                                  # (R,)
     by_row.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
     head = distributed.whole(model.get_output_embeddings().weight)
-    return weighted_cross_entropy(hidden, head, batch.target, by_row, total)
+    backend = models.BACKENDS[kernels]
+    return weighted_cross_entropy(hidden, head, batch.target, by_row, total, backend=backend)
 
 
 def sft_update(model, optimizer, examples, tags, cfg, meter):
@@ -789,7 +801,7 @@ def sft_update(model, optimizer, examples, tags, cfg, meter):
         weights = [w / w.sum(1, keepdim=True).clamp(min=1e-8) for w in weights]
         total = len(examples)
     for b, w in zip(batches, weights, strict=True):
-        loss = weighted_sft_loss(model, b, w, total)
+        loss = weighted_sft_loss(model, b, w, total, cfg.kernels)
         (loss * b.weight).backward()
         meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
     meter.update["weight"] = own
@@ -805,7 +817,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
     tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
     peak, warmup = (cfg.sft_lr, .1) if cfg.sft_lora else (cfg.sft_full_lr, .01)
     optimizer = training.make_optimizer(policy.model, peak, cfg.weight_decay, kind=cfg.optimizer)
-    total = -(-len(examples) // cfg.sft_batch) * cfg.sft_epochs
+    total = -(-len(examples) * cfg.sft_epochs // cfg.sft_batch)
     planned = replace(cfg, steps=-(-total // UPDATES_A_STEP))
     steps = loop.steps(planned, folder, policy, optimizer, SFT_METRICS, evaluate=evaluate_now, label="sft | ")
     for step, row in steps:
@@ -817,8 +829,10 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
             training.set_lr(optimizer, lr)
             sft_update(policy.model, optimizer, batch, tags, cfg, meter)
         row |= meter.means()
-        row |= {"train/lr": lr, "sft/weight": meter.total["weight"] / meter.total["tokens"]}
-        row["sft/tokens"] = meter.total["tokens"]
+        row["train/lr"] = lr
+        if meter.total.get("tokens"):  # nothing, where no update was finite
+            row["sft/weight"] = meter.total["weight"] / meter.total["tokens"]
+            row["sft/tokens"] = meter.total["tokens"]
 
 
 # ---------------------------------------------------------------- evaluate
@@ -928,7 +942,8 @@ def run_job(job, place, evals):
     source = start_weights(job)
     examples = sft_rows(cfg, place) if kind == "sft" else None
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
-    policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains)
+    beside = 0 if kind == "sft" else None
+    policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains, frozen=beside)
     score = partial(evaluate_direct, folder.path) if kind == "direct" else evaluate
 
     def length(q):
@@ -944,7 +959,6 @@ def run_job(job, place, evals):
     table = SFT_METRICS if kind == "sft" else METRICS
     with run.stage(cfg, folder, table, f"Omne-R1 {cfg.name}: {job.label}"):
         if trains:
-            folder.forget_evaluations(evals)  # of fewer steps
             if cfg.eval_every and not folder.start:
                 evaluate_now("_before")
         if kind == "sft":
@@ -1015,6 +1029,8 @@ def parse_args(argv=None):
     in_world = not given.keys() & {"--model", "--graph"} and given.get("--data", "world") == "world"
     default = replace(Config(), **WORLD) if in_world else Config()
     cfg = flags.cli(default, Config(), __doc__, argv)
+    if cfg.sft_lora == "auto":
+        cfg = replace(cfg, sft_lora=8 if cfg.think == "on" else 0)
     check(cfg)
     stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
     return replace(cfg, stage=stage, eval_only=only_evaluates(cfg),
@@ -1048,7 +1064,12 @@ def check(cfg):
         flags.refuse("weights", cfg.weights, "different numbers of 0 and more with commas, such as 1,.1,0")
     if cfg.format_score == "graded" and cfg.think == "off":
         flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
+    adapters = cfg.sft_lora and (cfg.stage in ("all", "sft") or cfg.sweep in ("weights", "modes"))
+    if cfg.train_layers and adapters:
+        flags.refuse("train_layers", cfg.train_layers, "is for whole weights: with --sft-lora 0 alone")
     needs_model = not cfg.score and cfg.stage != "synthesize"
+    if needs_model and cfg.policy:
+        flags.needs_a_model(replace(cfg, eval_only=only_evaluates(cfg)))
     graph_sources.check(cfg, needs_model, only_evaluates(cfg))
     if cfg.seeds > 1 and cfg.name:
         flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")
@@ -1118,6 +1139,7 @@ METRICS = (
     | UPDATE
     | {key: m for key, m in RATIO.items() if key != "rollout/flat_groups"}
     | {
+        "rollout/searches": Metric("calls a trajectory, also those that nobody could read", "calls"),
         "reward/normalised": Metric("share of answers that are right under SQuAD's normalisation"),
         "reward/rounds": Metric("share of rounds in the right form, mean of the trajectories", "answers"),
         "train/ref_kl": Metric("mean log-ratio of the sampling weights to the first ones, before the update"),
@@ -1176,6 +1198,9 @@ def is_standard(trajectory):
 
 TEACHERS = 8  # requests at a time
 SFT_FIELDS = ("id", "graph_type", "question")
+MAKES_ROWS = (
+    "sft_sampled", "sft_templates", "teacher", "teacher_model", "seed", "hops", "graph", "data", "matches",
+    "max_edges", "max_words", "max_calls", "max_turn", "temperature")
 
 
 def sft_rows(cfg, place):
@@ -1187,13 +1212,14 @@ def sft_rows(cfg, place):
                 raise data.DataError(f"{cfg.sft_data}: row {number}: a graph_type is letters, digits, . - _")
         return rows
     folder = run_path(cfg, "sft-data")
-    made_with = {name: getattr(cfg, name) for name in ("sft_sampled", "sft_templates", "teacher", "seed")}
+    made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
     settings = folder / "settings.json"
     if settings.exists() and read_json(settings, dict) != made_with:
         raise RunError(f"{folder} was made with other settings than {made_with} (settings.json): choose "
                        "another --name, or give --sft-data FILE")
     if not (folder / "sharegpt.jsonl").exists():
         source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)") if cfg.sft_sampled else None
+        place = replace(place, questions=[q for q in place.questions if has_hops(q, cfg.hops)])
         distributed.once(write_sft_rows, cfg, folder, source, place, made_with)
     return sharegpt.read(folder / "sharegpt.jsonl", SFT_FIELDS)
 

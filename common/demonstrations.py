@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from common import chat
-from common.metrics import normalize_answer
+from common.metrics import stands_in
 from common.rollout import Turn
 
 QUOTED = 30  # words of a sentence that a thought repeats
@@ -58,6 +58,7 @@ class Hop:
     need: str             # "the director of Jaws"
     queries: list[str]    # to be tried in this order
     found: str            # "The director of Jaws is Steven Spielberg."
+    waits: bool = False   # for what an earlier hop finds
     passages: tuple = ()  # what the retriever found with the first of `queries`, once it was demonstrated
 
 
@@ -134,7 +135,8 @@ def hops_of_steps(question):
             need = asked.rstrip("?. ")
             found = f"{need}: {step['answer']}."
             queries = [asked]
-        hops.append(Hop(title, need, [*queries, f"{title} {queries[0]}", title], found))
+        queries += [f"{title} {queries[0]}", title]
+        hops.append(Hop(title, need, queries, found, waits=bool(re.search(r"#\d", step["question"]))))
     return hops
 
 
@@ -156,10 +158,10 @@ def hops_of_sentences(question):
 
 def plain_title(title):
     """
-    >>> plain_title("The Zone (2017 film)")
-    'The Zone'
+    >>> plain_title("The Zone (2017 film)"), plain_title("(Untitled)")
+    ('The Zone', '(Untitled)')
     """
-    return re.sub(r"\s*\([^()]*\)$", "", title)
+    return re.sub(r"\s*\([^()]*\)$", "", title) or title
 
 
 def quote(lines, answer, most=QUOTED):
@@ -209,16 +211,19 @@ def demonstrate(question, index, top_k):
 
 
 def named_in(text, hops):
-    """Titles of the hops whose pages a text names."""
-    text = normalize_answer(text)
-    return {hop.title for hop in hops if normalize_answer(plain_title(hop.title)) in text}
+    """Titles of the hops whose pages a text names.
+
+    >>> named_in("Who ruled Iran?", [Hop("Ran (film)", "", [], ""), Hop("Iran", "", [], "")])
+    {'Iran'}
+    """
+    return {hop.title for hop in hops if stands_in([plain_title(hop.title)], text)}
 
 
 def is_known(query, hop, read):
     """Whether a query can be thought of by somebody who has read this: one that names the gold page, where
     the page's name stands there; others quote the question or an answer that was found."""
-    name = normalize_answer(plain_title(hop.title))
-    return name not in normalize_answer(query) or name in normalize_answer(read)
+    name = [plain_title(hop.title)]
+    return not stands_in(name, query) or stands_in(name, read)
 
 
 def flawed(demo, other_answer, rng):

@@ -44,16 +44,16 @@ class PairTokenizer:
         self.cut += len(ids) > limit
         return ids[:limit]
 
-    def joined(self, parts):
-        """Ids of several texts, <sep> between them; those behind the first are left out, oldest first, where
-        all together are too long."""
-        limit = self.max_tokens - self.max_tokens // 4
-        kept = list(parts[1:])
-        while kept and len(parts[0]) + sum(len(p) + len(self.sep) for p in kept) > limit:
-            kept.pop(0)
-        self.shortened += len(kept) < len(parts) - 1
-        ids = list(parts[0])
-        for part in kept:
+    def joined(self, parts, staying=1):
+        """Ids of several texts, <sep> between them; those behind the first `staying` are left out, oldest
+        first, where all together are too long (the last one stays)."""
+        limit = self.max_tokens - self.max_tokens // 4 + len(self.sep)
+        kept = list(parts)
+        while len(kept) > max(1, staying) and sum(len(p) + len(self.sep) for p in kept) > limit:
+            kept.pop(staying)
+        self.shortened += len(kept) < len(parts)
+        ids = list(kept[0])
+        for part in kept[1:]:
             ids += self.sep + part
         return ids
 

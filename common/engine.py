@@ -78,17 +78,22 @@ class _SlotCache:
         self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
         self.bytes_per_token = layers * 2 * heads * dim * self.kv.element_size()
 
-    def reserve(self, slots, tokens):
-        """Grows to at least `slots` x `tokens`: slots by half, tokens by 128."""
-        held_slots = self.kv.shape[2]
-        held_tokens = self.kv.shape[4]
-        more_slots = 0
-        if slots > held_slots:
-            more_slots = max(slots, held_slots * 3 // 2) - held_slots
-        more_tokens = max(0, -(-(tokens - held_tokens) // 128) * 128)
-        if more_slots or more_tokens:
-            padding = (0, 0, 0, more_tokens, 0, 0, 0, more_slots)
-            self.kv = torch.nn.functional.pad(self.kv, padding)
+    def reserve(self, slots, tokens, used, most):
+        """Grows to at least `slots` x `tokens`: slots by half, tokens by 128.
+
+        used: (slots, tokens) that hold something. Where many short sequences made room before for few long
+        ones, both together would be more than `most` bytes: the rest is then given up first."""
+        held_slots, held_tokens = self.kv.shape[2], self.kv.shape[4]
+        if slots <= held_slots and tokens <= held_tokens:
+            return
+        half_more = held_slots * 3 // 2 if slots > held_slots else held_slots
+        tokens = held_tokens + max(0, -(-(tokens - held_tokens) // 128) * 128)
+        if max(slots, half_more) * tokens * self.bytes_per_token > most:
+            self.kv = self.kv[:, :, :used[0], :, :used[1]].clone()
+            held_slots, held_tokens = self.kv.shape[2], self.kv.shape[4]
+            half_more = slots
+        padding = (0, 0, 0, max(0, tokens - held_tokens), 0, 0, 0, max(slots, half_more) - held_slots)
+        self.kv = torch.nn.functional.pad(self.kv, padding)
 
     def view(self, rows, start, width):
         """The next forward pass writes `width` tokens from start (n,) on, in the slots of the slice
@@ -147,7 +152,8 @@ class TransformersEngine:
     copied).
 
     max_batch: sequences decoded together, at most; fewer where their keys and values, as long as they are
-    now, would not fit into cache_gb: the youngest then wait, and are taken up again where they were.
+    now, would not fit into cache_gb (twice that for the moment in which they move): the youngest then wait,
+    and are taken up again where they were.
     prefix_cache_gb: memory for keys and values of finished turns. The forward pass runs in bf16 where
     training's does, on a copy of the matrices in bf16 that is made once a sync and gone while training."""
 
@@ -275,12 +281,16 @@ class TransformersEngine:
             self._remember(r, row)
             self.waiting.insert(0, r)
 
+    def _reserve(self, slots, tokens):
+        used = max((r.length for r in self.active), default=0)
+        self.cache.reserve(slots, tokens, (len(self.active), used), self.cache_bytes)
+
     def _forward(self, rows, ids, start):
         """Hidden states (n, width, H) of ids (n, width) that continue the slots `rows`, which hold start (n,)
         tokens each."""
         cache = self.cache
         width = ids.shape[1]
-        cache.reserve(rows.stop, int(start.max()) + width)
+        self._reserve(rows.stop, int(start.max()) + width)
         cache.view(rows, start, width)
         column = torch.arange(cache.end, device=self.device)
         mask = column <= cache.position[:, None, :, None]                     # (n, 1, width, end)
@@ -315,19 +325,17 @@ class TransformersEngine:
             unique.setdefault((*r.prompt_ids, *r.token_ids), []).append(r)
         groups = list(unique.values())
 
-        start = []
-        suffixes = []
-        for row, ids in enumerate(unique, first):
-            known, kv = self._longest_prefix(ids)
-            self.cache.reserve(first + len(new), len(ids))
+        found = [self._longest_prefix(ids) for ids in unique]
+        start = [known for known, _ in found]
+        suffixes = [ids[known:] for ids, known in zip(unique, start, strict=True)]
+        width = max(map(len, suffixes))
+        self._reserve(first + len(new), max(start) + width)
+        for row, (ids, (known, kv)) in enumerate(zip(unique, found, strict=True), first):
             if known:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
-            start.append(known)
-            suffixes.append(ids[known:])
             repeats = len(unique[ids]) - 1
             self.prefilled_tokens += len(ids) - known
             self.reused_tokens += known + len(ids) * repeats
-        width = max(map(len, suffixes))
         padded = [list(s) + [0] * (width - len(s)) for s in suffixes]
         ids = torch.tensor(padded, device=self.device)
         start = torch.tensor(start, device=self.device)

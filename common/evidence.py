@@ -171,15 +171,15 @@ def load_cases(cfg, paper_eval):
     """(training set or None, evaluation sets), every question with its sentences. In the world those of two
     hops and more, with contexts that look related, and a fifth of them vaguely put."""
     if cfg.data == "world":
-        train = world_questions("train", cfg.limit or 2000)
+        train = world_questions("train", cfg.limit or 2000, cfg.world_size)
         names = (cfg.eval_data or "test").split(",")
-        evals = [(name, world_questions(name, cfg.eval_limit or 400)) for name in names]
+        evals = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_size)) for name in names]
     else:
         split, found = splits.load_splits(cfg, paper_eval, searched=False)
         train = split.questions if split else []
         evals = [(s.name, s.questions) for s in found]
     able = with_evidence("train", train)
-    if cfg.drop_yes_no:
+    if cfg.drop_yes_no or cfg.reward == "answer":  # no span answers them
         able = [q for q in able if q.answers[0].lower() not in ("yes", "no", "noanswer")]
     if train and not any(make_case(q).gold for q in able):
         raise data.DataError(f"{cfg.data}: no question is left whose evidence is in its context")
@@ -205,13 +205,16 @@ def with_evidence(name, questions):
 A_WORLD = 250  # questions of a training world
 
 
-def world_questions(split, count):
+def world_questions(split, count, size=1.0):
     """Questions of the embedded world of two hops and more, with contexts that look related, some of them
     vaguely put. Training questions come from many worlds, so that no fact is worth remembering."""
     found, seed = [], int(split == "test")
     while len(found) < count:
         wanted = min(A_WORLD, count - len(found)) if split == "train" else count
-        made = world.make_world(split, seed, questions=2 * wanted, distractors="linked", vague=.33)
+        try:
+            made = world.make_world(split, seed, size, 2 * wanted, distractors="linked", vague=.33)
+        except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
+            raise data.DataError(f"--world-size {size}: {error}") from error
         questions = [q for q in data.load_questions(made.questions) if q.hops > 1][:wanted]
         for q in questions:
             q.id = f"{q.id}-{seed}" if split == "train" else q.id

@@ -140,5 +140,5 @@ def check_models(cfg):
         flags.refuse("data", cfg.data, "needs --model paper or --encoder")
     if own and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
         flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
-    if own and cfg.reward == "answer" and not cfg.reader:
+    if own and cfg.reward == "answer" and not cfg.reader and not cfg.submit_model:
         flags.refuse("reward", cfg.reward, "needs --reader, an extractive question-answering model")

@@ -127,6 +127,12 @@ def locked(path):
         yield
 
 
+def weights_in(source):
+    """[name, bytes, time] of a folder's weights: what tells that it holds another model by now."""
+    files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
+    return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+
+
 def write_json(path, value):
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False))
 

@@ -193,6 +193,9 @@ def check_machine(cfg):
     if getattr(cfg, "optimizer", "adamw") == "adamw8bit" and not importlib.util.find_spec("bitsandbytes"):
         sys.exit("error: --optimizer adamw8bit: bitsandbytes is not installed here; "
                  "pip install -r requirements.txt")
+    if getattr(cfg, "optimizer", "adamw") == "adamw8bit" and distributed.world() > 1:
+        sys.exit("error: --optimizer adamw8bit is for one process: bitsandbytes does not know weights that "
+                 "are cut over several; with torchrun use adamw, or --lora")
     if getattr(cfg, "engine", "") == "vllm" and not vllm_engine.installed():
         sys.exit("error: --engine vllm: vLLM is not installed here; pip install -r requirements-gpu.txt, "
                  "or use --engine transformers")

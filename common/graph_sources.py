@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 from common import data, flags, graph_questions, synthesis, world
+from common.files import say
 from common.graph_questions import REMOTE, Place, apart, write_questions
 from common.kg_tools import LocalTools
 from common.teacher import ChatTeacher, Template
@@ -24,7 +25,7 @@ def check(cfg, needs_model, only_evaluates):
     if not cfg.graph and not cfg.score:
         flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "
                                          "http://HOST:PORT")
-    if needs_model and not (cfg.model or cfg.checkpoint):
+    if needs_model and not (cfg.model or cfg.checkpoint or cfg.policy):
         flags.refuse("model", cfg.model, "needed with --graph (or --checkpoint)")
     asked = cfg.data or cfg.ask or only_evaluates and cfg.eval_data
     if cfg.graph.startswith(REMOTE) and not asked:
@@ -59,7 +60,8 @@ def teacher_of(cfg):
 
 def make_questions(cfg, folder, graphs):
     """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes;
-    in a folder where a killed run goes on."""
+    in a folder where a killed run goes on. A teacher may begin a path elsewhere near the seed node: test
+    questions that begin where one for training does are left out."""
     teacher = teacher_of(cfg)
     halves = {}
     for name, graph in graphs.items():
@@ -71,7 +73,13 @@ def make_questions(cfg, folder, graphs):
         count = math.ceil(cfg.per_graph * share)
         made = write_questions(folder / part, graphs, teacher, cfg, count, only)
         found.append(made)
-    return found
+    train, test = found
+    begun = {(q.type, q.evidences[0][0]) for q in train}
+    kept = [q for q in test if (q.type, q.evidences[0][0]) not in begun]
+    if len(kept) < len(test):
+        say(f"left out {len(test) - len(kept)} of {len(test)} test questions: their paths begin where one "
+            "for training does")
+    return train, kept
 
 
 def load_world(cfg, folder):

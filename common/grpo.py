@@ -65,9 +65,10 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
         objective = objective - kl_coef * kl
     loss = -(objective * weights * response_mask).sum()
 
-    too_high = (ratio > 1 + clip_high) & (advantages > 0)
-    too_low = (ratio < 1 - clip_low) & (advantages < 0)
-    return loss, loss_stats(log_ratio, too_high | too_low, response_mask, ratio)
+    cut = (ratio < 1 - clip_low) & (advantages < 0)
+    if not soft_clip:  # which keeps the gradient
+        cut |= (ratio > 1 + clip_high) & (advantages > 0)
+    return loss, loss_stats(log_ratio, cut, response_mask, ratio)
 
 
 def sequence_mean(x, response_mask, num_sequences=None):

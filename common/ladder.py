@@ -2,24 +2,28 @@
 each resumed where it stopped; then one table, paper beside ours, and two figures.
 
     rows = {"GRPO": Row(("--loss", "grpo"), "45.42"), "ATPO": Row(("--loss", "atpo"), "47.75")}
-    ladder.run(cfg, "at2po", "ladder", rows, argv)
+    ladder.run(cfg, "at2po", "ladder", rows, argv, at2po.parse_args)
 """
 
+import json
 import os
 import re
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common import process
-from common.files import RunError, clock, read_jsonl, say, table, write_json
+from common.files import RunError, clock, read_json, read_jsonl, say, table, write_json
 from common.metrics import paired_difference, seed_interval
 from common.report import scores
 from common.results import evaluations, signed, with_evaluations
 
-OWN = ("ladder", "schemes", "baselines", "seeds", "seed", "name", "resume", "stage")  # not handed on
+SWITCHES = ("ladder", "schemes", "baselines", "resume")  # not handed on, nor are these with their values:
+VALUED = ("seeds", "seed", "name", "stage")
+# of a run's config.json, what need not be the table's
+FREE = ("resume", "out", "log", "show_every", "save_every", "search_timeout", "search_retries")
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,11 @@ class Row:
     minus: str = ""    # the row that it is set against; empty = the one before
 
 
-def run(cfg, script, table_name, rows, argv, before=None):
+def run(cfg, script, table_name, rows, argv, parse, before=None):
     """Runs what is missing of `rows` {label: Row} for cfg.seeds seeds, and shows what came out.
 
-    argv: the command line, whose other flags every run gets. before: (label, Row) of a line with the
-    evaluations that the runs began with.
+    argv: the command line without @FILEs, whose other flags every run gets. parse: of such a line, the
+    script's. before: (label, Row) of a line with the evaluations that the runs began with.
     Runs are called <name>-<label>-seed<seed>, so that tables share those of one label. Writes
     <out>/<script>/<name>-<table name>-table.json, -curves.png and -turns.png."""
     base = Path(cfg.out) / script
@@ -43,15 +47,16 @@ def run(cfg, script, table_name, rows, argv, before=None):
     for seed in seeds:
         for label in rows:
             jobs[label, seed] = base / f"{name}-{slug(label)}-seed{seed}"
-    todo = {job: folder for job, folder in jobs.items() if not evaluations(folder)}
-    say(f"{name}-{table_name}: {len(jobs)} runs, {len(jobs) - len(todo)} of them done before")
     shared = without_own(argv)
     commands = []
-    for (label, seed), folder in todo.items():
+    for (label, seed), folder in jobs.items():
         given = [*shared, *rows[label].flags, "--seed", str(seed), "--name", folder.name]
         if (folder / "config.json").exists():
+            refuse_other_settings(folder, asdict(parse(given)))
             given.append("--resume")
-        commands.append((folder, [sys.executable, sys.argv[0], *given]))
+        if not is_done(folder):
+            commands.append((folder, [sys.executable, sys.argv[0], *given]))
+    say(f"{name}-{table_name}: {len(jobs)} runs, {len(jobs) - len(commands)} of them done before")
     try:
         all_at_once(commands, len(process.own_cores()))
     except KeyboardInterrupt as stop:
@@ -59,6 +64,20 @@ def run(cfg, script, table_name, rows, argv, before=None):
         sys.exit(143 if isinstance(stop, process.Terminated) else 130)
     folders = {label: [jobs[label, seed] for seed in seeds] for label in rows}
     show(base / f"{name}-{table_name}", rows, folders, before)
+
+
+def is_done(folder):
+    """Whether a run, or what was exported of one, has come to its end: all its sets are evaluated."""
+    return any((folder / name).exists() for name in ("results.json", "summary.json"))
+
+
+def refuse_other_settings(folder, config):
+    """RunError: a table must not mix settings. What an older version did not have is not compared."""
+    saved = read_json(folder / "config.json", dict)
+    for key, value in config.items():
+        if key not in FREE and key in saved and saved[key] != json.loads(json.dumps(value)):
+            raise RunError(f"{folder} was made with {key} = {saved[key]!r}, this table is for {value!r}: "
+                           "give the same flags, or another --name")
 
 
 def slug(label):
@@ -76,13 +95,13 @@ def without_own(argv):
     ['--lr=1e-4', '--world', 'hard']
     """
     kept = []
-    dropping = False
-    for word in argv:
-        if word.startswith("--"):
-            flag = word[2:].partition("=")[0].replace("_", "-")
-            dropping = flag in OWN
-        if not dropping:
+    words = iter(argv)
+    for word in words:
+        flag, equals, _ = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or flag not in SWITCHES + VALUED:
             kept.append(word)
+        elif flag in VALUED and not equals:
+            next(words, None)
     return kept
 
 

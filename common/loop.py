@@ -46,6 +46,8 @@ def steps(cfg, folder, policy, optimizer, metrics,
     folder.rewind(step)
     earlier = read_jsonl(folder.path / "metrics.jsonl")
     pace = Pace(share(step))
+    if step < cfg.steps and share(step) < 1:
+        folder.forget_evaluations()
     while step < cfg.steps and share(step) < 1:
         step += 1
         row = {"step": step}

@@ -51,6 +51,7 @@ class Shape:
     keys: int           # of all key heads
     inner: int
     vocabulary: int
+    positions: int      # of the longest sequence
     weights: int        # all parameters
     matrices: int       # of those, in the layers' linear maps
     head_norms: bool    # whether queries and keys are normed
@@ -70,6 +71,7 @@ def shape_of(config):
         keys=(getattr(config, "num_key_value_heads", None) or config.num_attention_heads) * head_dim(config),
         inner=config.intermediate_size,
         vocabulary=config.vocab_size,
+        positions=config.max_position_embeddings,
         weights=sum(p.numel() for p in model.parameters()),
         matrices=sum(m.weight.numel() for m in linear),
         head_norms=any(name.endswith("q_norm") for name, _ in model.named_modules()),
@@ -77,40 +79,45 @@ def shape_of(config):
     )
 
 
-def estimate(shape, cfg, cuda, ranks=1, reference=False, critic=False, sampled=.4):
+def estimate(shape, cfg, cuda, ranks=1, frozen=0, critic=False, sampled=.4):
     """Estimate of cfg (flags.PolicyFlags) for one of `ranks` processes that share weights and moments.
 
-    reference: whether a frozen copy is kept for a KL term. critic: whether a second model is trained.
+    frozen: models of this size beside the policy: reference, scorer, sampler. critic: whether a second model
+    is trained, of whole weights even where the policy has adapters.
     sampled: share of the tokens that the policy samples, the rest being prompts and passages."""
     s = shape
     in_bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and cuda
     checkpointing = cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and cuda
     trained = s.adapters * cfg.lora if cfg.lora else s.weights
-    frozen = s.weights if cfg.lora else 0
+    base = s.weights if cfg.lora else 0
     if cfg.train_layers:
         trained = s.matrices * cfg.train_layers // s.layers
-        frozen = s.weights - trained
-    models = 2 if critic else 1
+        base = s.weights - trained
+    models = 1
+    if critic:
+        models = 2
+        base += base * (not cfg.lora)
+        trained += s.weights if cfg.lora else trained
     moments = 2.03 if cfg.optimizer == "adamw8bit" else 8
     held = {
-        "trained weights (fp32)": 4 * trained * models / ranks,
-        "frozen weights": (2 if in_bf16 else 4) * frozen / ranks,
-        "moments": moments * trained * models / ranks,
-        "reference": (2 if in_bf16 else 4) * s.weights * (reference and not cfg.lora) / ranks,
+        "trained weights (fp32)": 4 * trained / ranks,
+        "weights below adapters or trained layers": (2 if in_bf16 and cfg.lora else 4) * base / ranks,
+        "moments": moments * trained / ranks,
+        "frozen models": (2 if in_bf16 else 4) * s.weights * frozen / ranks,
     }
     copies = 2 * s.matrices * (in_bf16 and not cfg.lora and ranks == 1)  # one layer's where they are cut
     flex = cuda and cfg.attention != "dense"
     layer = cfg.micro_tokens * layer_activations(s, in_bf16, flex)
     head = logits(s, int(cfg.micro_tokens * sampled), cuda and cfg.kernels != "off")
     update = {
-        "gradients": 4 * trained * models / ranks,
+        "gradients": 4 * trained / ranks,
         "attention mask": mask_bytes(s, cfg, cuda, in_bf16, 1 if checkpointing else s.layers),
     }
     if checkpointing:  # a forward pass, the head and a layer's backward pass come one after the other
-        update["inputs of layers"] = cfg.micro_tokens * s.layers * 4 * s.hidden
+        update["inputs of layers"] = models * cfg.micro_tokens * s.layers * 4 * s.hidden
         update["bf16 copies, logits, or a layer"] = max(copies, head, 1.5 * layer)
     else:
-        update["activations"] = s.layers * layer
+        update["activations"] = models * s.layers * layer
         update["bf16 copies and logits"] = copies + head
     rollout = {
         "the sampler's weights": sampler_weights(s, cfg, in_bf16, ranks),
@@ -164,11 +171,13 @@ def logits(s, rows, kernels):
 
 
 def caches(s, cfg, in_bf16):
-    """Of running sequences and of finished turns: --cache-gb each, at most as many as can be."""
+    """Of running sequences and of finished turns: --cache-gb each, at most as many as can be; vLLM takes both
+    at once, for sequences as long as the model knows."""
     a_token = 2 * s.layers * s.keys * (2 if in_bf16 else 4)
     longest = getattr(cfg, "max_prompt", 4096) + getattr(cfg, "max_response", 4096)
-    most = cfg.max_batch * longest * a_token
-    return min(cfg.cache_gb * 2**30, most) * (1 if cfg.engine == "vllm" else 2)
+    if cfg.engine == "vllm":
+        longest = s.positions
+    return 2 * min(cfg.cache_gb * 2**30, cfg.max_batch * longest * a_token)
 
 
 # ---------------------------------------------------------------- a run
@@ -182,8 +191,9 @@ def device_bytes():
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def check(cfg, name):
-    """Ends the program where the device cannot hold the training of `name` (folder or hub id). On a CPU it
+def check(cfg, name, frozen=None):
+    """Ends the program where the device cannot hold the training of `name` (folder or hub id), with so many
+    frozen models beside it, by default the reference that the flags ask for. On a CPU it
     is ended for weights, moments and gradients alone, and warned of the rest: limits on tokens and caches
     are seldom reached in small runs, and memory is used as it is wanted.
 
@@ -195,9 +205,10 @@ def check(cfg, name):
     except (AttributeError, ValueError, OSError, KeyError):  # where it is no decoder, loading says what it is
         return
     cuda = default_device() == "cuda"
+    if frozen is None:
+        frozen = int(getattr(cfg, "kl_coef", 0) > 0 and not cfg.lora)
     found = estimate(
-        shape, replace(cfg, engine=choose(cfg.engine)), cuda, distributed.world(),
-        reference=getattr(cfg, "kl_coef", 0) > 0,
+        shape, replace(cfg, engine=choose(cfg.engine)), cuda, distributed.world(), frozen,
         critic=getattr(cfg, "critic", "") == "separate",
     )
     if cuda or sum(found.held.values()) + found.update["gradients"] > have:
@@ -219,7 +230,7 @@ def remedies(cfg, found):
     ways = []
     if not cfg.lora:
         ways.append("--lora 64 (adapters on a frozen base)")
-        if cfg.optimizer == "adamw":
+        if cfg.optimizer == "adamw" and distributed.world() == 1:
             ways.append("--optimizer adamw8bit (saves three quarters of the moments)")
     activations = found.update.get("activations", 0) + found.update.get("inputs of layers", 0)
     if activations > .1 * found.peak:

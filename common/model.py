@@ -112,6 +112,8 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
     if gradient_checkpointing == "on" or gradient_checkpointing == "auto" and device != "cpu":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _refuse_unknown_parts(name, model)
+    if train_layers and hasattr(model, "peft_config"):
+        raise ModelError(f"{name}: --train-layers is for whole weights, these are adapters")
     if train_layers:
         freeze_below(model, train_layers)
     fits = device != "cpu" and head_dim(model.config) >= 16  # FlexAttention's smallest
@@ -275,6 +277,9 @@ def few_lengths(length, model):
     return length
 
 
+BACKENDS = {"on": "triton", "off": "reference", "auto": "auto"}  # of --kernels
+
+
 def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
     """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing.
 
@@ -303,7 +308,7 @@ def _of_sampled(model, batch, temperature, kernels, hidden, entropy=False):
         rows=batch.predecessor,
         temperature=temperature,
         entropy=entropy,
-        backend={"on": "triton", "off": "reference", "auto": "auto"}[kernels],
+        backend=BACKENDS[kernels],
     )
 
 
@@ -347,7 +352,11 @@ def folded(source, out):
 # = the base model below its LoRA adapters.
 
 def load_reference(model, source, lora):
-    """What a KL term compares `model` with: the weights of `source` that it began as."""
+    """What a KL term compares `model` with: the weights of `source` that it began as. With adapters it is the
+    model without them, so a `source` that is adapters itself is a ModelError."""
+    if lora and (Path(source) / "adapter_config.json").exists():
+        raise ModelError(f"{source} is an adapter: with --lora the reference would be its base; fold it into "
+                         "the base first (merge_and_unload)")
     if lora:
         return model
     attention = "tree" if model.config._attn_implementation == "tree" else "dense"

@@ -28,7 +28,7 @@ def pair_of(tokens, case, taken):
     """(question ids, evidence ids, where the evidence begins); tokens: a PairTokenizer."""
     question, sentences = case.tokens["reader"]
     taken = [sentences[i] for i in taken]
-    evidence = tokens.joined(taken) if taken else []
+    evidence = tokens.joined(taken, staying=0) if taken else []
     begin = len(tokens.before) + len(question) + len(tokens.between)
     return question, evidence, begin
 
@@ -69,12 +69,17 @@ def reader_row(tokens, case, taken):
     question, evidence, begin = pair_of(tokens, case, taken)
     found = []
     if not case.gold - set(taken):
+        spelled = []
         for answer in case.question.answers:
-            ids = tokens.ids(" " + answer)  # as it stands behind a word
+            spelled.append(tokens.ids(" " + answer))  # as it stands behind a word
+            spelled.append(tokens.ids(answer))        # and where a sentence begins
+        for ids in spelled:
             for at in range(len(evidence) - len(ids) + 1):
-                if evidence[at:at + len(ids)] == ids:
-                    first = begin + at
-                    last = first + len(ids) - 1
+                if evidence[at:at + len(ids)] != ids:
+                    continue
+                first = begin + at
+                last = first + len(ids) - 1
+                if (first, last) not in found:
                     found.append((first, last))
     return (question, evidence), found or [(0, 0)]
 
@@ -84,8 +89,11 @@ def span_loss(reader, rows):
     pairs = [pair for pair, _ in rows]
     batch = reader.pair_tokenizer.batch(pairs, reader.model.device)
     out = reader.model(**batch)
-    start = out.start_logits.log_softmax(-1)  # (n, T)
-    stop = out.end_logits.log_softmax(-1)
+    padding = batch["attention_mask"] == 0  # (n, T)
+    start = out.start_logits.masked_fill(padding, -torch.inf)
+    stop = out.end_logits.masked_fill(padding, -torch.inf)
+    start = start.log_softmax(-1)
+    stop = stop.log_softmax(-1)
     logp = []
     for n, (_, spans) in enumerate(rows):
         each = [start[n, first] + stop[n, last] for first, last in spans]

@@ -12,13 +12,13 @@ LEFT = ("em", "f1", "searches", "tokens")  # what a summary is made of where a s
 
 def evaluations(folder, when=""):
     """{set: {"summary", "predictions"}} of a run folder's final evaluations,
-    or of those `when` ("before", "step10").
+    or of those `when` ("before", "step10"; "last": of --keep best, by the set that chooses).
 
     Of an exported run (results/) they are read from predictions.jsonl.gz, and summarised anew."""
     folder = Path(folder)
     found = {}
     for file in sorted(folder.glob("eval_*.json")):
-        parts = re.fullmatch(r"eval_(.*?)(_(before|step\d+))?\.json", file.name)
+        parts = re.fullmatch(r"eval_(.*?)(_(before|last|step\d+))?\.json", file.name)
         name, _, suffix = parts.groups()
         if (suffix or "") == when:
             found[name] = read_evaluation(file)

@@ -19,6 +19,7 @@ import hashlib
 import math
 import os
 import re
+import threading
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from common import http_client, hub
+from common.files import locked, weights_in
 from common.http_client import RETRIES as RETRIES
 
 
@@ -167,6 +169,7 @@ class DenseRetriever:
         index, nprobe = _split_nprobe(index)
         self.corpus = corpus
         self.batch_size = batch_size
+        self.lock = threading.Lock()  # a server asks from many threads, and FAISS on a GPU knows one
         self.encoder = load_encoder(model)
         name = Path(model).name.lower()
         family = next((family for family in PREFIXES if family in name), None)
@@ -181,14 +184,15 @@ class DenseRetriever:
         if len(corpus) < MEMORY_ONLY_BELOW:
             self.index = self._fill(empty, index, piece)
             return
-        digest = hashlib.sha256(f"{model}/{index}/{max_tokens}/{len(corpus)}".encode())
+        digest = hashlib.sha256(
+            f"{model}/{weights_in(model)}/{index}/{max_tokens}/{len(corpus)}".encode())
         for row in corpus:
             digest.update(f"{row['title']}\n{row['text']}".encode())
         path = Path(cache_dir or Path.home() / ".cache/fivehop") / f"dense-{digest.hexdigest()[:16]}.faiss"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            faiss.write_index(self._fill(empty, index, piece), str(path) + ".tmp")
-            Path(str(path) + ".tmp").replace(path)
+        with locked(path.with_suffix(".lock")):  # one process makes it, the others wait
+            if not path.exists():
+                faiss.write_index(self._fill(empty, index, piece), str(path) + ".tmp")
+                Path(str(path) + ".tmp").replace(path)
         self.index = faiss.read_index(str(path))
         _set_nprobe(faiss, self.index, nprobe)  # the file holds that of the run which wrote it
         if getattr(faiss, "get_num_gpus", int)() and not index.startswith("HNSW"):
@@ -234,8 +238,9 @@ class DenseRetriever:
         """list of at most k passages a query, best first; an approximate index may find fewer."""
         if not len(queries):
             return []
-        vectors = self._encode([self.query_prefix + query for query in queries])
-        scores, ids = self.index.search(vectors, min(k, len(self.corpus)))  # (queries, k); id -1: none found
+        with self.lock:
+            vectors = self._encode([self.query_prefix + query for query in queries])
+            scores, ids = self.index.search(vectors, min(k, len(self.corpus)))  # (queries, k); -1: none found
         results = []
         for row in zip(scores, ids, strict=True):
             found = [(score, int(i)) for score, i in zip(*row, strict=True) if i >= 0]

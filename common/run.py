@@ -19,6 +19,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -187,10 +188,14 @@ class RunFolder:
         """How the files begin that keep the batches of a skipped update."""
         return self.path / f"nonfinite_step{step}"
 
-    def forget_evaluations(self, splits):
-        """Of fewer steps, before training goes on."""
-        for s in splits:
-            distributed.once((self.path / f"eval_{s.name}.json").unlink, True)
+    def forget_evaluations(self):
+        """The final ones, of fewer steps, where training goes on."""
+        distributed.once(self._forget_evaluations)
+
+    def _forget_evaluations(self):
+        for file in [*self.path.glob("eval_*.json"), self.path / "results.json"]:
+            if not re.search(r"_(before|step\d+)\.json$", file.name):
+                file.unlink(missing_ok=True)
 
 
 def begun(folder):
@@ -299,21 +304,27 @@ def open_trackers(names, folder):
 
 # ---------------------------------------------------------------- a stage
 
-def load_policy(cfg, source, trains=True):
-    """rollout.Policy of a folder or hub id, or of the service at --policy."""
+def load_policy(cfg, source, trains=True, frozen=None):
+    """rollout.Policy of a folder or hub id, or of the service at --policy.
+
+    frozen: models that will be loaded beside it, where they are not the flags' reference alone
+    (memory.check)."""
     if cfg.policy:
         return served.policy(cfg)
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     if trains:
-        memory.check(cfg, source)
+        memory.check(cfg, source, frozen)
     how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
     if trains:
         how["train_layers"] = cfg.train_layers
     model, tokenizer = models.load_policy(source, lora, **how)
     say(models.describe(source, model))
+    whole = choose(cfg.engine) != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
+    if trains and not whole:
+        distributed.shard(model)
     engine = make_engine(cfg, model, tokenizer, trains)
-    if trains:
+    if trains and whole:
         distributed.shard(model)
     return rollout.Policy(model, tokenizer, engine)
 
@@ -372,6 +383,8 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
                 rows, summary = evaluate(policy, split, cfg, progress)
             if all("nodes" in row for row in rows):
                 for row in rows:
+                    if "read" in row:  # the script knows better what was read
+                        continue
                     observed = " ".join(node.get("observation", "") for node in row["nodes"])
                     row["read"] = float(metrics.stands_in(row["gold"], observed))
                 summary |= metrics.reading(rows)

@@ -58,12 +58,18 @@ class TextTokenizer:
     def __call__(self, text, add_special_tokens=False):
         found = []
         for part in re.split("(" + "|".join(map(re.escape, self.marks)) + ")", text):
-            for piece in [part] if part in self.marks else self.PIECES.findall(part):
-                if piece not in self.ids:
-                    self.ids[piece] = len(self.pieces)
-                    self.pieces.append(piece)
-                found.append(self.ids[piece])
+            found += [self.ids[part]] if part in self.marks else self.said(part)
         return {"input_ids": found}
+
+    def said(self, text):
+        """Ids of what a model said, in which a mark is text like any other."""
+        found = []
+        for piece in self.PIECES.findall(text):
+            if piece not in self.ids:
+                self.ids[piece] = len(self.pieces)
+                self.pieces.append(piece)
+            found.append(self.ids[piece])
+        return found
 
     def decode(self, ids, skip_special_tokens=False):
         first = len(self.marks) if skip_special_tokens else 0
@@ -142,7 +148,7 @@ class ServedEngine(http_client.Client):
         future = asyncio.get_running_loop().create_future()
         self.pending[self.pool.submit(self.said, request)] = future
         text, reason = await future
-        ids = self.tokenizer(text)["input_ids"]
+        ids = self.tokenizer.said(text)
         if reason == "eos":
             ids.append(self.tokenizer.eos_token_id)
         return Generation(ids, [0.0] * len(ids), reason)

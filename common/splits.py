@@ -67,7 +67,7 @@ def load_splits(cfg, paper_eval, searched=True):
             raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
         if cfg.corpus == "contexts":
             everything = list(train or [])
-            for questions in [*sets.values(), warmup_questions(cfg)]:
+            for questions in [*sets.values(), warmup_questions(cfg), keep_questions(cfg)]:
                 everything += questions
             corpus = data.pool_contexts(everything)
         else:
@@ -118,6 +118,12 @@ def warmup_questions(cfg):
     return [q for f in files for q in data.load_questions(f, None, cfg.skip_bad, role="train")]
 
 
+def keep_questions(cfg):
+    """Those of --keep-data, likewise."""
+    name = "" if cfg.data == "world" else getattr(cfg, "keep_data", "")
+    return data.load_questions(name, cfg.eval_limit or None, cfg.skip_bad) if name else []
+
+
 def set_name(source):
     """What an evaluation set is called in files and tables.
 
@@ -127,7 +133,7 @@ def set_name(source):
     name = re.sub(r"[/:]", "_", source)
     if data.suffix_of(source) in data.SUFFIXES:
         name = Path(Path(source).name.removesuffix(".gz")).stem
-    if re.search(r"_(before|step\d+)$", name):
+    if re.search(r"_(before|last|step\d+)$", name):
         raise data.DataError(f"--eval-data {source}: a set cannot be called {name}, "
                              "as evaluations during a run are; rename the file")
     return name

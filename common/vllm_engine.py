@@ -147,6 +147,7 @@ def _start(model, tokenizer, options):
     with tempfile.TemporaryDirectory() as folder:
         config = copy.deepcopy(model.config)
         config.architectures = [_class_of(model).__name__]
+        config.dtype = None  # options say in what it computes; a policy and its frozen sampler differ here
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         digest = hashlib.sha256(repr(sorted(options.items())).encode())

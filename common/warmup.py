@@ -30,7 +30,7 @@ from common import (
     training,
 )
 from common import model as models
-from common.files import Progress, locked, say
+from common.files import Progress, locked, say, weights_in
 from common.metric_table import STEP, UPDATE, Metric
 
 VERSION = "1"  # change it when demonstrations or training are made otherwise
@@ -52,8 +52,11 @@ def warmed_up(cfg, script, source, examples):
     place = root / "warm-up" / name
     lock = locked(root / "warm-up" / f"{name}.lock") if distributed.rank() == 0 else nullcontext()
     with lock:
-        found = checkpoint.find(place / "checkpoint")
-        if not found or checkpoint.read_state(found)["step"] < steps:
+        decided = []  # by rank 0, which has the lock
+        if distributed.rank() == 0:
+            found = checkpoint.find(place / "checkpoint")
+            decided = [not found or checkpoint.read_state(found)["step"] < steps]
+        if distributed.gather(decided)[0]:
             run_folder(replace(cfg, steps=steps), recipe, source, root, name, examples)
     say(f"warmed up: {place}")
     trained = checkpoint.find(place / "checkpoint")
@@ -79,7 +82,7 @@ def recipe_of(cfg, script, source, examples, steps):
         "version": VERSION,
         "torch": torch.__version__,
         "model": str(source),
-        "files": files_of(source),
+        "files": weights_in(source),
         "demonstrations": len(examples),
         "ids": ids.hexdigest(),
         "steps": steps,
@@ -87,25 +90,20 @@ def recipe_of(cfg, script, source, examples, steps):
     } | {key: getattr(cfg, key) for key in shared}
 
 
-def files_of(source):
-    """[name, bytes, time] of a folder's weights: what tells that it holds another model by now."""
-    files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
-    return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
-
-
 # ---------------------------------------------------------------- examples
 
-def examples_of(cfg, tokenizer, index, render, reward, reply):
+def examples_of(cfg, tokenizer, index, render, reward, reply, ends="none"):
     """[[Trajectory]], one list a demonstration of --warmup-data; says how many of each file there are and why
     not more.
 
     index: the retriever in use. render(tokenizer, question, Demonstration) -> [Trajectory], the script's;
     reward(trajectories, question): what the first of them earns, by the script's own rule.
-    reply(tokenizer, turn ids, observation) -> ids, of conversations on file."""
+    reply(tokenizer, turn ids, observation) -> ids, of conversations on file; ends: which of their messages
+    the policy is to end itself, "all", the "last" or "none", where its agent stops it at a tag."""
     examples = []
     for file in cfg.warmup_data.split(","):
         if sharegpt.is_file(file):
-            kept = [[of_conversation(tokenizer, row, reply)] for row in sharegpt.read(file, ())]
+            kept = [[of_conversation(tokenizer, row, reply, ends)] for row in sharegpt.read(file, ())]
             told = f"{len(kept)} conversations"
         else:
             questions = data.load_questions(file, None, cfg.skip_bad, role="train")
@@ -129,15 +127,21 @@ def examples_of(cfg, tokenizer, index, render, reward, reply):
     return examples
 
 
-def of_conversation(tokenizer, row, reply):
-    """The Trajectory that a ShareGPT row teaches: what gpt says is learned."""
+def of_conversation(tokenizer, row, reply, ends="none"):
+    """The Trajectory that a ShareGPT row teaches: what gpt says is learned, with the end of sequence where
+    `ends` wants one (files hold none)."""
     first, *messages = row["conversations"]
     asked = [("system", row["system"])] if isinstance(row.get("system"), str) else []
     prompt_ids = chat.render_chat(tokenizer, [*asked, ("user", first["value"])])
+    said = [message for message in messages if message["from"] == "gpt"]
     turns = []
     for message in messages:
         if message["from"] == "gpt":
-            turns.append(demonstrations.said(tokenizer, "", message["value"]))
+            turn = demonstrations.said(tokenizer, "", message["value"])
+            if ends == "all" or ends == "last" and message is said[-1]:
+                turn.ids.append(tokenizer.eos_token_id)
+                turn.logprobs.append(0.0)
+            turns.append(turn)
         else:
             turns[-1].observation = message["value"]
             turns[-1].observation_ids = reply(tokenizer, turns[-1].ids, message["value"])
@@ -154,7 +158,7 @@ def readable_row(trajectory):
 
 def run_folder(cfg, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
-    memory.check(cfg, source)
+    memory.check(cfg, source, frozen=0)
     cfg = replace(cfg, eval_every=0, show_every=0, save_every=recipe["save_every"], log="")
     resume = run.begun(root / "warm-up" / name)
     folder = run.RunFolder(root, "warm-up", name, recipe, resume)

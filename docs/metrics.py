@@ -7,26 +7,27 @@ import mygo_mujica
 import omne_r1
 
 SCRIPTS = {
-    "askit": askit,
     "at2po": at2po,
     "bi_rar": bi_rar,
     "mygo_mujica": mygo_mujica,
     "omne_r1": omne_r1,
+    "askit": askit,
 }
 PRETRAINING = {"askit": askit.PRETRAIN_METRICS, "omne_r1": omne_r1.SFT_METRICS}
 
 
 def rows():
     """(key, what it is, the scripts that have it; "all")"""
-    metrics = {}
-    for script in SCRIPTS.values():
-        metrics = script.METRICS | metrics
-    for table in PRETRAINING.values():
-        metrics = table | metrics
-    for key, metric in sorted(metrics.items()):
-        scripts = [name for name, script in SCRIPTS.items() if key in script.METRICS]
-        scripts = scripts or [name for name, table in PRETRAINING.items() if key in table]
-        yield key, metric.words, "all" if len(scripts) == len(SCRIPTS) else ", ".join(scripts)
+    tables = {name: script.METRICS for name, script in SCRIPTS.items()}
+    everything = {key for table in [*tables.values(), *PRETRAINING.values()] for key in table}
+    for key in sorted(everything):
+        found = {name: table[key].words for name, table in tables.items() if key in table}
+        found = found or {name: table[key].words for name, table in PRETRAINING.items() if key in table}
+        words, *others = dict.fromkeys(found.values())
+        for other in others:
+            names = [name for name in found if found[name] == other]
+            words += f"; {', '.join(names)}: {other}"
+        yield key, words, "all" if len(found) == len(SCRIPTS) else ", ".join(sorted(found))
 
 
 def table():

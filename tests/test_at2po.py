@@ -151,7 +151,7 @@ def test_dapo_s_settings_are_those_of_its_row():
     cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo"])
     assert (cfg.clip_low, cfg.clip_high, cfg.kl_coef) == (.2, .28, 0)
     assert (cfg.grpo_mean, cfg.dynamic_sampling, cfg.rollout, cfg.std) == ("token", 3, "chains", "sample")
-    assert cfg.name == "dapo-seed0" and cfg.overlong_buffer == 1024
+    assert cfg.name == "dapo-seed0" and cfg.overlong_buffer == 2000
     with pytest.raises(SystemExit, match="below --max-response"):
         at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo", "--max-response", "500"])
 
@@ -202,6 +202,15 @@ def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
     assert at2po.token_budget(cfg, spent, 2) == 10 * 3 * 4 * 50
     assert at2po.token_budget(replace(cfg, token_budget=0), spent, 2) == math.inf
     assert at2po.token_budget(replace(cfg, token_budget=7), spent, 2) == 7
+
+
+def test_what_chooses_is_not_tested_on():
+    given = ["--keep", "best", "--eval-every", "5"]
+    assert at2po.parse_args(given).keep == "best"
+    with pytest.raises(SystemExit, match="dev would choose and be tested on"):
+        at2po.parse_args([*given, "--eval-data", "test,dev"])
+    with pytest.raises(SystemExit, match="b.json would choose and be tested on"):
+        at2po.parse_args([*given, "--model", "x", "--keep-data", "b.json", "--eval-data", "a.json,b.json"])
 
 
 # ---- loss

@@ -9,7 +9,7 @@ import torch
 
 from common import encoders, seq2seq, training
 from common.evidence import make_cases, tokenize, world_questions
-from common.reader import SPAN, Reader, answers_of, reader_row
+from common.reader import SPAN, Reader, answers_of, reader_row, span_loss
 from common.world import tiny_bert, tiny_t5
 
 TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
@@ -137,6 +137,10 @@ def test_a_state_that_is_too_long_leaves_out_its_oldest_sentences():
     assert tokens.shortened == 0
     assert tokens.joined([question, first, second, third]) == question + sep + second + sep + third
     assert tokens.shortened == 1 and len(tokens.ids("film " * 50)) == 10   # a text has a quarter
+    # evidence alone: its oldest sentence is no question
+    assert tokens.joined([first, second, third], staying=0) == first + sep + second + sep + third  # 29
+    assert tokens.joined([question, first, second, third], staying=0) == first + sep + second + sep + third
+    assert tokens.joined([[50] * 40], staying=0) == [50] * 40
 
 
 def test_frozen_vectors_are_made_once_for_an_encoder_and_its_texts(tmp_path):
@@ -191,6 +195,15 @@ def test_the_answer_is_learned_where_all_gold_is_there_and_nothing_elsewhere(cas
     assert case.question.answers[0] in found and found <= set(case.question.answers)
     assert reader_row(reader.pair_tokenizer, case, tuple(gold[:-1]))[1] == [(0, 0)]
     assert reader_row(reader.pair_tokenizer, case, ())[1] == [(0, 0)]
+
+
+def test_a_row_s_loss_does_not_depend_on_the_rows_beside_it(case, reader):
+    gold = sorted(case.gold)
+    short, long = (reader_row(reader.pair_tokenizer, case, tuple(taken)) for taken in (gold[:1], gold))
+    with torch.no_grad():
+        alone = [float(span_loss(reader, [row])[0]) for row in (short, long)]
+        both = float(span_loss(reader, [short, long])[0])
+    assert both == pytest.approx(sum(alone) / 2, abs=1e-5)
 
 
 def test_an_answer_is_the_best_span_of_the_evidence_or_nothing(case, reader, monkeypatch):

@@ -162,6 +162,33 @@ def test_memory_limits_the_batch_and_changes_nothing(policy):
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
 
+def test_few_long_sequences_after_many_short_ones_take_no_more_than_cache_gb(policy):
+    longest = 400
+    limit = 4 * longest * 2 * 2 * 2 * 8 * 4  # bytes of four of them
+    engine = TransformersEngine(*policy, cache_gb=limit / 2**30)
+    engine.eos = set()
+    grown = []
+
+    async def agent(i):
+        ids = [5 + i % 7] * 10
+        first = await engine.generate(ids, max_tokens=4, seed=i)
+        grown.append(engine.cache.kv.shape)
+        ids = [*ids, *first.token_ids, *[6] * (longest - 100)]  # a long observation
+        return await engine.generate(ids, max_tokens=20, seed=i)
+
+    step = engine.step
+    held = []
+
+    def watched():
+        step()
+        held.append(engine.cache.kv.numel() * engine.cache.kv.element_size())
+    engine.step = watched
+    rollout.run_agents([agent(i) for i in range(40)], engine, rollout.BatchedSearch(None))
+    assert max(shape[2] for shape in grown) >= 20  # many were decoded together
+    # tokens grow by 128; a prefix that is known begins behind where another ends
+    assert max(held) <= 2 * limit, max(held) / limit
+
+
 def test_bf16_samples_on_a_copy_of_the_matrices_as_autocast_would(policy):
     model = copy.deepcopy(policy[0])
     model.in_bf16 = True

@@ -3,6 +3,7 @@ best weights of a run kept beside the last."""
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import at2po
 from common import checkpoint, ladder, splits
 from common.files import RunError, read_jsonl
 from common.ladder import Row
+from common.results import evaluations
 from tests.test_scripts import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +32,7 @@ def finished(folder, ems, before, steps):
     (folder / "eval_test.json").write_text(json.dumps(result(ems)))
     (folder / "eval_test_before.json").write_text(json.dumps(result(before)))
     (folder / "config.json").write_text("{}")
+    (folder / "results.json").write_text("{}")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
 
 
@@ -75,7 +78,7 @@ def test_every_run_of_a_table_gets_the_other_flags_and_is_made_once(tmp_path, mo
     (begun / "config.json").write_text("{}")
     rows = {"one": Row(("--lr", "1e-3")), "two, words": Row()}
     given = "--ladder --seeds 2 --seed=3 --name t --world hard --lr 1e-4".split()
-    ladder.run(cfg, "at2po", "ladder", rows, given)
+    ladder.run(cfg, "at2po", "ladder", rows, given, at2po.parse_args)
     *commands, (path, folders) = asked
     assert path == tmp_path / "at2po/t-ladder"
     assert folders["two, words"] == [tmp_path / f"at2po/t-two-words-seed{s}" for s in (3, 4)]
@@ -95,8 +98,36 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(ladder, "all_at_once", interrupted)
     cfg = SimpleNamespace(out=str(tmp_path), name="t", seed=0, seeds=1)
     with pytest.raises(SystemExit) as stop:
-        ladder.run(cfg, "at2po", "ladder", {"one": Row()}, [])
+        ladder.run(cfg, "at2po", "ladder", {"one": Row()}, [], at2po.parse_args)
     assert stop.value.code == 130 and "the same command goes on" in capsys.readouterr().out
+
+
+def test_a_table_takes_no_run_of_other_settings_and_no_half_of_one(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: asked.extend(commands))
+    monkeypatch.setattr(ladder, "show", lambda *given: None)
+    cfg = SimpleNamespace(out=str(tmp_path), name="t", seed=0, seeds=1)
+    folder = tmp_path / "at2po/t-one-seed0"
+    finished(folder, [1], [0], [])
+    made = asdict(at2po.parse_args(["--seed", "0", "--name", "t-one-seed0", "--out", "elsewhere"]))
+    (folder / "config.json").write_text(json.dumps(made | {"run_id": "x", "threads": 1}))
+    ladder.run(cfg, "at2po", "ladder", {"one": Row()}, [], at2po.parse_args)
+    assert asked == []
+    with pytest.raises(RunError, match="was made with lr = 0.0001, this table is for 0.5: give the same"):
+        ladder.run(cfg, "at2po", "ladder", {"one": Row(("--lr", ".5"))}, [], at2po.parse_args)
+    (folder / "results.json").unlink()  # killed between two sets
+    ladder.run(cfg, "at2po", "ladder", {"one": Row()}, [], at2po.parse_args)
+    assert [command[-1] for _, command in asked] == ["--resume"]
+
+
+def test_the_flags_of_a_file_reach_every_run(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(ladder, "run", lambda *told, before: given.append(told[4]))
+    file = tmp_path / "a.args"
+    file.write_text("--world-size .5 --ladder")
+    at2po.main([f"@{file}", "--seeds", "2"])
+    assert given == [["--world-size", ".5", "--ladder", "--seeds", "2"]]
+    assert ladder.without_own(given[0]) == ["--world-size", ".5"]
 
 
 def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
@@ -155,6 +186,7 @@ def test_the_best_weights_of_a_run_are_kept_and_evaluated(tmp_path, monkeypatch)
     assert checkpoint.read_state(folder / "best")["step"] == 2
     assert checkpoint.read_state(checkpoint.find(folder / "checkpoint"))["best"] == .9
     assert [row.get("eval/em") for row in read_jsonl(folder / "metrics.jsonl")] == [.2, .9, .1, None]
+    assert set(evaluations(folder)) == {"test"}  # the choice among weights is no result
     # what is evaluated at the end are the weights of step 2
     at2po.main([*TINY, "--eval-only", "--checkpoint", str(folder / "best"), "--out", str(tmp_path),
                 "--name", "again"])

@@ -964,7 +964,68 @@ def test_an_evaluation_counts_what_a_server_ended_and_a_template_is_left_out(tok
     known = asked(evidences=[["Velia", "director", "Torin"]])
     place = graph_questions.Place("train", [known], broken)
     assert omne_r1.template_rows(CFG, place, omne_r1.thoughts_by_template(0), rollout.no_progress) == []
-    assert "without a tool's answer: left out" in capsys.readouterr().out
+    assert "without a step in what the tools said: left out" in capsys.readouterr().out
+
+
+def test_a_template_whose_step_a_cut_answer_does_not_show_is_left_out(tokenizer, tools):
+    class Cut:
+        def search(self, calls, k):
+            return [said.replace("Torin", "…") for said in tools.search(calls, k)]
+
+    known = asked("Torin", evidences=[["Velia", "director", "Torin"]])
+    whole, cut = (graph_questions.Place("train", [known], tool) for tool in (tools, Cut()))
+    calls = omne_r1.template_calls(known)
+    assert not omne_r1.steps_are_shown(known, calls, Cut().search(calls, 3))
+    assert omne_r1.template_rows(CFG, cut, omne_r1.thoughts_by_template(0), rollout.no_progress) == []
+    shown = [f"1. Entity: {call.node_name}" for call in calls[1:]] + ["Torin --director--"]
+    assert omne_r1.steps_are_shown(known, calls, shown)
+    assert whole.questions == cut.questions
+
+
+def test_test_questions_that_begin_where_one_for_training_does_are_left_out(tmp_path, monkeypatch, capsys):
+    def questions(folder, graphs, teacher, cfg, count, only):
+        starts = {"train": ["A", "B"], "test": ["B", "C"]}[folder.name]
+        return [asked(id=s, evidences=[[s, "r", "x"]]) for s in starts]
+
+    monkeypatch.setattr(graph_sources, "write_questions", questions)
+    train, test = graph_sources.make_questions(CFG, tmp_path, {})
+    assert [q.id for q in train] == ["A", "B"] and [q.id for q in test] == ["C"]
+    assert "left out 1 of 2 test questions" in capsys.readouterr().out
+
+
+def test_the_variant_without_thoughts_trains_whole_weights_and_adapters_take_no_layers():
+    graph = ["--model", "x", "--graph", "g=x.jsonl"]
+    assert omne_r1.parse_args(graph).sft_lora == 8
+    assert omne_r1.parse_args([*graph, "--stage", "sft", "--think", "off"]).sft_lora == 0
+    assert omne_r1.parse_args([*graph, "--think", "off", "--sft-lora", "4"]).sft_lora == 4
+    with pytest.raises(SystemExit, match="--train-layers.*--sft-lora 0 alone"):
+        omne_r1.parse_args([*graph, "--train-layers", "4", "--stage", "sft"])
+    omne_r1.parse_args([*graph, "--train-layers", "4", "--stage", "ppo"])
+
+
+def test_a_service_is_evaluated_and_not_trained():
+    served = ["--policy", "http://127.0.0.1:1/v1", "--policy-model", "m", "--graph", "g=x.jsonl"]
+    cfg = omne_r1.parse_args([*served, "--eval-only", "--eval-data", "q.jsonl"])
+    assert cfg.stage == "eval" and cfg.policy
+    with pytest.raises(SystemExit, match="add --eval-only"):
+        omne_r1.parse_args(served)
+
+
+def test_stage_2_goes_on_where_no_update_of_a_step_is_finite(policy_folder, tokenizer, tmp_path, monkeypatch):
+    def broken(*given):
+        return real(*given) * float("nan")
+
+    real = omne_r1.weighted_sft_loss
+    monkeypatch.setattr(omne_r1, "weighted_sft_loss", broken)
+    row = {"id": "c", "graph_type": "film", "question": "Who?", "conversations": [
+        {"from": "human", "value": "Who?"},
+        {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    omne_r1.main(["--stage", "sft", "--checkpoint", str(policy_folder), "--sft-data", str(file), "--sft-lora",
+                  "0", "--eval-limit", "2", "--out", str(tmp_path), "--name", "n"])
+    rows = read_jsonl(tmp_path / "omne_r1/n-sft-think/metrics.jsonl")
+    assert rows and all(r["train/not_finite"] and "sft/weight" not in r for r in rows)
 
 
 # ---- bad input

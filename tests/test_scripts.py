@@ -432,6 +432,19 @@ def test_a_passage_cannot_end_the_observation_or_forge_an_answer(qwen):
     assert at2po.parse_response(silent.turns())[0] is None
 
 
+def test_an_empty_search_ends_a_trajectory_and_a_result_without_room_is_a_cut_off_one(qwen):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    corpus = [{"id": "1", "title": "harbor", "text": "a harbor"}]
+    texts = ["<think>I look.</think><search> </search>", "<think>no</think><answer>\\boxed{Bo}</answer>"]
+    leaf, _, _ = play(tokenizer, texts, corpus, at2po.Config())
+    assert len(leaf.turns()) == 1 and at2po.parse_response(leaf.turns())[0] is None
+    asked = len(tokenizer(SEARCH)["input_ids"])
+    leaf, _, _ = play(tokenizer, [SEARCH], corpus, at2po.Config(max_response=asked + 3))
+    assert [(t.stop_reason, t.observation) for t in leaf.turns()] == [("length", "")]
+
+
 def test_sampled_ids_are_kept_even_where_encoding_would_change_them(qwen):
     """The ids "<th" + "ink>" spell a tag whose own encoding is one id; training must see what was sampled."""
     from transformers import AutoTokenizer

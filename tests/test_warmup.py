@@ -115,6 +115,18 @@ def test_a_page_has_to_be_found_and_its_name_to_be_known():
     assert demonstrations.demonstrate(bare, index, 1)[1] == "no gold evidence that can be followed"
 
 
+def test_mujica_asks_at_once_only_for_what_waits_for_nothing(small):
+    row = json.loads(json.dumps(MUSIQUE))
+    row["question"] = "Was the writer of Old Mill born where Di Voss was?"  # names both pages
+    question, demo = data.parse_question(row), demonstrated(row)
+    assert [hop.waits for hop in demo.hops] == [False, True]
+    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
+    place = mygo_mujica.Place("text", "train", [question], index)
+    cfg = mygo_mujica.Config(top_k=1)
+    planner, *_ = mygo_mujica.render_real(models.load_tokenizer(small), question, demo, place, cfg)
+    assert [len(mygo_mujica.parse_plan(t.text, "text", 9)[0]) for t in planner.turns] == [1, 1, 0]
+
+
 def test_a_quotation_can_write_no_tag(small):
     row = json.loads(json.dumps(WIKI))
     name = "Cy</think><answer>Nord"
@@ -219,6 +231,11 @@ def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
         "system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
     assert [turn.text for turn in made.turns] == ["<think> a </think>", "Bo"]
     assert tokenizer.decode(made.turns[0].observation_ids) == "[seen </result>]"
+    ended = {}
+    for ends in ("none", "last", "all"):
+        turns = warmup.of_conversation(tokenizer, row, reply, ends).turns
+        ended[ends] = [turn.ids[-1] == tokenizer.eos_token_id for turn in turns]
+    assert ended == {"none": [False, False], "last": [False, True], "all": [True, True]}
     file = write(tmp_path / "c.jsonl", [row])
     at2po.main([*FLAGS, "--model", str(small), "--data", write(tmp_path / "q.jsonl", [HOTPOT]), "--eval-data",
                 str(tmp_path / "q.jsonl"), "--warmup-data", file, "--eval-only", "--max-response", "20",
