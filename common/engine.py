@@ -86,13 +86,14 @@ class _SlotCache:
         held_slots, held_tokens = self.kv.shape[2], self.kv.shape[4]
         if slots <= held_slots and tokens <= held_tokens:
             return
-        half_more = held_slots * 3 // 2 if slots > held_slots else held_slots
-        tokens = held_tokens + max(0, -(-(tokens - held_tokens) // 128) * 128)
-        if max(slots, half_more) * tokens * self.bytes_per_token > most:
+        tokens = -(-tokens // 128) * 128
+        more_slots = max(slots, held_slots * 3 // 2) if slots > held_slots else held_slots
+        more_tokens = max(tokens, held_tokens)
+        if more_slots * more_tokens * self.bytes_per_token > most:
             self.kv = self.kv[:, :, :used[0], :, :used[1]].clone()
             held_slots, held_tokens = self.kv.shape[2], self.kv.shape[4]
-            half_more = slots
-        padding = (0, 0, 0, max(0, tokens - held_tokens), 0, 0, 0, max(slots, half_more) - held_slots)
+            more_slots, more_tokens = max(slots, held_slots), max(tokens, held_tokens)
+        padding = (0, 0, 0, more_tokens - held_tokens, 0, 0, 0, more_slots - held_slots)
         self.kv = torch.nn.functional.pad(self.kv, padding)
 
     def view(self, rows, start, width):
