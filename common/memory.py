@@ -193,9 +193,9 @@ def device_bytes():
 
 def check(cfg, name, frozen=None):
     """Ends the program where the device cannot hold the training of `name` (folder or hub id), with so many
-    frozen models beside it, by default the reference that the flags ask for. On a CPU it
-    is ended for weights, moments and gradients alone, and warned of the rest: limits on tokens and caches
-    are seldom reached in small runs, and memory is used as it is wanted.
+    frozen models beside it, by default the reference that the flags ask for. On a CPU it is ended for
+    weights, moments and gradients alone, and warned of the rest: limits on tokens and caches are seldom
+    reached in small runs, and memory is used as it is wanted.
 
     Says nothing of adapters alone, and where a system does not tell its memory."""
     try:
