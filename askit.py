@@ -1,25 +1,23 @@
-"""ASKiT: Search and Ask, evidence retrieval as reinforcement learning (the paper and the authors' code are
-public).
+"""ASKiT: Search and Ask, evidence retrieval as reinforcement learning (paper and authors' code are public).
 
 A question comes with some forty sentences, of which two to four are its evidence. A coarse bi-encoder ranks
 them for the question and what was found so far; a fine policy takes one of its best candidates or submits. It
 is trained on labelled evidence, then with PPO on the score of the evidence that it ends with. A T5 learns to
 ask sub-questions; trained inside the PPO loop, it learns which ones help.
 
-    sec. 3.1.1   coarse retrieval                    coarse_loss, coarse_step
-    sec. 3.1.2   policy over candidates and submit   candidates, log_policy
-                 supervised loss                     supervised_states, supervised_loss
-                 PPO, baseline of sampled paths      path_reward, baselines, ppo_loss
-                 beam search                         beam_search
-    sec. 3.3-4   question approximation, sub-questions   approximation_input, sub_question_input
-    sec. 4.4     correlation of p and reward         spearman
-    sec. 4.5.1   "PPO + sub-questions"               forced_questions
-    sec. 6       what it leaves for later            question_loss (joint training), answer_rewards
+    sec. 3.1.1   coarse retrieval                        coarse_loss, coarse_step
+    sec. 3.1.2   policy over candidates and submit       candidates, log_policy
+                 supervised loss                         supervised_states, supervised_loss
+                 PPO, baseline of sampled paths          path_reward, baselines, ppo_loss
+                 beam search                             beam_search
+    sec. 3.3-4   question approximation, sub-questions   ask_questions, common/sub_questions.py
+    sec. 4.4     correlation of p and reward             correlation (common/evidence_evaluation.py)
+    sec. 4.5.1   "PPO + sub-questions"                   forced_questions
+    sec. 6       what it leaves for later                question_loss (joint training), answer_rewards
 
 Where paper and authors' code differ, or the paper is silent; the flag in brackets takes the other:
 
     candidates        paper: 6 actions; code: 5 and submit; ours: 6 and submit (--candidates)
-    most evidence     code: 10 sentences (--max-evidence)
     texts             paper: <sep> between question and evidence; code: blanks. A sentence is "Title, text"
                       for the fine models, "Title: text" for the frozen vectors (code)
     yes/no questions  code: not trained on; ours: trained on (--drop-yes-no)
@@ -40,26 +38,20 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     baseline b(s)     paper: paths sampled from s; code: greedy ones after every candidate, weighed by pi;
                       ours: other paths of the question through the same evidence, fresh ones where they are
                       few (--baseline, --baseline-rollouts)
-    PPO               paper: "batch size 6", so one update a batch, where r = 1 and nothing is clipped; code:
-                      a replay buffer of old states, a loss over all candidates of a state, cosine with
-                      warm-up; ours: sampled actions, constant; with the paper's numbers one update a step,
-                      too, and several where --mini-batch is smaller than the step's paths
+    PPO               paper: "batch size 6", one update a step, so r = 1 and nothing is clipped; code: a
+                      replay buffer, a loss over all candidates; ours: sampled actions (--mini-batch)
     unreachable gold  code: such questions are left out; ours: they stay, as gold that cannot be found
-    long states       code: cut at 512 tokens; ours: the oldest sentences are left out (--max-tokens); a T5
-                      reads the first 512
+    long states       code: cut at 512 tokens; ours: the oldest sentences are left out (--max-tokens)
     beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
     dropout           off in all stages, so that ratios begin at 1
     Spearman          paper: cov / (cov cov), 1,000 questions; code: temperature .5, F1, 8 actions; ours: of
-                      ranks, over questions whose paths differ (--correlate). log p is without T5's
-    question's target paper: the approximation of the evidence found; code: of the evidence found later, but
-                      one; ours: of the gold that is missing, before anything is found too, or the paper's
-                      (--sqg-target)
+                      ranks, over questions whose paths differ (--correlate)
+    question's target paper: the approximation of the evidence found; code: of what is found later, but one;
+                      ours: of the gold that is missing (--sqg-target)
     joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO
-    "+ sub-questions" code: wherever the policy would not submit, a sub-question takes the question's place in
-                      a search of its own, whose finds are all kept; the asker reads the evidence with a blank
-                      between all letters. Ours: without those blanks; beside it, asking before every
-                      sentence, the sub-question being the coarse query for it and standing behind the
-                      evidence in the policy's text
+    "+ sub-questions" code: where the policy would not submit, a sub-question takes the question's place in a
+                      search whose finds are all kept; the asker reads evidence with blanks between all
+                      letters. Ours: without these; and with the sub-question behind the evidence (append)
 
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
@@ -67,15 +59,16 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     python askit.py --model paper --data hotpotqa     the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
     python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
-What is not in the paper is at the end (appendix) or in common/: states, paths and their questions in
-evidence.py, models in evidence_models.py, numbers in evidence_evaluation.py.
+In common/: states and paths in evidence.py, models and stages in evidence_models.py, evidence_stages.py,
+numbers in evidence_evaluation.py.
 """
 
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import compress
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -83,59 +76,46 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import (
-    checkpoint,
-    data,
-    encoders,
-    flags,
-    loop,
-    metrics,
-    report,
-    run,
-    seq2seq,
-    training,
-)
-from common import model as models
+from common import data, encoders, flags, loop, metrics, run, seq2seq, supervised, training
 from common.evidence import (
     ASK,
     SUBMIT,
-    Questions,
     SearchPath,
     SubQuestion,
+    asked_case,
     asked_of,
     evidence_of,
     evidence_scores,
-    freeze_vectors,
+    find_case,
     load_cases,
     state_batches,
     state_ids,
     text_of,
-    tokenize,
+    training_state,
 )
 from common.evidence_evaluation import (
-    PATHS,
-    SUPERVISED,
+    METRICS,
+    PRETRAIN_METRICS,
+    correlation,
     draw_evaluations,
     evaluate_ranking,
     path_metrics,
     paths_without_policy,
-    rank_pairs,
-    score_texts,
     scored,
 )
-from common.evidence_models import (
-    Policy,
-    check_models,
-    load_encoder,
-    load_policy,
-    load_reader,
-    load_writer,
-)
-from common.files import Progress, read_jsonl, say
-from common.metric_table import RATIO, STEP, UPDATE
+from common.evidence_models import Policy, load_writer, with_models
+from common.evidence_stages import checkpoint_of, is_done, load_stage, open_stage, sets_of, show_table
+from common.files import Progress, say
 from common.page.evidence import sample_record, show_path
-from common.reader import answers_of, evaluate_answers, reader_row, span_loss
+from common.reader import answers_of, evaluate_answers, reader_losses
 from common.rollout import stable_seed
+from common.sub_questions import (
+    approximation_rows,
+    evaluate_approximations,
+    question_losses,
+    sub_question_input,
+    sub_question_rows,
+)
 
 # ---------------------------------------------------------------- config
 
@@ -177,8 +157,7 @@ class Config(flags.Flags):
     supervised_batch: int = 8       # states a step | authors' code
     supervised_lr: float = 1e-6     # learning rate after warm-up, half a cosine to 0 | authors' code
     supervised_warmup: int = 15000  # steps of linear warm-up | authors' code
-    # the other actions of a training state: the coarse stage's candidates, or random sentences (authors'
-    # code)
+    # other actions of a training state: the coarse stage's candidates, or random sentences (authors' code)
     negatives: Literal["coarse", "random"] = "coarse"
 
     # ---- PPO
@@ -251,12 +230,6 @@ WORLD = dict(
     ask_steps=100,
     reader_steps=3000,
 )
-PAPER_MODELS = {
-    "encoder": "sentence-transformers/multi-qa-MiniLM-L6-cos-v1",
-    "action_model": "prajjwal1/bert-mini",
-    "submit_model": "deepset/tinyroberta-squad2",
-    "question_model": "ThomasSimonini/t5-end2end-question-generation",
-}
 PAPER_EVAL = "hotpotqa-dev"
 PAPER = {  # EM / F1, HotpotQA distractor dev
     ("supervised", PAPER_EVAL): "30.2 / 63.9",
@@ -273,7 +246,8 @@ def path_reward(case, steps, cfg):
     T = actions of the path, submitting included."""
     em, f1, _, _ = evidence_scores(case, steps)
     cost = cfg.question_cost * len(asked_of(steps))
-    return cfg.gamma ** (len(steps) + 1) * f1 + cfg.bonus * em - cost
+    discount = cfg.gamma ** (len(steps) + 1)
+    return discount * f1 + cfg.bonus * em - cost
 
 
 def answer_rewards(policy, paths):
@@ -307,19 +281,6 @@ def coarse_loss(scores, missing, kind="mean"):
     if kind == "logsumexp":
         return -logp.logsumexp(0)
     return -logp.sum() if kind == "sum" else -logp.mean()
-
-
-def training_state(case, rng, noise_rate, complete):
-    """Sentences taken in a made-up state: some gold in random order, and wrong ones among it. complete:
-    whether all gold may be there (then the right action is to submit)."""
-    gold = sorted(case.gold)
-    most = len(gold) if complete else len(gold) - 1
-    taken = rng.sample(gold, rng.randint(0, most))
-    wrong = [i for i in range(len(case.texts)) if i not in case.gold]
-    noise = min(round(rng.expovariate(noise_rate)), len(wrong))
-    for i in rng.sample(wrong, noise):
-        taken.insert(rng.randint(0, len(taken)), i)
-    return tuple(taken)
 
 
 def coarse_step(encoder, cases, others, cfg, rng):
@@ -385,24 +346,29 @@ def log_policy(policy, rows):
     there are fewer. A next-sentence model scores sentences, a question-answering model submitting; the text
     of asking is "?"."""
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
+    asking = action.ids("?")
     action_pairs, submit_pairs, places = [], [], []
     for n, ((case, steps), actions, *_) in enumerate(rows):
         question, sentences = case.tokens["submit"]
         taken = [sentences[i] for i in evidence_of(steps)]
-        submit_pairs.append((question, submit.joined(taken, staying=0) if taken else []))
+        evidence = submit.joined(taken, staying=0) if taken else []
+        submit_pairs.append((question, evidence))
         state = state_ids(action, case, steps)
+        _, texts = case.tokens["action"]
         for column, a in enumerate(actions, 1):
-            text = action.ids("?") if a == ASK else case.tokens["action"][1][a]
+            text = asking if a == ASK else texts[a]
             action_pairs.append((state, text))
             places.append((n, column))
     device = policy.model.action.device
     most = max(len(actions) for _, actions, *_ in rows)
-    logits = torch.full((len(rows), 1 + most), -torch.inf, device=device)
+    shape = len(rows), 1 + most
+    logits = torch.full(shape, -torch.inf, device=device)
     with encoders.autocast(policy.model.action, policy.cfg.precision):
         out = policy.model.submit(**submit.batch(submit_pairs, device))
         if action_pairs:
-            scores = policy.model.action(**action.batch(action_pairs, device)).logits[:, 0]
-            logits[tuple(zip(*places, strict=True))] = scores.float()
+            scores = policy.model.action(**action.batch(action_pairs, device))
+            where = tuple(zip(*places, strict=True))
+            logits[where] = scores.logits[:, 0].float()
     paper = policy.cfg.submit_score == "paper"
     second = out.end_logits[:, 0] if paper else out.start_logits[:, 1]
     no_answer = out.start_logits[:, 0] + second  # of the first token
@@ -418,34 +384,12 @@ def policy_of(policy, states):
     for part in state_batches(rows, policy.cfg):
         logp = log_policy(policy, part).tolist()
         for (state, offered), values in zip(part, logp, strict=True):
-            policy.cache[state] = [SUBMIT, *offered], values[: 1 + len(offered)]
+            actions = [SUBMIT, *offered]
+            policy.cache[state] = actions, values[: len(actions)]
     return [policy.cache[s] for s in states]
 
 
 # ---------------------------------------------------------------- asking (sec. 3.3, 3.4)
-
-def approximation_input(writer, case, evidence):
-    """What question approximation is given: the evidence; its target is the question."""
-    return writer.ids("generate question: ", *(case.texts[i] for i in evidence))
-
-
-def sub_question_input(writer, case, steps):
-    """What sub-question generation is given: the question, <sep>, what was found."""
-    found = [case.texts[i] for i in evidence_of(steps)]
-    return writer.ids("generate question: ", case.question.question, encoders.SEP, *found)
-
-
-def sub_question_targets(case, path, target):
-    """[(evidence found, evidence that its sub-question approximates)] of a path: for every prefix that prefix
-    itself (paper), or the gold that is missing from it."""
-    found = []
-    for k in range(len(path) + 1):
-        prefix = path[:k]
-        meant = prefix if target == "prefix" else tuple(sorted(case.gold - set(prefix)))
-        if meant:
-            found.append((prefix, meant))
-    return found
-
 
 @torch.no_grad()
 def ask_questions(policy, states, draws=None):
@@ -457,7 +401,8 @@ def ask_questions(policy, states, draws=None):
     inputs = [sub_question_input(policy.asker, *state) for state in new]
     if draws:
         return [SubQuestion(*q) for q in policy.asker.sample(inputs, draws)]
-    for state, text in zip(new, policy.asker.write(inputs), strict=True):
+    texts = policy.asker.write(inputs)
+    for state, text in zip(new, texts, strict=True):
         policy.asked[state] = SubQuestion(text)
     return [policy.asked[s] for s in states]
 
@@ -519,7 +464,8 @@ def beam_search(policy, cases, width):
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
         found = policy_of(policy, [p.state for p in running])
-        asking = [p for p, (actions, _) in zip(running, found, strict=True) if ASK in actions]
+        may_ask = [ASK in actions for actions, _ in found]
+        asking = list(compress(running, may_ask))
         questions = ask_questions(policy, [p.state for p in asking])
         question_of = dict(zip(asking, questions, strict=True))
         grown_from = {}
@@ -530,7 +476,8 @@ def beam_search(policy, cases, width):
                 grown_from[p].append(p.after(step, x))
         for n, beam in enumerate(beams):
             grown = [q for p in beam for q in grown_from.get(p, [p])]
-            beams[n] = sorted(grown, key=lambda p: -p.logprob)[:width]
+            grown.sort(key=lambda p: -p.logprob)
+            beams[n] = grown[:width]
     return rewarded(policy, [beam[0] for beam in beams])
 
 
@@ -571,35 +518,6 @@ def forced_questions(policy, cases, mode):
             if not search.taken:  # it would ask the same again, for ever
                 paths[n] = paths[n].after(SUBMIT, 0.0)
     return rewarded(policy, paths)
-
-
-def asked_case(policy, path):
-    """A search for the path's last sub-question alone, over the sentences that it has not taken."""
-    case, text = path.case, path.asked[-1].text
-    tokens = dict(case.tokens)
-    for t in (policy.encoder.pair_tokenizer, policy.action_tokenizer, policy.submit_tokenizer):
-        _, sentences = tokens[t.name]
-        tokens[t.name] = t.ids(text), sentences
-    return replace(case, tokens=tokens, closed=case.closed | set(path.taken))
-
-
-def spearman(policy, cases, size, *seed):
-    """Spearman's correlation of p(tau) and reward over `size` sampled paths of a question (sec. 4.4): its
-    mean over questions whose paths differ in both, the share of these questions (the others have none), and
-    how often each pair of ranks came (size, size)."""
-    from scipy.stats import spearmanr
-
-    paths = sample_paths(policy, cases, size, *seed)
-    found, counts = [], [[0] * size for _ in range(size)]
-    groups = [paths[i:i + size] for i in range(0, len(paths), size)]
-    for group in groups:
-        both = [p.logprob for p in group], [p.reward for p in group]
-        if all(len(set(values)) > 1 for values in both):
-            found.append(float(spearmanr(*both).statistic))
-            for x, y in rank_pairs(*both, *seed, group[0].case.question.id):
-                counts[y][x] += 1
-    mean = sum(found) / len(found) if found else math.nan
-    return mean, len(found) / max(1, len(cases)), counts
 
 
 # ---------------------------------------------------------------- credit
@@ -644,14 +562,16 @@ def baselines(policy, paths, min_others, *seed):
         seeds = []
         for case, steps, k in starts:
             texts = sorted(text_of(s) for s in steps)
-            seeds.append(stable_seed(*seed, "baseline", case.question.id, *texts, k))
+            own = case.question.id, *texts, k
+            seeds.append(stable_seed(*seed, "baseline", *own))
         for p in sample_from(policy, starts.values(), seeds):
             note(p)
     found = []
     for p in paths:
         values = []
         for state in p.states():
-            others = [q.reward for q in through[same(*state)] if q is not p]
+            here = through[same(*state)]
+            others = [q.reward for q in here if q is not p]
             values.append(sum(others) / len(others) if others else values[-1])
         found.append(values)
     return found
@@ -665,7 +585,8 @@ def candidate_baselines(policy, paths):
     for state, (actions, logprobs) in zip(states, policy_of(policy, states), strict=True):
         for a, x in zip(actions, logprobs, strict=True):
             if a != ASK:
-                starts.append(SearchPath(*state, len(state[1])).after(a, x))
+                start = SearchPath(*state, len(state[1]))
+                starts.append(start.after(a, x))
                 weights.append((state, math.exp(x)))
     if policy.cfg.returns == "path":
         returns = [p.reward for p in finish_paths(policy, starts, best)]
@@ -675,7 +596,8 @@ def candidate_baselines(policy, paths):
     for (state, weight), r in zip(weights, returns, strict=True):
         value[state] += weight * r
         total[state] += weight
-    return [[value[s] / total[s] for s in p.states()] for p in paths]
+    baseline = {s: value[s] / total[s] for s in states}
+    return [[baseline[s] for s in p.states()] for p in paths]
 
 
 def advantages_of(policy, paths, cfg, *seed):
@@ -758,7 +680,8 @@ def supervised_states(policy, cases, cfg, rng):
         if stuck and ASK not in actions:
             actions = [*actions[:-1], rng.choice(sorted(missing))]
         right = [a in case.gold or (a == ASK and stuck) for a in actions]
-        rows.append(((case, steps), actions, [not missing, *right]))
+        state = case, steps
+        rows.append((state, actions, [not missing, *right]))
     return rows
 
 
@@ -785,12 +708,14 @@ def ppo_update(policy, optimizer, paths, advantages, cfg, keep, reference=None):
     for begin in range(0, len(paths), cfg.mini_batch):
         part = paths[begin:begin + cfg.mini_batch]
         rows, questions = [], []
-        for p, weights in zip(part, advantages[begin:begin + cfg.mini_batch], strict=True):
+        credit = advantages[begin:begin + cfg.mini_batch]
+        for p, weights in zip(part, credit, strict=True):
             steps = [*p.steps[p.first :], SUBMIT]
             for t, state in enumerate(p.states()):
                 actions, _ = policy.cache[state]
                 chosen = actions.index(p.actions[t])
-                rows.append((state, actions[1:], chosen, p.logprobs[t], weights[t]))
+                numbers = p.logprobs[t], weights[t]
+                rows.append((state, actions[1:], chosen, *numbers))
                 if isinstance(steps[t], SubQuestion):
                     questions.append((state, steps[t], weights[t]))
         for group in state_batches(rows, cfg):
@@ -829,7 +754,7 @@ def question_step(asker, reference, questions, num_paths, cfg, meter):
 
 # ---------------------------------------------------------------- train
 #
-# What a supervised stage learns: its losses yield (loss, rows, right ones) of an update's forward passes.
+# Losses of a supervised stage: yield (loss, rows, right ones) of an update's forward passes.
 
 def coarse_losses(encoder, cases, cfg, rng):
     """The encoder learns which sentences are missing; the sentences' own vectors stay as they are."""
@@ -846,70 +771,11 @@ def supervised_losses(policy, cases, cfg, rng):
     for part in state_batches(rows, cfg):
         logp = log_policy(policy, part)  # (n, 1 + k)
         right = encoders.padded([r for _, _, r in part], False, logp.device)
-        hits = right[range(len(part)), logp.argmax(1)].sum()
+        likeliest = logp.argmax(1)
+        hits = right[range(len(part)), likeliest].sum()
         loss = supervised_loss(logp, right) * len(part) / len(rows)
         yield loss, len(part), int(hits)
     policy.forget()
-
-
-def question_losses(writer, rows, cfg, rng):
-    """A T5 learns rows [(input ids, target ids)]: question approximation, or sub-questions."""
-    batch = rng.choices(rows, k=cfg.question_batch)
-    tokens = sum(len(target) for _, target in batch)
-    for part in seq2seq.batches(batch, cfg.micro_tokens):
-        logp, mask = writer.logprobs(*zip(*part, strict=True))
-        likely = logp[mask] > math.log(0.5)
-        yield -logp.sum() / tokens, len(likely), int(likely.sum())
-
-
-def reader_losses(reader, cases, cfg, rng):
-    """An extractive reader learns to find the answer where all gold is there, and nothing elsewhere."""
-    rows = []
-    for case in rng.choices(cases, k=cfg.supervised_batch):
-        taken = training_state(case, rng, cfg.noise_rate, complete=True)
-        if rng.random() < 0.5:  # all gold is there
-            missing = sorted(case.gold - set(taken))
-            taken = (*taken, *rng.sample(missing, len(missing)))
-        rows.append(reader_row(reader.pair_tokenizer, case, taken))
-    loss, right = span_loss(reader, rows)
-    yield loss, len(rows), right
-
-
-PRETRAIN_EVERY = 25  # supervised updates a step of the log
-
-
-def supervise(cfg, folder, learner, stage, rows, evaluate_now):
-    """Supervised training in --<stage>-steps updates, linear warm-up and half a cosine; PRETRAIN_EVERY of
-    them are a step of the log. rows: what a stage's losses draw from."""
-    losses, lr, warmup = {
-        "coarse": (coarse_losses, cfg.coarse_lr, cfg.coarse_warmup),
-        "supervised": (supervised_losses, cfg.supervised_lr, cfg.supervised_warmup),
-        "reader": (reader_losses, cfg.supervised_lr, cfg.supervised_warmup),
-        "qap": (question_losses, cfg.question_lr, 0),
-        "sqg": (question_losses, cfg.question_lr, 0),
-    }[stage]
-    updates = getattr(cfg, f"{stage}_steps")
-    logged = replace(cfg, steps=-(-updates // PRETRAIN_EVERY), show_every=0)
-    optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
-    state = {"updates": None}  # made so far: a run may go on with more after a step of fewer
-    for step, row in loop.steps(
-        logged, folder, learner, optimizer, PRETRAIN_METRICS, state, evaluate_now, label=f"{stage} | "
-    ):
-        meter = training.Meter()
-        begin = state["updates"]
-        if begin is None:
-            begin = (step - 1) * PRETRAIN_EVERY
-        state["updates"] = min(step * PRETRAIN_EVERY, updates)
-        for number in range(begin, state["updates"]):
-            training.set_lr(optimizer, training.cosine_lr(number, updates, lr, warmup=warmup))
-            rng = random.Random(stable_seed(cfg.seed, stage, number))
-            for loss, count, right in losses(learner, rows, cfg, rng):
-                loss.backward()
-                meter.add(loss, {"tokens": count, "right_sum": right})
-            meter.step(learner.model, optimizer, cfg.grad_clip, ())
-        row |= meter.means()
-        if meter.total.get("tokens"):  # nothing, where no update was finite
-            row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
 
 
 def train(cfg, folder, policy, cases, evaluate_now):
@@ -958,17 +824,10 @@ def evaluate(policy, split, cfg, progress):
     policy.forget()
     paths = search_all(policy, split.cases, split.search, progress)
     rows, summary = scored(policy, paths, split, cfg)
-    tokenizer = policy.action_tokenizer
-    if tokenizer.shortened:
-        say(f"  {tokenizer.shortened} times a state left out its oldest sentences (--max-tokens)")
-        tokenizer.shortened = 0
     if split.search == "greedy" and cfg.correlate:
         cases = split.cases[: cfg.correlate]
-        rho, share, counts = spearman(policy, cases, 10, cfg.seed, "correlate")
-        summary["spearman_questions"] = share
-        if share:
-            summary |= {"spearman": rho, "ranks": counts}
-            say(f"  Spearman of p and reward {rho:.2f} over the {share:.0%} of questions whose paths differ")
+        paths = sample_paths(policy, cases, 10, cfg.seed, "correlate")
+        summary |= correlation(paths, 10, cfg.seed, "correlate")
     return rows, summary
 
 
@@ -1000,23 +859,12 @@ def evaluate_coarse(encoder, split, cfg, progress):
     return scored(policy, paths, split, cfg)
 
 
-def evaluate_approximations(policy, split, cfg, progress):
-    """Question approximations from all gold sentences against the question itself."""
-    inputs = [approximation_input(policy.asker, c, sorted(c.gold)) for c in split.cases]
-    wanted = [[c.question.question] for c in split.cases]
-    return score_texts(split, cfg, policy.asker.write(inputs), wanted)
+EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations, "reader": evaluate_answers}
 
 
 # ---------------------------------------------------------------- main
 
 STAGES = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg", "joint")}
-BEFORE = {"ppo": "supervised", "joint": "supervised", "eval": "ppo", "qap": "ppo", "sqg": "ppo"}
-SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
-    "coarse": ("ranking", "bm25", "coarse", "oracle"),
-    "qap": ("greedy",),
-    "sqg": ("replace", "append"),
-    "reader": ("greedy",),
-}
 
 
 def reproduce(cfg):
@@ -1024,220 +872,86 @@ def reproduce(cfg):
     refused first."""
     stages = STAGES.get(cfg.stage, (cfg.stage,))
     for stage in () if cfg.ask else stages:
-        stage_folder(cfg, stage)
+        open_stage(cfg, stage)
     split, evals = load_cases(cfg, PAPER_EVAL)
     if cfg.ask:
-        return ask(cfg, evals[0])
+        case = find_case(evals[0], cfg.ask)
+        policy, _ = load_stage(cfg, "eval", None, [case])
+        return show_path(policy, greedy_paths(policy, [case])[0])
     run.tell(cfg)
     for stage in stages:
         run_stage(cfg, stage, split, evals)
-    show_table(cfg)
+    show_table(cfg, PAPER)
 
 
 def run_stage(cfg, stage, split, evals):
     """Trains one stage and evaluates it, or only evaluates; leaves a run folder. What --resume finds done is
     not done again."""
-    folder = stage_folder(cfg, stage)
+    folder = open_stage(cfg, stage)
     sets = sets_of(cfg, stage, evals)
     samples = stage in ("ppo", "joint")
-    updates = getattr(cfg, f"{stage}_steps", 0)
-    steps = cfg.steps if samples else -(-updates // PRETRAIN_EVERY)
-    rows = read_jsonl(folder.path / "metrics.jsonl")
-    done = rows[-1]["step"] if rows else 0
-    if folder.resume and done >= steps and folder.evaluated(sets):
+    steps = cfg.steps if samples else supervised.steps_of(getattr(cfg, f"{stage}_steps", 0))
+    if is_done(folder, steps, sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)
-    cases = split.cases if split else []
-    for e in evals:
-        cases = cases + e.cases
-    learner, judged, judge = load_stage(cfg, stage, folder.start, cases)
+    able = [c for c in split.cases if c.gold] if split else []
+    every = [c for part in (split, *evals) if part for c in part.cases]
+    learner, judged = load_stage(cfg, stage, folder.start, every)
 
     def evaluate_all(when=""):
-        return run.evaluate_all(cfg, folder, judged, sets, judge, when)
+        how = EVALUATE.get(stage, evaluate)
+        return run.evaluate_all(cfg, folder, judged, sets, how, when)
 
     def evaluate_now(when):
         return run.mean_em(evaluate_all(when))
 
     with run.stage(cfg, folder, METRICS if samples else PRETRAIN_METRICS, f"ASKiT {cfg.name}: {stage}"):
-        if steps:
-            if stage == "coarse" and not folder.start:
-                evaluate_all("_before")
-            able = [c for c in split.cases if c.gold]
-            if samples:
-                train(cfg, folder, learner, able, evaluate_now)
-            else:
-                rows = rows_of(cfg, stage, learner, judged, able)
-                supervise(cfg, folder, learner, stage, rows, evaluate_now)
+        if stage == "coarse" and not folder.start:
+            evaluate_all("_before")
+        if samples:
+            train(cfg, folder, learner, able, evaluate_now)
+        elif steps:
+            losses, lr, warmup = learning_of(cfg, stage, learner, judged, able)
+            supervised.supervise(
+                cfg, folder, learner, stage, losses, lr, warmup, PRETRAIN_METRICS, evaluate_now)
         draw_evaluations(folder, evaluate_all())
 
 
-def rows_of(cfg, stage, learner, policy, cases):
-    """What a supervised stage learns from: the questions; what a T5 does: rows (input ids, target ids) about
-    the evidence that the policy finds."""
-    if stage not in ("qap", "sqg"):
-        return cases
-    with Progress("evidence") as progress:
-        paths = search_all(policy, cases, "greedy", progress)
-    policy.forget()
-    if stage == "sqg":
-        return sub_question_rows(cfg, learner, paths)
-    rows = []
-    for p in paths:
-        if p.taken:
-            target = learner.ids(p.case.question.question)
-            rows.append((approximation_input(learner, p.case, p.taken), target))
-    return rows
-
-
-def sub_question_rows(cfg, writer, paths):
-    """Rows of sub-question generation (sec. 4.1.3): the question-approximation model says what evidence asks
-    for; that is the target of the state."""
-    approximator = load_writer(cfg, checkpoint_of(cfg, "qap"))
-    inputs, meant = [], []
-    for p in paths:
-        for found, wanted in sub_question_targets(p.case, p.taken, cfg.sqg_target):
-            inputs.append(sub_question_input(writer, p.case, found))
-            meant.append(approximation_input(approximator, p.case, wanted))
-    say(f"sqg: {len(inputs)} states of {len(paths)} questions")
-    targets = approximator.write(meant, "approximations")
-    return list(zip(inputs, map(writer.ids, targets), strict=True))
-
-
-AT_LEAST_ONE = """
-    candidates max_evidence beam max_tokens coarse_steps coarse_batch supervised_steps supervised_batch steps
-    questions_per_step mini_batch micro_tokens qap_steps sqg_steps reader_steps question_batch
-    question_tokens""".split()
-AT_LEAST_ZERO = """
-    coarse_warmup supervised_warmup clip bonus weight_decay correlate fine_layers baseline_rollouts ask_steps
-    max_questions question_cost question_kl sentence_cost""".split()
-ABOVE_ZERO = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate".split()
+def learning_of(cfg, stage, learner, policy, cases):
+    """(losses of an update, learning rate, steps of warm-up) of a supervised stage."""
+    if stage in ("qap", "sqg"):
+        with Progress("evidence") as progress:
+            paths = search_all(policy, cases, "greedy", progress)
+        policy.forget()
+        if stage == "qap":
+            rows = approximation_rows(learner, paths)
+        else:
+            approximator = load_writer(cfg, checkpoint_of(cfg, "qap"))
+            rows = sub_question_rows(learner, approximator, paths, cfg.sqg_target)
+        return partial(question_losses, learner, rows, cfg), cfg.question_lr, 0
+    if stage == "coarse":
+        return partial(coarse_losses, learner, cases, cfg), cfg.coarse_lr, cfg.coarse_warmup
+    losses = supervised_losses if stage == "supervised" else reader_losses
+    return partial(losses, learner, cases, cfg), cfg.supervised_lr, cfg.supervised_warmup
 
 
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, _, in_world = flags.given_flags(argv)
-    cfg = flags.cli(replace(Config(), **(WORLD if in_world else {})), Config(), __doc__, argv)
-    least = dict.fromkeys(AT_LEAST_ONE, 1) | dict.fromkeys(AT_LEAST_ZERO, 0)
-    flags.check(cfg, least | {"group_size": 2}, above_zero=ABOVE_ZERO)
-    if cfg.model == "paper":
-        names = {name: getattr(cfg, name) or value for name, value in PAPER_MODELS.items()}
-        cfg = replace(cfg, **names)
+    default = Config(**WORLD) if in_world else Config()
+    cfg = flags.cli(default, Config(), __doc__, argv)
+    may_be_zero = "coarse_warmup supervised_warmup fine_layers baseline_rollouts correlate ask_steps"
+    above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
+    flags.check(cfg, f"{may_be_zero} max_questions", above_zero, least={"group_size": 2})
     stage = "eval" if cfg.eval_only else cfg.stage
-    cfg = replace(cfg, stage=stage, eval_only=stage == "eval", name=cfg.name or f"seed{cfg.seed}")
-    check_models(cfg)
-    return cfg
+    name = cfg.name or f"seed{cfg.seed}"
+    return with_models(replace(cfg, stage=stage, eval_only=stage == "eval", name=name))
 
 
 def main(argv=None):
     """`python askit.py …`"""
     with run.program(one_process=True):
         reproduce(parse_args(argv))
-
-
-# ================================================================ appendix: nothing below is in the paper
-#
-# ---------------------------------------------------------------- metrics of a step
-
-NO_SAMPLES = ("rollout/flat_groups", "train/sampler")  # of scripts that sample a language model
-RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_SAMPLES)}
-METRICS = (
-    STEP
-    | UPDATE
-    | RATIOS
-    | PATHS
-)
-PRETRAIN_METRICS = STEP | UPDATE | SUPERVISED
-
-# ---------------------------------------------------------------- folders, sets and models of a stage
-
-def stage_folder(cfg, stage):
-    steps = [f.name for f in fields(cfg) if f.name.endswith("_steps")]
-    free = (*run.FREE_ON_RESUME, "stage", *steps)
-    name = f"{cfg.name}-{stage}"
-    return run.open_folder(cfg, "askit", name, free, one_of_many=True, saves=stage != "eval")
-
-
-def checkpoint_of(cfg, stage):
-    """What a stage of this run left; refused in words where it is not there."""
-    folder = Path(cfg.out) / "askit" / f"{cfg.name}-{stage}" / "checkpoint"
-    found = checkpoint.find(folder)
-    if found is None:
-        raise models.ModelError(f"{folder} does not exist: run --stage {stage} first")
-    return found
-
-
-def sets_of(cfg, stage, evals):
-    """The evaluation sets, once for each way that a stage searches them, under the name of their file."""
-    endings = {"greedy": "", "ranking": "", "beam": f"-beam{cfg.beam}"}
-    found = []
-    for e in evals:
-        for search in SEARCHES.get(stage, ("greedy", "beam")):
-            name = e.name + endings.get(search, f"-{search}")
-            found.append(Questions(name, e.cases, search))
-    return found
-
-
-def load_stage(cfg, stage, start, cases):
-    """(what a stage trains, what it evaluates, how), from `start`, its checkpoint, where it goes on."""
-    if stage == "reader":
-        reader = load_reader(cfg, start or cfg.reader or cfg.submit_model, cases)
-        return reader, reader, evaluate_answers
-    trained = start if stage == "coarse" else checkpoint_of(cfg, "coarse")
-    encoder = load_encoder(cfg, trained or cfg.encoder)
-    tokens = encoder.pair_tokenizer
-    tokenize(tokens, cases)
-    if tokens.cut:
-        cut = f"{tokens.cut} of {tokens.texts} texts"
-        say(f"{cut} are cut to a quarter of --max-tokens {cfg.max_tokens}")
-    untrained = load_encoder(cfg, cfg.encoder)
-    freeze_vectors(untrained, cases, Path(cfg.out) / "askit" / "vectors")
-    if stage == "coarse":
-        return encoder, encoder, evaluate_coarse
-    reader = ""
-    if cfg.reward == "answer":
-        reader = cfg.reader or checkpoint_of(cfg, "reader")
-    if stage in ("qap", "sqg"):
-        writer = load_writer(cfg, start or cfg.question_model)
-        policy = load_policy(cfg, checkpoint_of(cfg, "ppo"), encoder, cases, reader=reader)
-        policy.asker = writer
-        policy.may_ask = False
-        return writer, policy, evaluate if stage == "sqg" else evaluate_approximations
-    source = start or cfg.checkpoint
-    if not source and stage in BEFORE:
-        source = checkpoint_of(cfg, BEFORE[stage])
-    asker = checkpoint_of(cfg, "sqg") if stage == "joint" else ""
-    policy = load_policy(cfg, source, encoder, cases, asker, reader)
-    return policy, policy, evaluate
-
-
-# ---------------------------------------------------------------- table and live search
-
-def show_table(cfg):
-    """<name>-table.json of the stages that are there, the paper's EM / F1 beside HotpotQA's dev set alone."""
-    base = Path(cfg.out) / "askit"
-    folders = {stage: base / f"{cfg.name}-{stage}" for stage in ("supervised", "ppo", "sqg", "joint")}
-
-    def paper(stage, sets):
-        return PAPER.get((stage, *sets), "")
-
-    columns = {
-        "F1": ("f1", ".3f"),
-        "precision": ("precision", ".3f"),
-        "recall": ("recall", ".3f"),
-        "sentences": ("sentences", ".2f"),
-    }
-    title = f"ASKiT {cfg.name} (paper: EM / F1, HotpotQA)"
-    report.stage_table(base / cfg.name, title, folders, "supervised", paper, columns, means=False)
-
-
-def ask(cfg, split):
-    """--ask: one of the evaluation set's questions, searched over its own sentences."""
-    found = [c for c in split.cases if c.question.question == cfg.ask]
-    if not found:
-        words = f"not a question of {split.name}, whose contexts are searched, such as"
-        raise data.DataError(f"--ask: {words} {split.cases[0].question.question!r}")
-    policy, _, _ = load_stage(cfg, "eval", None, found)
-    show_path(policy, greedy_paths(policy, found[:1])[0])
 
 
 if __name__ == "__main__":

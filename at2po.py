@@ -997,13 +997,9 @@ def resolve(cfg):
         sys.exit(f"error: {flag} go with --loss {', '.join(TOKEN_RATIOS)}, not {cfg.loss}")
     if cfg.overlong_buffer >= cfg.max_response:
         flags.refuse("overlong_buffer", cfg.overlong_buffer, f"below --max-response {cfg.max_response}")
-    ones = (
-        "chains", "group_size", "questions_per_step", "mini_batch", "epochs", "max_response", "max_prompt",
-        "max_passage", "top_k", "dynamic_sampling", "seeds")
-    zeros = (
-        "steps", "rounds", "expand", "max_searches", "dual_clip", "eval_temperature", "weight_decay",
-        "clip_low", "clip_high", "kl_coef", "overlong_buffer", "entropy_weight")
-    flags.check(cfg, dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0), ("lr", "temperature", "grad_clip"))
+    may_be_zero = "steps rounds expand max_searches overlong_buffer token_budget"
+    negative = {"bad_format_reward": -math.inf}
+    flags.check(cfg, may_be_zero, above_zero="lr temperature grad_clip", least=negative)
     flags.needs_a_model(cfg)
     if cfg.keep == "best" and not (cfg.eval_every and (cfg.keep_data or cfg.data == "world")):
         sys.exit("error: --keep best needs --eval-every STEPS and --keep-data SET, which chooses and is not "
@@ -1015,8 +1011,6 @@ def resolve(cfg):
     if cfg.keep == "best" and cfg.engine == "vllm":
         sys.exit("error: --keep best loads other weights at the end, which vLLM's engine is not made for: "
                  "--engine transformers, or --eval-only --checkpoint RUN/best")
-    if cfg.token_budget != "auto" and cfg.token_budget < 0:
-        flags.refuse("token_budget", cfg.token_budget, "auto, or a number of at least 0")
     shape = cfg.rollout
     if shape == "auto":
         shape = {"atpo": "tree", "aepo": "branches"}.get(cfg.loss, "chains")

@@ -752,13 +752,9 @@ def parse_args(argv=None):
     argv, given, in_world = flags.given_flags(argv)
     of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
     cfg = flags.cli(replace(Config(), **(of_world if in_world else {})), Config(), __doc__, argv)
-    ones = ("questions_per_step", "mini_batch", "max_turn", "max_prompt", "max_passage", "top_k", "steps")
-    zeros = ("max_searches", "explain_limit", "eval_temperature", "weight_decay", "clip", "kl_coef")
-    minima = dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0) | {"max_observation": 20}
-    flags.check(cfg, minima, above_zero=("lr", "temperature", "grad_clip"))
+    least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
+    flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
     flags.needs_a_model(cfg)
-    if cfg.group_size < 2:
-        flags.refuse("group_size", cfg.group_size, "must be at least 2: GRPO compares samples")
     if cfg.scorer == "lines" and cfg.data != "world":
         flags.refuse("scorer", "lines", "is the embedded world's; with --model a folder or hub id")
     if cfg.lora and cfg.stage in ("all", "merge"):

@@ -1004,21 +1004,12 @@ def parse_args(argv=None):
 
 def check(cfg, given):
     """Refuses what cannot run."""
-    ones = (
-        "top_k", "max_triples", "max_words", "max_rounds", "max_parallel", "max_turn", "max_prompt",
-        "sft_trajectories", "sft_epochs", "steps", "questions_per_step", "keep", "max_attempts",
-        "mini_batch")
-    zeros = (
-        "token_budget", "eval_temperature", "weight_decay", "lr_final", "sft_lr_final", "clip",
-        "kl_coef")
-    above_zero = ("lr", "sft_lr", "grpo_lr", "temperature", "grad_clip")
-    flags.check(cfg, dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0), above_zero, WORLD_SETS)
+    above_zero = "lr sft_lr grpo_lr temperature grad_clip"
+    flags.check(cfg, "token_budget", above_zero, WORLD_SETS, {"group_size": 2})  # (samples are compared)
     flags.needs_a_model(cfg)
     envs = cfg.envs.split(",")
     if not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs):
         flags.refuse("envs", cfg.envs, "text, kg or kimi, or several of them with commas")
-    if cfg.group_size < 2:
-        flags.refuse("group_size", cfg.group_size, "must be at least 2: STaR, RAFT and GRPO compare samples")
     for name in ("threshold", "offline_threshold"):
         if not 0 <= getattr(cfg, name) < R_SUP:
             flags.refuse(name, getattr(cfg, name), "from 0 to below 1: the reward is F1 and has to be above")

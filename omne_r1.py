@@ -1043,13 +1043,8 @@ def only_evaluates(cfg):
 
 def check(cfg):
     """Refuses what cannot run."""
-    ones = """matches max_edges max_words max_turn max_prompt max_context per_graph attempts largest_ball
-        curve_questions steps questions_per_step group_size mini_batch sft_epochs sft_batch max_length
-        seeds""".split()
-    zeros = """max_calls eval_temperature clip gamma lam kl_coef value_coef critic_warmup weight_decay
-        sft_sampled sft_templates think_weight sft_lora""".split()
-    least = dict.fromkeys(ones, 1) | dict.fromkeys(zeros, 0)
-    flags.check(cfg, least, above_zero=("lr", "head_lr", "sft_lr", "sft_full_lr", "temperature", "grad_clip"))
+    may_be_zero = "max_calls critic_warmup sft_sampled sft_templates sft_lora"
+    flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
     for name in ("gamma", "lam"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")

@@ -66,10 +66,10 @@ def a_pair_at_a_time(policy, rows):
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
     device = policy.model.action.device
     question, sentences = case.tokens["submit"]
-    taken = [sentences[i] for i in askit.evidence_of(steps)]
+    taken = [sentences[i] for i in evidence.evidence_of(steps)]
     out = policy.model.submit(**submit.batch([(question, submit.joined(taken) if taken else [])], device))
     logits = [-(out.start_logits[:, 0] + out.end_logits[:, 0]) / 2]
-    state = askit.state_ids(action, case, steps)
+    state = evidence.state_ids(action, case, steps)
     for a in actions:
         pair = (state, case.tokens["action"][1][a])
         logits.append(policy.model.action(**action.batch([pair], device)).logits[:, 0])

@@ -72,6 +72,19 @@ def state_ids(pair_tokenizer, case, steps):
     return pair_tokenizer.joined([question, *behind])
 
 
+def training_state(case, rng, noise_rate, complete):
+    """Sentences taken in a made-up state: some gold in random order, and wrong ones among it. complete:
+    whether all gold may be there (then the right action is to submit)."""
+    gold = sorted(case.gold)
+    most = len(gold) if complete else len(gold) - 1
+    taken = rng.sample(gold, rng.randint(0, most))
+    wrong = [i for i in range(len(case.texts)) if i not in case.gold]
+    noise = min(round(rng.expovariate(noise_rate)), len(wrong))
+    for i in rng.sample(wrong, noise):
+        taken.insert(rng.randint(0, len(taken)), i)
+    return tuple(taken)
+
+
 def state_batches(rows, cfg):
     """Lists of rows (state, actions it offers, …) in forward passes of about --micro-tokens; a state is read
     once with every action."""
@@ -156,6 +169,16 @@ class SearchPath:
         return [(self.case, self.steps[: self.first + t]) for t in range(len(self.actions))]
 
 
+def asked_case(policy, path):
+    """A search for the path's last sub-question alone, over the sentences that it has not taken."""
+    case, text = path.case, path.asked[-1].text
+    tokens = dict(case.tokens)
+    for t in (policy.encoder.pair_tokenizer, policy.action_tokenizer, policy.submit_tokenizer):
+        _, sentences = tokens[t.name]
+        tokens[t.name] = t.ids(text), sentences
+    return replace(case, tokens=tokens, closed=case.closed | set(path.taken))
+
+
 # ---------------------------------------------------------------- questions
 
 @dataclass
@@ -189,6 +212,15 @@ def load_cases(cfg, paper_eval):
         made.append(Questions(name, cases))
     train = Questions("train", make_cases("train", able, cfg.candidates)) if able else None
     return train, made
+
+
+def find_case(split, question):
+    """The Case of a question, by its words."""
+    for case in split.cases:
+        if case.question.question == question:
+            return case
+    words = f"not a question of {split.name}, whose contexts are searched, such as"
+    raise data.DataError(f"--ask: {words} {split.cases[0].question.question!r}")
 
 
 def with_evidence(name, questions):

@@ -10,7 +10,7 @@ from common import metrics, retriever
 from common.curves import draw_ranks, draw_recall
 from common.evidence import ENDS, SearchPath, SubQuestion, evidence_of, evidence_scores, state_ids
 from common.files import read_evaluation, say
-from common.metric_table import ANSWERS, SECONDS, Metric
+from common.metric_table import ANSWERS, RATIO, SECONDS, STEP, UPDATE, Metric
 from common.page.evidence import about, prediction
 from common.rollout import mean, stable_seed
 
@@ -41,6 +41,11 @@ SUPERVISED = {
         ANSWERS, "right {:.3f}"),
 }
 
+NO_SAMPLES = ("rollout/flat_groups", "train/sampler")  # of scripts that sample a language model
+RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_SAMPLES)}
+METRICS = STEP | UPDATE | RATIOS | PATHS
+PRETRAIN_METRICS = STEP | UPDATE | SUPERVISED
+
 
 def path_metrics(paths, max_evidence):
     """Means over the step's paths."""
@@ -65,6 +70,10 @@ SCORES = ("em", "f1", "precision", "recall", "sentences")
 def scored(policy, paths, split, cfg):
     """(rows, summary) of paths: the scores of their evidence, and what went wrong."""
     rows = [prediction(policy, p) for p in paths]
+    tokenizer = policy.action_tokenizer
+    if tokenizer and tokenizer.shortened:
+        say(f"  {tokenizer.shortened} times a state left out its oldest sentences (--max-tokens)")
+        tokenizer.shortened = 0
     summary = {"set": split.name, "seed": cfg.seed, "search": split.search}
     summary |= metrics.summarize(rows, SCORES)
     ends = Counter(r["end"] for r in rows)
@@ -95,6 +104,29 @@ def redundant(encoder, questions):
         taken = evidence_of(p.steps[:t])
         found.append(int(scores.argmax()) in taken)
     return found
+
+
+def correlation(paths, size, *seed):
+    """Spearman's correlation of p(tau) and reward over `size` sampled paths of each question (sec. 4.4).
+
+    {"spearman": its mean over questions whose paths differ in both, "spearman_questions": the share of these
+    (the others have none), "ranks": how often each pair of ranks came, (size, size)}."""
+    from scipy.stats import spearmanr
+
+    found, counts = [], [[0] * size for _ in range(size)]
+    groups = [paths[i:i + size] for i in range(0, len(paths), size)]
+    for group in groups:
+        both = [p.logprob for p in group], [p.reward for p in group]
+        if all(len(set(values)) > 1 for values in both):
+            found.append(float(spearmanr(*both).statistic))
+            for x, y in rank_pairs(*both, *seed, group[0].case.question.id):
+                counts[y][x] += 1
+    share = len(found) / max(1, len(groups))
+    if not found:
+        return {"spearman_questions": share}
+    rho = mean(found)
+    say(f"  Spearman of p and reward {rho:.2f} over the {share:.0%} of questions whose paths differ")
+    return {"spearman_questions": share, "spearman": rho, "ranks": counts}
 
 
 def rank_pairs(probabilities, rewards, *seed):

@@ -1,7 +1,7 @@
 """The models of a search for evidence: a coarse encoder, the scorers of a fine policy, a T5 that asks, a
 reader of answers. Each comes from a folder, from the hub, or is made tiny for the embedded world."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -116,8 +116,20 @@ def load_reader(cfg, source, cases):
 
 # ---------------------------------------------------------------- flags
 
-def check_models(cfg):
-    """Refuses models and flags that do not go together, and stages without their model."""
+PAPER_MODELS = {
+    "encoder": "sentence-transformers/multi-qa-MiniLM-L6-cos-v1",
+    "action_model": "prajjwal1/bert-mini",
+    "submit_model": "deepset/tinyroberta-squad2",
+    "question_model": "ThomasSimonini/t5-end2end-question-generation",
+}
+
+
+def with_models(cfg):
+    """cfg with the ids of the paper's models where --model paper asks for them. Refuses models and flags that
+    do not go together, and stages without their model."""
+    if cfg.model == "paper":
+        names = {name: getattr(cfg, name) or value for name, value in PAPER_MODELS.items()}
+        cfg = replace(cfg, **names)
     scorers = bool(cfg.action_model) + bool(cfg.submit_model)
     own = bool(cfg.encoder)
     if cfg.model not in ("", "paper"):
@@ -142,3 +154,4 @@ def check_models(cfg):
         flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
     if own and cfg.reward == "answer" and not cfg.reader and not cfg.submit_model:
         flags.refuse("reward", cfg.reward, "needs --reader, an extractive question-answering model")
+    return cfg

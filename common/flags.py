@@ -125,25 +125,28 @@ class PassageFlags(PolicyFlags):
 
 
 TINY_WARM_UP = {"warmup_steps": 900, "flaw_rate": .6}
-AT_LEAST = {
-    "limit": 0, "eval_limit": 0, "search_retries": 0, "max_batch": 1, "lora": 0, "flaw_rate": 0,
-    "micro_tokens": 1, "pack_tokens": 1, "warmup_steps": 1, "tensor_parallel": 1, "warmup_epochs": 1,
-    "train_layers": 0,
-}
+MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "show_every", "search_retries", "lora",
+               "train_layers", "seed")
 ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
 
 
-def check(cfg, at_least, above_zero, world_sets=world.SPLITS):
+def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
     """Refuses numbers that no run can use, and trackers and sets that do not exist.
 
-    at_least: {field: minimum} and above_zero: names of fields, of the script's own beside the shared ones."""
+    Whole numbers are at least 1 and others at least 0, but for whole ones that may be 0, others that are
+    above it, and {name: minimum} of some: the script's own beside the shared ones, names with blanks."""
+    may_be_zero = (*MAY_BE_ZERO, *may_be_zero.split())
+    above_zero = (*ABOVE_ZERO, *above_zero.split())
     for name, value in vars(cfg).items():
         if isinstance(value, float) and not math.isfinite(value):
             refuse(name, value, "a finite number")
-    for name, minimum in (AT_LEAST | at_least).items():
-        if getattr(cfg, name, "auto") != "auto" and getattr(cfg, name) < minimum:
-            refuse(name, getattr(cfg, name), f"at least {minimum}")
-    for name in (*ABOVE_ZERO, *above_zero):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        minimum = 0 if isinstance(value, float) or name in may_be_zero else 1
+        minimum = (least or {}).get(name, minimum)
+        if value < minimum and name not in above_zero:
+            refuse(name, value, f"at least {minimum}")
+    for name in above_zero:
         if hasattr(cfg, name) and not getattr(cfg, name) > 0:
             wanted = "a number above 0"
             if name == "temperature":

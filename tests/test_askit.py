@@ -13,10 +13,21 @@ from scipy.stats import spearmanr
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 import askit
-from common import checkpoint, data, encoders, evidence, metrics, report, training, world
+from common import (
+    checkpoint,
+    data,
+    encoders,
+    evidence,
+    metrics,
+    report,
+    supervised,
+    training,
+    world,
+)
 from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestion
-from common.evidence_evaluation import evaluate_ranking, redundant
+from common.evidence_evaluation import correlation, evaluate_ranking, redundant
 from common.evidence_models import load_encoder, load_policy
+from common.sub_questions import sub_question_targets
 from common.world import tiny_bert
 
 CFG = askit.parse_args([])
@@ -163,9 +174,9 @@ def test_training_states_leave_gold_missing_or_none_and_take_nothing_twice():
     c, seen = case(10, (1, 4, 7)), set()
     for seed in range(300):
         rng = random.Random(seed)
-        taken = askit.training_state(c, rng, .5, complete=False)
+        taken = evidence.training_state(c, rng, .5, complete=False)
         assert len(set(taken)) == len(taken) and c.gold - set(taken)
-        seen.add(len(c.gold & set(askit.training_state(c, rng, .5, complete=True))))
+        seen.add(len(c.gold & set(evidence.training_state(c, rng, .5, complete=True))))
     assert seen == {0, 1, 2, 3}
 
 
@@ -223,10 +234,11 @@ def test_samples_do_not_depend_on_who_else_is_sampled(toy):
 
 def test_spearman_is_scipys_with_ties_and_leaves_out_questions_without_spread(toy):
     policy, cases = toy(5, replace(CFG, max_evidence=2)), [case(4), case(3, ())]    # no gold: every reward 0
-    rho, share, counts = askit.spearman(policy, cases, 10, "s")
-    paths = askit.sample_paths(policy, cases[:1], 10, "s")
-    expected = spearmanr([p.logprob for p in paths], [p.reward for p in paths]).statistic
-    assert rho == pytest.approx(expected) and share == .5
+    paths = askit.sample_paths(policy, cases, 10, "s")
+    found = correlation(paths, 10, "s")
+    expected = spearmanr([p.logprob for p in paths[:10]], [p.reward for p in paths[:10]]).statistic
+    assert found["spearman"] == pytest.approx(expected) and found["spearman_questions"] == .5
+    counts = found["ranks"]
     assert sum(map(sum, counts)) == 10 and all(sum(row) == 1 for row in counts)
 
 
@@ -395,9 +407,9 @@ def test_a_forced_sub_question_behind_the_evidence_is_followed_by_the_best_sente
 
 def test_what_a_sub_question_is_to_approximate():
     c = case(6, (1, 4))
-    assert askit.sub_question_targets(c, (4, 0), "prefix") == [((4,), (4,)), ((4, 0), (4, 0))]
-    assert askit.sub_question_targets(c, (4, 0), "suffix") == [((), (1, 4)), ((4,), (1,)), ((4, 0), (1,))]
-    assert askit.sub_question_targets(c, (4, 1), "suffix")[-1] == ((4,), (1,))   # then nothing is missing
+    assert sub_question_targets(c, (4, 0), "prefix") == [((4,), (4,)), ((4, 0), (4, 0))]
+    assert sub_question_targets(c, (4, 0), "suffix") == [((), (1, 4)), ((4,), (1,)), ((4, 0), (1,))]
+    assert sub_question_targets(c, (4, 1), "suffix")[-1] == ((4,), (1,))   # then nothing is missing
 
 
 def test_the_loss_of_asking_is_ppo_a_token_and_a_kl_to_where_it_began():
@@ -569,14 +581,14 @@ def test_all_stages_leave_what_can_be_read(whole):
 
 @pytest.mark.parametrize("stage", ["coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader"])
 def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, monkeypatch):
-    learned = askit.supervise
+    learned = supervised.supervise
 
     def long_schedule(cfg, *rest):
         """The half's learning rates are those of the whole."""
         monkeypatch.setattr(training, "cosine_lr", lambda *a, **k: 1e-3)
         return learned(cfg, *rest)
 
-    monkeypatch.setattr(askit, "supervise", long_schedule)
+    monkeypatch.setattr(supervised, "supervise", long_schedule)
     out = whole.parent
     for name in ("once", "twice"):
         for before in ("coarse", "supervised", "ppo", "qap", "sqg"):
