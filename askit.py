@@ -94,8 +94,9 @@ from common.evidence import (
     training_state,
 )
 from common.evidence_evaluation import (
-    METRICS,
-    PRETRAIN_METRICS,
+    PATHS,
+    RATIOS,
+    SUPERVISED,
     correlation,
     draw_evaluations,
     evaluate_ranking,
@@ -106,6 +107,7 @@ from common.evidence_evaluation import (
 from common.evidence_models import Policy, load_writer, with_models
 from common.evidence_stages import checkpoint_of, is_done, load_stage, open_stage, sets_of, show_table
 from common.files import Progress, say
+from common.metric_table import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
 from common.reader import answers_of, evaluate_answers, reader_losses
 from common.rollout import stable_seed
@@ -952,6 +954,12 @@ def main(argv=None):
     """`python askit.py …`"""
     with run.program(one_process=True):
         reproduce(parse_args(argv))
+
+
+# ================================================================ appendix: nothing below is in the paper
+
+METRICS = STEP | UPDATE | RATIOS | PATHS
+PRETRAIN_METRICS = STEP | UPDATE | SUPERVISED
 
 
 if __name__ == "__main__":

@@ -40,13 +40,7 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
     flat trees            code: kept; ours: left out, their KL term too
     DAPO, Tree-GRPO       --loss dapo (Yu et al. 2025); --loss grpo --rollout tree --expansion random --credit
                           tree-grpo (Ji et al. 2025)
-    AEPO                  --loss aepo (Dong et al. 2025), from the authors' code: 8 chains begin (their script
-                          has enable_dynamic_rollouts off). Advantages by entropy: there, but their script
-                          computes no entropy, so they were off (--entropy-weight 0). Entropy, code: of the
-                          weights of the update, standardised in a micro-batch; ours: of those that sampled,
-                          in the update. A turn's uncertainty, code: of its first 20 tokens' ten likeliest;
-                          ours: of the sampled ones; compared, code: with what its slot first held; ours:
-                          with its chain's own first turn. A search too many, code: ends the chain
+    AEPO                  --loss aepo (Dong et al. 2025), from its authors' code: common/baselines.py
     token budget          paper: "comparable"; code: the same steps for all; ours: the baseline's tokens,
                           since a tree costs 19.6 chains and not 16 (--token-budget auto; DAPO, which the
                           paper grants three times the questions, has three times as many)
@@ -78,14 +72,14 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 
 from common import (
+    baselines,
     chat,
-    checkpoint,
     data,
     demonstrations,
-    distributed,
     flags,
     grpo,
     guards,
+    keep_best,
     ladder,
     loop,
     metrics,
@@ -94,15 +88,17 @@ from common import (
     run,
     splits,
     training,
+    tree_metrics,
     warmup,
 )
 from common import model as models
-from common.files import console, plain, say, warn
+from common.at2po_tables import TABLES
+from common.files import console, plain, warn
 from common.ladder import Row
-from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
-from common.page import record
+from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
+from common.page import record, trees
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.world import hard, tiny
+from common.world import tiny
 
 # ---------------------------------------------------------------- config
 
@@ -235,49 +231,7 @@ HARD = WORLD | dict(
     clip_high=0.027,
     eval_every=5,
 )
-BASELINES = {  # App. B.4
-    "grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3),
-    # App. B.4 has lost the buffer's size; theirs is 2,000 in a part of the authors' scripts that is off
-    "dapo": dict(clip_low=0.2, clip_high=0.28, grpo_mean="token", dynamic_sampling=3, overlong_buffer=2000),
-    "gspo": dict(clip_low=3e-4, clip_high=4e-4),
-    "aepo": dict(  # authors' code; App. B.4 has lost its numbers
-        clip_low=0.2, clip_high=0.2, grpo_mean="token", dual_clip=3.0, entropy_weight=.2, chains=8,
-        credit="outcome"),
-}
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")
-BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)  # AEPO's; authors' code
-SHRINKAGE = 2  # leaves that the parent's value counts for, of --value shrunk
-RANDOM_TREE = ("--rollout", "tree", "--expansion", "random")
-TREE_GRPO = ("--loss", "grpo", "--kl-coef", "0", *RANDOM_TREE, "--std", "sample", "--credit")
-TABLE_1 = {
-    "random tree, GRPO": Row((*TREE_GRPO, "outcome"), "45.42"),
-    "random tree, ATPO": Row((*RANDOM_TREE, "--credit", "outcome"), "47.75"),
-    "+ entropy expansion": Row(("--credit", "outcome"), "48.33"),
-    "AT2PO": Row((), "48.81"),  # + turn credit
-}
-PRINTED = {  # Table 2 has eight of the twelve schemes
-    ("value", "child-mean"): "48.43", ("value", "leaf-mean"): "48.52",
-    ("td", "child-weighted"): "45.80", ("td", "leaf-mean"): "45.61",
-    ("global", "child-weighted"): "48.19", ("global", "leaf-mean"): "46.98",
-    ("combined", "leaf-mean"): "44.18",
-}
-SCHEMES = {
-    f"{advantage}, {value}": Row(("--advantage", advantage, "--value", value),
-                                 PRINTED.get((advantage, value), ""), "AT2PO")
-    for advantage in ("value", "td", "global", "combined")
-    for value in ("child-weighted", "child-mean", "leaf-mean")
-    if (advantage, value) != ("value", "child-weighted")  # AT2PO's
-}
-TABLE_2 = {"AT2PO": Row((), "48.81")} | SCHEMES
-MAIN_TABLE = {
-    "AT2PO": Row((), "48.81"),
-    "GRPO": Row(("--loss", "grpo"), "46.02", "AT2PO"),
-    "GRPO without KL": Row(("--loss", "grpo", "--kl-coef", "0"), "", "AT2PO"),
-    "DAPO": Row(("--loss", "dapo"), "46.65", "AT2PO"),
-    "GSPO": Row(("--loss", "gspo"), "45.69", "AT2PO"),
-    "AEPO": Row(("--loss", "aepo"), "46.95", "AT2PO"),
-    "Tree-GRPO": Row((*TREE_GRPO, "tree-grpo"), "", "AT2PO"),
-}
 TABLE_FLAGS = ("ladder", "schemes", "baselines", "seeds")
 MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
 SINGLE_HOP = ("nq", "triviaqa", "popqa")  # trained on NQ: --data nq
@@ -453,7 +407,7 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
         await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.group_size)))
     elif cfg.rollout == "branches":
         rng = random.Random(stable_seed(seed, "branch"))
-        await grow_branches(partial(start, one_turn=True), root, cfg, rng, len(policy.tokenizer))
+        await baselines.grow_branches(partial(start, one_turn=True), root, cfg, rng, len(policy.tokenizer))
     else:
         await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.chains)))
         for r in range(cfg.rounds):
@@ -468,38 +422,8 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
     for leaf in root.leaves():
         trajectory = leaf.trajectory = score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
         length = trajectory.length - len(prompt_ids)
-        trajectory.reward += overlong_penalty(length, cfg.max_response, cfg.overlong_buffer)
+        trajectory.reward += baselines.overlong_penalty(length, cfg.max_response, cfg.overlong_buffer)
     return root
-
-
-async def grow_branches(advance, root, cfg, rng, vocabulary):
-    """AEPO's group, grown a turn at a time: `chains` begin, and after each search a chain may go on twice.
-    That is likelier the more uncertain its turn was than its first, and less likely the more often in a row
-    the question has branched. Once all have ended, fresh chains fill the group, one by one."""
-    def uncertainty(turn):  # of the first 20 tokens, in units of a uniform distribution's entropy
-        return -sum(turn.logprobs[:20]) / math.log(vocabulary)
-
-    going = {f"chain{m}": root for m in range(min(cfg.chains, cfg.group_size))}  # path -> where it stands
-    begun, in_a_row = len(going), 0
-    first = {}  # path -> uncertainty of its own first turn
-    while going:
-        nodes = await asyncio.gather(*(advance(node, path) for path, node in going.items()))
-        going = {n.path: n for n in nodes if not n.done}
-        new = {}
-        for path, node in going.items():
-            if begun + len(new) == cfg.group_size:
-                break
-            now = uncertainty(node.turn)
-            more = now - first.setdefault(path, now)
-            drawn = rng.random() + BRANCHING["entropy"] * more
-            drawn *= max(0, 1 - BRANCHING["penalty"] * in_a_row)
-            if drawn >= BRANCHING["threshold"]:
-                new[f"{path}.{len(node.turns())}"] = node
-        if not going and begun < cfg.group_size:
-            new = {f"fresh{begun}": root}
-        in_a_row = in_a_row + 1 if new else 0
-        begun += len(new)
-        going |= new
 
 
 def retokenized(tokenizer, turn):
@@ -584,15 +508,6 @@ def score(trajectory, question, cfg):
     return trajectory
 
 
-def overlong_penalty(length, limit, buffer):
-    """DAPO's soft punishment (Yu et al. 2025, Eq 13): nothing up to limit - buffer tokens, then down to -1.
-
-    >>> [overlong_penalty(n, 700, 100) for n in (600, 650, 700)]
-    [0.0, -0.5, -1.0]
-    """
-    return max(-1.0, min(0.0, (limit - buffer - length) / buffer)) if buffer else 0.0
-
-
 # ---------------------------------------------------------------- credit: values, advantages (Eq 3, Table 2)
 
 def leaf_values(rewards, sample_std=False):
@@ -606,7 +521,7 @@ def leaf_values(rewards, sample_std=False):
 def node_value(node, rule):
     """Sets and returns V(n) from the children's values (Eq 3); leaves hold theirs."""
     if rule == "shrunk":
-        return shrunk_values(node)
+        return baselines.shrunk_values(node)
     if node.done:
         return node.value
     values = [node_value(c, rule) for c in node.children]
@@ -621,19 +536,6 @@ def node_value(node, rule):
     return node.value
 
 
-def shrunk_values(root):
-    """V(n) = (sum of its leaves' values + 2 V(parent)) / (leaves + 2), from the root's mean down: a turn with
-    one leaf below it is mostly its parent's. Leaves are turns like others. Returns V(root)."""
-    own = {leaf: leaf.value for leaf in root.leaves()}
-    for n in root.nodes():
-        values = [own[leaf] for leaf in n.leaves()]
-        if n.parent is None:
-            n.value = sum(values) / len(values)
-        else:
-            n.value = (sum(values) + SHRINKAGE * n.parent.value) / (len(values) + SHRINKAGE)
-    return root.value
-
-
 def assign_advantages(root, cfg):
     """A(n) for every turn of the tree, and the list of them for every leaf's trajectory. Returns False,
     leaving none, where all leaves have one reward: nothing to learn."""
@@ -641,7 +543,8 @@ def assign_advantages(root, cfg):
     rewards = [leaf.trajectory.reward for leaf in leaves]
     if not grpo.has_spread(rewards):
         return False
-    for leaf, value in zip(leaves, leaf_values(rewards, sample_std=cfg.std == "sample"), strict=True):
+    standardised = partial(leaf_values, sample_std=cfg.std == "sample")
+    for leaf, value in zip(leaves, standardised(rewards), strict=True):
         leaf.value = value
     node_value(root, cfg.value)
     for n in root.nodes()[1:]:
@@ -649,7 +552,9 @@ def assign_advantages(root, cfg):
         above_root = n.value - root.value
         kinds = {"value": n.value, "td": td, "global": above_root, "combined": td + above_root}
         n.advantage = kinds[cfg.advantage]
-    within = values_within_chains(root, cfg) if cfg.credit == "tree-grpo" else {}
+    within = {}
+    if cfg.credit == "tree-grpo":
+        within = baselines.values_within_chains(root, standardised)
     for leaf in leaves:  # each turn's own (the paper's), or the leaf's value for all
         lineage = leaf.lineage()
         path = [n.advantage for n in lineage]
@@ -659,18 +564,6 @@ def assign_advantages(root, cfg):
             path = [a / len(n.leaves()) for a, n in zip(path, lineage, strict=True)]
         leaf.trajectory.advantages = [-a for a in path] if cfg.flip_advantages else path
     return True
-
-
-def values_within_chains(root, cfg):
-    """{leaf: its value among the leaves below the same first turn}; 0 where it is the only one (Tree-GRPO, Ji
-    et al. 2025: its tree is what grew from one chain)."""
-    found = {}
-    for first in root.children:
-        leaves = first.leaves()
-        rewards = [leaf.trajectory.reward for leaf in leaves]
-        values = leaf_values(rewards, sample_std=cfg.std == "sample")
-        found |= dict(zip(leaves, values, strict=True))
-    return found
 
 
 # ---------------------------------------------------------------- loss (Eq 4-11, Eq 13)
@@ -764,17 +657,6 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     )
 
 
-def balance_entropy(batches, weight):
-    """AEPO: A (1 + weight z), z being the entropy of the token's distribution, standardised over the sampled
-    tokens that an update learns from: what the policy was uncertain of counts for more."""
-    parts = [b.entropies[b.response_mask].cpu() for b in batches if b.weight]
-    entropies = torch.cat(distributed.gather(parts))
-    mean, std = float(entropies.mean()), float(entropies.std(correction=0)) or 1.0
-    for b in batches:
-        z = torch.where(b.response_mask, (b.entropies - mean) / std, 0.0)
-        b.advantages = b.advantages * (1 + weight * z)
-
-
 # ---------------------------------------------------------------- update
 
 def trajectories_of(roots):
@@ -795,14 +677,14 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
         training.prepare(model, reference, trajectories_of(group), cfg, entropies) for group in learn]
     for batches in prepared if entropies else ():
         if batches:
-            balance_entropy(batches, cfg.entropy_weight)
+            baselines.balance_entropy(batches, cfg.entropy_weight)
     row = {
         "time/old_logprobs": time.time() - started,
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(roots),
     }
 
     if cfg.rollout == "tree":
-        row |= credit_metrics([root for group in learn for root in group])
+        row |= tree_metrics.credit_metrics([root for group in learn for root in group])
 
     meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
     for group, batches in [*zip(groups, prepared, strict=True)] * cfg.epochs:
@@ -849,24 +731,15 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
-        learned = chosen_to_learn(roots, cfg)
+        learned = baselines.chosen_to_learn(roots, cfg)
         row |= update(policy.model, reference, optimizer, learned, cfg, folder.nonfinite(step))
 
-        row |= rollout_metrics(roots) | rollout.search_repairs(split.retriever)
+        row |= tree_metrics.rollout_metrics(roots) | rollout.search_repairs(split.retriever)
         spent["tokens"] += row["rollout/tokens"]
         spent["baseline_tokens"] += drawn * cfg.group_size * row["rollout/chain_tokens"]
         row["rollout/tokens_total"] = spent["tokens"]
-        row["sample"] = sample_record(policy, roots, questions, step, cfg)
-
-
-def chosen_to_learn(roots, cfg):
-    """All trees of a step; with dynamic sampling (DAPO) the first questions_per_step that have different
-    rewards, which come first, and others where there are not enough."""
-    with_spread, flat = [], []
-    for root in roots:
-        rewards = [t.reward for t in trajectories_of([root])]
-        (with_spread if grpo.has_spread(rewards) else flat).append(root)
-    return roots if cfg.dynamic_sampling == 1 else [*with_spread, *flat][:cfg.questions_per_step]
+        row["sample"] = trees.sample_record(
+            policy, roots, questions, step, cfg, turn_ratios, turn_label, why)
 
 
 def token_budget(cfg, spent, step):
@@ -892,7 +765,7 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
         return score(Trajectory(q.id, prompt_ids, leaf.turns()), q, cfg)
 
     done = rollout.run_agents([answer(q) for q in split.questions], policy.engine, search, progress)
-    rows = [prediction(t, q) for t, q in zip(done, split.questions, strict=True)]
+    rows = [trees.prediction(t, q, turn_label, why) for t, q in zip(done, split.questions, strict=True)]
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows)
 
@@ -901,8 +774,7 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
 
 def reproduce(cfg, argv=()):
     """Evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
-    tables = {"ladder": TABLE_1, "schemes": TABLE_2, "baselines": MAIN_TABLE}
-    for name, rows in tables.items():
+    for name, rows in TABLES.items():
         if getattr(cfg, name):
             return ladder.run(cfg, "at2po", name, rows, argv, parse_args, before=("ReAct", Row((), "30.01")))
     if not cfg.ask:
@@ -910,7 +782,7 @@ def reproduce(cfg, argv=()):
     source = cfg.checkpoint or cfg.model
     source = source and models.find_model(source)
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
-    chooser = set_that_chooses(cfg, split) if split else None
+    chooser = keep_best.set_that_chooses(cfg, split) if split else None
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
         source = warmed_up(cfg, source, split or evals[0])
@@ -944,36 +816,14 @@ def reproduce(cfg, argv=()):
 
         train(cfg, folder, policy, reference, split, evaluate_now)
         if chooser:
-            policy = better_of_last_and_best(cfg, folder, policy, evaluate_now("_last")["eval/em"])
+            policy = keep_best.better_of_last_and_best(cfg, folder, policy, evaluate_now("_last")["eval/em"])
         report.show_results(folder, before, evaluate_all(), AVERAGES)
-
-
-def set_that_chooses(cfg, split):
-    """The Split of --keep best; None for --keep last."""
-    if cfg.keep == "last":
-        return None
-    limit = cfg.eval_limit
-    if cfg.data == "world":
-        level = hard.parse(cfg.world)
-        name = cfg.keep_data or "dev"
-        return splits.world_split(name, cfg.world_size, limit or 400, cfg.retriever, level)
-    return splits.Split("kept-by", splits.keep_questions(cfg), split.retriever)
-
-
-def better_of_last_and_best(cfg, folder, policy, last):
-    """The policy as it is, with `last` as its score on the set that chooses, or as it was in best/."""
-    found = checkpoint.find(folder.path / "best")
-    state = checkpoint.read_state(found) if found else {"best": -1.0}
-    if state["best"] <= last:
-        return policy
-    say(f"--keep best: step {state['step']} ({state['best']:.3f}), not the last ({last:.3f})")
-    return run.load_policy(cfg, found, trains=False)
 
 
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
-    baseline = BASELINES.get(given.get("--loss"), {})
+    baseline = baselines.SETTINGS.get(given.get("--loss"), {})
     paper = default = replace(Config(), **baseline)
     in_hard = given.get("--world", "").startswith("hard")
     if in_world:
@@ -1001,16 +851,7 @@ def resolve(cfg):
     negative = {"bad_format_reward": -math.inf}
     flags.check(cfg, may_be_zero, above_zero="lr temperature grad_clip", least=negative)
     flags.needs_a_model(cfg)
-    if cfg.keep == "best" and not (cfg.eval_every and (cfg.keep_data or cfg.data == "world")):
-        sys.exit("error: --keep best needs --eval-every STEPS and --keep-data SET, which chooses and is not "
-                 "tested on")
-    tested = cfg.eval_data or "test" * (cfg.data == "world")
-    if cfg.keep == "best" and (cfg.keep_data or "dev") in tested.split(","):
-        sys.exit(f"error: --keep best: {cfg.keep_data or 'dev'} would choose and be tested on; name another "
-                 "--keep-data or --eval-data")
-    if cfg.keep == "best" and cfg.engine == "vllm":
-        sys.exit("error: --keep best loads other weights at the end, which vLLM's engine is not made for: "
-                 "--engine transformers, or --eval-only --checkpoint RUN/best")
+    keep_best.check(cfg)
     shape = cfg.rollout
     if shape == "auto":
         shape = {"atpo": "tree", "aepo": "branches"}.get(cfg.loss, "chains")
@@ -1039,69 +880,7 @@ def main(argv=None):
 
 # ================================================================ appendix: nothing below is in the paper
 #
-# ---------------------------------------------------------------- metrics of a step
-
-METRICS = (
-    STEP
-    | ROLLOUT
-    | UPDATE
-    | RATIO
-    | {
-        "rollout/leaves": Metric("trajectories of the step"),
-        "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
-        "rollout/chain_tokens": Metric("sampled tokens of a chain, before anything is branched"),
-        "rollout/cut_off": Metric("share of trajectories that ran out of --max-response, in a turn or with a "
-                                  "search result that did not fit"),
-        "rollout/resample_same": Metric("share of turns sampled anew that came out word for word the same"),
-        "rollout/turn_differs": Metric("share of turns whose value is not their leaf's, by more than .05, in "
-                                       "trees with different rewards"),
-        "train/turn_entropy": Metric("how evenly updates after the first are spread over turns, 0 to 1 (Eq "
-                                     "13)"),
-    }
-)
-
-
-def rollout_metrics(roots):
-    """Means over the step's leaves, and the sampled tokens its trees really cost."""
-    nodes = [n for root in roots for n in root.nodes()[1:]]
-    leaves = [n for n in nodes if n.done]
-    done = [leaf.trajectory for leaf in leaves]
-    # chains: the trajectories that a tree begins with, before anything is branched
-    chains = [leaf.trajectory for leaf in leaves if leaf.path.startswith("chain") and "." not in leaf.path]
-    turns = [n.turn for n in nodes]
-    same = [alike for root in roots for alike in resampled_alike(root)]
-    return {
-        **rollout.means(done),
-        "rollout/leaves": len(done),
-        "rollout/tokens": sum(len(turn.ids) for turn in turns),
-        "rollout/chain_tokens": rollout.mean(t.sampled_tokens for t in chains),
-        "rollout/entropy": rollout.entropy(turns),
-        "rollout/cut_off": rollout.mean(t.turns[-1].stop_reason == "length" for t in done),
-        "rollout/flat_groups": 1 - rollout.mean(  # of all that were sampled, DAPO's left out ones too
-            grpo.has_spread([t.reward for t in trajectories_of([root])]) for root in roots),
-        **({"rollout/resample_same": rollout.mean(same)} if same else {}),
-    }
-
-
-def resampled_alike(root):
-    """For each turn that was sampled anew: whether its text is that of the turn it stands beside."""
-    found = []
-    for n in root.nodes()[1:]:
-        original, dot, _ = n.path.rpartition(".")
-        if dot and n.parent.path != n.path:  # the first turn of a branch
-            beside = [c.turn.text for c in n.parent.children if c.path == original]
-            found += [n.turn.text == text for text in beside]
-    return found
-
-
-def credit_metrics(roots):
-    """What turn credit adds to outcome credit; roots with values."""
-    differs = []
-    for root in roots:
-        for leaf in root.leaves():
-            differs += [abs(n.value - leaf.value) > .05 for n in leaf.lineage()]
-    return {"rollout/turn_differs": rollout.mean(differs)} if differs else {}
-
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | tree_metrics.TREES
 
 # ---------------------------------------------------------------- records for the page
 
@@ -1123,49 +902,6 @@ def why(trajectory, question):
         strings = record.compared(info["answer"], question.answers)
         lines.append(f"exact match (Eq 16): {strings}: {equal}{counted}")
     return lines
-
-
-def prediction(trajectory, question):
-    """A row of eval_<set>.json."""
-    nodes = []
-    for k, turn in enumerate(trajectory.turns):
-        nodes.append(record.turn_node(k, [k - 1] if k else [], turn, label=turn_label(turn)))
-    done = record.outcome(trajectory, list(range(len(nodes))), why(trajectory, question))
-    shown = record.group(question, nodes, [done])
-    return {"id": question.id, **trajectory.info, "tokens": trajectory.sampled_tokens} | shown
-
-
-def sample_record(policy, roots, questions, step, cfg):
-    """The step's first tree with right and wrong leaves: every node with value, advantage, and how far the
-    step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on."""
-    shown = grpo.first_with_spread([[t.reward for t in trajectories_of([root])] for root in roots])
-    root, question = roots[shown], questions[shown]
-    leaves = root.leaves()
-    number = {node: i for i, node in enumerate(root.nodes())}
-    ratios = turn_ratios(policy.model, leaves, cfg)
-    nodes = [record.root_node() | {"value": root.value}]
-    for n in root.nodes()[1:]:
-        leaf = next(leaf for leaf in leaves if n in leaf.lineage())
-        k = len(n.lineage()) - 1
-        ratio = ratios[leaf][k]
-        advantage = leaf.trajectory.advantages[k] if leaf.trajectory.advantages else 0.0
-        more = {
-            "label": turn_label(n.turn),
-            "value": n.value,
-            "advantage": advantage,
-            "ratio": ratio,
-            "branched": n.resamples,
-        }
-        if cfg.loss == "atpo":  # whose ratios are a turn's
-            too_high = ratio > 1 + cfg.clip_high and advantage > 0
-            too_low = ratio < 1 - cfg.clip_low and advantage < 0
-            more["clip window"] = "past" if too_high or too_low else "inside"
-        nodes.append(record.turn_node(number[n], [number[n.parent]], n.turn, policy.tokenizer, **more))
-    done = []
-    for leaf in leaves:
-        path = [0] + [number[n] for n in leaf.lineage()]
-        done.append(record.outcome(leaf.trajectory, path, why(leaf.trajectory, question)))
-    return record.group(question, nodes, done, step=step, prompt_ids=leaves[0].trajectory.prompt_ids)
 
 
 @torch.no_grad()

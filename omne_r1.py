@@ -20,9 +20,8 @@ Where paper and authors' code differ, or the paper is silent:
 
     weights of the stages   stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories; stage 2 begins
                             with Qwen3-14B as released; stage 3 goes on from two models of stage 2, adapters
-                            with thoughts at w = .001, and full weights without thoughts. Ours the same, with
-                            one base (--sft-from stage1: not the paper's; --warmup-data makes two, with and
-                            without thoughts)
+                            with thoughts at w = .001, and full weights without. Ours: with one base
+                            (--sft-from stage1; --warmup-data makes two, with and without thoughts)
     accuracy                paper: the same string but for blanks around it; "normalised" is ours (SQuAD's
                             rules), and the code's in its reward. The gold answer is a node's name: no aliases
     rounds                  7 calls, then one turn more to answer in; code: 5
@@ -41,8 +40,7 @@ Where paper and authors' code differ, or the paper is silent:
                             (code), whitened advantages (code), value loss not clipped (ours)
     critic                  paper: shares the actor's encoder; code: a model of its own. Ours: a linear head
                             on the policy's hidden states (--critic separate)
-    learning rates          not printed; code, for another task: 1e-5 for both; ours: 1e-6, and 1e-5 for the
-                            head
+    learning rates          not printed; code, for another task: 1e-5; ours: 1e-6, and 1e-5 for the head
     loss of stage 2         paper: the mean over a forward pass, one conversation; ours: over all of an update
                             (--loss-total forward)
     tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
@@ -51,7 +49,6 @@ Where paper and authors' code differ, or the paper is silent:
     end of a turn           ours: at the closing tag; an end-of-message token is never learned
     tools                   paper: two; the code has a third, from an edge to a node
     rows without thoughts   thoughts removed, the template's empty block in their place, not learned
-    data of stage 2         how many of each kind is not printed; --sft-sampled, --sft-templates
 
 Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (83.8 / 47.2 with adapters,
 89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions.
@@ -66,12 +63,10 @@ What is not in the paper, and its prompts, are at the end (appendix) or in commo
 """
 
 import json
-import math
 import random
 import re
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -83,8 +78,10 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 
 from common import (
+    call_metrics,
     chat,
     checkpoint,
+    conversations,
     data,
     distributed,
     flags,
@@ -94,40 +91,24 @@ from common import (
     guards,
     loop,
     metrics,
-    report,
+    omne_tables,
     rollout,
     run,
     sharegpt,
     splits,
-    synthesis,
     training,
     warmup,
 )
 from common import model as models
-from common.critic import HEAD as HEAD
-from common.critic import ActorCritic as ActorCritic
 from common.critic import load_actor_critic
-from common.curves import draw_curves
 from common.direct import evaluate_directly
-from common.files import (
-    Progress,
-    RunError,
-    console,
-    plain,
-    read_json,
-    read_jsonl,
-    say,
-    warn,
-    write_atomic,
-    write_json,
-)
-from common.graph_questions import GRAPH_TYPE, has_hops
+from common.files import Progress, console, plain, read_jsonl, say, warn
+from common.graph_questions import has_hops
 from common.judge import Judge, score_answers
-from common.kg_text import one_line
 from common.kg_tools import Call
-from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
+from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
-from common.path_thoughts import template_calls, thoughts_by_teacher, thoughts_by_template
+from common.path_thoughts import thoughts_by_teacher, thoughts_by_template
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
 from common.synthesis_files import Answers, Lines
 from common.tool_calls import Fault, parse_tool_call, write_tool_call
@@ -251,37 +232,6 @@ WORLD = dict(
     flaw_rate=.4,
 )
 VARIANTS = {"think": dict(think="on"), "no-think": dict(think="off", sft_lora=0)}   # sec. 3.5
-LADDER = ["base", "stage1", "sft-think", "sft-no-think", "rl-think", "rl-no-think"]
-PAPER = {  # 1/2 hop, 3+ hop of Qwen3-14B (stage 1: Qwen2.5-14B-Instruct); "" = not printed
-    # Tables 6 and 8
-    "base": (".349", ".156"),
-    "stage1": (".575", ".321"),
-    "sft-think": (".892", ".605"),
-    "sft-no-think": (".941", ".684"),
-    "rl-think": (".927", ".635"),
-    "rl-no-think": (".940", ".693"),
-    # Table 2, judged by DeepSeek-R1
-    "direct": (".260", ".263"),
-    "direct-no-think": (".238", ".262"),
-    # Table 3
-    "stage1-12": (".712", ""),
-    "stage1-3": ("", ".289"),
-    "stage1-mix": (".575", ".321"),
-    # Table 4
-    "sft-lora-no-think": (".924", ".600"),
-    "sft-lora-think": (".838", ".472"),
-    "sft-full-no-think": (".941", ".684"),
-    "sft-full-think": (".892", ".571"),
-    # Table 5
-    "sft-w1": (".879", ".528"),
-    "sft-w0.8": (".880", ".538"),
-    "sft-w0.2": (".884", ".542"),
-    "sft-w0.1": (".879", ".534"),
-    "sft-w0.05": (".886", ".544"),
-    "sft-w0.01": (".886", ".556"),
-    "sft-w0.001": (".892", ".605"),
-    "sft-w0": (".830", ".438"),
-}
 
 # ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
 
@@ -531,11 +481,6 @@ class Experience:
     returns: torch.Tensor | None = None
 
 
-def of_all_ranks(parts):
-    """One vector of the numbers that each rank has in parts."""
-    return torch.cat(distributed.gather(part.cpu() for part in parts))
-
-
 def assign_credit(step, cfg):
     """Fills returns and advantages, which are whitened over the step's [Experience], those of other ranks
     included. Returns how much of the returns' variance the critic explains."""
@@ -544,8 +489,8 @@ def assign_credit(step, cfg):
         e.batch.advantages, e.returns = gae(
             rewards, e.values, e.batch.response_mask, cfg.gamma, cfg.lam)
     learned = [e for e in step if e.batch.weight]
-    advantages = of_all_ranks(e.batch.advantages[e.batch.response_mask] for e in learned)
-    returns = of_all_ranks(e.returns[e.batch.response_mask] for e in learned)
+    advantages = distributed.of_all_ranks(e.batch.advantages[e.batch.response_mask] for e in learned)
+    returns = distributed.of_all_ranks(e.returns[e.batch.response_mask] for e in learned)
     mean = advantages.mean()
     variance = advantages.var(correction=0)
     for e in step:
@@ -586,7 +531,7 @@ def prepare(actor, reference, trajectories, cfg):
 def mean_log_ratio(batches):
     """log pi_old - log pi_ref of the sampled tokens."""
     learned = [b for b in batches if b.weight]
-    ratios = of_all_ranks((b.old_logprobs - b.ref_logprobs)[b.response_mask] for b in learned)
+    ratios = distributed.of_all_ranks((b.old_logprobs - b.ref_logprobs)[b.response_mask] for b in learned)
     return float(ratios.mean())
 
 
@@ -640,7 +585,7 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
         for t in done:
             t.reward = REWARD[stage](t, cfg)
         learned = [t for t in done if not t.info["lost"]]
-        row |= rollout_metrics(learned or done) | rollout.search_repairs(place.tools)
+        row |= call_metrics.rollout_metrics(learned or done) | rollout.search_repairs(place.tools)
         if len(learned) < len(done):
             row["rollout/lost"] = len(done) - len(learned)
         if learned:
@@ -678,40 +623,45 @@ def sampled_rows(cfg, policy, place, lines, progress):
 
 
 def template_rows(cfg, place, writer, progress):
-    """(b) Rows of known paths: one entity_matcher, then node_info from node to node, and thoughts that
-    writer(question, calls, what the tools said) -> [text] fills in; None where it cannot."""
+    """(b) Rows of known paths, whose calls are the standard pattern's and whose thoughts a writer fills in
+    (common/path_thoughts.py)."""
     known = [q for q in place.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
     known = rng.sample(known, len(known))[:cfg.sft_templates]
-
-    def walked(question):
-        calls = template_calls(question)
-        shown = place.tools.search(calls, cfg.matches)
-        fine = None not in shown and steps_are_shown(question, calls, shown)
-        return calls, shown, fine, writer(question, calls, shown) if fine else None
-
-    rows, failed = [], 0
-    with ThreadPoolExecutor(1 if cfg.teacher == "template" else TEACHERS) as pool:
-        for number, (q, found) in enumerate(zip(known, pool.map(walked, known), strict=True), 1):
-            calls, shown, fine, written = found
-            progress(number, len(known))
-            if fine:
-                failed = failed + 1 if written is None else 0
-            if failed == synthesis.BAD_LIMIT:
-                raise RunError(f"--teacher {cfg.teacher}: {failed} answers in a row could not be read")
-            if written is not None:
-                rows.append(sharegpt_row(q, spoken_turns(q, calls, written), shown, "template"))
-    if len(rows) < len(known):
-        warn(f"{len(known) - len(rows)} of {len(known)} templates without thoughts that could be read, or "
-             "without a step in what the tools said: left out")
+    rows = []
+    for q, calls, shown, written in conversations.walked_paths(cfg, known, place.tools, writer, progress):
+        rows.append(sharegpt_row(q, spoken_turns(q, calls, written), shown, "template"))
     return rows
 
 
-def steps_are_shown(question, calls, shown):
-    """Whether what is asked for next, and the answer, stand in what the tool said before: an answer that is
-    cut (--max-edges, --max-words) teaches nobody to know them."""
-    named = [*(call.node_name for call in calls[1:]), question.answers[0]]
-    return all(one_line(name) in said for name, said in zip(named, shown, strict=True))
+def sft_rows(cfg, place):
+    """ShareGPT rows: a file's, or those that stage 1 and the templates give, made once."""
+    if cfg.sft_data:
+        return conversations.read_file(cfg.sft_data)
+    folder = run_path(cfg, "sft-data")
+    if not conversations.are_made(cfg, folder):
+        source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)") if cfg.sft_sampled else None
+        place = replace(place, questions=[q for q in place.questions if has_hops(q, cfg.hops)])
+        distributed.once(write_sft_rows, cfg, folder, source, place)
+    return sharegpt.read(folder / "sharegpt.jsonl", conversations.FIELDS)
+
+
+def write_sft_rows(cfg, folder, source, place):
+    """Rows of stage 1's trajectories (of the weights in `source`) and of templates, into a folder."""
+    conversations.begin(cfg, folder)
+    rows = []
+    if source:
+        policy = run.load_policy(cfg, source, trains=False)
+        lines = Lines(folder / "sampled.jsonl")
+        with Progress("trajectories of stage 1") as progress:
+            rows += sampled_rows(replace(cfg, think="on"), policy, place, lines, progress)
+        lines.close()
+    writer = thoughts_by_template(cfg.seed)
+    if cfg.teacher != "template":
+        writer = thoughts_by_teacher(graph_sources.teacher_of(cfg), Answers(folder / "answers.jsonl"))
+    with Progress("template trajectories") as progress:
+        rows += template_rows(cfg, place, writer, progress)
+    conversations.write(folder, rows)
 
 
 def spoken_turns(question, calls, written):
@@ -848,7 +798,7 @@ def evaluate(policy, place, cfg, progress):
     done = rollout.run_agents(agents, policy.engine, search, progress)
     for t in done:
         t.reward = t.info["em"]
-    rows = [prediction(t, q) for t, q in zip(done, place.questions, strict=True)]
+    rows = [call_records.prediction(t, q, label) for t, q in zip(done, place.questions, strict=True)]
     faults = sum((Counter(t.info["faults"]) for t in done), Counter())
     about = {"set": place.name, "seed": cfg.seed, "temperature": cfg.eval_temperature,
              "faults": dict(sorted(faults.items())), "patterns": metrics.by_pattern(rows)}
@@ -899,7 +849,8 @@ def reproduce(cfg):
         for job in jobs_of(one):
             run_job(job, place, evals)
         if jobs_of(one):
-            distributed.once(show_table, one)
+            own = [job.label for job in jobs_of(one)]
+            distributed.once(omne_tables.show_table, one, own, partial(run_path, one))
 
 
 def jobs_of(cfg):
@@ -962,7 +913,8 @@ def run_job(job, place, evals):
             if cfg.eval_every and not folder.start:
                 evaluate_now("_before")
         if kind == "sft":
-            found = that_fit(policy.tokenizer, examples, cfg)
+            found = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
+            found = conversations.that_fit(found, cfg)
             if not read_jsonl(folder.path / "samples.jsonl"):
                 folder.append("samples.jsonl", call_records.learned_samples(policy, found, label))
             train_sft(cfg, folder, policy, found, evaluate_now)
@@ -1050,13 +1002,7 @@ def check(cfg):
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
     if not 0 < cfg.test_share < 1:
         flags.refuse("test_share", cfg.test_share, "above 0 and below 1")
-    try:
-        weights = [float(w) for w in cfg.weights.split(",")]
-    except ValueError:
-        weights = [-1.0]
-    fine = all(0 <= w < math.inf for w in weights) and len(set(weights)) == len(weights)
-    if not fine:
-        flags.refuse("weights", cfg.weights, "different numbers of 0 and more with commas, such as 1,.1,0")
+    flags.check_numbers("weights", cfg.weights)
     if cfg.format_score == "graded" and cfg.think == "off":
         flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
     adapters = cfg.sft_lora and (cfg.stage in ("all", "sft") or cfg.sweep in ("weights", "modes"))
@@ -1128,134 +1074,9 @@ for example: <tool_call>node_info(node_name="Rastrigin Function", graph_type="cs
 
 # ---------------------------------------------------------------- metrics of a step
 
-METRICS = (
-    STEP
-    | ROLLOUT
-    | UPDATE
-    | {key: m for key, m in RATIO.items() if key != "rollout/flat_groups"}
-    | {
-        "rollout/searches": Metric("calls a trajectory, also those that nobody could read", "calls"),
-        "reward/normalised": Metric("share of answers that are right under SQuAD's normalisation"),
-        "reward/rounds": Metric("share of rounds in the right form, mean of the trajectories", "answers"),
-        "train/ref_kl": Metric("mean log-ratio of the sampling weights to the first ones, before the update"),
-        "rollout/repetitions": Metric("calls a trajectory that were made before", "calls", "again {:.2f}"),
-        "rollout/standard": Metric(
-            "share of trajectories that call entity_matcher once, then node_info alone", "answers"),
-        "rollout/faults": Metric("calls a trajectory that could not be made", "calls"),
-        "rollout/lost": Metric(
-            "trajectories that were not learned from: a tool's server failed; only where there are any"),
-        "train/value_loss": Metric("mean squared error of the critic", "critic", "value {:.3f}"),
-        "train/explained_variance": Metric(
-            "share of the returns' variance that the critic explains", "critic"),
-    }
-)
-SFT_METRICS = (
-    STEP
-    | UPDATE
-    | {
-        "train/loss": Metric("the weighted loss, mean of the updates", "weighted loss", "loss {:.4f}"),
-        "train/lr": Metric("learning rate of the step's last update"),
-        "sft/weight": Metric("mean weight of a learned token"),
-        "sft/tokens": Metric("tokens that the step's updates learned from"),
-    }
-)
-COLUMNS = {
-    "normalised": ("normalised", ".3f"),
-    "calls": ("searches", ".2f"),
-    "repeated": ("repetitions", ".2f"),
-    "standard pattern": ("standard", "interval"),
-    "EM within it": ("em_standard", "interval"),
-    "format": ("format", ".2f"),
-    "tokens": ("tokens", ".1f"),
-}
-
-
-def rollout_metrics(done):
-    """Means over the step's trajectories."""
-    return {
-        **rollout.means(done),
-        "reward/rounds": rollout.mean(t.info["format"] for t in done),
-        "reward/normalised": rollout.mean(t.info["normalised"] for t in done),
-        "rollout/tokens": sum(t.sampled_tokens for t in done),
-        "rollout/entropy": rollout.entropy([turn for t in done for turn in t.turns]),
-        "rollout/repetitions": rollout.mean(t.info["repetitions"] for t in done),
-        "rollout/standard": rollout.mean(is_standard(t) for t in done),
-        "rollout/faults": rollout.mean(sum(t.info["faults"].values()) for t in done),
-    }
-
-
-def is_standard(trajectory):
-    """sec. 4.2.4"""
-    return bool(re.fullmatch("mn+a", trajectory.info["pattern"]))
-
-
-# ---------------------------------------------------------------- files of stage 2
-
-TEACHERS = 8  # requests at a time
-SFT_FIELDS = ("id", "graph_type", "question")
-MAKES_ROWS = (
-    "sft_sampled", "sft_templates", "teacher", "teacher_model", "seed", "hops", "graph", "data", "matches",
-    "max_edges", "max_words", "max_calls", "max_turn", "temperature")
-
-
-def sft_rows(cfg, place):
-    """ShareGPT rows: a file's, or those that stage 1 and the templates give, made once."""
-    if cfg.sft_data:
-        rows = sharegpt.read(cfg.sft_data, SFT_FIELDS)
-        for number, row in enumerate(rows, 1):
-            if not re.fullmatch(GRAPH_TYPE, row["graph_type"]):
-                raise data.DataError(f"{cfg.sft_data}: row {number}: a graph_type is letters, digits, . - _")
-        return rows
-    folder = run_path(cfg, "sft-data")
-    made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
-    settings = folder / "settings.json"
-    if settings.exists() and read_json(settings, dict) != made_with:
-        raise RunError(f"{folder} was made with other settings than {made_with} (settings.json): choose "
-                       "another --name, or give --sft-data FILE")
-    if not (folder / "sharegpt.jsonl").exists():
-        source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)") if cfg.sft_sampled else None
-        place = replace(place, questions=[q for q in place.questions if has_hops(q, cfg.hops)])
-        distributed.once(write_sft_rows, cfg, folder, source, place, made_with)
-    return sharegpt.read(folder / "sharegpt.jsonl", SFT_FIELDS)
-
-
-def write_sft_rows(cfg, folder, source, place, made_with):
-    """sharegpt.jsonl of stage 1's trajectories (of the weights in `source`) and of templates."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "settings.json", made_with)
-    rows = []
-    if source:
-        policy = run.load_policy(cfg, source, trains=False)
-        lines = Lines(folder / "sampled.jsonl")
-        with Progress("trajectories of stage 1") as progress:
-            rows += sampled_rows(replace(cfg, think="on"), policy, place, lines, progress)
-        lines.close()
-    writer = thoughts_by_template(cfg.seed)
-    if cfg.teacher != "template":
-        writer = thoughts_by_teacher(graph_sources.teacher_of(cfg), Answers(folder / "answers.jsonl"))
-    with Progress("template trajectories") as progress:
-        rows += template_rows(cfg, place, writer, progress)
-    if not rows:
-        raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question has "
-                       "a known path for a template")
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
-    write_atomic(folder / "sharegpt.jsonl", text)
-
-
-def that_fit(tokenizer, rows, cfg):
-    """Trajectories to learn from; those over --max-length are left out and counted."""
-    found = [conversation_of(tokenizer, row, cfg.think) for row in rows]
-    fit = [t for t in found if t.length <= cfg.max_length]
-    if len(fit) < len(found):
-        say(f"sft: {len(found) - len(fit)} of {len(found)} conversations are over --max-length "
-            f"{cfg.max_length} and left out")
-    if not fit:
-        raise data.DataError(f"no conversation fits into --max-length {cfg.max_length} tokens")
-    sources = Counter(t.info["source"] for t in fit)
-    say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
-    return fit
-
+UNGROUPED = {key: metric for key, metric in RATIO.items() if key != "rollout/flat_groups"}
+METRICS = STEP | ROLLOUT | UPDATE | UNGROUPED | call_metrics.CALLS
+SFT_METRICS = STEP | UPDATE | call_metrics.WEIGHTED
 
 # ---------------------------------------------------------------- records for the page
 
@@ -1265,34 +1086,6 @@ def label(turn):
     if kind == "answer":
         return kind
     return action[0] if isinstance(action, tuple) else "no call"
-
-
-def prediction(trajectory, question):
-    """A row of eval_<set>.json."""
-    names = ("answer", "problem", "em", "normalised", "f1", "searches", "repetitions", "pattern", "faults")
-    row = {"id": question.id, **{name: trajectory.info[name] for name in names}}
-    row |= {"standard": float(is_standard(trajectory)), "tokens": trajectory.sampled_tokens}
-    return row | call_records.group_record([trajectory], question, label)
-
-
-def show_table(cfg):
-    """<name>-table.json: every stage on both sets beside the paper's, differences to the base."""
-    own = [job.label for job in jobs_of(cfg)]
-    labels = ["base", *own] if cfg.sweep else [*LADDER, *own]
-    folders = {label: run_path(cfg, label) for label in labels}
-    path = run_path(cfg, cfg.sweep) if cfg.sweep else Path(cfg.out) / "omne_r1" / cfg.name
-
-    def paper(label, sets):
-        place = {"1-2-hop": 0, "3-hop": 1}.get(sets[0]) if len(sets) == 1 else None
-        return PAPER[label][place] if label in PAPER and place is not None else ""
-
-    title = f"Omne-R1 {cfg.name} (paper: accuracy, Qwen3-14B; stage 1: Qwen2.5-14B-Instruct)"
-    first = "base" if folders["base"].exists() else own[0]
-    report.stage_table(path, title, folders, first, paper, COLUMNS, means=False)
-    if cfg.sweep in ("weights", "modes"):  # Figures 2 and 3
-        losses = {label: read_jsonl(folders[label] / "metrics.jsonl") for label in own}
-        panels = {"weighted loss": {"train/loss": "loss"}}
-        draw_curves(losses, f"{path}-losses.png", f"{title}: stage 2", panels)
 
 
 def ask(cfg, policy):
@@ -1319,7 +1112,7 @@ def warmed_up(cfg, source):
     tokenizer = models.load_tokenizer(source)
     examples = []
     for file in cfg.warmup_data.split(","):
-        rows = sharegpt.read(file, SFT_FIELDS)
+        rows = sharegpt.read(file, conversations.FIELDS)
         examples += [[conversation_of(tokenizer, row, cfg.think)] for row in rows]
     return warmup.warmed_up(cfg, "omne_r1", source, examples)
 

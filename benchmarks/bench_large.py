@@ -42,10 +42,11 @@ from transformers import PreTrainedTokenizerFast
 
 import at2po
 from benchmarks.bench_kernels import markdown, versions
-from common import chat, rollout, training
+from common import chat, rollout, training, tree_metrics
 from common import model as models
 from common.data import Question
 from common.engine import Generation
+from common.page import trees
 from common.retriever import Passage
 from common.rollout import Policy
 from common.tree_attention import block_mask, padded_length
@@ -255,8 +256,9 @@ def a_step(cfg, policy, retriever, questions, folder):
     optimizer = training.make_optimizer(policy.model, cfg.lr)
     roots = at2po.rollout_trees(policy, retriever, questions, cfg, 1)
     row = at2po.update(policy.model, None, optimizer, roots, cfg, Path(folder) / "nonfinite")
-    row |= at2po.rollout_metrics(roots)
-    record = at2po.sample_record(policy, roots, questions, 1, cfg)
+    row |= tree_metrics.rollout_metrics(roots)
+    record = trees.sample_record(
+        policy, roots, questions, 1, cfg, at2po.turn_ratios, at2po.turn_label, at2po.why)
     with open(Path(folder) / "samples.jsonl", "w") as f:
         f.write(json.dumps(record))
     return roots, row

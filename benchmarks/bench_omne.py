@@ -14,6 +14,7 @@ import torch
 import omne_r1
 from common import grpo, rollout, training
 from common import model as models
+from common.critic import load_actor_critic
 from common.rollout import Trajectory, Turn
 from kernels.weighted_ce import weighted_cross_entropy
 
@@ -80,7 +81,7 @@ def critics(cfg, folder, done, repeats):
     found["GRPO"] = timed(lambda: grpo_update(model, reference, optimizer, done, cfg), repeats)
     for critic in ("shared", "separate"):
         own = omne_r1.replace(cfg, critic=critic)
-        actor = omne_r1.load_actor_critic(models.load_model(folder), folder, own, None)
+        actor = load_actor_critic(models.load_model(folder), folder, own, None)
         trained = training.make_optimizer(actor, 1e-5)
 
         def step(actor=actor, trained=trained, own=own):

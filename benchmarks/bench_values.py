@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import at2po
-from common import rollout, run, splits
+from common import rollout, run, splits, tree_metrics
 from common.files import Progress, table, write_json
 from common.world import hard
 
@@ -93,10 +93,10 @@ def within_trees(roots, worth, values):
 def mechanisms(roots, cfg):
     """[share of turns whose value is not their leaf's, share of turns sampled anew that came out the same]"""
     learned = [root for root in roots if at2po.assign_advantages(root, cfg)]
-    differs = at2po.credit_metrics(learned)["rollout/turn_differs"]
+    differs = tree_metrics.credit_metrics(learned)["rollout/turn_differs"]
     alike = []
     for root in roots:
-        alike += at2po.resampled_alike(root)
+        alike += tree_metrics.resampled_alike(root)
     return [f"{differs:.2f}", f"{rollout.mean(alike):.2f}"]
 
 

@@ -10,7 +10,7 @@ from common import metrics, retriever
 from common.curves import draw_ranks, draw_recall
 from common.evidence import ENDS, SearchPath, SubQuestion, evidence_of, evidence_scores, state_ids
 from common.files import read_evaluation, say
-from common.metric_table import ANSWERS, RATIO, SECONDS, STEP, UPDATE, Metric
+from common.metric_table import ANSWERS, RATIO, SECONDS, Metric
 from common.page.evidence import about, prediction
 from common.rollout import mean, stable_seed
 
@@ -43,8 +43,6 @@ SUPERVISED = {
 
 NO_SAMPLES = ("rollout/flat_groups", "train/sampler")  # of scripts that sample a language model
 RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_SAMPLES)}
-METRICS = STEP | UPDATE | RATIOS | PATHS
-PRETRAIN_METRICS = STEP | UPDATE | SUPERVISED
 
 
 def path_metrics(paths, max_evidence):

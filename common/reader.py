@@ -98,8 +98,9 @@ def span_loss(reader, rows):
     for n, (_, spans) in enumerate(rows):
         each = [start[n, first] + stop[n, last] for first, last in spans]
         logp.append(torch.stack(each).logsumexp(0))
-    right = sum(float(x.detach()) > math.log(0.5) for x in logp)
-    return -torch.stack(logp).mean(), right
+    logp = torch.stack(logp)
+    right = int((logp > math.log(0.5)).sum())
+    return -logp.mean(), right
 
 
 def reader_losses(reader, cases, cfg, rng):

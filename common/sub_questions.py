@@ -8,16 +8,20 @@ from common.evidence import evidence_of
 from common.evidence_evaluation import score_texts
 from common.files import say
 
+TASK = "generate question: "
+
 
 def approximation_input(writer, case, evidence):
     """What question approximation is given: the evidence; its target is the question."""
-    return writer.ids("generate question: ", *(case.texts[i] for i in evidence))
+    found = [case.texts[i] for i in evidence]
+    return writer.ids(TASK, *found)
 
 
 def sub_question_input(writer, case, steps):
     """What sub-question generation is given: the question, <sep>, what was found."""
+    question = case.question.question
     found = [case.texts[i] for i in evidence_of(steps)]
-    return writer.ids("generate question: ", case.question.question, encoders.SEP, *found)
+    return writer.ids(TASK, question, encoders.SEP, *found)
 
 
 def sub_question_targets(case, path, target):
@@ -26,7 +30,10 @@ def sub_question_targets(case, path, target):
     found = []
     for k in range(len(path) + 1):
         prefix = path[:k]
-        meant = prefix if target == "prefix" else tuple(sorted(case.gold - set(prefix)))
+        meant = prefix
+        if target == "suffix":
+            missing = case.gold - set(prefix)
+            meant = tuple(sorted(missing))
         if meant:
             found.append((prefix, meant))
     return found
@@ -34,22 +41,27 @@ def sub_question_targets(case, path, target):
 
 def approximation_rows(writer, paths):
     """QAp's rows (input ids, target ids): the evidence that a path ended with, and the question."""
-    found = [p for p in paths if p.taken]
-    inputs = [approximation_input(writer, p.case, p.taken) for p in found]
-    targets = [writer.ids(p.case.question.question) for p in found]
-    return list(zip(inputs, targets, strict=True))
+    rows = []
+    for p in paths:
+        if p.taken:
+            target = writer.ids(p.case.question.question)
+            evidence = approximation_input(writer, p.case, p.taken)
+            rows.append((evidence, target))
+    return rows
 
 
 def sub_question_rows(writer, approximator, paths, target):
     """SQG's rows: each state of a path, and the approximation of the evidence that its question is for."""
     inputs, meant = [], []
     for p in paths:
-        for found, wanted in sub_question_targets(p.case, p.taken, target):
-            inputs.append(sub_question_input(writer, p.case, found))
-            meant.append(approximation_input(approximator, p.case, wanted))
+        case = p.case
+        for found, wanted in sub_question_targets(case, p.taken, target):
+            inputs.append(sub_question_input(writer, case, found))
+            meant.append(approximation_input(approximator, case, wanted))
     say(f"sqg: {len(inputs)} states of {len(paths)} questions")
-    targets = approximator.write(meant, "approximations")
-    return list(zip(inputs, map(writer.ids, targets), strict=True))
+    texts = approximator.write(meant, "approximations")
+    targets = [writer.ids(text) for text in texts]
+    return list(zip(inputs, targets, strict=True))
 
 
 def question_losses(writer, rows, cfg, rng):
@@ -57,13 +69,19 @@ def question_losses(writer, rows, cfg, rng):
     batch = rng.choices(rows, k=cfg.question_batch)
     tokens = sum(len(target) for _, target in batch)
     for part in seq2seq.batches(batch, cfg.micro_tokens):
-        logp, mask = writer.logprobs(*zip(*part, strict=True))
+        inputs, targets = zip(*part, strict=True)
+        logp, mask = writer.logprobs(inputs, targets)
         likely = logp[mask] > math.log(0.5)
-        yield -logp.sum() / tokens, len(likely), int(likely.sum())
+        right = int(likely.sum())
+        yield -logp.sum() / tokens, len(likely), right
 
 
 def evaluate_approximations(policy, split, cfg, progress):
     """Question approximations from all gold sentences against the question itself."""
-    inputs = [approximation_input(policy.asker, c, sorted(c.gold)) for c in split.cases]
-    wanted = [[c.question.question] for c in split.cases]
-    return score_texts(split, cfg, policy.asker.write(inputs), wanted)
+    inputs, wanted = [], []
+    for case in split.cases:
+        gold = sorted(case.gold)
+        inputs.append(approximation_input(policy.asker, case, gold))
+        wanted.append([case.question.question])
+    texts = policy.asker.write(inputs)
+    return score_texts(split, cfg, texts, wanted)

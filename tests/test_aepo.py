@@ -10,7 +10,7 @@ import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
-from common import grpo, rollout
+from common import baselines, grpo, rollout
 from common import model as models
 from tests.test_engine import random_policy
 
@@ -36,7 +36,7 @@ def grow(cfg, draws, uncertain=None, turns=2):
         return new
 
     root = Node()
-    asyncio.run(at2po.grow_branches(advance, root, cfg, rng, VOCABULARY))
+    asyncio.run(baselines.grow_branches(advance, root, cfg, rng, VOCABULARY))
     return root
 
 
@@ -111,7 +111,7 @@ def test_uncertainty_is_of_the_first_twenty_tokens():
             return new
         root = Node()
         rng = SimpleNamespace(random=lambda: next(drawn))
-        asyncio.run(at2po.grow_branches(advance, root, cfg, rng, VOCABULARY))
+        asyncio.run(baselines.grow_branches(advance, root, cfg, rng, VOCABULARY))
         return paths(root)
     assert grown(19) == ["chain0", "chain0.2"]
     assert grown(20) == ["chain0", "fresh1"]
@@ -159,12 +159,12 @@ def test_advantages_grow_with_a_token_s_entropy():
 
     one, other = batch([1.0, 9.0, 3.0], [1, 0, 1]), batch([5.0], [1])
     idle = batch([99.0], [1], weight=0.0)  # learned from on another rank
-    at2po.balance_entropy([one, other, idle], .2)
+    baselines.balance_entropy([one, other, idle], .2)
     z = math.sqrt(1.5)  # of 1, 3 and 5; what was not sampled does not count
     assert one.advantages[0].tolist() == pytest.approx([2 * (1 - .2 * z), 0, 2])
     assert other.advantages[0].tolist() == pytest.approx([2 * (1 + .2 * z)])
     even = batch([2.0, 2.0], [1, 1])
-    at2po.balance_entropy([even], .2)
+    baselines.balance_entropy([even], .2)
     assert even.advantages[0].tolist() == [2.0, 2.0]
 
 
@@ -189,6 +189,6 @@ def test_its_settings_are_those_of_the_authors_code():
         "branches", 8, 16, "outcome", "sample")
     assert (cfg.clip_low, cfg.clip_high, cfg.dual_clip, cfg.grpo_mean) == (.2, .2, 3.0, "token")
     assert (cfg.entropy_weight, cfg.kl_coef) == (.2, 0)
-    assert at2po.BRANCHING == {"threshold": .5, "entropy": .2, "penalty": .05}
+    assert baselines.BRANCHING == {"threshold": .5, "entropy": .2, "penalty": .05}
     with pytest.raises(SystemExit, match="--entropy-weight go with --loss grpo, dapo, aepo, not atpo"):
         at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--entropy-weight", ".2"])

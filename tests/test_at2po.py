@@ -10,7 +10,7 @@ import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
-from common import grpo
+from common import baselines, grpo
 
 CFG = Config(rollout="tree")
 
@@ -142,9 +142,9 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
     spread = [root_of((0, 1.0), (0, 0.0)) for _ in range(3)]
     roots = [flat[0], spread[0], flat[1], spread[1], flat[2], spread[2]]
     cfg = replace(CFG, questions_per_step=2, dynamic_sampling=3)
-    assert at2po.chosen_to_learn(roots, cfg) == spread[:2]
-    assert at2po.chosen_to_learn(roots, replace(cfg, questions_per_step=4)) == [*spread, flat[0]]
-    assert at2po.chosen_to_learn(roots, replace(cfg, dynamic_sampling=1)) == roots
+    assert baselines.chosen_to_learn(roots, cfg) == spread[:2]
+    assert baselines.chosen_to_learn(roots, replace(cfg, questions_per_step=4)) == [*spread, flat[0]]
+    assert baselines.chosen_to_learn(roots, replace(cfg, dynamic_sampling=1)) == roots
 
 
 def test_dapo_s_settings_are_those_of_its_row():

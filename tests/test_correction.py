@@ -12,6 +12,7 @@ import bi_rar
 import mygo_mujica
 import omne_r1
 from common import grpo, guards, loop, rollout, training
+from common.critic import ActorCritic
 from common.training import corrected_advantages, sampler_ratios
 from common.world import tiny
 
@@ -165,7 +166,7 @@ def of_mujica(model, optimizer, groups, **more):
 
 def of_omne(model, optimizer, groups, **more):
     cfg = omne_r1.Config(value_coef=0.0, critic_warmup=0, **more)
-    return omne_r1.update(omne_r1.ActorCritic(model), None, optimizer, groups[0], cfg, 1)
+    return omne_r1.update(ActorCritic(model), None, optimizer, groups[0], cfg, 1)
 
 
 @pytest.mark.parametrize("update", [of_at2po, of_bi_rar, of_mujica, of_omne])

@@ -8,7 +8,7 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import metrics, retriever, rollout, run, splits, world
+from common import metrics, retriever, rollout, run, splits, tree_metrics, world
 from common.files import read_jsonl
 from common.world import hard
 
@@ -231,10 +231,10 @@ def test_expansion_credit_and_clipping_have_room_to_differ(start):
     same = {}
     for expansion in ("entropy", "random"):
         roots = at2po.rollout_trees(policy, train.retriever, questions, replace(cfg, expansion=expansion), 0)
-        same[expansion] = rollout.mean(a for root in roots for a in at2po.resampled_alike(root))
+        same[expansion] = rollout.mean(a for root in roots for a in tree_metrics.resampled_alike(root))
         if expansion == "entropy":
             learned = [root for root in roots if at2po.assign_advantages(root, cfg)]
-            differs = at2po.credit_metrics(learned)["rollout/turn_differs"]
+            differs = tree_metrics.credit_metrics(learned)["rollout/turn_differs"]
     assert same["entropy"] <= .25 and same["random"] >= .35
     assert differs >= .15
 

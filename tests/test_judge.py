@@ -8,6 +8,7 @@ import omne_r1
 from common import data, graph_questions, judge, kg, kg_tools, rollout, teacher
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
+from common.path_thoughts import thoughts_by_teacher
 from common.synthesis_files import Answers
 
 PATH = [["Rome", "capital of", "Italy"], ["Italy", "neighbour of", "France"]]
@@ -108,7 +109,7 @@ def test_a_teacher_writes_a_thought_a_turn_and_is_asked_once(said, tmp_path):
     def rows():
         answers = Answers(tmp_path / "answers.jsonl")
         found = omne_r1.template_rows(
-            cfg, place, omne_r1.thoughts_by_teacher(asked, answers), rollout.no_progress)
+            cfg, place, thoughts_by_teacher(asked, answers), rollout.no_progress)
         answers.close()
         return found
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import at2po
-from common import checkpoint, ladder, splits
+from common import checkpoint, keep_best, ladder, splits
+from common.at2po_tables import TABLES
 from common.files import RunError, read_jsonl
 from common.ladder import Row
 from common.results import evaluations
@@ -137,9 +138,9 @@ def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
         ladder.all_at_once([(tmp_path / "good", sleeping), (tmp_path / "bad", failing)], 2)
 
 
-@pytest.mark.parametrize("table, labels", [("TABLE_1", 4), ("TABLE_2", 12), ("MAIN_TABLE", 7)])
+@pytest.mark.parametrize("table, labels", [("ladder", 4), ("schemes", 12), ("baselines", 7)])
 def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
-    rows = getattr(at2po, table)
+    rows = TABLES[table]
     assert len(rows) == labels and "AT2PO" in rows
     configs = {label: at2po.parse_args(["--world", "hard", *row.flags]) for label, row in rows.items()}
     told = [(c.loss, c.rollout, c.expansion, c.credit, c.value, c.advantage, c.kl_coef)
@@ -154,11 +155,11 @@ def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
 def test_a_small_ladder_from_the_command_line(tmp_path, monkeypatch):
     command = [*TINY, "--ladder", "--seed", "1", "--steps", "1", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [str(ROOT / "at2po.py"), *command])
-    monkeypatch.setattr(at2po, "TABLE_1", {k: at2po.TABLE_1[k] for k in ("random tree, GRPO", "AT2PO")})
+    monkeypatch.setitem(TABLES, "ladder", {k: TABLES["ladder"][k] for k in ("random tree, GRPO", "AT2PO")})
     at2po.main(command)
     base = tmp_path / "at2po"
     table = json.loads((base / "tables-ladder-table.json").read_text())
-    assert [line[0] for line in table["rows"]] == ["ReAct", *at2po.TABLE_1]
+    assert [line[0] for line in table["rows"]] == ["ReAct", *TABLES["ladder"]]
     assert all(len(line[2].split()) == 1 for line in table["rows"])
     config = json.loads((base / "tables-random-tree-grpo-seed1/config.json").read_text())
     assert (config["loss"], config["expansion"], config["credit"], config["seed"]) == (
@@ -202,5 +203,5 @@ def test_keeping_the_best_needs_a_set_that_chooses():
         at2po.parse_args(["--model", "x", "--keep", "best", "--eval-every", "5"])
     split = splits.world_split("train", questions=4)
     cfg = at2po.parse_args(["--keep", "best", "--eval-every", "5", "--eval-limit", "3"])
-    chooser = at2po.set_that_chooses(cfg, split)
+    chooser = keep_best.set_that_chooses(cfg, split)
     assert chooser.name == "dev" and len(chooser.questions) == 3

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 import omne_r1
 from common import (
+    conversations,
+    critic,
     data,
     graph_questions,
     graph_sources,
@@ -23,13 +25,16 @@ from common import (
     kg_server,
     kg_tools,
     metrics,
+    omne_tables,
     rollout,
     sharegpt,
     training,
 )
 from common import model as models
+from common.call_metrics import is_standard
 from common.checkpoint import ModelError
 from common.files import read_jsonl
+from common.path_thoughts import template_calls, thoughts_by_template
 from common.rollout import Policy, Trajectory, Turn
 from common.synthesis_files import Lines
 from common.world import graphs, make_world, tiny
@@ -230,7 +235,7 @@ def bandit(policy_folder, cfg, steps, reward, tokenizer):
     """PPO on one-turn trajectories whose single token is drawn from the policy; returns p(token 0) at the end
     and the critic's last squared error."""
     model = models.load_model(policy_folder)
-    actor = omne_r1.ActorCritic(model)
+    actor = critic.ActorCritic(model)
     optimizer = training.make_optimizer(actor.policy, cfg.lr)
     optimizer.add_param_group({"params": actor.critic_parameters(), "lr": cfg.head_lr})
     arms = tokenizer.convert_tokens_to_ids(["yes", "no"])
@@ -270,7 +275,7 @@ def test_a_constant_reward_moves_nothing(policy_folder, tokenizer):
 
 def test_the_value_loss_falls_on_a_fixed_batch_and_warming_leaves_the_policy_alone(policy_folder):
     cfg = omne_r1.replace(PPO, critic_warmup=99)
-    actor = omne_r1.ActorCritic(models.load_model(policy_folder))
+    actor = critic.ActorCritic(models.load_model(policy_folder))
     optimizer = training.make_optimizer(actor.policy, cfg.lr, weight_decay=0.0)
     optimizer.add_param_group({"params": actor.critic_parameters(), "lr": cfg.head_lr})
     before = {k: v.clone() for k, v in actor.policy.state_dict().items()}
@@ -490,12 +495,12 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
         facts = [(h, graphs.spoken(r), small_world.facts[h, r]) for h, r in row["plan"]]
         questions.append(asked(row["answer"], hops=row["hops"], evidences=facts))
     place = graph_questions.Place("train", questions, tools)
-    made = omne_r1.template_rows(CFG, place, omne_r1.thoughts_by_template(0), rollout.no_progress)
+    made = omne_r1.template_rows(CFG, place, thoughts_by_template(0), rollout.no_progress)
     for row, question in zip(made, questions):
         said = [m["value"] for m in row["conversations"] if m["from"] == "gpt"]
         question = next(q for q in questions if q.answers[0] == row["golden_answer"])
         done, _ = play(tokenizer, said, tools, question)
-        assert done.info["em"] == 1 and done.info["problem"] == "" and omne_r1.is_standard(done)
+        assert done.info["em"] == 1 and done.info["problem"] == "" and is_standard(done)
         assert [t.observation for t in done.turns[:-1]] == [
             m["value"] for m in row["conversations"] if m["from"] == "observation"]
         # what is learned from the file is what would have been sampled
@@ -598,7 +603,7 @@ def test_accuracy_within_the_standard_pattern_has_an_interval(tokenizer, tools, 
     assert not [key for key in metrics.by_standard(rows[:5]) if key.startswith("em_other")]
     cells = {"em_standard": "EM within it", "standard": "standard pattern"}
     for key, header in cells.items():
-        assert omne_r1.COLUMNS[header] == (key, "interval")
+        assert omne_tables.COLUMNS[header] == (key, "interval")
 
 
 def test_the_curve_is_of_the_same_few_questions_every_time(tmp_path, policy_folder):
@@ -655,9 +660,9 @@ def test_a_row_out_of_turn_is_refused_by_line(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n")
     with pytest.raises(data.DataError, match="line 2: .*human, gpt, gpt"):
-        sharegpt.read(file, omne_r1.SFT_FIELDS)
+        sharegpt.read(file, conversations.FIELDS)
     file.write_text(json.dumps(good) + "\n")
-    assert len(sharegpt.read(file, omne_r1.SFT_FIELDS)) == 1
+    assert len(sharegpt.read(file, conversations.FIELDS)) == 1
 
 
 # ---- the world's graphs
@@ -736,7 +741,7 @@ def test_two_steps_and_two_more_equal_four_bit_for_bit(
     moments = load_file(str(whole / "checkpoint/optimizer.safetensors"))
     assert any(value.any() for name, value in moments.items() if name.endswith("exp_avg"))
     files = sorted(f.relative_to(whole) for f in (whole / "checkpoint").rglob("*.safetensors"))
-    assert any(f.name == omne_r1.HEAD for f in files)
+    assert any(f.name == critic.HEAD for f in files)
     for file in files:
         a, b = load_file(str(whole / file)), load_file(str(parts / file))
         assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a), file
@@ -837,11 +842,11 @@ def test_the_papers_numbers_are_those_of_its_tables():
         rows = [tuple(map(share, row[words:])) for row in printed(number)]
         jobs = omne_r1.jobs_of(omne_r1.replace(CFG, sweep=sweep))
         labels = before + [job.label for job in jobs]
-        assert rows == [omne_r1.PAPER[label] for label in labels]
+        assert rows == [omne_tables.PAPER[label] for label in labels]
     direct = {}
     for think in ("on", "off"):
         job, = omne_r1.jobs_of(omne_r1.replace(CFG, stage="direct", think=think))
-        direct[think] = omne_r1.PAPER[job.label]
+        direct[think] = omne_tables.PAPER[job.label]
     table = {row[0]: tuple(map(share, row[1:3])) for row in printed(2)}
     assert direct == {"on": table["Direct answer(w think)"], "off": table["Direct answer(w/o think)"]}
 
@@ -963,7 +968,7 @@ def test_an_evaluation_counts_what_a_server_ended_and_a_template_is_left_out(tok
     assert summary["lost"] == 1 and summary["em"] == 0 and predicted[0]["problem"] == "a tool's server failed"
     known = asked(evidences=[["Velia", "director", "Torin"]])
     place = graph_questions.Place("train", [known], broken)
-    assert omne_r1.template_rows(CFG, place, omne_r1.thoughts_by_template(0), rollout.no_progress) == []
+    assert omne_r1.template_rows(CFG, place, thoughts_by_template(0), rollout.no_progress) == []
     assert "without a step in what the tools said: left out" in capsys.readouterr().out
 
 
@@ -974,11 +979,11 @@ def test_a_template_whose_step_a_cut_answer_does_not_show_is_left_out(tokenizer,
 
     known = asked("Torin", evidences=[["Velia", "director", "Torin"]])
     whole, cut = (graph_questions.Place("train", [known], tool) for tool in (tools, Cut()))
-    calls = omne_r1.template_calls(known)
-    assert not omne_r1.steps_are_shown(known, calls, Cut().search(calls, 3))
-    assert omne_r1.template_rows(CFG, cut, omne_r1.thoughts_by_template(0), rollout.no_progress) == []
+    calls = template_calls(known)
+    assert not conversations.steps_are_shown(known, calls, Cut().search(calls, 3))
+    assert omne_r1.template_rows(CFG, cut, thoughts_by_template(0), rollout.no_progress) == []
     shown = [f"1. Entity: {call.node_name}" for call in calls[1:]] + ["Torin --director--"]
-    assert omne_r1.steps_are_shown(known, calls, shown)
+    assert conversations.steps_are_shown(known, calls, shown)
     assert whole.questions == cut.questions
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import checkpoint, data, files, retriever, rollout, splits
+from common import checkpoint, data, files, retriever, rollout, splits, tree_metrics
 from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
@@ -145,7 +145,7 @@ def test_branches_share_what_comes_before():
         path = [n.path for n in leaf.lineage()]
         assert path[int(depth) - 1] == source and set(path[int(depth):]) == {leaf.path}
     sampled = sum(leaf.trajectory.sampled_tokens for root in roots for leaf in root.leaves())
-    assert at2po.rollout_metrics(roots)["rollout/tokens"] < sampled
+    assert tree_metrics.rollout_metrics(roots)["rollout/tokens"] < sampled
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])

@@ -3,7 +3,12 @@
 label(turn) -> what a turn is called there, such as the tool that it calls: the script knows its tags."""
 
 from common import data, grpo
+from common.call_metrics import is_standard
 from common.page import record
+
+# what a row of eval_<set>.json has of omne_r1.judge's words
+PREDICTED = (
+    "answer", "problem", "em", "normalised", "f1", "searches", "repetitions", "pattern", "faults")
 
 
 def nodes_of(trajectory, first, label, tokenizer):
@@ -11,7 +16,8 @@ def nodes_of(trajectory, first, label, tokenizer):
     nodes = []
     parents = [0]
     for k, turn in enumerate(trajectory.turns):
-        node = record.turn_node(first + k, parents, turn, tokenizer, label=label(turn))
+        said = label(turn)
+        node = record.turn_node(first + k, parents, turn, tokenizer, label=said)
         nodes.append(node)
         parents = [node["id"]]
     return nodes
@@ -52,6 +58,16 @@ def sample_record(policy, done, questions, step, group_size, label):
     group = groups[i]
     more = {"step": step, "prompt_ids": group[0].prompt_ids}
     return group_record(group, questions[i], label, policy.tokenizer, **more)
+
+
+def prediction(trajectory, question, label):
+    """A row of eval_<set>.json."""
+    row = {"id": question.id}
+    for name in PREDICTED:
+        row[name] = trajectory.info[name]
+    row["standard"] = float(is_standard(trajectory))
+    row["tokens"] = trajectory.sampled_tokens
+    return row | group_record([trajectory], question, label)
 
 
 def learned_samples(policy, examples, label):

@@ -1,0 +1,139 @@
+"""What AT2PO is compared with, where it is more than a setting: DAPO's reward and choice of questions, AEPO's
+rollout and advantages, Tree-GRPO's credit; and a rule of ours for the values of a tree. Their loss is GRPO's
+(common/grpo.py).
+
+AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
+off). Advantages by entropy are there, but their script computes no entropy, so they were off
+(--entropy-weight 0). The entropy is, in their code, of the weights of the update, standardised in a
+micro-batch; here of those that sampled, in the update. A turn's uncertainty is, in their code, that of its
+first 20 tokens' ten likeliest, compared with what its slot first held; here of the sampled ones, compared
+with its chain's own first turn. A search too many ends the chain in their code.
+"""
+
+import asyncio
+import math
+
+import torch
+
+from common import distributed, grpo
+
+SETTINGS = {  # AT2PO, App. B.4
+    "grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3),
+    # App. B.4 has lost the buffer's size; theirs is 2,000 in a part of the authors' scripts that is off
+    "dapo": dict(
+        clip_low=0.2,
+        clip_high=0.28,
+        grpo_mean="token",
+        dynamic_sampling=3,
+        overlong_buffer=2000,
+    ),
+    "gspo": dict(clip_low=3e-4, clip_high=4e-4),
+    "aepo": dict(  # authors' code; App. B.4 has lost its numbers
+        clip_low=0.2,
+        clip_high=0.2,
+        grpo_mean="token",
+        dual_clip=3.0,
+        entropy_weight=.2,
+        chains=8,
+        credit="outcome",
+    ),
+}
+
+
+# ---------------------------------------------------------------- DAPO (Yu et al. 2025)
+
+def overlong_penalty(length, limit, buffer):
+    """DAPO's soft punishment (Yu et al. 2025, Eq 13): nothing up to limit - buffer tokens, then down to -1.
+
+    >>> [overlong_penalty(n, 700, 100) for n in (600, 650, 700)]
+    [0.0, -0.5, -1.0]
+    """
+    return max(-1.0, min(0.0, (limit - buffer - length) / buffer)) if buffer else 0.0
+
+
+def chosen_to_learn(roots, cfg):
+    """All trees of a step; with dynamic sampling (DAPO) the first questions_per_step that have different
+    rewards, which come first, and others where there are not enough."""
+    with_spread, flat = [], []
+    for root in roots:
+        rewards = [leaf.trajectory.reward for leaf in root.leaves()]
+        (with_spread if grpo.has_spread(rewards) else flat).append(root)
+    return roots if cfg.dynamic_sampling == 1 else [*with_spread, *flat][:cfg.questions_per_step]
+
+
+# ---------------------------------------------------------------- AEPO (Dong et al. 2025)
+
+BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)  # AEPO's; authors' code
+
+
+async def grow_branches(advance, root, cfg, rng, vocabulary):
+    """AEPO's group, grown a turn at a time: `chains` begin, and after each search a chain may go on twice.
+    That is likelier the more uncertain its turn was than its first, and less likely the more often in a row
+    the question has branched. Once all have ended, fresh chains fill the group, one by one."""
+    def uncertainty(turn):  # of the first 20 tokens, in units of a uniform distribution's entropy
+        return -sum(turn.logprobs[:20]) / math.log(vocabulary)
+
+    going = {f"chain{m}": root for m in range(min(cfg.chains, cfg.group_size))}  # path -> where it stands
+    begun, in_a_row = len(going), 0
+    first = {}  # path -> uncertainty of its own first turn
+    while going:
+        next_turns = [advance(node, path) for path, node in going.items()]
+        nodes = await asyncio.gather(*next_turns)
+        going = {n.path: n for n in nodes if not n.done}
+        new = {}
+        for path, node in going.items():
+            if begun + len(new) == cfg.group_size:
+                break
+            now = uncertainty(node.turn)
+            more = now - first.setdefault(path, now)
+            drawn = rng.random() + BRANCHING["entropy"] * more
+            drawn *= max(0, 1 - BRANCHING["penalty"] * in_a_row)
+            if drawn >= BRANCHING["threshold"]:
+                new[f"{path}.{len(node.turns())}"] = node
+        if not going and begun < cfg.group_size:
+            new = {f"fresh{begun}": root}
+        in_a_row = in_a_row + 1 if new else 0
+        begun += len(new)
+        going |= new
+
+
+def balance_entropy(batches, weight):
+    """AEPO: A (1 + weight z), z being the entropy of the token's distribution, standardised over the sampled
+    tokens that an update learns from: what the policy was uncertain of counts for more."""
+    parts = [b.entropies[b.response_mask].cpu() for b in batches if b.weight]
+    entropies = torch.cat(distributed.gather(parts))
+    mean = float(entropies.mean())
+    std = float(entropies.std(correction=0)) or 1.0
+    for b in batches:
+        z = torch.where(b.response_mask, (b.entropies - mean) / std, 0.0)
+        b.advantages = b.advantages * (1 + weight * z)
+
+
+# ---------------------------------------------------------------- credit: Tree-GRPO, and values of ours
+
+def values_within_chains(root, leaf_values):
+    """{leaf: its value among the leaves below the same first turn}; 0 where it is the only one (Tree-GRPO, Ji
+    et al. 2025: its tree is what grew from one chain). leaf_values(rewards): standardises them."""
+    found = {}
+    for first in root.children:
+        leaves = first.leaves()
+        rewards = [leaf.trajectory.reward for leaf in leaves]
+        found |= dict(zip(leaves, leaf_values(rewards), strict=True))
+    return found
+
+
+SHRINKAGE = 2  # leaves that the parent's value counts for, of --value shrunk
+
+
+def shrunk_values(root):
+    """V(n) = (sum of its leaves' values + 2 V(parent)) / (leaves + 2), from the root's mean down: a turn with
+    one leaf below it is mostly its parent's. Leaves are turns like others. Returns V(root)."""
+    own = {leaf: leaf.value for leaf in root.leaves()}
+    for n in root.nodes():
+        values = [own[leaf] for leaf in n.leaves()]
+        total, count = sum(values), len(values)
+        if n.parent is not None:
+            total += SHRINKAGE * n.parent.value
+            count += SHRINKAGE
+        n.value = total / count
+    return root.value

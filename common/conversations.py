@@ -1,0 +1,103 @@
+"""The conversations that stage 2 of Omne-R1 learns from: a file's, or a folder that keeps what they were made
+with, so that they are made once.
+
+    sft-data/  settings.json  sampled.jsonl  answers.jsonl  sharegpt.jsonl  dataset_info.json"""
+
+import json
+import re
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from common import data, sharegpt, synthesis
+from common.files import RunError, read_json, say, warn, write_atomic, write_json
+from common.graph_questions import GRAPH_TYPE
+from common.kg_text import one_line
+from common.path_thoughts import template_calls
+
+TEACHERS = 8  # requests at a time
+FIELDS = ("id", "graph_type", "question")
+MAKES_ROWS = (
+    "sft_sampled", "sft_templates", "teacher", "teacher_model", "seed", "hops", "graph", "data", "matches",
+    "max_edges", "max_words", "max_calls", "max_turn", "temperature")
+
+
+def read_file(file):
+    """The rows of --sft-data."""
+    rows = sharegpt.read(file, FIELDS)
+    for number, row in enumerate(rows, 1):
+        if not re.fullmatch(GRAPH_TYPE, row["graph_type"]):
+            raise data.DataError(f"{file}: row {number}: a graph_type is letters, digits, . - _")
+    return rows
+
+
+def are_made(cfg, folder):
+    """Whether a folder has them; RunError where it was made with other settings."""
+    made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
+    settings = folder / "settings.json"
+    if settings.exists() and read_json(settings, dict) != made_with:
+        raise RunError(f"{folder} was made with other settings than {made_with} (settings.json): choose "
+                       "another --name, or give --sft-data FILE")
+    return (folder / "sharegpt.jsonl").exists()
+
+
+def begin(cfg, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
+    write_json(folder / "settings.json", made_with)
+
+
+def write(folder, rows):
+    if not rows:
+        raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question has "
+                       "a known path for a template")
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
+    write_atomic(folder / "sharegpt.jsonl", text)
+
+
+def walked_paths(cfg, questions, tools, writer, progress):
+    """[(question, calls, what the tools said, thoughts)] of questions whose paths are known: entity_matcher
+    once, then node_info from node to node. writer(question, calls, what the tools said) -> [text], None where
+    it cannot. What could not be worded, or does not show its steps, is left out and counted."""
+    def walked(question):
+        calls = template_calls(question)
+        shown = tools.search(calls, cfg.matches)
+        fine = None not in shown and steps_are_shown(question, calls, shown)
+        return calls, shown, fine, writer(question, calls, shown) if fine else None
+
+    found, failed = [], 0
+    with ThreadPoolExecutor(1 if cfg.teacher == "template" else TEACHERS) as pool:
+        paths = pool.map(walked, questions)
+        for number, (q, path) in enumerate(zip(questions, paths, strict=True), 1):
+            calls, shown, fine, written = path
+            progress(number, len(questions))
+            if fine:
+                failed = failed + 1 if written is None else 0
+            if failed == synthesis.BAD_LIMIT:
+                raise RunError(f"--teacher {cfg.teacher}: {failed} answers in a row could not be read")
+            if written is not None:
+                found.append((q, calls, shown, written))
+    if len(found) < len(questions):
+        warn(f"{len(questions) - len(found)} of {len(questions)} templates without thoughts that could be "
+             "read, or without a step in what the tools said: left out")
+    return found
+
+
+def steps_are_shown(question, calls, shown):
+    """Whether what is asked for next, and the answer, stand in what the tool said before: an answer that is
+    cut (--max-edges, --max-words) teaches nobody to know them."""
+    named = [*(call.node_name for call in calls[1:]), question.answers[0]]
+    return all(one_line(name) in said for name, said in zip(named, shown, strict=True))
+
+
+def that_fit(trajectories, cfg):
+    """Those to learn from; what is over --max-length is left out and counted."""
+    fit = [t for t in trajectories if t.length <= cfg.max_length]
+    if len(fit) < len(trajectories):
+        say(f"sft: {len(trajectories) - len(fit)} of {len(trajectories)} conversations are over --max-length "
+            f"{cfg.max_length} and left out")
+    if not fit:
+        raise data.DataError(f"no conversation fits into --max-length {cfg.max_length} tokens")
+    sources = Counter(t.info["source"] for t in fit)
+    say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
+    return fit
