@@ -51,11 +51,9 @@ steps of a question are scored once, and the reward asks only for steps of right
 What is not in the paper is at the end (appendix) or in common/. Numbers reached: results/README.md.
 """
 
-import json
 import math
 import random
 import re
-import shutil
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -66,14 +64,13 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 
 # isort: split
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from common import (
     chat,
     checkpoint,
     data,
     demonstrations,
+    distance_metrics,
     distributed,
     flags,
     grpo,
@@ -86,12 +83,13 @@ from common import (
     splits,
     training,
     warmup,
+    weights,
 )
 from common import model as models
+from common.distance_plot import plot_distances
 from common.files import console, plain, read_jsonl, say, warn
-from common.metric_table import RATIO, ROLLOUT, SECONDS, STEP, UPDATE, Metric
+from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record
-from common.results import evaluations
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
 from common.world import hard, tiny
 
@@ -553,7 +551,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
 
         with loop.timed(row, "time/scoring"):
             row["reward/steps_scored"] = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
-        row |= rollout_metrics(groups) | rollout.search_repairs(split.retriever)
+        row |= distance_metrics.rollout_metrics(groups) | rollout.search_repairs(split.retriever)
 
         row |= update(policy.model, initial, optimizer, groups, cfg, folder.nonfinite(step))
         row["sample"] = sample_record(policy, scorer, groups, questions, step, cfg)
@@ -562,35 +560,10 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
 # ---------------------------------------------------------------- merge (Eq 10)
 
 def merge(forward, backward, lam, out):
-    """Eq 10: (1 - lam) forward + lam backward, tensor by tensor in fp32, one shard in memory; stored as
-    forward is. Returns `out`."""
-    forward, backward, out = Path(forward), Path(backward), Path(out)
-    if out.resolve() in (forward.resolve(), backward.resolve()):
-        raise models.ModelError(f"cannot merge into {out}: it is one of the two; choose another --name")
-    ours, theirs = files_of_one_architecture(forward, backward)
-    new = out.with_name(out.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    for file in dict.fromkeys(ours.values()):
-        merged = {}
-        with safe_open(file, "pt") as f:
-            for name in f.keys():  # noqa: SIM118  (safe_open is no dict)
-                with safe_open(theirs[name], "pt") as g:
-                    a, b = f.get_tensor(name), g.get_tensor(name)
-                if a.shape != b.shape:
-                    raise models.ModelError(f"cannot merge: {name} is {tuple(a.shape)} in {forward} and "
-                                            f"{tuple(b.shape)} in {backward}")
-                average = ((1 - lam) * a.float() + lam * b.float()).to(a.dtype)
-                merged[name] = average if a.is_floating_point() else a
-        save_file(merged, str(new / file.name), metadata={"format": "pt"})
-    for file in forward.iterdir():
-        ours_alone = file.name in ("trainer.json", "recipe.json")
-        if file.suffix in (".json", ".jinja", ".txt", ".model") and not ours_alone:
-            shutil.copyfile(file, new / file.name)
-    if out.exists():
-        shutil.rmtree(out)
-    new.rename(out)
-    return out
+    """Eq 10: (1 - lam) forward + lam backward, tensor by tensor, into the folder `out`, which is returned."""
+    def mix(a, b):
+        return (1 - lam) * a + lam * b
+    return weights.combine(forward, backward, mix, out)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -649,9 +622,9 @@ def reproduce(cfg):
                 cfg.forward or checkpoint_folder(cfg, "forward"),
                 cfg.backward or checkpoint_folder(cfg, "backward"),
             ]
-            weights = base / f"{cfg.name}-weights-{lam}"
-            distributed.once(merge, *pair, float(lam), weights)
-            run_stage(cfg, stage, weights, initial, None, evals, made_from=pair)
+            merged = base / f"{cfg.name}-weights-{lam}"
+            distributed.once(merge, *pair, float(lam), merged)
+            run_stage(cfg, stage, merged, initial, None, evals, made_from=pair)
         else:
             run_stage(cfg, stage, start, start, None if stage == "initial" else split, evals)
     distributed.once(show_table, cfg)
@@ -677,8 +650,8 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
     made_from are newer."""
     folder = stage_folder(cfg, stage)
     trains = stage in (*TRAINED, *CONTROLS)
-    weights = [f for made in made_from for f in Path(made).glob("*.safetensors")]
-    newest = max((f.stat().st_mtime for f in weights), default=0)
+    files = [f for made in made_from for f in Path(made).glob("*.safetensors")]
+    newest = max((f.stat().st_mtime for f in files), default=0)
     steps = len(read_jsonl(folder.path / "metrics.jsonl")) if trains else cfg.steps
     if folder.resume and steps >= cfg.steps and folder.evaluated(evals, newest):
         return say(f"{stage}: done before")
@@ -787,82 +760,7 @@ def main(argv=None):
 #
 # ---------------------------------------------------------------- metrics of a step
 
-DISTANCES = "distances of right steps"
-METRICS = (
-    STEP
-    | ROLLOUT
-    | UPDATE
-    | RATIO
-    | {
-        "reward/d_TA": Metric("mean distance of right trajectories' steps to the answer", DISTANCES),
-        "reward/d_TQ": Metric("mean distance of right trajectories' steps to the question", DISTANCES),
-        "reward/cascade": Metric("mean reward of right trajectories"),
-        "reward/steps_scored": Metric("different steps whose distances were measured"),
-        "rollout/searches_right": Metric("searches of a right trajectory"),
-        "rollout/tokens_right": Metric("sampled tokens of a right trajectory", "sampled tokens a response"),
-        "time/scoring": Metric("seconds for the distances", SECONDS),
-    }
-)
-
-
-def rollout_metrics(groups):
-    """Means over the step's trajectories; distances over the steps of those that were scored."""
-    done = [t for group in groups for t in group]
-    right = [t for t in done if t.info["em"]]
-    scored = [t for t in done if "d_TA" in t.info]
-    row = {
-        **rollout.means(done),
-        "reward/format": rollout.mean(not (t.info["problem"] or t.info["invalid"]) for t in done),
-        "rollout/tokens": sum(t.sampled_tokens for t in done),
-        "rollout/searches_right": rollout.mean(t.info["searches"] for t in right),
-        "rollout/tokens_right": rollout.mean(t.sampled_tokens for t in right),
-        "rollout/entropy": rollout.entropy([turn for t in done for turn in t.turns]),
-    }
-    if scored:
-        row["reward/cascade"] = rollout.mean(t.reward for t in right)
-        for key in ("d_TA", "d_TQ"):
-            row[f"reward/{key}"] = rollout.mean(d for t in scored for d in t.info[key])
-    return row
-
-
-# ---------------------------------------------------------------- files of weights
-
-def weight_files(folder):
-    """{tensor name: safetensors file} of a Hugging Face folder, sharded or not."""
-    folder = Path(folder)
-    if (folder / "adapter_config.json").exists():
-        raise models.ModelError(f"{folder}: LoRA adapters do not average to the average of what they do; "
-                                "merge each into its base first (merge_and_unload)")
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        files = json.loads(index.read_text())["weight_map"]
-        return {name: folder / file for name, file in files.items()}
-    if not (folder / "config.json").exists():
-        raise models.ModelError(f"{folder}: no config.json; merging reads Hugging Face folders")
-    if not (folder / "model.safetensors").exists():
-        raise models.ModelError(f"{folder}: no model.safetensors and no model.safetensors.index.json; "
-                                "merging reads Hugging Face folders")
-    try:
-        with safe_open(folder / "model.safetensors", "pt") as f:
-            return dict.fromkeys(f.keys(), folder / "model.safetensors")
-    except SafetensorError as error:
-        raise models.ModelError(f"{folder}/model.safetensors cannot be read ({error})") from error
-
-
-def files_of_one_architecture(forward, backward):
-    """weight_files of both, which must be as they were saved and hold the same tensors."""
-    for folder in (forward, backward):
-        checkpoint.check_files(folder)
-    ours, theirs = weight_files(forward), weight_files(backward)
-    configs = [json.loads((f / "config.json").read_text()) for f in (forward, backward)]
-    kinds = [config.get("architectures") for config in configs]
-    odd = sorted(set(ours) ^ set(theirs))[:3]
-    if kinds[0] != kinds[1] or odd:
-        only = f"; only in one: {odd}" if odd else ""
-        raise models.ModelError(f"cannot merge {forward} ({kinds[0]}) and {backward} ({kinds[1]}): not one "
-                                f"architecture{only}")
-    return ours, theirs
-
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | distance_metrics.DISTANCES
 
 # ---------------------------------------------------------------- records for the page
 
@@ -943,59 +841,6 @@ def show_table(cfg):
     title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
     report.stage_table(base / cfg.name, title, folders, "baseline", paper)
     plot_distances(folders, base / f"{cfg.name}-distances.png")
-
-
-def plot_distances(runs, path):
-    """Both distances along right and wrong trajectories, mean and interquartile range a step, of {label: run
-    folder} (merged left out)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    runs = {label: folder for label, folder in runs.items() if not label.startswith("lambda")} or runs
-    figure, axes = plt.subplots(
-        2,
-        len(runs),
-        figsize=(4.2 * len(runs), 6),
-        layout="constrained",
-        squeeze=False,
-        sharey="row",
-        sharex=True,
-    )
-    for column, (label, folder) in zip(axes.T, runs.items(), strict=True):
-        rows = [p for e in evaluations(folder).values() for p in e["predictions"]]
-        column[0].set_title(label, loc="left")
-        column[1].set_xlabel("step (turn)")
-        for axis, key in zip(column, ("d_TA", "d_TQ"), strict=True):
-            draw_distances(axis, rows, key)
-            axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-            axis.grid(alpha=0.25)
-            axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("distance to the answer")
-    axes[1][0].set_ylabel("distance to the question")
-    if axes[0][0].lines:
-        axes[0][0].legend(frameon=False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def draw_distances(axis, rows, key):
-    """Of right and of wrong trajectories, steps that at least five of them have."""
-    for right, name, colour in ((1, "right", "#1d7f4c"), (0, "wrong", "#b3372f")):
-        steps = {}
-        for p in rows:
-            scored = [n[key] for n in p["nodes"] if key in n] if p["em"] == right else []
-            for k, distance in enumerate(scored, 1):
-                steps.setdefault(k, []).append(distance)
-        steps = {k: sorted(values) for k, values in steps.items() if len(values) >= 5}
-        if not steps:
-            continue
-        means = [rollout.mean(values) for values in steps.values()]
-        axis.plot(list(steps), means, "o-", color=colour, label=name)
-        low = [values[len(values) // 4] for values in steps.values()]
-        high = [values[len(values) * 3 // 4] for values in steps.values()]
-        axis.fill_between(list(steps), low, high, color=colour, alpha=0.15)
 
 
 def ask(cfg, policy, split):

@@ -98,14 +98,15 @@ from common import (
     run,
     sharegpt,
     splits,
+    team_metrics,
     training,
     warmup,
     world,
 )
 from common import model as models
 from common.files import console, plain, read_jsonl, say, warn
-from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE, Metric
-from common.page import record
+from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
+from common.page import teams
 from common.retriever import BM25Retriever
 from common.rollout import Policy, Trajectory, Turn, context_ids, stable_seed
 from common.world import hard, tiny
@@ -703,7 +704,7 @@ def warm_up(cfg, folder, policy, place):
     kept = kept[: cfg.sft_trajectories]
     folder.append("sharegpt.jsonl", [row for t, _ in kept for row in sharegpt_rows(t, place.env, 0)])
     for t, q in kept[:5]:
-        shown = group_record([t], q, policy.tokenizer, step=1, prompt_ids=t.prompt_ids)
+        shown = teams.group_record([t], q, policy.tokenizer, step=1, prompt_ids=t.prompt_ids)
         folder.append("samples.jsonl", [shown])
     sampling = {"questions": asked, "kept": len(kept), "tokens": tokens, "seconds": seconds}
     folder.write("sampling.json", sampling)
@@ -766,7 +767,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         evaluate_now,
         share,
         f"{stage} | ",
-        {"selection": few_are_chosen},
+        {"selection": team_metrics.few_are_chosen},
     )
     for step, row in steps:
         order = stable_seed(cfg.seed, "order")
@@ -790,11 +791,11 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         keep = folder.nonfinite(step)
         row |= update(policy.model, reference, optimizer, chosen, cfg, rate, stage, keep)
 
-        row |= rollout_metrics(made, chosen, stage, state["K"])
+        row |= team_metrics.rollout_metrics(made, chosen, stage, state["K"], examples)
         row |= rollout.search_repairs(place.retriever)
         state["tokens"] += row["rollout/tokens"]
         row["rollout/tokens_total"] = state["tokens"]
-        row["sample"] = sample_record(policy, questions, made, chosen, stage, state["K"], step)
+        row["sample"] = teams.sample_record(policy, questions, made, chosen, stage, state["K"], step)
         if stage != "grpo":
             rows = [r for group in chosen for t in group for r in sharegpt_rows(t, place.env, step)]
             folder.append("sharegpt.jsonl", rows)
@@ -808,7 +809,7 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
     team = Team(policy, place, cfg, cfg.eval_temperature, few_shot)
     agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
     done = team.run(agents, progress)
-    rows = [prediction(t, q) for t, q in zip(done, place.questions, strict=True)]
+    rows = [teams.prediction(t, q) for t, q in zip(done, place.questions, strict=True)]
     faults = sum((Counter(t.info["faults"]) for t in done), Counter())
     about = {
         "set": place.name,
@@ -1044,69 +1045,9 @@ def main(argv=None):
 #
 # ---------------------------------------------------------------- metrics of a step
 
-CHOICE = "threshold K, share chosen"
-BY_THRESHOLD = ("mygo", "offline", "fixed")
-METRICS = (
-    STEP
-    | ROLLOUT
-    | UPDATE
-    | RATIO
-    | {
-        "rollout/searches": Metric("sub-questions a trajectory, also those that found nothing to read",
-                                   "searches and turns"),
-        "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
-        "train/tokens": Metric("tokens that the step's updates learned from"),
-        "train/lr": Metric("learning rate of the step's last update"),
-        "select/threshold": Metric("K of the iteration", CHOICE, "K {:.2f}"),
-        "select/accepted": Metric("share of the attempts that were chosen to learn from", CHOICE),
-        "select/attempts": Metric("attempts of the iteration", line="attempts {:.0f}"),
-        "select/trajectories": Metric("attempts that were chosen", line="chosen {:.0f}"),
-        "select/examples": Metric("conversations of planners and workers among them"),
-        "select/questions": Metric("questions with a chosen attempt"),
-        "faults/no_action": Metric("planner turns that neither ask nor answer; other faults likewise"),
-    }
-)
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_metrics.TEAMS
 
-
-def rollout_metrics(made, chosen, stage, K):
-    """Means over the step's trajectories; what was wrong with them, counted; what was chosen of them. Rewards
-    are those of the first pass where further attempts go to the questions that need them."""
-    done = [t for group in made for t in group]
-    fair = [group[0] for group in made] if stage in BY_THRESHOLD else done
-    sampled = [turn for t in done for e in examples(t) for turn in e.turns]
-    picked = [t for group in chosen for t in group]
-    tokens = sum(t.info["tokens"] for t in done)
-    rewards = {key: value for key, value in rollout.means(fair).items() if key.startswith("reward/")}
-    row = {
-        **rollout.means(done),
-        **rewards,
-        "rollout/tokens": tokens,
-        "rollout/response_tokens": tokens / len(done),
-        "rollout/entropy": rollout.entropy(sampled),
-        "select/attempts": len(done),
-        "select/trajectories": len(picked),
-        "select/accepted": len(picked) / len(done),
-        "select/examples": sum(len(examples(t)) for t in picked),
-        "select/questions": sum(map(bool, chosen)),
-    }
-    if stage in BY_THRESHOLD:
-        row["select/threshold"] = K
-    if stage == "grpo":
-        row["rollout/flat_groups"] = 1 - row["select/questions"] / len(made)
-    faults = sum((Counter(t.info["faults"]) for t in done), Counter())
-    return row | {f"faults/{name.replace(' ', '_')}": n for name, n in sorted(faults.items())}
-
-
-def few_are_chosen(seen):
-    """A guard: hardly any attempt passes the threshold."""
-    now, recent = seen.row.get("select/accepted"), seen.recent("select/accepted")
-    if now is not None and (now == 0 or seen.some_steps and recent < 0.02):
-        return (f"only {now:.1%} of the attempts were chosen to learn from: hardly any passes the threshold. "
-                "Warm up longer (--sft-trajectories), take easier questions (--data), start lower "
-                "(--threshold), or allow more attempts (--max-attempts)")
-
-
-# ---------------------------------------------------------------- ShareGPT rows and records for the page
+# ---------------------------------------------------------------- ShareGPT rows and a table
 
 def sharegpt_rows(trajectory, env, step):
     """A planner's conversation and its workers'."""
@@ -1116,84 +1057,6 @@ def sharegpt_rows(trajectory, env, step):
         role = "planner" if e is trajectory else "worker"
         rows.append(sharegpt.row(e, SYSTEM[env, role], e.info["request"], step))
     return rows
-
-
-def worker_node(number, parent, worker, tokenizer, advantage):
-    """A worker as a node; one that had nothing to read sampled nothing."""
-    info = worker.info
-    label = info["asked"] + (f" [{info['entity']}]" if info["entity"] else "")
-    if not worker.turns:
-        return {
-            "id": number,
-            "parents": [parent],
-            "label": label,
-            "sampled": False,
-            "observation": NOTHING,
-            "problem": info["problem"],
-        }
-    node = record.turn_node(
-        number,
-        [parent],
-        worker.turns[0],
-        tokenizer,
-        label=label,
-        role="worker",
-        advantage=advantage,
-        problem=info["problem"] or None,
-    )
-    return node | {"observation": "read:\n" + numbered(info["materials"])}
-
-
-def group_record(trajectories, question, tokenizer=None, chosen_by=None, **extra):
-    """Trajectories of one question for the page: the DAG of planner turns and the workers between them.
-    chosen_by: (the rule in words, the chosen trajectories)."""
-    nodes, done = [record.root_node()], []
-    for t in trajectories:
-        advantage = t.advantages[0] if t.advantages else None
-        path, parents = [0], [0]
-        for k, (turn, reports) in enumerate(zip(t.turns, t.info["workers"], strict=True)):
-            last = k == len(t.turns) - 1
-            label = f"answer: {t.info['answer'] or '-'}" if last else f"plan {k + 1}"
-            planner = len(nodes)
-            facts = {"label": label, "role": "planner", "advantage": advantage}
-            nodes.append(record.turn_node(planner, parents, turn, tokenizer, **facts))
-            parents = list(range(planner + 1, planner + 1 + len(reports))) or [planner]
-            for number, worker in zip(parents, reports, strict=False):
-                nodes.append(worker_node(number, planner, worker, tokenizer, advantage))
-            path += range(planner, len(nodes))
-        done.append(record.outcome(t, path, why(t, question, chosen_by)))
-    return record.group(question, nodes, done, **extra)
-
-
-def why(trajectory, question, chosen_by):
-    """What led to the reward and to the choice, in words."""
-    info = trajectory.info
-    strings = record.compared(info["answer"], question.answers)
-    lines = [f"F1 (sec. 4.1): {strings}: {trajectory.reward:.2f}"]
-    if chosen_by:
-        rule, chosen = chosen_by
-        was = "chosen" if any(trajectory is c for c in chosen) else "not chosen"
-        lines.append(f"{rule}{was} to learn from")
-    if info["faults"]:
-        lines.append("counted: " + ", ".join(f"{name} {n}" for name, n in info["faults"].items()))
-    return lines
-
-
-def prediction(trajectory, question):
-    """A row of eval_<set>.json."""
-    names = ("answer", "problem", "em", "f1", "searches", "tokens", "faults")
-    row = {"id": question.id, **{name: trajectory.info[name] for name in names}}
-    read = [line for reports in trajectory.info["workers"] for w in reports for line in w.info["materials"]]
-    row["read"] = float(metrics.stands_in(question.answers, " ".join(read)))  # not what workers say of it
-    return row | {"rounds": len(trajectory.turns)} | group_record([trajectory], question)
-
-
-def sample_record(policy, questions, made, chosen, stage, K, step):
-    """The iteration's first question with different rewards."""
-    i = grpo.first_with_spread([[t.reward for t in group] for group in made])
-    rule = f"K of this iteration {K:.3f}: " if stage in ("mygo", "offline") else ""
-    more = {"step": step, "prompt_ids": made[i][0].prompt_ids}
-    return group_record(made[i], questions[i], policy.tokenizer, (rule, chosen[i]), **more)
 
 
 def show_table(cfg, env):
@@ -1230,25 +1093,6 @@ def ask(cfg, policy, place):
 
 
 # ---------------------------------------------------------------- demonstrations
-
-def layers(steps):
-    """The steps of a demonstration as a DAG's layers: a step comes one layer after the one that finds its
-    subject.
-
-    >>> from common.world.demonstrations import Step
-    >>> made = layers([Step("A", "r", "X"), Step("X", "s", "1"), Step("B", "r", "Y"), Step("Y", "s", "2")])
-    >>> [[s.subject for s in layer] for layer in made]
-    [['A', 'B'], ['X', 'Y']]
-    """
-    depth = []
-    for i, step in enumerate(steps):
-        found = [depth[j] + 1 for j in range(i) if step.subject in (steps[j].found, steps[j].tail)]
-        depth.append(max(found, default=0))
-    made = [[] for _ in range(max(depth, default=-1) + 1)]
-    for step, d in zip(steps, depth, strict=True):
-        made[d].append(step)
-    return made
-
 
 class Demonstrator:
     """Writes a demonstration of the world as this agent's conversations; what workers read is what they would
@@ -1350,7 +1194,7 @@ def spoken(step):
 def render_demonstration(tokenizer, question, demo, place, cfg):
     """A demonstration of the world as conversations: [planner, worker, …]."""
     writer, found = Demonstrator(tokenizer, question, place, cfg), ""
-    for steps in layers(demo.steps):
+    for steps in demonstrations.layers(demo.steps):
         wanted = " ; ".join(f"now {spoken(s)} of {s.subject}" for s in steps)
         writer.layer(steps, found + wanted)
         found = "".join(f"found {spoken(s)} {s.found or 'nothing'} ; " for s in steps)

@@ -258,3 +258,22 @@ def of_questions(questions, index, top_k, render, reward, flaw_rate=0.0, progres
         if progress:
             progress(number + 1, len(questions))
     return kept, fate
+
+
+def layers(steps):
+    """The steps of a demonstration as a DAG's layers: a step comes one layer after the one that finds its
+    subject.
+
+    >>> from common.world.demonstrations import Step
+    >>> made = layers([Step("A", "r", "X"), Step("X", "s", "1"), Step("B", "r", "Y"), Step("Y", "s", "2")])
+    >>> [[s.subject for s in layer] for layer in made]
+    [['A', 'B'], ['X', 'Y']]
+    """
+    depth = []
+    for i, step in enumerate(steps):
+        found = [depth[j] + 1 for j in range(i) if step.subject in (steps[j].found, steps[j].tail)]
+        depth.append(max(found, default=0))
+    made = [[] for _ in range(max(depth, default=-1) + 1)]
+    for step, d in zip(steps, depth, strict=True):
+        made[d].append(step)
+    return made

@@ -8,7 +8,7 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import metrics, retriever, rollout, run, splits, tree_metrics, world
+from common import demonstrations, metrics, retriever, rollout, run, splits, tree_metrics, world
 from common.files import read_jsonl
 from common.world import hard
 
@@ -175,7 +175,7 @@ def test_planner_and_workers_have_longer_names_and_rare_relations_alone():
     made = hard.make_hard_world("warmup", questions=60, level=hard.Level(partial=.8))
     for q in made.questions:
         steps = hard.demonstrate(made, q, 0, 0.0).steps
-        assert [len(layer) for layer in mygo_mujica.layers(steps)] == [1] * len(steps)
+        assert [len(layer) for layer in demonstrations.layers(steps)] == [1] * len(steps)
 
 
 def test_a_level_is_for_the_world_alone():

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import mygo_mujica
-from common import data, guards, metric_table, metrics, report, rollout
+from common import data, guards, metric_table, metrics, report, rollout, team_metrics
 from common.files import RunError, read_jsonl
 from common.page import record, write_page
 from common.results import evaluations
@@ -491,7 +490,7 @@ HEALTHY = {
     ("selection", {"select/accepted": 0.0}, "--threshold"),
 ])
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
-    healthy, own, said = [dict(HEALTHY) for _ in range(10)], {"selection": mygo_mujica.few_are_chosen}, []
+    healthy, own, said = [dict(HEALTHY) for _ in range(10)], {"selection": team_metrics.few_are_chosen}, []
     assert guards.check(healthy[-1], healthy[:-1], more=own) == []
     counts = guards.watch(healthy[-1], healthy[:-1], said.append, more=own)
     assert counts == {f"guard/{n}": 0 for n in (*guards.GUARDS, "selection")} and said == []
