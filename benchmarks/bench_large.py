@@ -75,8 +75,8 @@ PARTS = (  # name, who has the function, its name
     ("meter", training.Meter, "add"),
     ("meter", training.Meter, "step"),
     ("meter", training.Meter, "means"),
-    ("metrics", at2po, "rollout_metrics"),
-    ("record", at2po, "sample_record"),
+    ("metrics", tree_metrics, "rollout_metrics"),
+    ("record", trees, "sample_record"),
 )
 
 

@@ -18,6 +18,7 @@ import mygo_mujica as m
 from common import chat, data, engine, grpo, kg, metrics, retriever, rollout, run, sharegpt, training
 from common import model as models
 from common.files import read_jsonl
+from common.page import teams
 from common.rollout import Policy, Trajectory, Turn
 from common.world import tiny
 from tests.conftest import Scripted, sample
@@ -318,7 +319,7 @@ def test_the_page_gets_planner_and_workers_as_a_dag(tokenizer):
         GOOD[4],
     ]
     t, _ = play(tokenizer, both)
-    group = m.group_record([t], QUESTION, tokenizer)
+    group = teams.group_record([t], QUESTION, tokenizer)
     assert [(n["id"], n["parents"]) for n in group["nodes"]] == [
         (0, []), (1, [0]), (2, [1]), (3, [1]), (4, [2, 3])
     ]
@@ -723,12 +724,12 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """The default run, shortened: few-shot, warm-up and MyGO, in text and graph.
+    """The default run, shortened: few-shot, warm-up and MyGO, in text and graph, on one of its two sets.
     (The tiny policy is made first, and cached.)"""
     folder = tmp_path_factory.mktemp("world")
     flags = (
         "--eval-limit 400 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
-        "--show-every 0"
+        "--show-every 0 --eval-data test"
     ).split()
     m.main([*flags, "--out", str(folder)])
     return folder / "mygo_mujica"
@@ -760,6 +761,17 @@ def test_mygo_learns_in_text_and_graph(world):
     assert gain > 0  # of 800 questions; few iterations gain little on the warm-up
 
 
+def test_the_world_is_tried_on_relations_that_were_never_trained_on():
+    train, [test, other] = m.load_world(m.parse_args(["--limit", "300", "--eval-limit", "60"]))
+    assert (test.name, other.name) == ("test", "other-relations") and len(test.questions) == 60
+
+    def needed(split):
+        return {relation for q in split.questions for _, relation, _ in q.evidences}
+    assert not needed(train) & set(m.OTHER_RELATIONS) and not needed(test) & set(m.OTHER_RELATIONS)
+    assert all({r for _, r, _ in q.evidences} & set(m.OTHER_RELATIONS) for q in other.questions)
+    assert not {q.id for q in test.questions} & {q.id for q in other.questions}
+
+
 @pytest.mark.slow
 def test_what_the_stages_leave_adds_up(world):
     for env, stage in itertools.product(("text", "kg"), ("few-shot", "warm-up", "mygo")):
@@ -767,15 +779,11 @@ def test_what_the_stages_leave_adds_up(world):
         assert (folder / "trajectories.html").exists() and (
             stage == "few-shot" or (folder / "curves.png").exists()
         )
-        for name in ("test", "other-relations"):
-            found = predictions(folder, name)
-            assert len(found) >= 300 and all(p["nodes"] and p["trajectories"] for p in found)
-            assert json.loads((folder / f"eval_{name}.json").read_text())["summary"]["em"] == pytest.approx(
-                sum(p["em"] for p in found) / len(found)
-            )
-    assert not {p["id"] for p in predictions(world / "seed0-kg-mygo")} & {
-        p["id"] for p in predictions(world / "seed0-kg-mygo", "other-relations")
-    }
+        found = predictions(folder)
+        assert len(found) >= 300 and all(p["nodes"] and p["trajectories"] for p in found)
+        assert json.loads((folder / "eval_test.json").read_text())["summary"]["em"] == pytest.approx(
+            sum(p["em"] for p in found) / len(found)
+        )
     for env in ("text", "kg"):
         folder = world / f"seed0-{env}-mygo"
         learned = rows(folder)
