@@ -1,6 +1,6 @@
 """What AT2PO is compared with, where it is more than a setting: DAPO's reward and choice of questions, AEPO's
-rollout and advantages, Tree-GRPO's credit; and a rule of ours for the values of a tree. Their loss is GRPO's
-(common/grpo.py).
+rollout and advantages, Tree-GRPO's credit; and two ideas of ours, a tree without rounds and a rule for its
+values. Their loss is GRPO's (common/grpo.py).
 
 AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
 off). Advantages by entropy are there, but their script computes no entropy, so they were off
@@ -11,6 +11,7 @@ with its chain's own first turn. A search too many ends the chain in their code.
 """
 
 import asyncio
+import heapq
 import math
 
 import torch
@@ -107,6 +108,45 @@ def balance_entropy(batches, weight):
     for b in batches:
         z = torch.where(b.response_mask, (b.entropies - mean) / std, 0.0)
         b.advantages = b.advantages * (1 + weight * z)
+
+
+# ---------------------------------------------------------------- a tree without rounds (ours)
+
+async def grow_free(advance, root, chains, branches, choose):
+    """A tree that waits for no round's slowest leaf, the limitation that AT2PO names (sec. 7): whenever a
+    leaf is in, one more turn is sampled anew, `branches` times in all.
+
+    advance(node, path): samples the turn behind a node. choose(turns known, number) -> the one to branch.
+    Time is counted in sampled tokens, as if all paths were decoded side by side, so that a tree does not
+    depend on what else is in the batch. A turn is known, and a leaf in, once no open turn began before its
+    end."""
+    open_turns = {}  # task -> time at which its turn began
+    ended = []       # heap of (time, path, turns of the path, node), each once
+    known = []
+    left = branches
+
+    def begin(node, path, time):
+        open_turns[asyncio.ensure_future(advance(node, path))] = time
+
+    for m in range(chains):
+        begin(root, f"chain{m}", 0)
+    while open_turns or ended:
+        while ended and all(began >= ended[0][0] for began in open_turns.values()):
+            time, *_, node = heapq.heappop(ended)
+            known.append(node)
+            if node.done and left:
+                left -= 1
+                chosen = choose(known, branches - left)
+                chosen.resamples += 1
+                begin(chosen.parent or root, f"{chosen.path}.{branches - left}", time)
+        if open_turns:
+            done, _ = await asyncio.wait(open_turns, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                node = task.result()
+                time = open_turns.pop(task) + len(node.turn.ids)
+                heapq.heappush(ended, (time, node.path, len(node.turns()), node))
+                if not node.done:
+                    begin(node, node.path, time)
 
 
 # ---------------------------------------------------------------- credit: Tree-GRPO, and values of ours

@@ -192,3 +192,57 @@ def test_its_settings_are_those_of_the_authors_code():
     assert baselines.BRANCHING == {"threshold": .5, "entropy": .2, "penalty": .05}
     with pytest.raises(SystemExit, match="--entropy-weight go with --loss grpo, dapo, aepo, not atpo"):
         at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--entropy-weight", ".2"])
+
+
+# ---- a tree without rounds
+
+LENGTHS = {  # path -> tokens of its turns; the last one answers
+    "chain0": (2, 9), "chain1": (3, 1), "chain0.1": (1,), "chain1.2": (4,), "chain1.3": (1,), ".1": (2, 2),
+}
+
+
+def free_tree(delays, branches, preferred):
+    """(root, [(the number of a branch, paths and depths of the turns known then)]); delays: path -> how many
+    rounds of the loop a turn takes."""
+    asked = []
+
+    async def advance(node, path):
+        new = Node(None, node, path)
+        node.children.append(new)
+        for _ in range(delays.get(path, 1)):
+            await asyncio.sleep(0)
+        length = LENGTHS[path]
+        depth = sum(n.path == path for n in new.parent.lineage()) if new.parent.turn else 0
+        new.turn = Turn([0] * length[depth], [0.0] * length[depth], "", "")
+        new.done = depth == len(length) - 1
+        return new
+
+    def choose(turns, number):
+        asked.append((number, [(n.path, len(n.turns())) for n in turns]))
+        wanted = preferred[number - 1]
+        return next((n for n in turns if n.path == wanted), root)
+
+    root = Node()
+    asyncio.run(baselines.grow_free(advance, root, 2, branches, choose))
+    return root, asked
+
+
+@pytest.mark.parametrize("delays", [{}, {"chain0": 9}, {"chain1": 9}, {"chain0.1": 20, "chain1": 3}])
+def test_a_leaf_brings_a_branch_in_the_order_of_sampled_tokens_whatever_came_in_first(delays):
+    root, asked = free_tree(delays, 3, ["chain0", "chain1", "chain1"])
+    # ends: chain0 2, chain1 3 and 4 (a leaf); its branch, beside chain0's first turn, 4 + 1 = 5 (a leaf, and
+    # so on); then chain1's first turn anew, 5 + 4 = 9; chain0 answers at 11
+    assert asked == [
+        (1, [("chain0", 1), ("chain1", 1), ("chain1", 2)]),
+        (2, [("chain0", 1), ("chain1", 1), ("chain1", 2), ("chain0.1", 1)]),
+        (3, [("chain0", 1), ("chain1", 1), ("chain1", 2), ("chain0.1", 1), ("chain1.2", 1)]),
+    ]
+    assert paths(root) == ["chain0", "chain0.1", "chain1", "chain1.2", "chain1.3"]
+    assert [n.path for n in root.children] == ["chain0", "chain1", "chain0.1", "chain1.2", "chain1.3"]
+    assert [n.resamples for n in root.children] == [1, 2, 0, 0, 0]
+
+
+def test_a_free_tree_ends_with_as_many_leaves_as_one_in_rounds():
+    root, asked = free_tree({}, 1, ["root"])
+    assert paths(root) == [".1", "chain0", "chain1"] and len(asked) == 1
+    assert len(free_tree({}, 0, [])[0].leaves()) == 2
