@@ -70,7 +70,6 @@ import random
 import re
 import sys
 import time
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -109,6 +108,7 @@ from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams
 from common.retriever import BM25Retriever
 from common.rollout import Policy, Trajectory, Turn, context_ids, stable_seed
+from common.team_splits import load_splits, topic_entities
 from common.world import hard, tiny
 
 # ---------------------------------------------------------------- config
@@ -208,8 +208,6 @@ PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki
         "offline": "77.09 / 83.16",
     },
 }
-# relations of the world that no training question has; the questions that need one are the out-of-domain set
-OTHER_RELATIONS = ("author", "publisher", "employer", "educated at", "headquarters location", "located in")
 
 # ---------------------------------------------------------------- prompts (Tables 7-10 are at the end)
 
@@ -373,21 +371,6 @@ class Team:
 
     def run(self, agents, progress=rollout.no_progress):
         return rollout.run_agents(agents, self.policy.engine, self.search, progress)
-
-
-def topic_entities(question, graph):
-    """Names in the graph of the entities that the question starts from (sec. 4.1: gold topic entities): those
-    the data set names, else the heads of its evidences that no other evidence leads to."""
-    def plain_name(name):
-        name = unicodedata.normalize("NFKD", name.replace("ł", "l").replace("Ł", "L"))
-        return metrics.normalize_answer(name.encode("ascii", "ignore").decode())
-
-    tails = {plain_name(t) for _, _, t in question.evidences}
-    heads = [[h, ""] for h, _, _ in question.evidences if plain_name(h) not in tails]
-    found = []
-    for names in question.entities or heads:
-        found += [n for n in names if n and n in graph][:1]
-    return list(dict.fromkeys(found))
 
 
 def opening(place, question, cfg):
@@ -831,7 +814,7 @@ def reproduce(cfg):
         stage_folder(cfg, env, stage)
     if cfg.checkpoint or cfg.model:
         models.find_model(cfg.checkpoint or cfg.model)
-    split, evals = load_splits(cfg)
+    split, evals = load_splits(cfg, PAPER_EVAL)
     for env in envs:
         place = split and Place(env, **vars(split))
         places = [Place(env, **vars(s)) for s in evals]
@@ -929,57 +912,6 @@ def that_fit(place, policy, cfg, few_shot):
         _, request = opening(place, q, cfg)
         return len(first_prompt(policy.tokenizer, place.env, "planner", request, few_shot))
     return splits.within_limit([place], length, cfg.max_prompt, cfg.skip_bad)[0]
-
-
-def load_splits(cfg):
-    """(training split or None, evaluation splits) with their graphs; in the world the questions apart by the
-    relations they need."""
-    if cfg.data == "world":
-        return load_world(cfg)
-    envs = cfg.envs.split(",")
-    split, evals = splits.load_splits(replace(cfg, limit=0), PAPER_EVAL, searched="text" in envs)
-    if split and cfg.limit:  # D.3: a random subset
-        size = min(cfg.limit, len(split.questions))
-        drawn = random.Random(stable_seed(cfg.seed, "subset")).sample(split.questions, size)
-        split = replace(split, questions=drawn)
-    everything = [q for s in (split, *evals) if s for q in s.questions]
-    bare = [q for q in everything if not q.context]
-    if bare and "kimi" in envs:
-        raise data.DataError(f"--envs kimi: question {bare[0].id} has no passages of its own")
-    if "kg" not in envs:
-        return split, evals
-    triples = [tuple(e) for q in everything for e in q.evidences]
-    if cfg.graph == "evidences" and not triples:
-        raise data.DataError("--graph evidences: the questions carry no evidences (2Wiki's official files "
-                             "do); give a file of triples")
-    of_evidences = cfg.graph == "evidences"
-    graph = kg.KnowledgeGraph.from_triples(triples) if of_evidences else kg.load_graph(cfg.graph)
-    for s in filter(None, (split, *evals)):
-        lost = sum(not topic_entities(q, graph) for q in s.questions)
-        if lost:
-            warn(f"{s.name}: {lost} of {len(s.questions)} questions have no topic entity in the graph: "
-                 "nothing can be searched for them")
-    return split and replace(split, graph=graph), [replace(s, graph=graph) for s in evals]
-
-
-def load_world(cfg):
-    """Training and evaluation never need one of OTHER_RELATIONS; the set "other-relations" always does. At
-    the second level, whose questions are as long as they are few, it has to be asked for."""
-    limit = cfg.eval_limit or 400
-    level = hard.parse(cfg.world)
-
-    def needs_other(q):
-        return any(relation in OTHER_RELATIONS for _, relation, _ in q.evidences)
-
-    def part(name, source, questions):
-        s = splits.world_split(source, cfg.world_size, questions, cfg.retriever, level)
-        wanted = [q for q in s.questions if needs_other(q) == (name == "other-relations")]
-        return replace(s, name=name, questions=wanted if name == "train" else wanted[:limit])
-
-    names = (cfg.eval_data or ("test" if level else "test,other-relations")).split(",")
-    drawn = 2 * limit if level else 4 * limit
-    evals = [part(n, "test" if n == "other-relations" else n, drawn) for n in names]
-    return part("train", "train", cfg.limit or 2000), evals
 
 
 def parse_args(argv=None):

@@ -8,7 +8,7 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import demonstrations, metrics, retriever, rollout, run, splits, tree_metrics, world
+from common import demonstrations, metrics, retriever, rollout, run, splits, team_splits, tree_metrics, world
 from common.files import read_jsonl
 from common.world import hard
 
@@ -166,9 +166,9 @@ def test_a_level_that_is_none_is_refused_in_words(given, said, capsys):
 
 def test_planner_and_workers_have_longer_names_and_rare_relations_alone():
     cfg = mygo_mujica.parse_args(["--world", "hard:partial=.8"])
-    train, [test] = mygo_mujica.load_world(replace(cfg, limit=100, eval_limit=60))
+    train, [test] = team_splits.load_world(replace(cfg, limit=100, eval_limit=60))
     assert len(test.questions) == 60 and test.questions[0].id.startswith(f"test-{hard.TEST_SEED}-")
-    assert all(r not in mygo_mujica.OTHER_RELATIONS for q in train.questions for _, r, _ in q.evidences)
+    assert all(r not in team_splits.OTHER_RELATIONS for q in train.questions for _, r, _ in q.evidences)
     with pytest.raises(SystemExit, match="elastic and noise"):
         mygo_mujica.parse_args(["--world", "hard:noise=.1"])
     # a step comes after the one that finds its subject, by whatever name
