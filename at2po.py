@@ -41,7 +41,6 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
     DAPO, Tree-GRPO       --loss dapo (Yu et al. 2025); --loss grpo --rollout tree --expansion random --credit
                           tree-grpo (Ji et al. 2025)
     AEPO                  --loss aepo (Dong et al. 2025), from its authors' code: common/baselines.py
-    rounds                --rollout free (ours): none, a branch for every leaf that is in
     token budget          paper: "comparable"; code: the same steps for all; ours: the baseline's tokens,
                           since a tree costs 19.6 chains and not 16 (--token-budget auto; DAPO, which the
                           paper grants three times the questions, has three times as many)
@@ -114,9 +113,8 @@ class Config(flags.PassageFlags):
     seeds: int = 1                  # seeds of such a table, from --seed on
 
     # ---- rollout
-    # auto = a tree for ATPO, branches (chains that split as they go) for AEPO, chains for the others; free =
-    # a tree without rounds (ours)
-    rollout: Literal["auto", "tree", "free", "branches", "chains"] = "auto"
+    # auto = a tree for ATPO, branches (chains that split as they go) for AEPO, chains for the others
+    rollout: Literal["auto", "tree", "branches", "chains"] = "auto"
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     expand: int = 6                 # N, turns regenerated a round | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
@@ -334,6 +332,9 @@ class Node:
     def leaves(self):
         return [n for n in self.nodes() if n.done]
 
+    def rewards(self):
+        return [leaf.trajectory.reward for leaf in self.leaves()]
+
 
 async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, watch=None, one_turn=False):
     """From the state after `node` to the end: sample a turn, search, observe, and so on. Returns the leaf;
@@ -379,12 +380,11 @@ async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, w
             return node
 
 
-def choose_nodes(root, cfg, rng, turns=None):
-    """The N nodes to branch next: the most uncertain turns (of all, or of `turns`), or random ones. The root
-    is one of them, with entropy 0. Too few nodes: the best ones again, or random ones with replacement, as in
-    the authors' code."""
-    turns = root.nodes()[1:] if turns is None else turns
-    candidates = [root] + [n for n in turns if cfg.expand_answers or not n.done]
+def choose_nodes(root, cfg, rng):
+    """The N nodes to branch next: the most uncertain turns, or random ones. The root is one of them, with
+    entropy 0. Too few nodes: the best ones again, or random ones with replacement, as in the authors'
+    code."""
+    candidates = [root] + [n for n in root.nodes()[1:] if cfg.expand_answers or not n.done]
     if cfg.expansion == "random":
         enough = len(candidates) >= cfg.expand
         return rng.sample(candidates, cfg.expand) if enough else rng.choices(candidates, k=cfg.expand)
@@ -411,14 +411,6 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
     elif cfg.rollout == "branches":
         rng = random.Random(stable_seed(seed, "branch"))
         await baselines.grow_branches(partial(start, one_turn=True), root, cfg, rng, len(policy.tokenizer))
-    elif cfg.rollout == "free":
-        one = replace(cfg, expand=1)
-
-        def choose(turns, number):
-            return choose_nodes(root, one, random.Random(stable_seed(seed, "expand", number)), turns)[0]
-
-        branches = cfg.rounds * cfg.expand
-        await baselines.grow_free(partial(start, one_turn=True), root, cfg.chains, branches, choose)
     else:
         await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.chains)))
         for r in range(cfg.rounds):
@@ -551,7 +543,7 @@ def assign_advantages(root, cfg):
     """A(n) for every turn of the tree, and the list of them for every leaf's trajectory. Returns False,
     leaving none, where all leaves have one reward: nothing to learn."""
     leaves = root.leaves()
-    rewards = [leaf.trajectory.reward for leaf in leaves]
+    rewards = root.rewards()
     if not grpo.has_spread(rewards):
         return False
     standardised = partial(leaf_values, sample_std=cfg.std == "sample")
@@ -694,7 +686,7 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(roots),
     }
 
-    if cfg.rollout in ("tree", "free"):
+    if cfg.rollout == "tree":
         row |= tree_metrics.credit_metrics([root for group in learn for root in group])
 
     meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
@@ -859,14 +851,14 @@ def resolve(cfg):
     if cfg.overlong_buffer >= cfg.max_response:
         flags.refuse("overlong_buffer", cfg.overlong_buffer, f"below --max-response {cfg.max_response}")
     may_be_zero = "steps rounds expand max_searches overlong_buffer token_budget"
-    negative = {"bad_format_reward": -math.inf}
+    negative = {"bad_format_reward": -math.inf, "branch_penalty": -math.inf}
     flags.check(cfg, may_be_zero, above_zero="lr temperature grad_clip", least=negative)
     flags.needs_a_model(cfg)
     keep_best.check(cfg)
     shape = cfg.rollout
     if shape == "auto":
         shape = {"atpo": "tree", "aepo": "branches"}.get(cfg.loss, "chains")
-    std = ("population" if shape in ("tree", "free") else "sample") if cfg.std == "auto" else cfg.std
+    std = ("population" if shape == "tree" else "sample") if cfg.std == "auto" else cfg.std
     name = f"{cfg.loss}-seed{cfg.seed}"
     if cfg.eval_only:
         model = cfg.model or cfg.policy_model
@@ -890,7 +882,7 @@ def main(argv=None):
 
 
 # ================================================================ appendix: nothing below is in the paper
-#
+
 METRICS = STEP | ROLLOUT | UPDATE | RATIO | tree_metrics.TREES
 
 # ---------------------------------------------------------------- records for the page

@@ -1,6 +1,6 @@
 """What AT2PO is compared with, where it is more than a setting: DAPO's reward and choice of questions, AEPO's
-rollout and advantages, Tree-GRPO's credit; and two ideas of ours, a tree without rounds and a rule for its
-values. Their loss is GRPO's (common/grpo.py).
+rollout and advantages, Tree-GRPO's credit; and a rule of ours for the values of a tree. Their loss is GRPO's
+(common/grpo.py).
 
 AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
 off). Advantages by entropy are there, but their script computes no entropy, so they were off
@@ -11,7 +11,6 @@ with its chain's own first turn. A search too many ends the chain in their code.
 """
 
 import asyncio
-import heapq
 import math
 
 import torch
@@ -57,7 +56,7 @@ def chosen_to_learn(roots, cfg):
     rewards, which come first, and others where there are not enough."""
     with_spread, flat = [], []
     for root in roots:
-        rewards = [leaf.trajectory.reward for leaf in root.leaves()]
+        rewards = root.rewards()
         (with_spread if grpo.has_spread(rewards) else flat).append(root)
     return roots if cfg.dynamic_sampling == 1 else [*with_spread, *flat][:cfg.questions_per_step]
 
@@ -101,52 +100,13 @@ async def grow_branches(advance, root, cfg, rng, vocabulary):
 def balance_entropy(batches, weight):
     """AEPO: A (1 + weight z), z being the entropy of the token's distribution, standardised over the sampled
     tokens that an update learns from: what the policy was uncertain of counts for more."""
-    parts = [b.entropies[b.response_mask].cpu() for b in batches if b.weight]
-    entropies = torch.cat(distributed.gather(parts))
+    learned = [b for b in batches if b.weight]
+    entropies = distributed.of_all_ranks(b.entropies[b.response_mask] for b in learned)
     mean = float(entropies.mean())
     std = float(entropies.std(correction=0)) or 1.0
     for b in batches:
         z = torch.where(b.response_mask, (b.entropies - mean) / std, 0.0)
         b.advantages = b.advantages * (1 + weight * z)
-
-
-# ---------------------------------------------------------------- a tree without rounds (ours)
-
-async def grow_free(advance, root, chains, branches, choose):
-    """A tree that waits for no round's slowest leaf, the limitation that AT2PO names (sec. 7): whenever a
-    leaf is in, one more turn is sampled anew, `branches` times in all.
-
-    advance(node, path): samples the turn behind a node. choose(turns known, number) -> the one to branch.
-    Time is counted in sampled tokens, as if all paths were decoded side by side, so that a tree does not
-    depend on what else is in the batch. A turn is known, and a leaf in, once no open turn began before its
-    end."""
-    open_turns = {}  # task -> time at which its turn began
-    ended = []       # heap of (time, path, turns of the path, node), each once
-    known = []
-    left = branches
-
-    def begin(node, path, time):
-        open_turns[asyncio.ensure_future(advance(node, path))] = time
-
-    for m in range(chains):
-        begin(root, f"chain{m}", 0)
-    while open_turns or ended:
-        while ended and all(began >= ended[0][0] for began in open_turns.values()):
-            time, *_, node = heapq.heappop(ended)
-            known.append(node)
-            if node.done and left:
-                left -= 1
-                chosen = choose(known, branches - left)
-                chosen.resamples += 1
-                begin(chosen.parent or root, f"{chosen.path}.{branches - left}", time)
-        if open_turns:
-            done, _ = await asyncio.wait(open_turns, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                node = task.result()
-                time = open_turns.pop(task) + len(node.turn.ids)
-                heapq.heappush(ended, (time, node.path, len(node.turns()), node))
-                if not node.done:
-                    begin(node, node.path, time)
 
 
 # ---------------------------------------------------------------- credit: Tree-GRPO, and values of ours
@@ -157,7 +117,7 @@ def values_within_chains(root, leaf_values):
     found = {}
     for first in root.children:
         leaves = first.leaves()
-        rewards = [leaf.trajectory.reward for leaf in leaves]
+        rewards = first.rewards()
         found |= dict(zip(leaves, leaf_values(rewards), strict=True))
     return found
 

@@ -30,9 +30,13 @@ def read_file(file):
     return rows
 
 
+def settings_of(cfg):
+    return {name: getattr(cfg, name) for name in MAKES_ROWS}
+
+
 def are_made(cfg, folder):
     """Whether a folder has them; RunError where it was made with other settings."""
-    made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
+    made_with = settings_of(cfg)
     settings = folder / "settings.json"
     if settings.exists() and read_json(settings, dict) != made_with:
         raise RunError(f"{folder} was made with other settings than {made_with} (settings.json): choose "
@@ -42,8 +46,7 @@ def are_made(cfg, folder):
 
 def begin(cfg, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
-    write_json(folder / "settings.json", made_with)
+    write_json(folder / "settings.json", settings_of(cfg))
 
 
 def write(folder, rows):

@@ -22,7 +22,7 @@ import shlex
 import sys
 import textwrap
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal, get_args, get_type_hints
 
 import torch
 import tyro
@@ -137,12 +137,14 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
     above it, and {name: minimum} of some: the script's own beside the shared ones, names with blanks."""
     may_be_zero = (*MAY_BE_ZERO, *may_be_zero.split())
     above_zero = (*ABOVE_ZERO, *above_zero.split())
+    hints = get_type_hints(type(cfg))
     for name, value in vars(cfg).items():
         if isinstance(value, float) and not math.isfinite(value):
             refuse(name, value, "a finite number")
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        minimum = 0 if isinstance(value, float) or name in may_be_zero else 1
+        whole = int in (hints[name], *get_args(hints[name]))
+        minimum = 1 if whole and name not in may_be_zero else 0
         minimum = (least or {}).get(name, minimum)
         if value < minimum and name not in above_zero:
             refuse(name, value, f"at least {minimum}")

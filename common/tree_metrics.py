@@ -34,7 +34,7 @@ def rollout_metrics(roots):
         "rollout/entropy": rollout.entropy(turns),
         "rollout/cut_off": rollout.mean(t.turns[-1].stop_reason == "length" for t in done),
         "rollout/flat_groups": 1 - rollout.mean(  # of all that were sampled, DAPO's left out ones too
-            grpo.has_spread([leaf.trajectory.reward for leaf in root.leaves()]) for root in roots),
+            grpo.has_spread(root.rewards()) for root in roots),
         **({"rollout/resample_same": rollout.mean(same)} if same else {}),
     }
 

@@ -636,7 +636,7 @@ def test_ask_and_refusals(tmp_path, capsys, qwen):
     file.write_text('{"question": "q", "answer": "Ada"}\n' * 3)
     for message, flags in (
         ("numbers between 0 and 1", ["--lambdas", ".5,2"]),
-        ("--group-size 1: must be at least 2", ["--group-size", "1"]),
+        ("--group-size 1: at least 2", ["--group-size", "1"]),
         ("no config.json", ["--stage", "merge", "--out", tmp_path]),
         ("needs --model", ["--data", file]),
         ("no contexts to pool", ["--data", file, "--model", qwen, "--corpus", "contexts"]),

@@ -25,14 +25,10 @@ def prediction(trajectory, question, label, why):
     return row | shown
 
 
-def rewards_of(root):
-    return [leaf.trajectory.reward for leaf in root.leaves()]
-
-
 def sample_record(policy, roots, questions, step, cfg, turn_ratios, label, why):
     """The step's first tree with right and wrong leaves: every node with value, advantage, and how far the
     step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on."""
-    rewards = [rewards_of(root) for root in roots]
+    rewards = [root.rewards() for root in roots]
     shown = grpo.first_with_spread(rewards)
     root, question = roots[shown], questions[shown]
     leaves = root.leaves()
