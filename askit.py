@@ -10,7 +10,7 @@ ask sub-questions; trained inside the PPO loop, it learns which ones help.
                  supervised loss                         supervised_states, supervised_loss
                  PPO, baseline of sampled paths          path_reward, baselines, ppo_loss
                  beam search                             beam_search
-    sec. 3.3-4   question approximation, sub-questions   ask_questions, common/sub_questions.py
+    sec. 3.3-4   question approximation, sub-questions   question_losses, ask_questions
     sec. 4.4     correlation of p and reward             correlation (common/evidence_evaluation.py)
     sec. 4.5.1   "PPO + sub-questions"                   forced_questions
     sec. 6       what it leaves for later                question_loss (joint training), answer_rewards
@@ -38,20 +38,22 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     baseline b(s)     paper: paths sampled from s; code: greedy ones after every candidate, weighed by pi;
                       ours: other paths of the question through the same evidence, fresh ones where they are
                       few (--baseline, --baseline-rollouts)
-    PPO               paper: "batch size 6", one update a step, so r = 1 and nothing is clipped; code: a
-                      replay buffer, a loss over all candidates; ours: sampled actions (--mini-batch)
-    unreachable gold  code: such questions are left out; ours: they stay, as gold that cannot be found
+    PPO               paper: "batch size 6"; code: a replay buffer, a loss over all candidates of a state;
+                      ours: sampled actions. With the paper's numbers a step is one update, where r = 1 and
+                      nothing is clipped; several where --mini-batch is smaller than the step's paths
+    unreachable gold  code: such questions are left out; ours: they stay where some gold can be found
     long states       code: cut at 512 tokens; ours: the oldest sentences are left out (--max-tokens)
     beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
     dropout           off in all stages, so that ratios begin at 1
     Spearman          paper: cov / (cov cov), 1,000 questions; code: temperature .5, F1, 8 actions; ours: of
-                      ranks, over questions whose paths differ (--correlate)
-    question's target paper: the approximation of the evidence found; code: of what is found later, but one;
-                      ours: of the gold that is missing (--sqg-target)
+                      ranks, over questions whose paths differ (--correlate); log p is without T5's
+    question's target paper: the approximation of the evidence found; code: of the evidence found later, from
+                      one too late on; ours: of the gold that is missing (--sqg-target)
     joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO
     "+ sub-questions" code: where the policy would not submit, a sub-question takes the question's place in a
                       search whose finds are all kept; the asker reads evidence with blanks between all
-                      letters. Ours: without these; and with the sub-question behind the evidence (append)
+                      letters. Ours: without those blanks (replace); beside it the sub-question as coarse
+                      query for one sentence, and behind the evidence in the policy's text (append)
 
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
@@ -59,8 +61,9 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     python askit.py --model paper --data hotpotqa     the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
     python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
-In common/: states and paths in evidence.py, models and stages in evidence_models.py, evidence_stages.py,
-numbers in evidence_evaluation.py.
+In common/: states (and made-up ones to train on) and paths in evidence.py, models and stages in
+evidence_models.py and evidence_stages.py, what a T5 reads in sub_questions.py, numbers in
+evidence_evaluation.py, the reader in reader.py.
 """
 
 import math
@@ -76,7 +79,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import data, encoders, flags, loop, metrics, run, seq2seq, supervised, training
+from common import data, encoders, flags, loop, metrics, run, seq2seq, training
 from common.evidence import (
     ASK,
     SUBMIT,
@@ -109,12 +112,11 @@ from common.evidence_stages import checkpoint_of, is_done, load_stage, open_stag
 from common.files import Progress, say
 from common.metric_table import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
-from common.reader import answers_of, evaluate_answers, reader_losses
+from common.reader import answers_of, evaluate_answers, reader_row, span_loss
 from common.rollout import stable_seed
 from common.sub_questions import (
     approximation_rows,
     evaluate_approximations,
-    question_losses,
     sub_question_input,
     sub_question_rows,
 )
@@ -126,7 +128,9 @@ class Config(flags.Flags):
     """The paper's settings; what a run needs besides (data, names) is in common/flags.py."""
 
     # ---- stages and models
-    # what to do; all = coarse, supervised, ppo; ask = qap, sqg, joint; each of them evaluated
+    # what to do; all = coarse, supervised, ppo; ask = qap (question approximation, which sqg learns from),
+    # sqg (sub-questions), joint; each of them evaluated. reader = that of --reward answer; eval = of
+    # --checkpoint, or of what ppo left
     stage: Literal[
         "all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader", "eval"] = "all"
     encoder: str = ""               # coarse encoder; empty = with --model paper the paper's, else a tiny one
@@ -232,6 +236,12 @@ WORLD = dict(
     ask_steps=100,
     reader_steps=3000,
 )
+PAPER_MODELS = {
+    "encoder": "sentence-transformers/multi-qa-MiniLM-L6-cos-v1",
+    "action_model": "prajjwal1/bert-mini",
+    "submit_model": "deepset/tinyroberta-squad2",
+    "question_model": "ThomasSimonini/t5-end2end-question-generation",
+}
 PAPER_EVAL = "hotpotqa-dev"
 PAPER = {  # EM / F1, HotpotQA distractor dev
     ("supervised", PAPER_EVAL): "30.2 / 63.9",
@@ -241,7 +251,10 @@ PAPER = {  # EM / F1, HotpotQA distractor dev
 }
 
 
-# ---------------------------------------------------------------- reward (states: common/evidence.py)
+# ---------------------------------------------------------------- reward
+#
+# A state is (case, steps): a question with its sentences, and in their order the numbers of the sentences
+# taken and the SubQuestions asked (common/evidence.py).
 
 def path_reward(case, steps, cfg):
     """gamma^T F1 + bonus if the evidence is exactly the gold (sec. 3.1.2), less what its sub-questions cost;
@@ -278,7 +291,8 @@ def rewarded(policy, paths):
 # ---------------------------------------------------------------- coarse retrieval (sec. 3.1.1)
 
 def coarse_loss(scores, missing, kind="mean"):
-    """Of one state: scores (sentences,) of all that are not taken, `missing` the gold among them."""
+    """Of one state: scores (sentences,) of all that are not taken and perhaps another question's; missing:
+    the places of gold among them."""
     logp = scores.log_softmax(0)[missing]
     if kind == "logsumexp":
         return -logp.logsumexp(0)
@@ -288,13 +302,13 @@ def coarse_loss(scores, missing, kind="mean"):
 def coarse_step(encoder, cases, others, cfg, rng):
     """Loss of a batch of states, and how many have missing gold as their best sentence. Negatives: the
     question's other sentences and those of one other question."""
-    states, texts = [], []
+    taken_of, texts = [], []
     for case in cases:
-        states.append(training_state(case, rng, cfg.noise_rate, complete=False))
-        texts.append(state_ids(encoder.pair_tokenizer, case, states[-1]))
+        taken_of.append(training_state(case, rng, cfg.noise_rate, complete=False))
+        texts.append(state_ids(encoder.pair_tokenizer, case, taken_of[-1]))
     vectors = encoder.encode(texts)
     losses, right = [], 0
-    for case, taken, other, vector in zip(cases, states, others, vectors, strict=True):
+    for case, taken, other, vector in zip(cases, taken_of, others, vectors, strict=True):
         left = [i for i in range(len(case.texts)) if i not in taken]
         missing = [k for k, i in enumerate(left) if i in case.gold]
         corpus = case.vectors[left]
@@ -345,8 +359,8 @@ def offers(policy, states):
 
 def log_policy(policy, rows):
     """(n, 1 + k) log pi of submit and of what is offered, of rows (state, actions it offers, …); -inf where
-    there are fewer. A next-sentence model scores sentences, a question-answering model submitting; the text
-    of asking is "?"."""
+    there are fewer. A next-sentence model scores sentences, and reads sub-questions too; a question-answering
+    model scores submitting from the sentences alone. The text of asking is "?"."""
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
     asking = action.ids("?")
     action_pairs, submit_pairs, places = [], [], []
@@ -370,17 +384,18 @@ def log_policy(policy, rows):
         if action_pairs:
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
-            logits[where] = scores.logits[:, 0].float()
+            logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
     paper = policy.cfg.submit_score == "paper"
     second = out.end_logits[:, 0] if paper else out.start_logits[:, 1]
-    no_answer = out.start_logits[:, 0] + second  # of the first token
+    no_answer = out.start_logits[:, 0] + second  # SQuAD 2's readers say "no answer" at the first token
     logits[:, 0] = -no_answer.float() / 2
     return logits.log_softmax(-1)
 
 
 @torch.no_grad()
 def policy_of(policy, states):
-    """[(actions, log-probs)] of states, cached until the weights change; the first action is to submit."""
+    """[(actions, log-probs)] of states, cached until policy.forget(); the first action is to submit, behind
+    it stands what is offered."""
     new = [s for s in dict.fromkeys(states) if s not in policy.cache]
     rows = list(zip(new, offers(policy, new), strict=True))
     for part in state_batches(rows, policy.cfg):
@@ -396,7 +411,7 @@ def policy_of(policy, states):
 @torch.no_grad()
 def ask_questions(policy, states, draws=None):
     """[SubQuestion] for states: sampled where draws (a random.Random each) are given, else the best of the
-    beams, cached until the weights change."""
+    T5's own beam search, cached until policy.forget()."""
     if not states:
         return []
     new = states if draws else [s for s in states if s not in policy.asked]
@@ -462,7 +477,8 @@ def greedy_paths(policy, cases):
 
 def beam_search(policy, cases, width):
     """The most probable path of each question among `width` hypotheses a step. From one beam; hypotheses are
-    distinct; those that ended compete with those that go on, by log p(tau), without length normalisation."""
+    distinct, since each has another parent or another last step; those that ended compete with those that go
+    on, by log p(tau), without length normalisation."""
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
         found = policy_of(policy, [p.state for p in running])
@@ -505,7 +521,7 @@ def forced_questions(policy, cases, mode):
                 asking.append(n)
         questions = ask_questions(policy, [seen(paths[n]) for n in asking])
         for n, question in zip(asking, questions, strict=True):
-            paths[n] = paths[n].after(question, 0.0)
+            paths[n] = paths[n].after(question, 0.0)  # log p of what the policy did not choose
         if mode == "append":
             found = policy_of(policy, [paths[n].state for n in asking])
             for n, (actions, logprobs) in zip(asking, found, strict=True):
@@ -553,8 +569,9 @@ def baselines(policy, paths, min_others, *seed):
 
     for p in paths:
         note(p)
+    # from the question down: a fresh path counts for every state that it comes through
     for depth in range(max(len(p.actions) for p in paths)):
-        starts = {}
+        starts = {}  # (case, steps or their set, number of the fresh path) -> where it starts
         for p in paths:
             for case, steps in p.states()[depth:depth + 1]:
                 state = same(case, steps)
@@ -667,7 +684,7 @@ def supervised_states(policy, cases, cfg, rng):
     states = []
     for case in cases:
         taken = training_state(case, rng, cfg.noise_rate, complete=True)
-        states.append((case, taken[: cfg.max_evidence - 1]))
+        states.append((case, taken[: cfg.max_evidence - 1]))  # (a full state offers nothing)
     if policy.may_ask:
         states = some_asked(policy, states, rng)
     rows = []
@@ -714,7 +731,7 @@ def ppo_update(policy, optimizer, paths, advantages, cfg, keep, reference=None):
         for p, weights in zip(part, credit, strict=True):
             steps = [*p.steps[p.first :], SUBMIT]
             for t, state in enumerate(p.states()):
-                actions, _ = policy.cache[state]
+                actions, _ = policy.cache[state]  # as they were when it was sampled; submitting first
                 chosen = actions.index(p.actions[t])
                 numbers = p.logprobs[t], weights[t]
                 rows.append((state, actions[1:], chosen, *numbers))
@@ -756,7 +773,8 @@ def question_step(asker, reference, questions, num_paths, cfg, meter):
 
 # ---------------------------------------------------------------- train
 #
-# Losses of a supervised stage: yield (loss, rows, right ones) of an update's forward passes.
+# Losses of the supervised stages: yield (loss, how many were judged, how many of them right) of an update's
+# forward passes.
 
 def coarse_losses(encoder, cases, cfg, rng):
     """The encoder learns which sentences are missing; the sentences' own vectors stay as they are."""
@@ -778,6 +796,72 @@ def supervised_losses(policy, cases, cfg, rng):
         loss = supervised_loss(logp, right) * len(part) / len(rows)
         yield loss, len(part), int(hits)
     policy.forget()
+
+
+def question_losses(writer, rows, cfg, rng):
+    """A T5 learns rows [(input ids, target ids)]: question approximation, or sub-questions."""
+    batch = rng.choices(rows, k=cfg.question_batch)
+    tokens = sum(len(target) for _, target in batch)
+    for part in seq2seq.batches(batch, cfg.micro_tokens):
+        inputs, targets = zip(*part, strict=True)
+        logp, mask = writer.logprobs(inputs, targets)
+        likely = logp[mask] > math.log(0.5)
+        right = int(likely.sum())
+        yield -logp.sum() / tokens, len(likely), right
+
+
+def reader_losses(reader, cases, cfg, rng):
+    """An extractive reader learns to find the answer where all gold is there, and nothing elsewhere."""
+    rows = []
+    for case in rng.choices(cases, k=cfg.supervised_batch):
+        taken = training_state(case, rng, cfg.noise_rate, complete=True)
+        if rng.random() < 0.5:  # all gold is there
+            missing = sorted(case.gold - set(taken))
+            taken = (*taken, *rng.sample(missing, len(missing)))
+        rows.append(reader_row(reader.pair_tokenizer, case, taken))
+    loss, right = span_loss(reader, rows)
+    yield loss, len(rows), right
+
+
+RATES = {  # fields of learning rate and warm-up; the others: those of the supervised stage
+    "coarse": ("coarse_lr", "coarse_warmup"),
+    "qap": ("question_lr", ""),
+    "sqg": ("question_lr", ""),
+}
+EVERY = 25  # supervised updates a step of the log
+
+
+def supervise(cfg, folder, learner, stage, losses, evaluate_now):
+    """--<stage>-steps updates, linear warm-up and half a cosine. losses(rng): of an update; each has a random
+    generator of its own."""
+    lr, warmup = RATES.get(stage, ("supervised_lr", "supervised_warmup"))
+    lr, warmup = getattr(cfg, lr), getattr(cfg, warmup, 0)
+    updates = getattr(cfg, f"{stage}_steps")
+    logged = replace(cfg, steps=rows_of_log(updates), show_every=0)
+    optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
+    state = {"updates": None}  # made so far: a run may go on with more after a step of fewer
+    for step, row in loop.steps(
+        logged, folder, learner, optimizer, PRETRAIN_METRICS, state, evaluate_now, label=f"{stage} | "
+    ):
+        meter = training.Meter()
+        begin = state["updates"]
+        if begin is None:
+            begin = (step - 1) * EVERY
+        state["updates"] = min(step * EVERY, updates)
+        for number in range(begin, state["updates"]):
+            training.set_lr(optimizer, training.cosine_lr(number, updates, lr, warmup=warmup))
+            rng = random.Random(stable_seed(cfg.seed, stage, number))
+            for loss, judged, right in losses(rng):
+                loss.backward()
+                meter.add(loss, {"tokens": judged, "right_sum": right})
+            meter.step(learner.model, optimizer, cfg.grad_clip, ())  # (no batches are kept)
+        row |= meter.means()
+        if meter.total.get("tokens"):  # nothing, where no update was finite
+            row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
+
+
+def rows_of_log(updates):
+    return -(-updates // EVERY)
 
 
 def train(cfg, folder, policy, cases, evaluate_now):
@@ -871,7 +955,7 @@ STAGES = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg", "joint")
 
 def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
-    refused first."""
+    refused first (opening a folder only checks)."""
     stages = STAGES.get(cfg.stage, (cfg.stage,))
     for stage in () if cfg.ask else stages:
         open_stage(cfg, stage)
@@ -892,12 +976,14 @@ def run_stage(cfg, stage, split, evals):
     folder = open_stage(cfg, stage)
     sets = sets_of(cfg, stage, evals)
     samples = stage in ("ppo", "joint")
-    steps = cfg.steps if samples else supervised.steps_of(getattr(cfg, f"{stage}_steps", 0))
+    updates = getattr(cfg, f"{stage}_steps", 0)  # none of eval
+    steps = cfg.steps if samples else rows_of_log(updates)
     if is_done(folder, steps, sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)
     able = [c for c in split.cases if c.gold] if split else []
     every = [c for part in (split, *evals) if part for c in part.cases]
+    # the model that is trained, and what is evaluated: itself, or the policy that a T5 asks for
     learner, judged = load_stage(cfg, stage, folder.start, every)
 
     def evaluate_all(when=""):
@@ -913,14 +999,13 @@ def run_stage(cfg, stage, split, evals):
         if samples:
             train(cfg, folder, learner, able, evaluate_now)
         elif steps:
-            losses, lr, warmup = learning_of(cfg, stage, learner, judged, able)
-            supervised.supervise(
-                cfg, folder, learner, stage, losses, lr, warmup, PRETRAIN_METRICS, evaluate_now)
+            losses = losses_of(cfg, stage, learner, judged, able)
+            supervise(cfg, folder, learner, stage, losses, evaluate_now)
         draw_evaluations(folder, evaluate_all())
 
 
-def learning_of(cfg, stage, learner, policy, cases):
-    """(losses of an update, learning rate, steps of warm-up) of a supervised stage."""
+def losses_of(cfg, stage, learner, policy, cases):
+    """losses(rng) of a supervised stage; policy: what finds the evidence that a T5 learns from."""
     if stage in ("qap", "sqg"):
         with Progress("evidence") as progress:
             paths = search_all(policy, cases, "greedy", progress)
@@ -930,11 +1015,9 @@ def learning_of(cfg, stage, learner, policy, cases):
         else:
             approximator = load_writer(cfg, checkpoint_of(cfg, "qap"))
             rows = sub_question_rows(learner, approximator, paths, cfg.sqg_target)
-        return partial(question_losses, learner, rows, cfg), cfg.question_lr, 0
-    if stage == "coarse":
-        return partial(coarse_losses, learner, cases, cfg), cfg.coarse_lr, cfg.coarse_warmup
-    losses = supervised_losses if stage == "supervised" else reader_losses
-    return partial(losses, learner, cases, cfg), cfg.supervised_lr, cfg.supervised_warmup
+        return partial(question_losses, learner, rows, cfg)
+    kinds = {"coarse": coarse_losses, "supervised": supervised_losses, "reader": reader_losses}
+    return partial(kinds[stage], learner, cases, cfg)
 
 
 def parse_args(argv=None):
@@ -942,12 +1025,15 @@ def parse_args(argv=None):
     argv, _, in_world = flags.given_flags(argv)
     default = Config(**WORLD) if in_world else Config()
     cfg = flags.cli(default, Config(), __doc__, argv)
+    # all other numbers: whole ones at least 1, others at least 0
     may_be_zero = "coarse_warmup supervised_warmup fine_layers baseline_rollouts correlate ask_steps"
     above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
-    flags.check(cfg, f"{may_be_zero} max_questions", above_zero, least={"group_size": 2})
+    may_be_zero += " max_questions"
+    flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
     stage = "eval" if cfg.eval_only else cfg.stage
     name = cfg.name or f"seed{cfg.seed}"
-    return with_models(replace(cfg, stage=stage, eval_only=stage == "eval", name=name))
+    cfg = replace(cfg, stage=stage, eval_only=stage == "eval", name=name)
+    return with_models(cfg, PAPER_MODELS)
 
 
 def main(argv=None):

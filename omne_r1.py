@@ -5,7 +5,7 @@ knowledge graph with two tools: entity_matcher finds names, node_info reads a no
 are made from the graph itself. Stage 1, PPO, makes trajectories; stage 2 learns from them and from templates,
 where thoughts count for less than calls; stage 3 is PPO again.
 
-    sec. 2          questions from paths            common/synthesis.py, make_questions
+    sec. 2          questions from paths            common/synthesis.py, graph_sources.py
     sec. 3.1        think, call a tool, answer      play, read_round
     sec. 3.3.1      PPO, GAE, value loss            gae, assign_credit, ppo_loss
     sec. 3.3.2      reward of stage 1               first_reward
@@ -20,8 +20,8 @@ Where paper and authors' code differ, or the paper is silent:
 
     weights of the stages   stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories; stage 2 begins
                             with Qwen3-14B as released; stage 3 goes on from two models of stage 2, adapters
-                            with thoughts at w = .001, and full weights without. Ours: with one base
-                            (--sft-from stage1; --warmup-data makes two, with and without thoughts)
+                            with thoughts at w = .001, and full weights without thoughts. Ours: all of it
+                            from one base (--sft-from stage1 is not the paper's; --warmup-data makes two)
     accuracy                paper: the same string but for blanks around it; "normalised" is ours (SQuAD's
                             rules), and the code's in its reward. The gold answer is a node's name: no aliases
     rounds                  7 calls, then one turn more to answer in; code: 5
@@ -189,8 +189,8 @@ class Config(flags.PolicyFlags):
     # what to learn from: ShareGPT rows; empty = those of stage 1 with reward 1, and templates
     sft_data: str = ""
     sft_from: Literal["base", "stage1"] = "base"    # weights to begin with | sec. 3.4.1
-    sft_sampled: int = 5000         # trajectories of stage 1, at most
-    sft_templates: int = 5000       # template trajectories, at most
+    sft_sampled: int = 5000         # trajectories of stage 1, at most; not printed
+    sft_templates: int = 5000       # template trajectories, at most; not printed
     think_weight: float = .001      # w, what a thought's tokens count | Table 5
     loss_total: Literal["update", "forward"] = "update"     # what the weighted mean is taken over
     # rank of its adapters; 0 = full weights; auto = 8, and 0 without thoughts (the variants of sec. 3.5)

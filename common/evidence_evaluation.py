@@ -66,7 +66,8 @@ SCORES = ("em", "f1", "precision", "recall", "sentences")
 
 
 def scored(policy, paths, split, cfg):
-    """(rows, summary) of paths: the scores of their evidence, and what went wrong."""
+    """(rows, summary) of paths: the scores of their evidence, and what went wrong. Says how many states were
+    shortened since it was last asked."""
     rows = [prediction(policy, p) for p in paths]
     tokenizer = policy.action_tokenizer
     if tokenizer and tokenizer.shortened:

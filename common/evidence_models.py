@@ -116,19 +116,11 @@ def load_reader(cfg, source, cases):
 
 # ---------------------------------------------------------------- flags
 
-PAPER_MODELS = {
-    "encoder": "sentence-transformers/multi-qa-MiniLM-L6-cos-v1",
-    "action_model": "prajjwal1/bert-mini",
-    "submit_model": "deepset/tinyroberta-squad2",
-    "question_model": "ThomasSimonini/t5-end2end-question-generation",
-}
-
-
-def with_models(cfg):
-    """cfg with the ids of the paper's models where --model paper asks for them. Refuses models and flags that
-    do not go together, and stages without their model."""
+def with_models(cfg, paper):
+    """cfg with the ids of the paper's models {field: id} where --model paper asks for them. Refuses models
+    and flags that do not go together, and stages without their model."""
     if cfg.model == "paper":
-        names = {name: getattr(cfg, name) or value for name, value in PAPER_MODELS.items()}
+        names = {name: getattr(cfg, name) or value for name, value in paper.items()}
         cfg = replace(cfg, **names)
     scorers = bool(cfg.action_model) + bool(cfg.submit_model)
     own = bool(cfg.encoder)

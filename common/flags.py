@@ -133,8 +133,9 @@ ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
 def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
     """Refuses numbers that no run can use, and trackers and sets that do not exist.
 
-    Whole numbers are at least 1 and others at least 0, but for whole ones that may be 0, others that are
-    above it, and {name: minimum} of some: the script's own beside the shared ones, names with blanks."""
+    int fields: at least 1, or 0 if in may_be_zero; float fields: at least 0, or above 0 if in above_zero;
+    least {name: minimum} overrides. The names (with blanks between) are the script's own, beside the shared
+    ones."""
     may_be_zero = (*MAY_BE_ZERO, *may_be_zero.split())
     above_zero = (*ABOVE_ZERO, *above_zero.split())
     hints = get_type_hints(type(cfg))

@@ -1,9 +1,7 @@
 """What a T5 of ASKiT is given and has to write (sec. 3.3, 3.4, 4.1.3): question approximation, evidence to
 question; sub-question generation, a state to what the first model says of evidence."""
 
-import math
-
-from common import encoders, seq2seq
+from common import encoders
 from common.evidence import evidence_of
 from common.evidence_evaluation import score_texts
 from common.files import say
@@ -62,18 +60,6 @@ def sub_question_rows(writer, approximator, paths, target):
     texts = approximator.write(meant, "approximations")
     targets = [writer.ids(text) for text in texts]
     return list(zip(inputs, targets, strict=True))
-
-
-def question_losses(writer, rows, cfg, rng):
-    """A T5 learns rows [(input ids, target ids)]: question approximation, or sub-questions."""
-    batch = rng.choices(rows, k=cfg.question_batch)
-    tokens = sum(len(target) for _, target in batch)
-    for part in seq2seq.batches(batch, cfg.micro_tokens):
-        inputs, targets = zip(*part, strict=True)
-        logp, mask = writer.logprobs(inputs, targets)
-        likely = logp[mask] > math.log(0.5)
-        right = int(likely.sum())
-        yield -logp.sum() / tokens, len(likely), right
 
 
 def evaluate_approximations(policy, split, cfg, progress):

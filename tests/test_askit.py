@@ -20,7 +20,6 @@ from common import (
     evidence,
     metrics,
     report,
-    supervised,
     training,
     world,
 )
@@ -581,14 +580,14 @@ def test_all_stages_leave_what_can_be_read(whole):
 
 @pytest.mark.parametrize("stage", ["coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader"])
 def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, monkeypatch):
-    learned = supervised.supervise
+    learned = askit.supervise
 
     def long_schedule(cfg, *rest):
         """The half's learning rates are those of the whole."""
         monkeypatch.setattr(training, "cosine_lr", lambda *a, **k: 1e-3)
         return learned(cfg, *rest)
 
-    monkeypatch.setattr(supervised, "supervise", long_schedule)
+    monkeypatch.setattr(askit, "supervise", long_schedule)
     out = whole.parent
     for name in ("once", "twice"):
         for before in ("coarse", "supervised", "ppo", "qap", "sqg"):
