@@ -679,8 +679,7 @@ def question_loss(logprobs, old_logprobs, start_logprobs, mask, advantages, num_
 
 def supervised_states(policy, cases, cfg, rng):
     """[(state, offered actions, which of submitting and these are right)]: missing gold that is offered, or
-    submitting where none is missing. Where the policy may ask: asking, if the coarse stage offers no missing
-    gold."""
+    submitting where none is missing. Where the policy may ask: asking, if no missing gold is offered."""
     states = []
     for case in cases:
         taken = training_state(case, rng, cfg.noise_rate, complete=True)
@@ -795,7 +794,6 @@ def supervised_losses(policy, cases, cfg, rng):
         hits = right[range(len(part)), likeliest].sum()
         loss = supervised_loss(logp, right) * len(part) / len(rows)
         yield loss, len(part), int(hits)
-    policy.forget()
 
 
 def question_losses(writer, rows, cfg, rng):

@@ -31,6 +31,7 @@ def read_file(file):
 
 
 def settings_of(cfg):
+    """What decides which rows are made."""
     return {name: getattr(cfg, name) for name in MAKES_ROWS}
 
 
@@ -45,11 +46,13 @@ def are_made(cfg, folder):
 
 
 def begin(cfg, folder):
+    """Makes the folder and notes the settings, so that a killed run goes on with the same ones alone."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "settings.json", settings_of(cfg))
 
 
 def write(folder, rows):
+    """sharegpt.jsonl, and the file that tells LLaMA-Factory of it; RunError where there is no row."""
     if not rows:
         raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question has "
                        "a known path for a template")
