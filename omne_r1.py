@@ -69,7 +69,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -87,6 +86,7 @@ from common import (
     flags,
     graph_questions,
     graph_sources,
+    graph_stages,
     grpo,
     guards,
     loop,
@@ -102,15 +102,14 @@ from common import (
 from common import model as models
 from common.critic import load_actor_critic
 from common.direct import evaluate_directly
-from common.files import Progress, console, plain, read_jsonl, say, warn
+from common.files import Progress, console, plain, say, warn
 from common.graph_questions import has_hops
 from common.judge import Judge, score_answers
 from common.kg_tools import Call
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
-from common.path_thoughts import thoughts_by_teacher, thoughts_by_template
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.synthesis_files import Answers, Lines
+from common.synthesis_files import Lines
 from common.tool_calls import Fault, parse_tool_call, write_tool_call
 from common.world import graph_policy, tiny
 from kernels.weighted_ce import think_weights, weighted_cross_entropy
@@ -207,7 +206,7 @@ WORLD = dict(
     data="world",
     graph_encoder="",
     matches=3,
-    max_edges=6,
+    max_edges=5,
     max_turn=120,
     max_context=1900,
     curve_questions=100,
@@ -638,9 +637,11 @@ def sft_rows(cfg, place):
     """ShareGPT rows: a file's, or those that stage 1 and the templates give, made once."""
     if cfg.sft_data:
         return conversations.read_file(cfg.sft_data)
-    folder = run_path(cfg, "sft-data")
+    folder = graph_stages.path_of(cfg, "sft-data")
     if not conversations.are_made(cfg, folder):
-        source = stage_checkpoint(cfg, "stage1", "sft (--sft-sampled)") if cfg.sft_sampled else None
+        source = None
+        if cfg.sft_sampled:
+            source = graph_stages.checkpoint_of(cfg, "stage1", "sft (--sft-sampled)")
         place = replace(place, questions=[q for q in place.questions if has_hops(q, cfg.hops)])
         distributed.once(write_sft_rows, cfg, folder, source, place)
     return sharegpt.read(folder / "sharegpt.jsonl", conversations.FIELDS)
@@ -656,9 +657,7 @@ def write_sft_rows(cfg, folder, source, place):
         with Progress("trajectories of stage 1") as progress:
             rows += sampled_rows(replace(cfg, think="on"), policy, place, lines, progress)
         lines.close()
-    writer = thoughts_by_template(cfg.seed)
-    if cfg.teacher != "template":
-        writer = thoughts_by_teacher(graph_sources.teacher_of(cfg), Answers(folder / "answers.jsonl"))
+    writer = conversations.writer_of(cfg, folder)
     with Progress("template trajectories") as progress:
         rows += template_rows(cfg, place, writer, progress)
     conversations.write(folder, rows)
@@ -799,22 +798,8 @@ def evaluate(policy, place, cfg, progress):
     for t in done:
         t.reward = t.info["em"]
     rows = [call_records.prediction(t, q, label) for t, q in zip(done, place.questions, strict=True)]
-    faults = sum((Counter(t.info["faults"]) for t in done), Counter())
-    about = {"set": place.name, "seed": cfg.seed, "temperature": cfg.eval_temperature,
-             "faults": dict(sorted(faults.items())), "patterns": metrics.by_pattern(rows)}
-    lost = sum(t.info["lost"] for t in done)
-    if lost:
-        about["lost"] = lost
-        warn(f"{place.name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as "
-             "wrong")
-    keys = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
-    return rows, about | metrics.summarize(rows, keys) | metrics.by_standard(rows)
-
-
-def evaluate_direct(folder, policy, place, cfg, progress):
-    """Answers from memory, without tools or instructions (Table 2), kept in a folder."""
-    empty = NO_THOUGHT if cfg.think == "off" else ""
-    return evaluate_directly(policy, place, cfg, progress, folder, empty)
+    about = {"set": place.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
+    return rows, about | call_metrics.summary(rows, done, place.name)
 
 
 # ---------------------------------------------------------------- main
@@ -825,6 +810,9 @@ class Job:
     label: str
     kind: str
     cfg: Config
+
+    def folder(self):
+        return graph_stages.open_stage(self.cfg, self.label, self.kind)
 
 
 def reproduce(cfg):
@@ -837,12 +825,12 @@ def reproduce(cfg):
     if not cfg.ask:
         for one in configs:
             for job in jobs_of(one):
-                stage_folder(job)
+                job.folder()
     if cfg.checkpoint or cfg.model:
         models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
-    questions = run_path(configs[0], "questions")
+    questions = graph_stages.path_of(configs[0], "questions")
     place, evals = distributed.first(graph_sources.load, configs[0], questions)
     run.tell(cfg)
     for one in configs:
@@ -850,7 +838,7 @@ def reproduce(cfg):
             run_job(job, place, evals)
         if jobs_of(one):
             own = [job.label for job in jobs_of(one)]
-            distributed.once(omne_tables.show_table, one, own, partial(run_path, one))
+            distributed.once(omne_tables.show_table, one, own, partial(graph_stages.path_of, one))
 
 
 def jobs_of(cfg):
@@ -884,25 +872,25 @@ def run_job(job, place, evals):
     """Trains and evaluates, or only evaluates; leaves a run folder. What --resume finds done is not done
     again."""
     cfg, kind = job.cfg, job.kind
-    folder = stage_folder(job)
-    trains = kind in ("ppo", "sft", "rl")
-    last = (read_jsonl(folder.path / "metrics.jsonl") or [{}])[-1]
-    trained = kind not in ("ppo", "rl") or last.get("step", 0) >= cfg.steps
-    if folder.resume and trained and folder.evaluated(evals):
+    folder = job.folder()
+    trains = kind in graph_stages.TRAINING
+    steps = cfg.steps if kind in ("ppo", "rl") else 0
+    if graph_stages.is_done(folder, steps, evals):
         return say(f"{job.label}: done before")
     source = start_weights(job)
     examples = sft_rows(cfg, place) if kind == "sft" else None
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
     beside = 0 if kind == "sft" else None
     policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains, frozen=beside)
-    score = partial(evaluate_direct, folder.path) if kind == "direct" else evaluate
+    score = evaluate
+    if kind == "direct":  # from memory, without tools or instructions (Table 2)
+        empty = NO_THOUGHT if cfg.think == "off" else ""
+        score = partial(evaluate_directly, folder=folder.path, opening=empty)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
     place, *evals = splits.within_limit([place, *evals], length, cfg.max_prompt, cfg.skip_bad)
-
-    few = max(1, cfg.curve_questions // len(evals))
-    fixed = [replace(part, questions=graph_questions.some(part.questions, few)) for part in evals]
+    fixed = graph_questions.fewer(evals, cfg.curve_questions)
 
     def evaluate_now(when):
         return run.mean_em(run.evaluate_all(cfg, folder, policy, fixed, score, when))
@@ -915,8 +903,7 @@ def run_job(job, place, evals):
         if kind == "sft":
             found = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
             found = conversations.that_fit(found, cfg)
-            if not read_jsonl(folder.path / "samples.jsonl"):
-                folder.append("samples.jsonl", call_records.learned_samples(policy, found, label))
+            call_records.keep_learned(folder, policy, found, label)
             train_sft(cfg, folder, policy, found, evaluate_now)
         elif trains:
             asked = [q for q in place.questions if has_hops(q, cfg.hops)]
@@ -928,25 +915,12 @@ def run_job(job, place, evals):
             guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
 
 
-def run_path(cfg, label):
-    """Where a stage of this run is, or what it makes."""
-    return Path(cfg.out) / "omne_r1" / f"{cfg.name}-{label}"
-
-
-def stage_folder(job):
-    free = (*run.FREE_ON_RESUME, "stage", "seeds", "sweep", "weights", "judge", "judge_model",
-            "curve_questions")
-    name = f"{job.cfg.name}-{job.label}"
-    trains = job.kind in ("ppo", "sft", "rl")
-    return run.open_folder(job.cfg, "omne_r1", name, free, one_of_many=True, saves=trains)
-
-
 def base_weights(cfg):
     """What stages 1 and 2 begin with: a folder or hub id."""
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
         source = warmed_up(cfg, source)
-    return distributed.first(folded, cfg, checkpoint.find(source) or source)
+    return distributed.first(graph_stages.folded, cfg, checkpoint.find(source) or source)
 
 
 def start_weights(job):
@@ -957,22 +931,8 @@ def start_weights(job):
         before["sft"] = "stage1"
     if job.kind not in before or (cfg.checkpoint and cfg.stage != "all"):
         return base_weights(cfg)
-    return distributed.first(folded, cfg, stage_checkpoint(cfg, before[job.kind], job.kind))
-
-
-def stage_checkpoint(cfg, label, needed_by):
-    """The weights that a stage of this run left."""
-    folder = run_path(cfg, label) / "checkpoint"
-    found = checkpoint.find(folder)
-    if found is None:
-        raise models.ModelError(f"--stage {needed_by} goes on from {label}, and {folder} does not exist: run "
-                                "that stage first, or give --checkpoint")
-    return found
-
-
-def folded(cfg, source):
-    """The folder itself, or, of adapters, one of this run with the model that they make of their base."""
-    return models.folded(source, run_path(cfg, "merged"))
+    left = graph_stages.checkpoint_of(cfg, before[job.kind], job.kind)
+    return distributed.first(graph_stages.folded, cfg, left)
 
 
 def parse_args(argv=None):
@@ -983,14 +943,11 @@ def parse_args(argv=None):
     cfg = flags.cli(default, Config(), __doc__, argv)
     if cfg.sft_lora == "auto":
         cfg = replace(cfg, sft_lora=8 if cfg.think == "on" else 0)
+    cfg = replace(cfg, eval_only=cfg.eval_only or cfg.stage in ("eval", "direct"))
     check(cfg)
     stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
-    return replace(cfg, stage=stage, eval_only=only_evaluates(cfg),
-                   name=cfg.name or (f"seed{cfg.seed}" if cfg.seeds == 1 else ""))
-
-
-def only_evaluates(cfg):
-    return cfg.eval_only or cfg.stage in ("eval", "direct")
+    name = cfg.name or (f"seed{cfg.seed}" if cfg.seeds == 1 else "")
+    return replace(cfg, stage=stage, name=name)
 
 
 def check(cfg):
@@ -1000,22 +957,15 @@ def check(cfg):
     for name in ("gamma", "lam"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
-    if not 0 < cfg.test_share < 1:
-        flags.refuse("test_share", cfg.test_share, "above 0 and below 1")
     flags.check_numbers("weights", cfg.weights)
     if cfg.format_score == "graded" and cfg.think == "off":
         flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
     adapters = cfg.sft_lora and (cfg.stage in ("all", "sft") or cfg.sweep in ("weights", "modes"))
     if cfg.train_layers and adapters:
         flags.refuse("train_layers", cfg.train_layers, "is for whole weights: with --sft-lora 0 alone")
-    needs_model = not cfg.score and cfg.stage != "synthesize"
-    if needs_model and cfg.policy:
-        flags.needs_a_model(replace(cfg, eval_only=only_evaluates(cfg)))
-    graph_sources.check(cfg, needs_model, only_evaluates(cfg))
+    graph_sources.check(cfg)
     if cfg.seeds > 1 and cfg.name:
         flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")
-    if cfg.score and not cfg.judge:
-        flags.refuse("score", cfg.score, "needs --judge URL")
 
 
 def main(argv=None):
@@ -1091,12 +1041,8 @@ def label(turn):
 def ask(cfg, policy):
     """--ask: one trajectory, shown while it is played; TYPE: QUESTION where there are several graphs."""
     tools = graph_sources.load_tools(cfg)
-    known = list(tools.graphs or ["graph"])
-    graph_type, _, asked = cfg.ask.partition(": ")
-    if graph_type not in known:
-        graph_type, asked = known[0], cfg.ask
-    run.warn_of_unknown_words(policy.tokenizer, asked)
-    question = data.Question("ask", asked, [""], type=graph_type)
+    question = graph_questions.asked(cfg.ask, tools.graphs)
+    run.warn_of_unknown_words(policy.tokenizer, question.question)
     search = rollout.BatchedSearch(tools)
     seed = stable_seed(cfg.seed, "ask")
     agent = play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
@@ -1134,7 +1080,7 @@ def tiny_policy(cfg):
         prompt_ids = render_prompt(tokenizer, question["question"], question["domain"], "on")
         return [Trajectory(question["_id"], prompt_ids, turns)]
 
-    key = f"omne_r1/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
+    key = f"omne_r1/undirected/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
     words = graph_policy.words(cfg.max_edges)
     return tiny.tiny_policy(cfg, key, words, graph_policy.TAGS, render, index, pack_tokens=1024)
 

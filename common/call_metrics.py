@@ -1,8 +1,10 @@
 """The numbers of trajectories that call tools (omne_r1.judge), and of learning from conversations."""
 
 import re
+from collections import Counter
 
-from common import rollout
+from common import metrics, rollout
+from common.files import warn
 from common.metric_table import Metric
 
 # of a step that samples
@@ -43,6 +45,18 @@ def rollout_metrics(done):
         "rollout/standard": rollout.mean(is_standard(t) for t in done),
         "rollout/faults": rollout.mean(sum(t.info["faults"].values()) for t in done),
     }
+
+
+def summary(rows, done, name):
+    """Of an evaluation's rows and the trajectories that they are of; name: the set's."""
+    faults = sum((Counter(t.info["faults"]) for t in done), Counter())
+    about = {"faults": dict(sorted(faults.items())), "patterns": metrics.by_pattern(rows)}
+    lost = sum(t.info["lost"] for t in done)
+    if lost:
+        about["lost"] = lost
+        warn(f"{name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as wrong")
+    keys = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
+    return about | metrics.summarize(rows, keys) | metrics.by_standard(rows)
 
 
 def is_standard(trajectory):

@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from common import data, sharegpt, synthesis
 from common.files import RunError, read_json, say, warn, write_atomic, write_json
 from common.graph_questions import GRAPH_TYPE
+from common.graph_sources import teacher_of
 from common.kg_text import one_line
-from common.path_thoughts import template_calls
+from common.path_thoughts import template_calls, thoughts_by_teacher, thoughts_by_template
+from common.synthesis_files import Answers
 
 TEACHERS = 8  # requests at a time
 FIELDS = ("id", "graph_type", "question")
@@ -59,6 +61,13 @@ def write(folder, rows):
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
     write_atomic(folder / "sharegpt.jsonl", text)
+
+
+def writer_of(cfg, folder):
+    """Who words the thoughts of templates: phrases, or --teacher, whose answers the folder keeps."""
+    if cfg.teacher == "template":
+        return thoughts_by_template(cfg.seed)
+    return thoughts_by_teacher(teacher_of(cfg), Answers(folder / "answers.jsonl"))
 
 
 def walked_paths(cfg, questions, tools, writer, progress):

@@ -11,7 +11,7 @@ of which path and relations may be missing.
 import random
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import data, synthesis
@@ -86,6 +86,21 @@ def some(questions, count):
         return questions
     drawn = set(random.Random(0).sample(range(len(questions)), count))
     return [q for i, q in enumerate(questions) if i in drawn]
+
+
+def fewer(places, count):
+    """The places with `count` questions in all, the same every time, for a curve."""
+    each = max(1, count // len(places))
+    return [replace(place, questions=some(place.questions, each)) for place in places]
+
+
+def asked(text, graphs):
+    """The question of --ask; graphs: names of those there are. TYPE: QUESTION where there are several."""
+    known = list(graphs or ["graph"])
+    graph_type, _, question = text.partition(": ")
+    if graph_type not in known:
+        graph_type, question = known[0], text
+    return data.Question("ask", question, [""], type=graph_type)
 
 
 def held_out(question):

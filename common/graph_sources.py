@@ -16,8 +16,15 @@ from common.world import graphs as world_graphs
 TRAINED_DOMAINS = ("film", "music", "literature")  # the test has one more
 
 
-def check(cfg, needs_model, only_evaluates):
+def check(cfg):
     """Refuses graphs, questions and models that do not go together."""
+    if not 0 < cfg.test_share < 1:
+        flags.refuse("test_share", cfg.test_share, "above 0 and below 1")
+    needs_model = not cfg.score and cfg.stage != "synthesize"
+    if needs_model and cfg.policy:
+        flags.needs_a_model(cfg)
+    if cfg.score and not cfg.judge:
+        flags.refuse("score", cfg.score, "needs --judge URL")
     if cfg.data == "world":
         if cfg.graph:
             flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
@@ -27,7 +34,7 @@ def check(cfg, needs_model, only_evaluates):
                                          "http://HOST:PORT")
     if needs_model and not (cfg.model or cfg.checkpoint or cfg.policy):
         flags.refuse("model", cfg.model, "needed with --graph (or --checkpoint)")
-    asked = cfg.data or cfg.ask or only_evaluates and cfg.eval_data
+    asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
     if cfg.graph.startswith(REMOTE) and not asked:
         flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
 
@@ -112,7 +119,7 @@ def graphs_of_world(cfg, name, domains):
 def world_place(cfg, folder, name, domains, count):
     """A split's graphs, their tools, and questions by template."""
     graphs = graphs_of_world(cfg, name, domains)
-    teacher = Template(world_graphs.wording, world_graphs.weight_of(name))
+    teacher = Template(world_graphs.wording, world_graphs.weight_of(name), world_graphs.forward)
     questions = write_questions(folder / name, graphs, teacher, cfg, count)
     tools = LocalTools(graphs, cfg.max_edges, cfg.max_words)
     return Place(name, questions, tools)

@@ -12,7 +12,9 @@ entity, a role), without control characters, and "<" before a letter, "/" or "|"
 (chat.no_tags). A tokenizer's own tokens are chat.encode's matter: pass these texts as chat.Foreign.
 """
 
+import math
 import re
+from collections import Counter
 
 from common.chat import no_tags
 
@@ -98,11 +100,14 @@ def _edge(edge):
 
 
 def by_shared_words(edges, question):
-    """The edges that have most words of the question first; otherwise in their order."""
+    """The edges that have most words of the question first; of those with as many, the ones whose words few
+    other edges have (of a city, its country before all who were born there); otherwise in their order."""
     asked = _words(question)
-    if not asked:
-        return edges
-    return sorted(edges, key=lambda edge: -len(asked & _words(edge)))
+    shared = [asked & _words(edge) for edge in edges]
+    times = Counter(word for words in shared for word in words)
+    rarity = [math.fsum(1 / times[word] for word in words) for words in shared]  # (in any order)
+    order = sorted(range(len(edges)), key=lambda i: (-len(shared[i]), -rarity[i]))
+    return [edges[i] for i in order]
 
 
 def _words(text):

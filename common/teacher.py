@@ -1,6 +1,6 @@
 """Teachers: who writes a path through a knowledge graph and a question about it (Omne-R1, section 2).
 
-    Template(wording, weigh)    a random walk, and a question of its relation labels: no model
+    Template(wording, weigh, facts)    a random walk, and a question of its relation labels: no model
     ChatTeacher(url, model)     a model behind an OpenAI-compatible address, asked with appendix C's prompts
 
 Both have
@@ -16,7 +16,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from common import http_client, kg_paths, kg_text
+from common import http_client, kg, kg_paths, kg_text
 from common.files import RunError
 from common.http_client import KEY, RETRIES, START_RETRIES
 from common.rollout import stable_seed
@@ -85,13 +85,15 @@ class Template:
     """Walks at random along graph.facts from the seed node, no node twice; the walk's end is the answer.
 
     wording(graph, path, relations) -> question. weigh(relation) -> how likely an edge is to be taken, among
-    those of its node (0: never); where all of them together weigh less than 1, the walk may end instead."""
+    those of its node (0: never); where all of them together weigh less than 1, the walk may end instead.
+    facts(graph, name) -> the edges that may be taken, in place of graph.facts."""
     name = "template"
     concurrency = 1
 
-    def __init__(self, wording=question_of_labels, weigh=None):
+    def __init__(self, wording=question_of_labels, weigh=None, facts=kg.KnowledgeGraph.facts):
         self.wording = wording
         self.weigh = weigh
+        self.facts = facts
 
     def draft(self, graph, item, attempt, previous=None, answers=None):
         drawn = stable_seed(item.seed, item.graph_type, item.kind, item.seed_node, item.round, attempt)
@@ -107,7 +109,7 @@ class Template:
         path = [start]
         relations = []
         while len(path) < nodes:
-            facts = [fact for fact in graph.facts(path[-1]) if fact[2] not in path]
+            facts = [fact for fact in self.facts(graph, path[-1]) if fact[2] not in path]
             weights = [1] * len(facts)
             if self.weigh:
                 weights = [self.weigh(relation) for _, relation, _ in facts]

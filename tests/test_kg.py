@@ -2,7 +2,10 @@
 
 import base64
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -587,6 +590,32 @@ def test_edges_that_share_words_with_the_question_come_first_and_the_others_in_t
     assert "\n1. Hub | its MOTHER | Cora Cole\n2. Hub | r | Tail 0\n79 more" in text
     assert text.endswith("79 more edges are left out; those above share most words with the question.")
     assert "Cora" not in render("Hub", graph, max_edges=2)
+
+
+def test_of_edges_that_share_as_many_words_those_with_the_rarer_ones_come_first():
+    born = [(f"Al {i}", "birthplace", "Oak Hill") for i in range(8)]
+    graph = kg.KnowledgeGraph.from_triples([*born, ("Oak Hill", "country", "Marda")])
+    question = "What is the country of the birthplace of Al 7?"
+    lines = render("Oak Hill", graph, question=question).splitlines()[3:]
+    assert lines[0] == "1. Oak Hill | country | Marda"
+    assert [line[3:7] for line in lines[1:]] == [f"Al {i}" for i in range(8)]
+
+
+EQUALS = """
+from common.kg_text import by_shared_words
+pairs = {"alpha": "delta", "beta": "omega", "gamma": "sigma"}
+edges = [" ".join(pairs), " ".join(pairs.values())]
+for (one, other), more in zip(pairs.items(), (2, 3, 5)):
+    edges += [one, other] * more
+print(by_shared_words(edges, " ".join(edges[:2]))[:2])
+"""
+
+
+@pytest.mark.parametrize("hash_seed", range(6))
+def test_equal_edges_stay_in_order_whatever_order_a_set_of_words_has(hash_seed):
+    where = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
+    said = subprocess.run([sys.executable, "-c", EQUALS], env=where, capture_output=True, text=True)
+    assert said.stdout == "['alpha beta gamma', 'delta omega sigma']\n"
 
 
 def test_max_words_bounds_both_texts_and_a_text_without_spaces():

@@ -4,6 +4,7 @@ label(turn) -> what a turn is called there, such as the tool that it calls: the 
 
 from common import data, grpo
 from common.call_metrics import is_standard
+from common.files import read_jsonl
 from common.page import record
 
 # what a row of eval_<set>.json has of omne_r1.judge's words
@@ -70,8 +71,10 @@ def prediction(trajectory, question, label):
     return row | group_record([trajectory], question, label)
 
 
-def learned_samples(policy, examples, label):
-    """The first and the last conversation as they are trained on."""
+def keep_learned(folder, policy, examples, label):
+    """samples.jsonl of a run folder: the first and the last conversation as they are trained on."""
+    if read_jsonl(folder.path / "samples.jsonl"):
+        return
     shown = []
     for t in examples[:1] + examples[-1:]:
         question = data.Question(t.question_id, t.question_id, [""])
@@ -81,4 +84,4 @@ def learned_samples(policy, examples, label):
         outcome = record.outcome(t, path, [f"from: {t.info['source']}"])
         more = {"step": 0, "prompt_ids": t.prompt_ids}
         shown.append(record.group(question, nodes, [outcome], **more))
-    return shown
+    folder.append("samples.jsonl", shown)

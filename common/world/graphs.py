@@ -4,9 +4,10 @@
     path_questions(world, "film", 100, seed=0)  rows in the world's own form, with their `plan`
 
 A node has a kind and a description, an edge a keyword. Years are no nodes: they would be hubs that every
-path leads through; they stand in the descriptions. As in extracted graphs not all is well: some edges have a
-keyword that says nothing, and a sentence that does, and some entities occur a second time under another
-spelling, with facts that are wrong.
+path leads through; they stand in the descriptions. An edge has no direction and its two names no order but
+the alphabet's: whose mother it is about, its sentence tells. As in extracted graphs not all is well: some
+edges have a keyword that says nothing, and some entities occur a second time under another spelling, with
+facts that are wrong.
 """
 
 import random
@@ -47,21 +48,18 @@ def kinds_of(domain):
 
 
 def graph_for(world, domain, noise=True):
-    """The KnowledgeGraph of a domain. Only edges between entities; directed, since they say who is head."""
+    """The KnowledgeGraph of a domain, undirected. Only edges between entities."""
     rng = random.Random(f"graph/{world.split}/{domain}/{len(world.kinds)}/{len(world.triples)}")
     within = kinds_of(domain)
-    graph = kg_lightrag.empty_graph(directed=True)
+    graph = kg_lightrag.empty_graph(directed=False)
     for name, kind in world.kinds.items():
         if kind in within:
             graph.add_node(name, kind=kind, description=described(world, name, kind))
     for head, relation, tail in world.triples:
         if head not in graph or tail not in graph:
             continue
-        if noise and rng.random() < VAGUE_SHARE:
-            sentence = stated(world, head, relation, tail)
-            graph.add_edge(head, tail, relation, relation=VAGUE_KEYWORDS, description=sentence)
-        else:
-            graph.add_edge(head, tail, relation, relation=spoken(relation), description="")
+        vague = noise and rng.random() < VAGUE_SHARE
+        add_fact(graph, head, relation, tail, VAGUE_KEYWORDS if vague else spoken(relation))
     if noise:
         add_duplicates(graph, world, rng)
     return kg.KnowledgeGraph(graph)
@@ -73,13 +71,37 @@ def described(world, name, kind):
     return f"{name} is a {kind}." if year is None else f"{name} is a {kind} of {year}."
 
 
-def stated(world, head, relation, tail):
+def add_fact(graph, head, relation, tail, keywords):
+    """An edge that says who is head only in its sentence; `of` keeps the head for `forward`."""
+    kind = graph.nodes[head]["kind"]
+    graph.add_edge(
+        *sorted((head, tail)),
+        key=f"{relation} of {head}",
+        relation=keywords,
+        description=stated(kind, head, relation, tail),
+        of=head,
+    )
+
+
+def stated(kind, head, relation, tail):
     """The sentence of a fact, as the world's passages have it."""
-    kind = world.kinds[head]
     possessive = "Its"
     if kind == "person":
         possessive = "Her" if head.split()[0] in FEMALE else "His"
     return FACTS[kind, relation][2].format(h=head, p=possessive, t=tail)
+
+
+def forward(graph, name):
+    """[(name, relation, tail)]: the facts of which an entity is the head, for questions that go that way."""
+    found = []
+    for first, second, edge in [
+        *graph.graph.out_edges(name, data=True),
+        *graph.graph.in_edges(name, data=True),
+    ]:
+        if edge["of"] == name:
+            tail = second if first == name else first
+            found.append((name, edge["relation"], tail))
+    return found
 
 
 def add_duplicates(graph, world, rng):
@@ -95,7 +117,7 @@ def add_duplicates(graph, world, rng):
         relation = rng.choice(relations)
         tail = rng.choice([n for n in names if graph.nodes[n]["kind"] == FACTS[kind, relation][0]])
         graph.add_node(copy, kind=kind, description=f"{copy} is a {kind}.")
-        graph.add_edge(copy, tail, relation, relation=spoken(relation), description="")
+        add_fact(graph, copy, relation, tail, spoken(relation))
 
 
 # ---------------------------------------------------------------- questions
