@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 SHARES = ("answers", "groups without spread")  # panels from 0 to 1
-STYLES = ("-", "--", ":", "-.")
+STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 
 
 def draw_curves(runs, path, title, panels, ink=None):
@@ -88,7 +88,9 @@ def _draw_panel(plt, axis, name, keys, runs):
     if name in SHARES:
         axis.set_ylim(-.02, 1.02)
     elif axis.lines and "ratio" not in name:
-        axis.set_ylim(bottom=0)
+        lowest = min(min(line.get_ydata()) for line in axis.lines)
+        if lowest >= 0:
+            axis.set_ylim(bottom=0)
     named = {}
     for line in axis.lines:
         label = line.get_label()
@@ -117,7 +119,7 @@ def _curve(axis, points, key, label, colour, style):
     for value in y:
         mean = .7 * mean + .3 * value
         smooth.append(mean)
-    axis.plot(x, smooth, style, color=colour, linewidth=2, label=label)
+    axis.plot(x, smooth, linestyle=style, color=colour, linewidth=2, label=label)
 
 
 def draw_recall(sets, path):

@@ -139,7 +139,7 @@ def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens"
         if any("reward/mean" in row for row in steps):
             curves[stage] = steps
     if curves:
-        panels = panels_of(*folders.values())
+        panels = panels_of(*(folders[stage] for stage in curves))
         draw_curves(curves, Path(f"{path}-curves.png"), title, panels)
     say(f"table and curves: {path}-table.json, -curves.png")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common import data, guards, metric_table, metrics, report, rollout, team_metrics
+from common import curves, data, guards, metric_table, metrics, report, rollout, team_metrics
 from common.files import RunError, read_jsonl
 from common.page import record, write_page
 from common.results import evaluations
@@ -404,6 +404,19 @@ def test_explain_on_the_terminal(tmp_path, capsys):
         report.main([str(run), "--explain", "q3/7"])
     with pytest.raises(SystemExit, match="holds no run"):
         report.main([str(tmp_path / "nowhere")])
+
+
+@pytest.mark.parametrize("values, bottom", [([-.9, .1], -.9), ([.1, .4], 0.0)])
+def test_what_is_below_zero_is_in_the_picture(values, bottom):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axis = plt.subplots()
+    rows = [{"step": i, "train/explained_variance": value} for i, value in enumerate(values)]
+    curves._draw_panel(plt, axis, "critic", {"train/explained_variance": "variance"}, {"run": rows})
+    shown = axis.get_ylim()[0]
+    plt.close(figure)
+    assert shown == 0 if bottom == 0 else bottom - .2 < shown <= bottom
 
 
 def test_two_processes_do_not_write_into_one_folder(tmp_path):
