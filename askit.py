@@ -106,6 +106,7 @@ from common.evidence_evaluation import (
     path_metrics,
     paths_without_policy,
     scored,
+    write_unlabelled,
 )
 from common.evidence_models import Policy, load_writer, with_models
 from common.evidence_stages import checkpoint_of, is_done, load_stage, open_stage, sets_of, show_table
@@ -139,6 +140,7 @@ class Config(flags.Flags):
     # 0 = the two scorers as named; else both are the encoder's first so many layers with a new head each
     fine_layers: int = 0
     question_model: str = ""        # T5 that qap and sqg begin with
+    before: str = ""                # run whose earlier stages this one goes on from; empty = its own
 
     # ---- search
     candidates: int = 6             # candidates of the coarse stage beside submit | sec. 4.3.3
@@ -227,7 +229,7 @@ WORLD = dict(
     questions_per_step=24,
     mini_batch=48,
     lr=4e-4,
-    save_every=10,
+    save_every=1,
     qap_steps=1600,
     sqg_steps=1600,
     question_batch=16,
@@ -476,9 +478,14 @@ def greedy_paths(policy, cases):
 
 
 def beam_search(policy, cases, width):
-    """The most probable path of each question among `width` hypotheses a step. From one beam; hypotheses are
-    distinct, since each has another parent or another last step; those that ended compete with those that go
-    on, by log p(tau), without length normalisation."""
+    """The most probable path of each question among `width` hypotheses a step."""
+    return rewarded(policy, [beam[0] for beam in grow_beams(policy, cases, width)])
+
+
+def grow_beams(policy, cases, width):
+    """The last hypotheses of each question, likeliest first. From one beam; they are distinct, since each has
+    another parent or another last step; those that ended compete with those that go on, by log p(tau),
+    without length normalisation."""
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
         found = policy_of(policy, [p.state for p in running])
@@ -496,7 +503,7 @@ def beam_search(policy, cases, width):
             grown = [q for p in beam for q in grown_from.get(p, [p])]
             grown.sort(key=lambda p: -p.logprob)
             beams[n] = grown[:width]
-    return rewarded(policy, [beam[0] for beam in beams])
+    return beams
 
 
 def forced_questions(policy, cases, mode):
@@ -911,6 +918,8 @@ def evaluate(policy, split, cfg, progress):
     if split.search == "greedy" and cfg.correlate:
         cases = split.cases[: cfg.correlate]
         paths = sample_paths(policy, cases, 10, cfg.seed, "correlate")
+        for p in paths:  # by the labels, whatever it was trained on
+            p.reward = path_reward(p.case, p.steps, cfg)
         summary |= correlation(paths, 10, cfg.seed, "correlate")
     return rows, summary
 
@@ -979,8 +988,9 @@ def run_stage(cfg, stage, split, evals):
     if is_done(folder, steps, sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)
-    able = [c for c in split.cases if c.gold] if split else []
-    every = [c for part in (split, *evals) if part for c in part.cases]
+    without_labels = stage == "ppo" and cfg.reward == "answer"
+    able = [c for c in split.cases if c.gold or without_labels] if split else []
+    every = [c for part in (split, *evals) if part for c in part.cases + part.unlabelled]
     # the model that is trained, and what is evaluated: itself, or the policy that a T5 asks for
     learner, judged = load_stage(cfg, stage, folder.start, every)
 
@@ -1000,6 +1010,8 @@ def run_stage(cfg, stage, split, evals):
             losses = losses_of(cfg, stage, learner, judged, able)
             supervise(cfg, folder, learner, stage, losses, evaluate_now)
         draw_evaluations(folder, evaluate_all())
+        if stage not in EVALUATE:
+            write_unlabelled(folder, evals, partial(search_all, judged))
 
 
 def losses_of(cfg, stage, learner, policy, cases):

@@ -811,6 +811,10 @@ class Job:
     kind: str
     cfg: Config
 
+    def __post_init__(self):
+        if self.cfg.sft_lora == "auto":
+            self.cfg = replace(self.cfg, sft_lora=8 if self.cfg.think == "on" else 0)
+
     def folder(self):
         return graph_stages.open_stage(self.cfg, self.label, self.kind)
 
@@ -847,8 +851,9 @@ def jobs_of(cfg):
         return [Job(f"sft-w{float(w):g}", "sft", replace(cfg, think="on", think_weight=float(w)))
                 for w in cfg.weights.split(",")]
     if cfg.sweep == "modes":
+        own = 8 if cfg.sft_lora in ("auto", 0) else cfg.sft_lora
         return [Job(f"sft-{size}-{mode}", "sft", replace(cfg, think=think, sft_lora=rank, think_weight=1.0))
-                for size, rank in (("lora", cfg.sft_lora or 8), ("full", 0))
+                for size, rank in (("lora", own), ("full", 0))
                 for mode, think in (("no-think", "off"), ("think", "on"))]
     if cfg.sweep == "hops":
         on = replace(cfg, think="on")
@@ -941,8 +946,6 @@ def parse_args(argv=None):
     in_world = not given.keys() & {"--model", "--graph"} and given.get("--data", "world") == "world"
     default = replace(Config(), **WORLD) if in_world else Config()
     cfg = flags.cli(default, Config(), __doc__, argv)
-    if cfg.sft_lora == "auto":
-        cfg = replace(cfg, sft_lora=8 if cfg.think == "on" else 0)
     cfg = replace(cfg, eval_only=cfg.eval_only or cfg.stage in ("eval", "direct"))
     check(cfg)
     stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
@@ -960,8 +963,7 @@ def check(cfg):
     flags.check_numbers("weights", cfg.weights)
     if cfg.format_score == "graded" and cfg.think == "off":
         flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
-    adapters = cfg.sft_lora and (cfg.stage in ("all", "sft") or cfg.sweep in ("weights", "modes"))
-    if cfg.train_layers and adapters:
+    if cfg.train_layers and any(job.kind == "sft" and job.cfg.sft_lora for job in jobs_of(cfg)):
         flags.refuse("train_layers", cfg.train_layers, "is for whole weights: with --sft-lora 0 alone")
     graph_sources.check(cfg)
     if cfg.seeds > 1 and cfg.name:

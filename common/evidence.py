@@ -188,6 +188,7 @@ class Questions:
     name: str
     cases: list
     search: str = "greedy"
+    unlabelled: list = field(default_factory=list)  # cases that cannot be scored
 
 
 def load_cases(cfg, paper_eval):
@@ -201,15 +202,22 @@ def load_cases(cfg, paper_eval):
         split, found = splits.load_splits(cfg, paper_eval, searched=False)
         train = split.questions if split else []
         evals = [(s.name, s.questions) for s in found]
-    able = with_evidence("train", train)
+    able, others = parted("train", train)
+    if cfg.reward == "answer":  # which needs no labels
+        able += others
+    elif others:
+        say(f"train: left out {len(others)} questions without labelled evidence")
     if cfg.drop_yes_no or cfg.reward == "answer":  # no span answers them
         able = [q for q in able if q.answers[0].lower() not in ("yes", "no", "noanswer")]
-    if train and not any(make_case(q).gold for q in able):
+    if train and cfg.reward == "evidence" and not any(make_case(q).gold for q in able):
         raise data.DataError(f"{cfg.data}: no question is left whose evidence is in its context")
     made = []
     for name, questions in evals:
-        cases = make_cases(name, with_evidence(name, questions), cfg.candidates)
-        made.append(Questions(name, cases))
+        labelled, others = parted(name, questions)
+        if others:
+            say(f"{name}: {len(others)} questions without labelled evidence are searched, not scored")
+        cases = make_cases(name, labelled, cfg.candidates)
+        made.append(Questions(name, cases, unlabelled=[make_case(q) for q in others]))
     train = Questions("train", make_cases("train", able, cfg.candidates)) if able else None
     return train, made
 
@@ -223,15 +231,16 @@ def find_case(split, question):
     raise data.DataError(f"--ask: {words} {split.cases[0].question.question!r}")
 
 
-def with_evidence(name, questions):
-    """The questions that have labelled evidence and a context; the others are counted, and none at all is an
-    error."""
-    able = [q for q in questions if q.supporting_facts and any(s for _, s in q.context)]
+def parted(name, questions):
+    """(questions with labelled evidence, questions without) of those that have a context; the others are
+    counted, and none at all is an error."""
+    able = [q for q in questions if any(s for _, s in q.context)]
     if len(able) < len(questions):
-        say(f"{name}: left out {len(questions) - len(able)} questions without labelled evidence or context")
+        say(f"{name}: left out {len(questions) - len(able)} questions without a context")
     if questions and not able:
-        raise data.DataError(f"{name}: no question has labelled evidence and a context to search")
-    return able
+        raise data.DataError(f"{name}: no question has a context to search")
+    labelled = [q for q in able if q.supporting_facts]
+    return labelled, [q for q in able if not q.supporting_facts]
 
 
 A_WORLD = 250  # questions of a training world

@@ -9,7 +9,7 @@ import torch
 from common import metrics, retriever
 from common.curves import draw_ranks, draw_recall
 from common.evidence import ENDS, SearchPath, SubQuestion, evidence_of, evidence_scores, state_ids
-from common.files import read_evaluation, say
+from common.files import Progress, read_evaluation, say
 from common.metric_table import ANSWERS, RATIO, SECONDS, Metric
 from common.page.evidence import about, prediction
 from common.rollout import mean, stable_seed
@@ -47,12 +47,13 @@ RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_
 
 def path_metrics(paths, max_evidence):
     """Means over the step's paths."""
-    scores = [evidence_scores(p.case, p.steps) for p in paths]
+    scores = [evidence_scores(p.case, p.steps) for p in paths if p.case.gold_facts]
     actions = sum(len(p.actions) for p in paths)
-    return {
-        "reward/mean": mean(p.reward for p in paths),
-        "reward/em": mean(em for em, *_ in scores),
-        "reward/f1": mean(f1 for _, f1, *_ in scores),
+    row = {"reward/mean": mean(p.reward for p in paths)}
+    if scores:  # no labels are wanted where a reader's answers are the reward
+        row["reward/em"] = mean(em for em, *_ in scores)
+        row["reward/f1"] = mean(f1 for _, f1, *_ in scores)
+    return row | {
         "path/sentences": mean(len(p.taken) for p in paths),
         "path/questions": mean(len(p.asked) for p in paths),
         "path/entropy": -sum(p.logprob for p in paths) / actions,
@@ -75,6 +76,7 @@ def scored(policy, paths, split, cfg):
         tokenizer.shortened = 0
     summary = {"set": split.name, "seed": cfg.seed, "search": split.search}
     summary |= metrics.summarize(rows, SCORES)
+    del summary["guess"]  # drawing lots finds answers, not evidence
     ends = Counter(r["end"] for r in rows)
     wrong = Counter(r["first_wrong"] for r in rows if r["first_wrong"])
     summary["ends"] = {end: ends[end] / len(rows) for end in ENDS}
@@ -90,6 +92,22 @@ def scored(policy, paths, split, cfg):
         summary |= {"redundant": share, "asked": number}
         say(f"  {number:.2f} sub-questions a search, {share:.0%} of them redundant")
     return rows, summary
+
+
+def write_unlabelled(folder, sets, search):
+    """unlabelled_<set>.json of a run folder: what search(cases, "greedy", progress) finds for the questions
+    that have no labelled evidence."""
+    for split in sets:
+        if not split.unlabelled:
+            continue
+        with Progress(f"searching {split.name}") as progress:
+            paths = search(split.unlabelled, "greedy", progress)
+        rows = []
+        for p in paths:
+            evidence = [list(p.case.facts[i]) for i in p.taken]
+            question = p.case.question
+            rows.append({"id": question.id, "question": question.question, "evidence_found": evidence})
+        folder.write(f"unlabelled_{split.name}.json", rows)
 
 
 def redundant(encoder, questions):

@@ -41,12 +41,15 @@ def is_done(folder, steps, sets):
 
 
 def checkpoint_of(cfg, stage):
-    """What a stage of this run left; refused in words where it is not there."""
-    folder = Path(cfg.out) / "askit" / f"{cfg.name}-{stage}" / "checkpoint"
-    found = checkpoint.find(folder)
-    if found is None:
-        raise models.ModelError(f"{folder} does not exist: run --stage {stage} first")
-    return found
+    """What a stage of this run left, or of the run --before; refused in words where it is not there."""
+    base = Path(cfg.out) / "askit"
+    for name in (cfg.name, cfg.before):
+        found = checkpoint.find(base / f"{name}-{stage}" / "checkpoint")
+        if found is not None:
+            return found
+    folder = base / f"{cfg.before or cfg.name}-{stage}" / "checkpoint"
+    raise models.ModelError(f"{folder} does not exist: run --stage {stage} first, or name a run that has it "
+                            "with --before")
 
 
 def sets_of(cfg, stage, evals):
@@ -54,6 +57,8 @@ def sets_of(cfg, stage, evals):
     endings = {"greedy": "", "ranking": "", "beam": f"-beam{cfg.beam}"}
     found = []
     for e in evals:
+        if not e.cases:  # without labels
+            continue
         for search in SEARCHES.get(stage, ("greedy", "beam")):
             name = e.name + endings.get(search, f"-{search}")
             found.append(Questions(name, e.cases, search))

@@ -1,7 +1,8 @@
 """Tables of one run and of several, and the command line over run folders.
 
     python -m common.report RUN                  writes its page and curves anew
-    python -m common.report RUN RUN …            curves over one another, and a table with paired differences
+    python -m common.report RUN RUN …            curves over one another, tables with paired differences, over
+                                                 seeds too (…seed0…, …seed1…); --score f1: of another number
     python -m common.report RUN --explain ID     one question's trajectories on the terminal
     python -m common.report RUN --export FOLDER  its configuration, metrics and predictions,
                                                  as results/ keeps them
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from common.curves import draw_curves
 from common.files import RunError, read_jsonl, say, table, warn, write_atomic, write_json
-from common.metrics import average, is_two_way, paired_difference, seed_interval
+from common.metrics import average, bootstrap_interval, is_two_way, paired_difference, seed_interval
 from common.page import write_page
 from common.page.record import explain
 from common.results import evaluations, interval, panels_of, pool, signed
@@ -171,7 +172,7 @@ def _cost(rows):
 
 # ---------------------------------------------------------------- several runs
 
-def compare(folders, out="comparison.png"):
+def compare(folders, out="comparison.png", key="em"):
     """Curves of several runs over one another, and tables of their final scores: of each run, differences
     paired by question with the first one; and where the names differ by their seed (mygo-seed0,
     seed1-text-star), of each method over its seeds."""
@@ -216,7 +217,7 @@ def compare(folders, out="comparison.png"):
         "set", "run", "n", "EM before", "EM", "EM minus the first run's (paired)", "guessing",
         "EM of the rest", "F1", "searches", "tokens", "sampled in training"]
     table("final evaluations: 95 % intervals over questions", header, rows)
-    compare_seeds(results)
+    compare_seeds(results, key)
 
 
 def _paired(first, other):
@@ -233,9 +234,11 @@ def _paired(first, other):
     return f"{signed(gain)} (n {len(shared)})"
 
 
-def compare_seeds(results):
-    """A table of methods over seeds, the seed being the unit: {run: {set: {"summary"}}};
-    nothing where no method has two seeds."""
+def compare_seeds(results, key="em"):
+    """A table of methods over seeds: {run: {set: {"predictions"}}}; nothing where no method has two seeds.
+
+    Differences to the first method are paired twice: by seed, the seed being the unit, and by question, of
+    which each counts once with its mean over the seeds."""
     methods = {}
     for run, sets in results.items():
         seed = re.search(r"seed(\d+)", run)
@@ -244,22 +247,48 @@ def compare_seeds(results):
         method = run.replace(seed[0], "").strip("-_ ")
         for name, result in sets.items():
             by_seed = methods.setdefault(name, {}).setdefault(method, {})
-            by_seed[int(seed[1])] = result["summary"]["em"]
+            by_seed[int(seed[1])] = {p["id"]: p[key] for p in result["predictions"] if key in p}
     rows = []
     for name, by_method in methods.items():
         first = next(iter(by_method.values()))
-        for method, em in by_method.items():
-            shared = sorted(em.keys() & first.keys())
-            difference = ""
-            if em is not first and len(shared) > 1:
-                gains = [em[s] - first[s] for s in shared]
-                difference = signed(seed_interval(gains))
-            if len(em) > 1:
-                mean, low, high = seed_interval(list(em.values()))
-                rows.append([name, method, len(em), f"{mean:.3f} [{low:.3f}, {high:.3f}]", difference])
+        for method, own in by_method.items():
+            means = [_mean(list(found.values())) for found in own.values() if found]
+            if len(means) < 2:
+                continue
+            mean, low, high = seed_interval(means)
+            differences = ["", ""]
+            if own is not first:
+                differences = _over_seeds(first, own)
+            rows.append([name, method, len(means), f"{mean:.3f} [{low:.3f}, {high:.3f}]", *differences])
     if rows:
-        header = ["set", "method", "seeds", "EM", "EM minus the first method's (paired by seed)"]
-        table("over seeds: 95 % intervals of Student's t, the seed being the unit", header, rows)
+        title = key.upper() if key in ("em", "f1") else key
+        difference = f"{title} minus the first method's, by seed"
+        header = ["set", "method", "seeds", title, difference, "by question"]
+        table("over seeds: 95 % intervals of Student's t, the seed being the unit; by question: of the "
+              "questions' means over the seeds", header, rows)
+
+
+def _over_seeds(first, other):
+    """[difference with its interval over seeds, the same over questions] of {seed: {question: score}}."""
+    shared = sorted(other.keys() & first.keys())
+    if len(shared) < 2:
+        return ["", ""]
+    gains = []
+    of_question = {}
+    for seed in shared:
+        both = first[seed].keys() & other[seed].keys()
+        if not both:
+            return ["", ""]
+        own = {q: other[seed][q] - first[seed][q] for q in sorted(both)}
+        gains.append(_mean(list(own.values())))
+        for q, gain in own.items():
+            of_question.setdefault(q, []).append(gain)
+    by_question = bootstrap_interval([_mean(found) for found in of_question.values()])
+    return [signed(seed_interval(gains)), signed(by_question)]
+
+
+def _mean(values):
+    return sum(values) / len(values)
 
 
 # ---------------------------------------------------------------- what results/ keeps
@@ -342,6 +371,9 @@ def main(argv=None):
         help="with --export: no questions and answers, which may not be yours to give away, and no paths")
     parser.add_argument(
         "--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
+    parser.add_argument(
+        "--score", default="em",
+        help="what the table over seeds compares: em, f1, or another number of the predictions")
     args = parser.parse_args(argv)
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
         sys.exit(f"error: --out {args.out}: a name that ends in .png, .pdf or .svg")
@@ -358,7 +390,7 @@ def main(argv=None):
         export(first, args.export, not args.without_texts)
         say(f"exported to {args.export}")
     elif len(args.runs) > 1 or exported:
-        compare(args.runs, args.out)
+        compare(args.runs, args.out, args.score)
     else:
         say(f"page: {write_page(first)}")
         rows = read_jsonl(first / "metrics.jsonl")

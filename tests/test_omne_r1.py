@@ -1023,9 +1023,17 @@ def test_test_questions_that_begin_where_one_for_training_does_are_left_out(tmp_
 
 def test_the_variant_without_thoughts_trains_whole_weights_and_adapters_take_no_layers():
     graph = ["--model", "x", "--graph", "g=x.jsonl"]
-    assert omne_r1.parse_args(graph).sft_lora == 8
-    assert omne_r1.parse_args([*graph, "--stage", "sft", "--think", "off"]).sft_lora == 0
-    assert omne_r1.parse_args([*graph, "--think", "off", "--sft-lora", "4"]).sft_lora == 4
+
+    def ranks(*args):
+        jobs = omne_r1.jobs_of(omne_r1.parse_args([*graph, *args]))
+        return {job.label: job.cfg.sft_lora for job in jobs if job.kind == "sft"}
+
+    for think in ("on", "off"):  # each job has its own way of thinking
+        assert ranks("--think", think) == {"sft-think": 8, "sft-no-think": 0}
+        assert ranks("--think", think, "--sweep", "weights", "--weights", ".001") == {"sft-w0.001": 8}
+        assert list(ranks("--think", think, "--sweep", "modes").values()) == [8, 8, 0, 0]
+    assert ranks("--stage", "sft", "--think", "off") == {"sft-no-think": 0}
+    assert ranks("--stage", "sft", "--think", "off", "--sft-lora", "4") == {"sft-no-think": 4}
     with pytest.raises(SystemExit, match="--train-layers.*--sft-lora 0 alone"):
         omne_r1.parse_args([*graph, "--train-layers", "4", "--stage", "sft"])
     omne_r1.parse_args([*graph, "--train-layers", "4", "--stage", "ppo"])

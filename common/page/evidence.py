@@ -2,7 +2,8 @@
 
 import math
 
-from common.evidence import ASK, SUBMIT, SubQuestion, ending, evidence_scores
+from common import metrics
+from common.evidence import ASK, SUBMIT, SubQuestion, ending, evidence_of, evidence_scores
 from common.files import console, plain
 from common.page import record
 
@@ -32,7 +33,8 @@ def path_nodes(policy, path, first=1):
         if isinstance(step, SubQuestion):
             text = f"asks: {step.text}"
         label = case.facts[step][0] if isinstance(step, int) and step >= 0 else text.split(":")[0]
-        actions, logprobs = policy.cache.get(state, ([], []))
+        unasked = case, evidence_of(state[1])  # what a policy sees whose sub-questions search elsewhere
+        actions, logprobs = policy.cache.get(state) or policy.cache.get(unasked, ([], []))
         offers = []
         for a, x in sorted(zip(actions, logprobs, strict=True), key=lambda pair: -pair[1]):
             mark = "* " if a in case.gold else ""
@@ -97,12 +99,14 @@ def prediction(policy, path):
         zip(("em", "f1", "precision", "recall"), evidence_scores(path.case, path.steps), strict=True)
     )
     end, wrong = ending(path.case, path.taken)
+    taken = " ".join(path.case.texts[i] for i in path.taken)
     return (
         group_record(policy, [path])
         | about(path.case)
         | scores
         | {
             "sentences": len(path.taken),
+            "read": float(metrics.stands_in(path.case.question.answers, taken)),
             "end": end,
             "first_wrong": wrong,
             "evidence_found": [list(path.case.facts[i]) for i in path.taken],

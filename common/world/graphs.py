@@ -21,7 +21,7 @@ VAGUE_SHARE = .05              # of edges
 DUPLICATES = .03               # of entities
 # relations that 2 % of the training questions need and a tenth of the test ones does
 RARE = ("employer", "educated at", "record label", "headquarters location", "located in")
-RARE_WEIGHT = {"train": .04, "test": .23}
+RARE_WEIGHT = {"train": .04, "dev": .23, "test": .23}
 
 
 def spoken(relation):
