@@ -1,7 +1,7 @@
 """The knowledge-graph tools and their server under load (Linux: memory is read from /proc).
 
     OMP_NUM_THREADS=1 python -m benchmarks.bench_graph                   # 1,000 and 100,000 nodes, 60 s each
-    OMP_NUM_THREADS=1 python -m benchmarks.bench_graph --nodes 1000000   # unmeasured; expect 5 GB
+    OMP_NUM_THREADS=1 python -m benchmarks.bench_graph --nodes 1000000 --repeats 1   # 5 GB
 
 Graphs: Barabasi-Albert by networkx, two edges a new node, so degrees follow a power law; names of two to four
 invented words, a type, a sentence of description for a node and for an edge, as LightRAG writes them, added

@@ -2,6 +2,10 @@
 
     actor = load_actor_critic(policy.model, source, cfg, folder.start)
     logprobs, values = actor(batch, cfg)        both (B, T)
+
+A reward that is always the same does not leave the policy where it is, unless V is exact or learns nothing
+(--value-coef 0): advantages are then the critic's errors, which whitening makes as large as any signal, and
+the value loss moves the weights that policy and critic share.
 """
 
 from pathlib import Path

@@ -487,6 +487,51 @@ def test_weighted_cross_entropy_equals_algorithm_1(backend, budget_gb):
             assert dh.dtype == dtype and not dh[:, -1].any()
 
 
+def spans(row, start, end):
+    """Lines 3-15, a list at a time: where each thought begins and ends."""
+    found = []
+    for s in range(len(row)):
+        if row[s:s + len(start)] != start:
+            continue
+        for e in range(s, len(row)):
+            if row[e:e + len(end)] == end:
+                found.append((s, e + len(end)))
+                break
+    return found
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("start, end", [([3], [4]), ([3, 5], [3, 6]), ([3, 5], [4])])
+@pytest.mark.parametrize("weight", [1.0, 0.001, 0.0])
+def test_algorithm_1_whole_on_random_batches_with_tags_of_one_and_several_tokens(backend, start, end, weight):
+    """Few tokens, so that tags stand everywhere, in ignored parts too."""
+    thoughts = 0
+    for seed in range(4):
+        g = torch.Generator().manual_seed(seed)
+        labels = torch.randint(3, 7, (4, 40), generator=g)
+        labels[torch.rand(4, 40, generator=g) < 0.1] = -100
+        hidden = torch.randn(4, 40, 8, generator=g).to(DEVICE).requires_grad_()
+        W = torch.randn(11, 8, generator=g).to(DEVICE)
+        expected = torch.ones(4, 40, dtype=torch.float64)
+        for i, row in enumerate(labels.tolist()):
+            for s, e in spans(row, start, end):
+                expected[i, s:e] = weight
+                thoughts += 1
+        weights = weighted_ce.think_weights(labels, start, end, weight)
+        torch.testing.assert_close(weights.double(), expected, rtol=1e-7, atol=0)
+        loss = weighted_ce.weighted_cross_entropy(
+            hidden[:, :-1], W, labels[:, 1:].to(DEVICE), weights[:, 1:].to(DEVICE), backend=backend)
+        (dh,) = torch.autograd.grad(loss, hidden)
+        exact = hidden.detach().double().requires_grad_()
+        theirs = algorithm_1(exact @ W.double().T, labels.to(DEVICE), expected.to(DEVICE))
+        (de,) = torch.autograd.grad(theirs, exact)
+        assert abs(loss.item() - theirs.item()) < 1e-5 and off(dh, de) < 2e-5
+        # into a label without weight flows nothing at all, beside labels that are learned
+        none = (expected[:, 1:] == 0) | (labels[:, 1:] == -100)
+        assert not dh[:, :-1][none.to(DEVICE)].any() and dh[:, :-1][~none.to(DEVICE)].any(-1).all()
+    assert thoughts > 10
+
+
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 def test_weights_are_divided_by_the_global_sum(backend):
     """Two micro-batches with the sum of both give the whole batch's gradient; their own sums would not."""

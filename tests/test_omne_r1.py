@@ -264,7 +264,7 @@ def test_a_bandit_is_solved_and_its_value_learned(policy_folder, tokenizer):
     assert share > .9 and row["train/value_loss"] < .1
 
 
-def test_a_constant_reward_moves_nothing(policy_folder, tokenizer):
+def test_a_constant_reward_moves_nothing_where_the_critic_learns_nothing(policy_folder, tokenizer):
     still = omne_r1.replace(PPO, value_coef=0.0)
     _, row, model = bandit(policy_folder, still, 2, lambda arm: 1.0, tokenizer)
     before = load_file(str(policy_folder / "model.safetensors"))
@@ -348,9 +348,8 @@ def test_the_loss_is_algorithm_1_line_by_line(policy_folder, tokenizer, which, w
         assert float(ours.detach()) == 0
 
 
-def test_at_weight_zero_no_gradient_flows_from_a_thoughts_labels(policy_folder, tokenizer):
-    """The same update whatever the thought says, seen from its own labels alone: a conversation that is only
-    a thought has exactly no gradient."""
+def test_a_conversation_without_weight_has_no_gradient(policy_folder, tokenizer):
+    """A thought alone at weight 0. (Labels without weight beside others: test_kernels.py.)"""
     model = models.load_model(policy_folder)
     example = conversation(tokenizer, *CONVERSATIONS["all of it"])
     batch = rollout.collate([example], share_prefixes=False)
