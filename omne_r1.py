@@ -226,7 +226,7 @@ WORLD = dict(
     micro_tokens=8192,
     pack_tokens=1024,
     max_batch=384,
-    save_every=5,
+    save_every=1,
     warmup_steps=1400,
     flaw_rate=.4,
 )

@@ -55,7 +55,7 @@ def summary(rows, done, name):
     if lost:
         about["lost"] = lost
         warn(f"{name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as wrong")
-    keys = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
+    keys = ("em", "normalised", "f1", "searches", "rounds", "tokens", "repetitions", "standard")
     return about | metrics.summarize(rows, keys) | metrics.by_standard(rows)
 
 

@@ -502,11 +502,11 @@ def spans(row, start, end):
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("start, end", [([3], [4]), ([3, 5], [3, 6]), ([3, 5], [4])])
-@pytest.mark.parametrize("weight", [1.0, 0.001, 0.0])
+@pytest.mark.parametrize("weight", [0.1, 0.0])
 def test_algorithm_1_whole_on_random_batches_with_tags_of_one_and_several_tokens(backend, start, end, weight):
     """Few tokens, so that tags stand everywhere, in ignored parts too."""
     thoughts = 0
-    for seed in range(4):
+    for seed in range(2):
         g = torch.Generator().manual_seed(seed)
         labels = torch.randint(3, 7, (4, 40), generator=g)
         labels[torch.rand(4, 40, generator=g) < 0.1] = -100
@@ -529,7 +529,7 @@ def test_algorithm_1_whole_on_random_batches_with_tags_of_one_and_several_tokens
         # into a label without weight flows nothing at all, beside labels that are learned
         none = (expected[:, 1:] == 0) | (labels[:, 1:] == -100)
         assert not dh[:, :-1][none.to(DEVICE)].any() and dh[:, :-1][~none.to(DEVICE)].any(-1).all()
-    assert thoughts > 10
+    assert thoughts > 5
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])

@@ -8,6 +8,7 @@ import re
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 import omne_r1
 from common import (
+    checkpoint,
     conversations,
     critic,
     data,
@@ -878,16 +880,46 @@ def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     source = next(graph.rglob("*.graphml"))
     small = (
         "--graph-encoder= --questions-per-step 2 --mini-batch 2 --per-graph 3 --eval-limit 2 --sft-sampled 0 "
-        "--sft-templates 3 --sft-epochs 1 --max-turn 8 --steps 2 --max-words 60 --max-calls 2").split()
+        "--sft-templates 3 --sft-epochs 2 --sft-batch 1 --max-turn 8 --steps 2 --max-words 60 "
+        "--max-calls 2").split()
     args = ["--model", str(qwen), "--graph", f"cs={source}", *small, "--out", str(tmp_path), "--name", "a"]
     omne_r1.main([*args])
     base = tmp_path / "omne_r1"
     assert (base / "a-questions/train/questions.md").exists()
     for label in ("base", "stage1", "sft-think", "sft-no-think", "rl-think", "rl-no-think"):
         assert (base / f"a-{label}/trajectories.html").exists()
-    shown = read_jsonl(base / "a-sft-think/samples.jsonl")[0]
-    turn = next(n for n in shown["nodes"] if n.get("text"))
-    assert turn["text"].startswith("<think>") and turn["ids"] and turn["observation"].startswith("Found")
+    omne_r1.main([*args, "--sweep", "modes"])  # adapters and full weights, without thoughts and with them
+    tokenizer = models.load_tokenizer(str(qwen))
+    for label in ("lora-no-think", "lora-think", "full-no-think", "full-think"):
+        assert read_jsonl(base / f"a-sft-{label}/metrics.jsonl")[-1]["train/updates"] >= 2, label
+        thinks = not label.endswith("no-think")
+        shown = read_jsonl(base / f"a-sft-{label}/samples.jsonl")[0]
+        prompt = tokenizer.decode(shown["prompt_ids"])
+        assert prompt.startswith("<|im_start|>system\nAnswer the given question using knowledge graph tools.")
+        assert "for this question" in prompt and "'cs'" in prompt
+        assert prompt.endswith("<|im_start|>assistant\n" + ("" if thinks else omne_r1.NO_THOUGHT))
+        turns = [n for n in shown["nodes"] if n.get("text")]
+        assert turns[0]["observation"].startswith("Found")
+        for turn in turns:
+            assert turn["text"].startswith("<think>" if thinks else ("<tool_call>", "<answer>"))
+            assert tokenizer.decode(turn["ids"]) == turn["text"]
+    omne_r1.main([*args, "--name", "b", "--stage", "ppo", "--lora", "4"])
+    assert len(read_jsonl(base / "b-stage1/metrics.jsonl")) == 2
+    assert (checkpoint.find(base / "b-stage1/checkpoint") / "adapter_config.json").exists()
+
+
+def test_the_system_prompt_is_the_papers():
+    """But for blanks, which the print broke, and the backslashes and braces of its conversion."""
+    def plain(text):
+        return re.sub(r"[\s\\{}]|```\w*", "", text)
+
+    paper = Path(__file__).parents[2] / "shared/papers/omne_r1.md"
+    if not paper.exists():
+        pytest.skip("needs the paper's text")
+    printed = plain(paper.read_text())
+    ours = omne_r1.SYSTEM.replace("{graph_type}", "cs")
+    for sentence in re.split(r"\n+", ours.split("<tools>\n")[0] + ours.split("</tools>")[-1]):
+        assert plain(sentence) in printed, sentence
 
 
 def test_tools_behind_an_address_play_the_same_trajectory(tokenizer, tools, small_world):

@@ -67,6 +67,7 @@ def prediction(trajectory, question, label):
     for name in PREDICTED:
         row[name] = trajectory.info[name]
     row["standard"] = float(is_standard(trajectory))
+    row["rounds"] = len(trajectory.turns)
     row["tokens"] = trajectory.sampled_tokens
     return row | group_record([trajectory], question, label)
 

@@ -61,7 +61,7 @@ def found(rng, relation, name):
 
 
 def planned(rng, *parts):
-    """A training thought: fillers before, between and behind what matters."""
+    """A training thought: a filler before what matters, and sometimes one behind it."""
     said = [rng.choice(FILLERS), *parts]
     if rng.random() < .5:
         said.append(rng.choice(FILLERS))
