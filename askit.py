@@ -58,6 +58,7 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
     python askit.py --stage ppo --resume         one stage; --resume goes on
+    python askit.py --stage ppo --name nobonus --before seed0 --bonus 0      from another run's earlier stages
     python askit.py --model paper --data hotpotqa     the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
     python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
