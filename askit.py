@@ -49,7 +49,8 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
                       ranks, over questions whose paths differ (--correlate); log p is without T5's
     question's target paper: the approximation of the evidence found; code: of the evidence found later, from
                       one too late on; ours: of the gold that is missing (--sqg-target)
-    joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO
+    joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO; a sub-question
+                      alone is the coarse query of the next step, the policy's text keeps it
     "+ sub-questions" code: where the policy would not submit, a sub-question takes the question's place in a
                       search whose finds are all kept; the asker reads evidence with blanks between all
                       letters. Ours: without those blanks (replace); beside it the sub-question as coarse
@@ -193,7 +194,7 @@ class Config(flags.Flags):
     grad_clip: float = 1.0          # largest norm of the gradient
     micro_tokens: int = 16384       # tokens a forward pass; memory only
     precision: Literal["fp32", "bf16"] = "fp32"     # of products; bf16 = autocast | ours
-    correlate: int = 100            # evaluated questions whose p and reward are correlated, 10 paths each
+    correlate: int = 1000           # evaluated questions whose p and reward are correlated, 10 paths each | 4.4
 
     # ---- asking
     qap_steps: int = 52500          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
@@ -230,6 +231,7 @@ WORLD = dict(
     questions_per_step=24,
     mini_batch=48,
     lr=4e-4,
+    correlate=100,
     save_every=1,
     qap_steps=1600,
     sqg_steps=1600,
