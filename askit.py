@@ -194,7 +194,7 @@ class Config(flags.Flags):
     grad_clip: float = 1.0          # largest norm of the gradient
     micro_tokens: int = 16384       # tokens a forward pass; memory only
     precision: Literal["fp32", "bf16"] = "fp32"     # of products; bf16 = autocast | ours
-    correlate: int = 1000           # evaluated questions whose p and reward are correlated, 10 paths each | 4.4
+    correlate: int = 1000           # questions whose p and reward are correlated, of 10 paths each | sec. 4.4
 
     # ---- asking
     qap_steps: int = 52500          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
