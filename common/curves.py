@@ -22,15 +22,16 @@ def draw_curves(runs, path, title, panels, ink=None):
         for row in rows:
             there |= {key for key, value in row.items() if value is not None}
     panels = {name: keys for name, keys in panels.items() if there & keys.keys()}
-    columns = max(1, -(-len(panels) // 2))
+    lines = 1 if len(panels) < 2 else 2
+    columns = max(1, -(-len(panels) // lines))
     target = path
     if not hasattr(path, "write"):
         path = Path(path)
         target = path.with_suffix(".tmp" + path.suffix)
     with plt.rc_context(_in_ink(plt.rcParams, ink)):
         figure, axes = plt.subplots(
-            2, columns,
-            figsize=(4.25 * columns, 7.2),
+            lines, columns,
+            figsize=(max(9, 4.25 * columns), 3.6 * lines),
             layout="constrained",
             squeeze=False,
         )
@@ -38,17 +39,18 @@ def draw_curves(runs, path, title, panels, ink=None):
             axis.axis("off")
         for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
             _draw_panel(plt, axis, name, keys, runs)
-        for axis in axes[1]:
+        for axis in axes[-1]:
             axis.set_xlabel("step")
         figure.suptitle(title, x=.01, ha="left", fontsize=13)
         if len(runs) > 1:
             swatches = []
             for i in range(len(runs)):
                 swatches.append(plt.Line2D([], [], color=f"C{i}", linewidth=3))
+            aside = columns < 3  # no room for them beside the title
             figure.legend(
                 swatches, runs,
-                loc="outside upper right",
-                ncols=len(runs),
+                loc="outside right center" if aside else "outside upper right",
+                ncols=1 if aside else len(runs),
                 frameon=False,
             )
         figure.savefig(target, dpi=110, transparent=ink is not None)

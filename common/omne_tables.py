@@ -67,4 +67,4 @@ def show_table(cfg, own, path_of):
     if cfg.sweep in ("weights", "modes"):  # Figures 2 and 3
         losses = {label: read_jsonl(folders[label] / "metrics.jsonl") for label in own}
         panels = {"weighted loss": {"train/loss": "loss"}}
-        draw_curves(losses, f"{path}-losses.png", f"{title}: stage 2", panels)
+        draw_curves(losses, f"{path}-losses.png", f"Omne-R1 {cfg.name}: stage 2, {cfg.sweep}", panels)
