@@ -111,7 +111,7 @@ from common.evidence_evaluation import (
     write_unlabelled,
 )
 from common.evidence_models import Policy, load_writer, with_models
-from common.evidence_stages import checkpoint_of, is_done, load_stage, open_stage, sets_of, show_table
+from common.evidence_stages import checkpoint_of, load_stage, open_stage, sets_of, show_table
 from common.files import Progress, say
 from common.metric_table import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
@@ -988,7 +988,7 @@ def run_stage(cfg, stage, split, evals):
     samples = stage in ("ppo", "joint")
     updates = getattr(cfg, f"{stage}_steps", 0)  # none of eval
     steps = cfg.steps if samples else rows_of_log(updates)
-    if is_done(folder, steps, sets):
+    if folder.is_done(steps, sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)
     without_labels = stage == "ppo" and cfg.reward == "answer"

@@ -880,7 +880,7 @@ def run_job(job, place, evals):
     folder = job.folder()
     trains = kind in graph_stages.TRAINING
     steps = cfg.steps if kind in ("ppo", "rl") else 0
-    if graph_stages.is_done(folder, steps, evals):
+    if folder.is_done(steps, evals):
         return say(f"{job.label}: done before")
     source = start_weights(job)
     examples = sft_rows(cfg, place) if kind == "sft" else None

@@ -8,7 +8,7 @@ from common import checkpoint, report, run
 from common import model as models
 from common.evidence import Questions, freeze_vectors, tokenize
 from common.evidence_models import load_encoder, load_policy, load_reader, load_writer
-from common.files import read_jsonl, say
+from common.files import say
 
 BEFORE = {"ppo": "supervised", "joint": "supervised", "eval": "ppo", "qap": "ppo", "sqg": "ppo"}
 SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
@@ -31,13 +31,6 @@ def open_stage(cfg, stage):
     free = (*run.FREE_ON_RESUME, "stage", *steps)
     name = f"{cfg.name}-{stage}"
     return run.open_folder(cfg, "askit", name, free, one_of_many=True, saves=stage != "eval")
-
-
-def is_done(folder, steps, sets):
-    """Whether a resumed stage has made all its steps and evaluations."""
-    rows = read_jsonl(folder.path / "metrics.jsonl")
-    done = rows[-1]["step"] if rows else 0
-    return folder.resume and done >= steps and folder.evaluated(sets)
 
 
 def checkpoint_of(cfg, stage):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from common import checkpoint, run
 from common import model as models
-from common.files import read_jsonl
 
 FREE = (
     *run.FREE_ON_RESUME, "stage", "seeds", "sweep", "weights", "judge", "judge_model", "curve_questions")
@@ -20,13 +19,6 @@ def open_stage(cfg, label, kind):
     """The run folder of a stage."""
     saves = kind in TRAINING
     return run.open_folder(cfg, "omne_r1", f"{cfg.name}-{label}", FREE, one_of_many=True, saves=saves)
-
-
-def is_done(folder, steps, evals):
-    """Whether a resumed stage has made all its steps and evaluations."""
-    rows = read_jsonl(folder.path / "metrics.jsonl")
-    done = rows[-1]["step"] if rows else 0
-    return folder.resume and done >= steps and folder.evaluated(evals)
 
 
 def checkpoint_of(cfg, label, needed_by):

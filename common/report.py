@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import fmean
 
 from common.curves import draw_curves
 from common.files import RunError, read_jsonl, say, table, warn, write_atomic, write_json
@@ -252,7 +253,7 @@ def compare_seeds(results, key="em"):
     for name, by_method in methods.items():
         first = next(iter(by_method.values()))
         for method, own in by_method.items():
-            means = [_mean(list(found.values())) for found in own.values() if found]
+            means = [fmean(found.values()) for found in own.values() if found]
             if len(means) < 2:
                 continue
             mean, low, high = seed_interval(means)
@@ -280,15 +281,11 @@ def _over_seeds(first, other):
         if not both:
             return ["", ""]
         own = {q: other[seed][q] - first[seed][q] for q in sorted(both)}
-        gains.append(_mean(list(own.values())))
+        gains.append(fmean(own.values()))
         for q, gain in own.items():
             of_question.setdefault(q, []).append(gain)
-    by_question = bootstrap_interval([_mean(found) for found in of_question.values()])
+    by_question = bootstrap_interval([fmean(found) for found in of_question.values()])
     return [signed(seed_interval(gains)), signed(by_question)]
-
-
-def _mean(values):
-    return sum(values) / len(values)
 
 
 # ---------------------------------------------------------------- what results/ keeps

@@ -175,6 +175,12 @@ class RunFolder:
         for tracker in self.trackers:
             tracker(numbers, row["step"])
 
+    def is_done(self, steps, sets):
+        """Whether a resumed run has made all its steps and evaluations."""
+        rows = read_jsonl(self.path / "metrics.jsonl")
+        done = rows[-1]["step"] if rows else 0
+        return self.resume and done >= steps and self.evaluated(sets)
+
     def evaluated(self, splits, newer_than=0):
         """Whether the final evaluation of every split is there, and younger than a time."""
         files = [self.path / f"eval_{s.name}.json" for s in splits]

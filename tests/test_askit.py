@@ -658,6 +658,18 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
     shutil.rmtree(whole / f"twice-{stage}")
 
 
+def test_a_stage_goes_on_with_more_updates_than_it_was_begun_with(whole, monkeypatch):
+    """(At one rate: the schedule's length is another then.)"""
+    monkeypatch.setattr(training, "cosine_lr", lambda *a, **k: 1e-3)
+    small = [*SMALL, "--out", str(whole.parent), "--before", "whole", "--stage", "supervised"]
+    askit.main([*small, "--name", "long"])
+    askit.main([*small, "--name", "longer", "--supervised-steps", "25"])
+    askit.main([*small, "--name", "longer", "--resume"])
+    assert rows(whole / "long-supervised") == rows(whole / "longer-supervised")
+    for name in ("long", "longer"):
+        shutil.rmtree(whole / f"{name}-supervised")
+
+
 def test_qap_sqg_and_joint_run_with_the_real_t5_tokenizer(whole, tmp_path):
     folder = Path(__file__).parents[2] / "shared/data/tokenizers/t5-small"
     if not folder.exists():
