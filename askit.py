@@ -92,6 +92,7 @@ from common.evidence import (
     evidence_of,
     evidence_scores,
     find_case,
+    kept_apart,
     load_cases,
     state_batches,
     state_ids,
@@ -173,6 +174,8 @@ class Config(flags.Flags):
     # ---- PPO
     # training questions: file, hub name, or "world" | sec. 4.1.1
     data: str = "hotpotqa"
+    # the last ones of these, kept for a validation loss (in the world so many more) | sec. 4.1; number ours
+    validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
     questions_per_step: int = 1     # questions a step | ours
     group_size: int = 6             # paths sampled a question | ours
@@ -219,6 +222,7 @@ class Config(flags.Flags):
 WORLD = dict(
     data="world",
     limit=2000,
+    validate=100,
     eval_limit=400,
     coarse_steps=400,
     coarse_lr=3e-3,
@@ -836,12 +840,13 @@ RATES = {  # fields of learning rate and warm-up; the others: those of the super
     "qap": ("question_lr", ""),
     "sqg": ("question_lr", ""),
 }
-EVERY = 25  # supervised updates a step of the log
+EVERY = 25  # supervised updates a step of the log, and of a validation loss
+VALIDATED = 4  # batches of a validation loss
 
 
-def supervise(cfg, folder, learner, stage, losses, evaluate_now):
+def supervise(cfg, folder, learner, stage, losses, validation, evaluate_now):
     """--<stage>-steps updates, linear warm-up and half a cosine. losses(rng): of an update; each has a random
-    generator of its own."""
+    generator of its own. validation(rng): of questions that are not trained on, None = there are none."""
     lr, warmup = RATES.get(stage, ("supervised_lr", "supervised_warmup"))
     lr, warmup = getattr(cfg, lr), getattr(cfg, warmup, 0)
     updates = getattr(cfg, f"{stage}_steps")
@@ -866,6 +871,16 @@ def supervise(cfg, folder, learner, stage, losses, evaluate_now):
         row |= meter.means()
         if meter.total.get("tokens"):  # nothing, where no update was finite
             row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
+        if validation:
+            row["pretrain/validation_loss"] = validation_loss(validation, cfg.seed)
+
+
+@torch.no_grad()
+def validation_loss(losses, seed):
+    """Mean loss of the same few batches each time."""
+    rng = random.Random(stable_seed(seed, "validation"))
+    total = sum(loss.item() for _ in range(VALIDATED) for loss, _, _ in losses(rng))
+    return total / VALIDATED
 
 
 def rows_of_log(updates):
@@ -876,16 +891,16 @@ def train(cfg, folder, policy, cases, evaluate_now):
     """PPO: sample paths, score where they end, update; once a step. With a T5 in the policy this is joint
     training: it learns to ask while the policy learns when to."""
     optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
-    stage, reference = "ppo", None
+    stage, reference, state = "ppo", None, {}
     if policy.may_ask:
-        stage = "joint"
+        stage, state = "joint", {"when_to_ask": 0}
         reference = load_writer(cfg, checkpoint_of(cfg, "sqg")).model
-        if not folder.start:
-            learn_when_to_ask(cfg, policy, optimizer, cases)
     order = stable_seed(cfg.seed, "order")
     for step, row in loop.steps(
-        cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | "
+        cfg, folder, policy, optimizer, METRICS, state, evaluate_now, label=f"{stage} | "
     ):
+        if policy.may_ask and step == 1:
+            learn_when_to_ask(cfg, folder, policy, optimizer, cases, state)
         batch = data.batch_of_step(cases, step, cfg.questions_per_step, order)
         with loop.timed(row, "time/rollout"):
             policy.forget()
@@ -898,16 +913,20 @@ def train(cfg, folder, policy, cases, evaluate_now):
         policy.forget()
 
 
-def learn_when_to_ask(cfg, policy, optimizer, cases):
+def learn_when_to_ask(cfg, folder, policy, optimizer, cases, state):
     """Supervised updates before joint training (ours): asking is right where the coarse stage offers no
-    missing gold. Otherwise the score of asking would begin anywhere."""
-    say(f"joint: {cfg.ask_steps} supervised updates of when to ask")
+    missing gold. Otherwise the score of asking would begin anywhere. state["when_to_ask"]: those made."""
     training.set_lr(optimizer, cfg.supervised_lr)
-    for number in range(cfg.ask_steps):
-        rng = random.Random(stable_seed(cfg.seed, "when to ask", number))
-        for loss, _, _ in supervised_losses(policy, cases, cfg, rng):
-            loss.backward()
-        training.optimizer_step(policy.model, optimizer, cfg.grad_clip)
+    with Progress("joint: learning when to ask") as progress:
+        while state["when_to_ask"] < cfg.ask_steps:
+            rng = random.Random(stable_seed(cfg.seed, "when to ask", state["when_to_ask"]))
+            for loss, _, _ in supervised_losses(policy, cases, cfg, rng):
+                loss.backward()
+            training.optimizer_step(policy.model, optimizer, cfg.grad_clip)
+            state["when_to_ask"] += 1
+            progress(state["when_to_ask"], cfg.ask_steps)
+            if state["when_to_ask"] % EVERY == 0:
+                loop.save(folder, policy, optimizer, 0, state)
     training.set_lr(optimizer, cfg.lr)
 
 
@@ -993,6 +1012,7 @@ def run_stage(cfg, stage, split, evals):
     torch.manual_seed(cfg.seed)
     without_labels = stage == "ppo" and cfg.reward == "answer"
     able = [c for c in split.cases if c.gold or without_labels] if split else []
+    able, kept = kept_apart(able, cfg.validate)
     every = [c for part in (split, *evals) if part for c in part.cases + part.unlabelled]
     # the model that is trained, and what is evaluated: itself, or the policy that a T5 asks for
     learner, judged = load_stage(cfg, stage, folder.start, every)
@@ -1011,7 +1031,8 @@ def run_stage(cfg, stage, split, evals):
             train(cfg, folder, learner, able, evaluate_now)
         elif steps:
             losses = losses_of(cfg, stage, learner, judged, able)
-            supervise(cfg, folder, learner, stage, losses, evaluate_now)
+            validation = losses_of(cfg, stage, learner, judged, kept) if kept else None
+            supervise(cfg, folder, learner, stage, losses, validation, evaluate_now)
         draw_evaluations(folder, evaluate_all())
         if stage not in EVALUATE:
             write_unlabelled(folder, evals, partial(search_all, judged))
@@ -1039,7 +1060,7 @@ def parse_args(argv=None):
     default = Config(**WORLD) if in_world else Config()
     cfg = flags.cli(default, Config(), __doc__, argv)
     # all other numbers: whole ones at least 1, others at least 0
-    may_be_zero = "coarse_warmup supervised_warmup fine_layers baseline_rollouts correlate ask_steps"
+    may_be_zero = "coarse_warmup supervised_warmup fine_layers baseline_rollouts correlate ask_steps validate"
     above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
     may_be_zero += " max_questions"
     flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})

@@ -195,7 +195,7 @@ def load_cases(cfg, paper_eval):
     """(training set or None, evaluation sets), every question with its sentences. In the world those of two
     hops and more, with contexts that look related, and a fifth of them vaguely put."""
     if cfg.data == "world":
-        train = world_questions("train", cfg.limit or 2000, cfg.world_size)
+        train = world_questions("train", (cfg.limit or 2000) + cfg.validate, cfg.world_size)
         names = (cfg.eval_data or "test").split(",")
         evals = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_size)) for name in names]
     else:
@@ -220,6 +220,14 @@ def load_cases(cfg, paper_eval):
         made.append(Questions(name, cases, unlabelled=[make_case(q) for q in others]))
     train = Questions("train", make_cases("train", able, cfg.candidates)) if able else None
     return train, made
+
+
+def kept_apart(cases, count):
+    """(the training cases without the last `count`, those: for a validation loss)"""
+    first = len(cases) - count
+    if cases and first < 1:
+        raise data.DataError(f"--validate {count} leaves none of {len(cases)} training questions: lower it")
+    return cases[:first], cases[first:]
 
 
 def find_case(split, question):

@@ -36,6 +36,9 @@ PATHS = {
 SUPERVISED = {
     "train/loss": Metric(
         "the supervised loss, mean of the updates", "supervised loss", "loss {:.3f}"),
+    "pretrain/validation_loss": Metric(
+        "the supervised loss of questions that are not trained on (--validate)",
+        "supervised loss", "validation {:.3f}", "validation"),
     "pretrain/right": Metric(
         "share of states whose best choice is right; of tokens or answers with p over a half",
         ANSWERS, "right {:.3f}"),

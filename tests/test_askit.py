@@ -4,6 +4,10 @@ import json
 import math
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -591,10 +595,10 @@ def test_the_reward_without_labels_is_the_readers_f1_less_what_it_took(monkeypat
 
 # ---- the script
 
-SMALL = ("--limit 20 --eval-limit 6 --coarse-steps 50 --supervised-steps 50 --supervised-batch 2 --steps 4 "
-         "--questions-per-step 3 --group-size 3 --max-evidence 4 --correlate 3 --save-every 1 --show-every 0 "
-         "--qap-steps 50 --sqg-steps 50 --reader-steps 50 --ask-steps 3 --question-batch 2 "
-         "--coarse-batch 4 --question-tokens 12").split()
+SMALL = ("--limit 20 --validate 4 --eval-limit 6 --coarse-steps 50 --supervised-steps 50 "
+         "--supervised-batch 2 --steps 4 --questions-per-step 3 --group-size 3 --max-evidence 4 "
+         "--correlate 3 --save-every 1 --show-every 0 --qap-steps 50 --sqg-steps 50 --reader-steps 50 "
+         "--ask-steps 3 --question-batch 2 --coarse-batch 4 --question-tokens 12").split()
 
 
 def rows(folder):
@@ -650,12 +654,75 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
     half = rows(whole / f"twice-{stage}")
     askit.main([*small, "--name", "twice", "--resume"])
     assert rows(whole / f"whole-{stage}") == rows(whole / f"twice-{stage}") and len(half) in (1, 2)
-    a, b = (checkpoint.find(whole / f"{name}-{stage}/checkpoint") for name in ("whole", "twice"))
-    files = [file.relative_to(a) for file in a.rglob("*.safetensors")]
-    assert len(files) >= 2
-    for file in files:
-        assert (a / file).read_bytes() == (b / file).read_bytes(), file
+    assert same_weights(whole / f"whole-{stage}", whole / f"twice-{stage}")
     shutil.rmtree(whole / f"twice-{stage}")
+
+
+def same_weights(one, other):
+    """Whether the checkpoints of two run folders hold the same bytes."""
+    a, b = (checkpoint.find(folder / "checkpoint") for folder in (one, other))
+    files = [file.relative_to(a) for file in a.rglob("*.safetensors")]
+    return len(files) >= 2 and all((a / f).read_bytes() == (b / f).read_bytes() for f in files)
+
+
+def test_a_killed_ppo_goes_on_after_its_last_step(whole):
+    small = [*SMALL, "--out", str(whole.parent), "--before", "whole", "--stage", "ppo", "--name", "killed"]
+    folder = whole / "killed-ppo"
+    run = subprocess.Popen([sys.executable, askit.__file__, *small], stdout=subprocess.DEVNULL)
+    while run.poll() is None and checkpoint.find(folder / "checkpoint") is None:
+        time.sleep(.02)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    before = len(rows(folder))
+    askit.main([*small, "--resume"])
+    assert run.returncode == -signal.SIGKILL and 1 <= before < 4
+    assert rows(folder) == rows(whole / "whole-ppo") and same_weights(folder, whole / "whole-ppo")
+    shutil.rmtree(folder)
+
+
+def test_joint_training_goes_on_in_the_middle_of_learning_when_to_ask(whole, monkeypatch):
+    learn, made = askit.supervised_losses, []
+
+    def cut_at(number):
+        def losses(*args):
+            made.append(1)
+            if len(made) == number:
+                raise KeyboardInterrupt
+            yield from learn(*args)
+        return losses
+
+    small = [*SMALL, "--out", str(whole.parent), "--before", "whole", "--stage", "joint", "--name", "cut"]
+    monkeypatch.setattr(askit, "EVERY", 1)
+    monkeypatch.setattr(askit, "supervised_losses", cut_at(3))
+    with pytest.raises(SystemExit):
+        askit.main(small)
+    monkeypatch.setattr(askit, "supervised_losses", cut_at(0))
+    askit.main([*small, "--resume"])
+    assert len(made) == 3 + 1   # three updates in all; the third was begun twice
+    assert rows(whole / "cut-joint") == rows(whole / "whole-joint")
+    assert same_weights(whole / "cut-joint", whole / "whole-joint")
+    shutil.rmtree(whole / "cut-joint")
+
+
+def test_the_validation_loss_is_of_questions_that_are_not_trained_on(whole, monkeypatch):
+    seen = []
+    monkeypatch.setattr(askit, "VALIDATED", 2)
+
+    def losses(rng):
+        seen.append(rng.random())
+        yield torch.tensor(1.0, requires_grad=True), 1, 1
+        yield torch.tensor(2.0), 1, 1
+
+    assert askit.validation_loss(losses, 0) == askit.validation_loss(losses, 0) == 3   # a batch in two parts
+    assert seen[:2] == seen[2:] and len(set(seen)) == 2                       # the same batches each time
+    c = [case() for _ in range(5)]
+    assert evidence.kept_apart(c, 2) == (c[:3], c[3:]) and evidence.kept_apart(c, 0) == (c, [])
+    with pytest.raises(data.DataError, match="--validate 5 leaves none of 5"):
+        evidence.kept_apart(c, 5)
+    for stage in ("coarse", "supervised", "qap", "sqg", "reader"):
+        assert all(row["pretrain/validation_loss"] > 0 for row in rows(whole / f"whole-{stage}")), stage
+    fewer = evidence.world_questions("train", 20)
+    assert [q.question for q in evidence.world_questions("train", 24)][:20] == [q.question for q in fewer]
 
 
 def test_a_stage_goes_on_with_more_updates_than_it_was_begun_with(whole, monkeypatch):
