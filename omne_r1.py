@@ -24,7 +24,8 @@ Where paper and authors' code differ, or the paper is silent:
                             from one base (--sft-from stage1 is not the paper's; --warmup-data makes two)
     accuracy                paper: the same string but for blanks around it; "normalised" is ours (SQuAD's
                             rules), and the code's in its reward. The gold answer is a node's name: no aliases
-    rounds                  7 calls, then one turn more to answer in; code: 5
+    rounds                  7 calls of 3,000 tokens, 32 at once, then a turn to answer in; code: 5 calls.
+                            Temperature not printed: greedy (in the world 1)
     a call that fails       unreadable, or for another graph: an error text, counted; the round goes on
     calls                   paper: Python style; code splits them at commas. Ours: parsed, never evaluated;
                             JSON style too. Blanks around a name do not count
@@ -51,9 +52,10 @@ Where paper and authors' code differ, or the paper is silent:
     rows without thoughts   thoughts removed, the template's empty block in their place, not learned
 
 Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (83.8 / 47.2 with adapters,
-89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions.
+89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions, and its
+"70k" are 73,627 in Table 1.
 
-    python omne_r1.py                          embedded world: all stages, both variants; half an hour
+    python omne_r1.py                          embedded world, all stages; half an hour
     python omne_r1.py --sweep weights                 then: Table 5 (modes: Table 4, hops: Table 3)
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
