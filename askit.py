@@ -60,7 +60,7 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     python askit.py --stage ask                  then: qap, sqg, joint
     python askit.py --stage ppo --resume         one stage; --resume goes on
     python askit.py --stage ppo --name nobonus --before seed0 --bonus 0      from another run's earlier stages
-    python askit.py --model paper --data hotpotqa     the paper's encoders (as safetensors) and data; not run
+    python askit.py --data hotpotqa              the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
     python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
 In common/: states (and made-up ones to train on) and paths in evidence.py, models and stages in
@@ -137,7 +137,7 @@ class Config(flags.Flags):
     # --checkpoint, or of what ppo left
     stage: Literal[
         "all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader", "eval"] = "all"
-    encoder: str = ""               # coarse encoder; empty = with --model paper the paper's, else a tiny one
+    encoder: str = ""               # coarse encoder; empty = the paper's, in the world a tiny one
     action_model: str = ""          # scores (state, sentence) as next sentences
     submit_model: str = ""          # scores whether the evidence answers the question
     # 0 = the two scorers as named; else both are the encoder's first so many layers with a new head each

@@ -117,9 +117,10 @@ def load_reader(cfg, source, cases):
 # ---------------------------------------------------------------- flags
 
 def with_models(cfg, paper):
-    """cfg with the ids of the paper's models {field: id} where --model paper asks for them. Refuses models
-    and flags that do not go together, and stages without their model."""
-    if cfg.model == "paper":
+    """cfg with the ids of the paper's models {field: id}: for --model paper, and for data where no model is
+    named. Refuses models and flags that do not go together, and stages without their model."""
+    named = cfg.model or cfg.encoder or cfg.action_model or cfg.submit_model or cfg.fine_layers
+    if cfg.model == "paper" or cfg.data != "world" and not named:
         names = {name: getattr(cfg, name) or value for name, value in paper.items()}
         cfg = replace(cfg, **names)
     scorers = bool(cfg.action_model) + bool(cfg.submit_model)
@@ -140,8 +141,6 @@ def with_models(cfg, paper):
         flags.refuse("returns", cfg.returns, "goes with --baseline candidates and --reward evidence")
     if own and cfg.stage == "reader" and not cfg.submit_model:
         flags.refuse("stage", cfg.stage, "needs --submit-model, or give a --reader instead")
-    if cfg.data != "world" and not own:
-        flags.refuse("data", cfg.data, "needs --model paper or --encoder")
     if own and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
         flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
     if own and cfg.reward == "answer" and not cfg.reader and not cfg.submit_model:

@@ -810,7 +810,7 @@ def test_a_question_of_the_set_is_searched_live(whole, capsys):
 
 def test_what_cannot_run_is_one_line(tmp_path, capsys):
     for args, words in (
-            (["--data", "hotpotqa"], "--model paper"),
+            (["--data", str(tmp_path / "none.json")], "none.json"),
             (["--model", "Qwen/Qwen3-4B"], "several models"),
             (["--encoder", "x"], "needs --fine-layers"),
             (["--action-model", "x"], "and these need it"),
@@ -828,6 +828,15 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit, match="run --stage coarse first"):
         askit.main([*SMALL, "--stage", "supervised", "--out", str(tmp_path)])
     assert checkpoint.find(tmp_path / "askit/seed0-supervised/checkpoint") is None
+
+
+def test_data_without_a_model_takes_the_papers():
+    for args in (["--data", "hotpotqa"], ["--model", "paper"]):
+        cfg = askit.parse_args(args)
+        assert cfg.data == "hotpotqa" and cfg.steps == 1667 and cfg.validate == 500
+        assert {name: getattr(cfg, name) for name in askit.PAPER_MODELS} == askit.PAPER_MODELS
+    cfg = askit.parse_args(["--data", "x.json", "--encoder", "DIR", "--fine-layers", "3"])
+    assert (cfg.encoder, cfg.action_model, cfg.submit_model) == ("DIR", "", "")
 
 
 def test_exported_runs_can_be_compared_over_seeds(tmp_path, capsys):
