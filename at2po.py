@@ -959,6 +959,10 @@ def warmed_up(cfg, source, split):
         return [made]
 
     def reward(made, question):
+        turns = made[0].turns
+        response = made[0].length - len(made[0].prompt_ids)
+        if response > cfg.max_response or len(turns) > cfg.max_searches + 1:
+            return None
         return score(made[0], question, cfg).reward
 
     def reply(tokenizer, turn_ids, observation):

@@ -874,9 +874,8 @@ def warmed_up(cfg, source, index):
         return [render_demonstration(tokenizer, question, demo, index, cfg)]
 
     def reward(made, question):
-        trajectory = judge(made[0], question)
-        fits = len(trajectory.turns) <= cfg.max_searches + 1
-        return trajectory.info["em"] if fits else 0.0
+        fits = len(made[0].turns) <= cfg.max_searches + 1
+        return judge(made[0], question).info["em"] if fits else None
 
     def reply(tokenizer, turn_ids, observation):
         shown = chat.Foreign(observation)

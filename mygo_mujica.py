@@ -1161,8 +1161,9 @@ def warmed_up(cfg, source, place):
         """F1 of the answer as it is read, in as many turns and calls as there may be."""
         _, answer, _ = parse_plan(made[0].turns[-1].text, "text", cfg.max_parallel)
         asked = [len(parse_plan(t.text, "text", 99)[0]) for t in made[0].turns]
-        fits = len(asked) <= cfg.max_rounds and max(asked) <= cfg.max_parallel
-        return metrics.f1(answer, question.answers) if answer and fits else 0.0
+        if len(asked) > cfg.max_rounds or max(asked) > cfg.max_parallel:
+            return None
+        return metrics.f1(answer, question.answers) if answer else 0.0
 
     def reply(tokenizer, turn_ids, observation):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))

@@ -8,8 +8,9 @@ a paper's tags learns them from, before reinforcement learning can begin (common
 | HotpotQA | supporting facts: sentences | a page's name / the sentence, around the answer where it has it |
 
 A hop's query is demonstrated only if the retriever in use finds the gold page with it, and only if its words
-can be known by then: a page is named by the question or by what was read before. Thoughts quote data, so they
-are rendered as foreign text, which can write no tag.
+can be known by then: what it names stands in the question or in what was read before, as far as the agent
+reads it. What a thought claims to have found has to stand there, too. Thoughts quote data, so they are
+rendered as foreign text, which can write no tag.
 """
 
 import random
@@ -18,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from common import chat
-from common.metrics import stands_in
+from common.metrics import normalize_answer, stands_in
 from common.rollout import Turn
 
 QUOTED = 30  # words of a sentence that a thought repeats
@@ -58,6 +59,8 @@ class Hop:
     need: str             # "the director of Jaws"
     queries: list[str]    # to be tried in this order
     found: str            # "The director of Jaws is Steven Spielberg."
+    subject: str = ""     # "Jaws", which the agent must have read; "" = the queries name nothing else
+    claim: str = ""       # "Steven Spielberg", which the pages that were read must say
     waits: bool = False   # for what an earlier hop finds
     passages: tuple = ()  # what the retriever found with the first of `queries`, once it was demonstrated
 
@@ -104,9 +107,11 @@ def hops_of_triples(question):
         same = [t for t in titles if plain_title(t).lower() == subject.lower()]
         starts = [t for t in titles if t.lower().startswith(subject.lower())]
         title = (same or starts or [subject])[0]
+        subject = plain_title(subject)  # "(director)" stands in no question
         need = f"the {relation} of {subject}"
         queries = [f"{subject} {relation}", subject]
-        hops.append(Hop(title, need, queries, f"The {relation} of {subject} is {found}."))
+        told = f"The {relation} of {subject} is {found}."
+        hops.append(Hop(title, need, queries, told, subject, found))
     return hops
 
 
@@ -127,6 +132,7 @@ def hops_of_steps(question):
         answers.append(step["answer"])
         title = titles.get(step["paragraph_support_idx"], "")
         subject, arrow, relation = asked.partition(" >> ")
+        waits = bool(re.search(r"#\d", step["question"]))
         if arrow:
             need = f"the {relation} of {subject}"
             found = f"The {relation} of {subject} is {step['answer']}."
@@ -135,8 +141,9 @@ def hops_of_steps(question):
             need = asked.rstrip("?. ")
             found = f"{need}: {step['answer']}."
             queries = [asked]
+            subject = ""
         queries += [f"{title} {queries[0]}", title]
-        hops.append(Hop(title, need, queries, found, waits=bool(re.search(r"#\d", step["question"]))))
+        hops.append(Hop(title, need, queries, found, subject, step["answer"], waits))
     return hops
 
 
@@ -152,7 +159,8 @@ def hops_of_sentences(question):
         if not lines:
             return []
         name = plain_title(title)
-        hops.append(Hop(title, name, [name, title], quote(lines, question.answers[0])))
+        told, claim = quote(lines, question.answers[0])
+        hops.append(Hop(title, name, [name, title], told, name, claim))
     return hops
 
 
@@ -165,48 +173,54 @@ def plain_title(title):
 
 
 def quote(lines, answer, most=QUOTED):
-    """Up to `most` words of the first line that has the answer, around it, else of the first line.
+    """Up to `most` words of the first line that has the answer, around it, else of the first line; and the
+    same without the sign of a cut. "yes" and "no" are said by no line.
 
-    >>> quote(["It is old.", "It was built by Ann Lee in 1904 of stone."], "Ann Lee", 5)
-    'was built by Ann Lee …'
+    >>> quote(["It is an oldie.", "It was built by old Ann Lee in 1904 of stone."], "Old", 5)
+    ('It was built by old …', 'It was built by old')
+    >>> quote(["It is known."], "no")[0]
+    'It is known.'
     """
-    with_answer = [line for line in lines if answer.lower() in line.lower()]
-    line = (with_answer or lines)[0]
+    pattern = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
+    places = [] if answer.lower() in ("yes", "no") else [(line, pattern.search(line)) for line in lines]
+    line, place = next(((line, place) for line, place in places if place), (lines[0], None))
     words = line.split()
-    before = line[:line.lower().find(answer.lower())] if with_answer else ""
-    end = len(before.split()) + len(answer.split()) if with_answer else 0
+    end = len(line[:place.end()].split()) if place else 0
     start = max(0, end - most)
-    cut = " …" if len(words) > start + most else ""
-    return " ".join(words[start:start + most]) + cut
+    said = " ".join(words[start:start + most])
+    return said + (" …" if len(words) > start + most else ""), said
 
 
-def demonstrate(question, index, top_k):
+def demonstrate(question, index, top_k, max_passage=None):
     """(Demonstration or None, what is wrong or "") with the queries that find the gold pages among `top_k` of
-    `index` (a retriever). A page that was read already is not asked for again: what it says joins what is
-    known. The first search may be for the question as it stands."""
+    `index` (a retriever), of which max_passage characters are read. A page that was read already is not asked
+    for again: what it says joins what is known. The first search may be for the question as it stands."""
     plan = plan_of(question)
     if not plan:
         return None, "no gold evidence that can be followed"
     hops = []
     read = question.question
     for hop in plan:
-        seen = next((h for h in hops if h.title == hop.title), None)
-        if seen:
-            seen.found = f"{seen.found} {hop.found}"
-            continue
-        known = [q for q in hop.queries if q and is_known(q, hop, read)]
-        if not hops and not known:
-            known, hop.need = [question.question], "a page about the question"
-        if not known:
-            return None, "a page that nothing read before names"
-        for query in known:
-            passages = index.search([query], top_k)[0]
-            if any(p.title == hop.title for p in passages):
-                break
+        if all(h.title != hop.title for h in hops):
+            known = [q for q in hop.queries if q and is_known(q, hop, read)]
+            if not hops and not known:
+                known, hop.need = [question.question], "a page about the question"
+            if not known:
+                return None, "a page that nothing read before names"
+            for query in known:
+                passages = index.search([query], top_k)[0]
+                if any(p.title == hop.title for p in passages):
+                    break
+            else:
+                return None, "the retriever does not find a gold page"
+            hops.append(replace(hop, queries=[query], passages=tuple(passages)))
+            pages = [f"{p.title} {p.text}" if max_passage is None else f"{p.title} {p.text[:max_passage]}"
+                     for p in passages]
+            read = " ".join([read, *pages])
         else:
-            return None, "the retriever does not find a gold page"
-        hops.append(replace(hop, queries=[query], passages=tuple(passages)))
-        read += " " + " ".join(f"{p.title} {p.text}" for p in passages)
+            hops[-1].found += f" {hop.found}"
+        if hop.claim and not says(read, hop.claim):
+            return None, "what a page should say is not in what is read of it"
     return Demonstration(hops, question.answers[0]), ""
 
 
@@ -220,10 +234,26 @@ def named_in(text, hops):
 
 
 def is_known(query, hop, read):
-    """Whether a query can be thought of by somebody who has read this: one that names the gold page, where
-    the page's name stands there; others quote the question or an answer that was found."""
-    name = [plain_title(hop.title)]
-    return not stands_in(name, query) or stands_in(name, read)
+    """Whether a query can be thought of by somebody who has read this: what it names, the hop's subject or
+    the gold page, stands there. A sub-question names what was found before.
+
+    >>> hop = Hop("Zedekiah (king)", "", [], "", subject="Zedekiah")
+    >>> [is_known("Zedekiah mother", hop, read) for read in ("Who was Zedekiah?", "Who was Zed?")]
+    [True, False]
+    """
+    title = plain_title(hop.title)
+    names = [name for name in (hop.subject, title) if name and (name in query or stands_in([name], query))]
+    return all(stands_in([name], read) for name in names)
+
+
+def says(text, claim):
+    """Whether a claim stands in a text; "South Korea" does in "a South Korean film".
+
+    >>> says("A South Korean film.", "South Korea"), says("A part of it.", "art"), says("Lead by Ed.", "Ed")
+    (True, False, True)
+    """
+    begins = f" {normalize_answer(claim)}"
+    return stands_in([claim], text) or len(begins) > 4 and begins in f" {normalize_answer(text)}"
 
 
 def flawed(demo, other_answer, rng):
@@ -237,21 +267,31 @@ def flawed(demo, other_answer, rng):
     return Demonstration([], other_answer, "from nowhere")
 
 
-def of_questions(questions, index, top_k, render, reward, flaw_rate=0.0, progress=None):
+def another_answer(question, questions, rng):
+    """That of another question, and not right for this one; "unknown" where all are."""
+    right = set(map(normalize_answer, question.answers))
+    wrong = [q.answers[0] for q in questions if normalize_answer(q.answers[0]) not in right]
+    return rng.choice(wrong) if wrong else "unknown"
+
+
+def of_questions(questions, index, cfg, render, reward, progress=None):
     """([[Trajectory]], Counter of what became of the questions): demonstrations as a script renders them.
 
-    render(question, Demonstration) -> [Trajectory]; reward(trajectories, question) is the script's own, and
-    only what earns 1 is kept. With probability flaw_rate one is then replaced by a flawed one."""
+    cfg: top_k, max_passage where there is one, and flaw_rate. render(question, Demonstration) ->
+    [Trajectory]; reward(trajectories, question) is the script's own, None where its agent could not go so
+    far, and only what earns 1 is kept. With probability flaw_rate one is then replaced by a flawed one."""
     kept, fate = [], Counter()
     for number, q in enumerate(questions):
-        demo, problem = demonstrate(q, index, top_k)
+        demo, problem = demonstrate(q, index, cfg.top_k, getattr(cfg, "max_passage", None))
         rendered = render(q, demo) if demo else []
-        if demo and reward(rendered, q) != 1:
+        earned = reward(rendered, q) if demo else 1
+        if earned is None:
+            problem = "longer than the agent's limits"
+        elif earned != 1:
             problem = "does not earn reward 1"
         rng = random.Random(f"{q.id}/flaw")
-        if not problem and rng.random() < flaw_rate:
-            other = rng.choice(questions).answers[0]
-            rendered = render(q, flawed(demo, other, rng))
+        if not problem and rng.random() < cfg.flaw_rate:
+            rendered = render(q, flawed(demo, another_answer(q, questions, rng), rng))
         if not problem:
             kept.append(rendered)
         fate[problem or "demonstrated"] += 1

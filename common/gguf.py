@@ -20,7 +20,9 @@ def convert(file, folder):
     file, folder = Path(file), Path(folder)
     if not file.is_file():
         raise ModelError(f"{file}: no such file")
-    if file.read_bytes()[:4] != b"GGUF":
+    with file.open("rb") as opened:
+        begins = opened.read(4)
+    if begins != b"GGUF":
         raise ModelError(f"{file}: no GGUF file (its first four bytes are not 'GGUF')")
     if folder.exists() and any(folder.iterdir()):
         raise ModelError(f"{folder} is there and not empty: nothing was written; choose another folder")
@@ -42,7 +44,9 @@ def convert(file, folder):
     end = read.config.eos_token_id
     if isinstance(end, int):  # some versions of transformers take it for the tokenizer from elsewhere
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(unfinished)
+    model.save_pretrained(unfinished)
+    unfinished.rename(folder)  # an empty one may be there
     return sum(p.numel() for p in model.parameters())

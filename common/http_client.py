@@ -103,8 +103,8 @@ class Client:
 
     def value_of(self, path, reply):
         """The JSON value of a reply."""
-        start = reply.content[:200].decode("utf-8", "replace")
-        start = " ".join(start.split())
+        start = self.hidden(reply.content[:2000].decode("utf-8", "replace"))
+        start = " ".join(start.split())[:200]
         if not reply.is_success:
             raise self.failure(f"{self.url}{path} refused the request: HTTP {reply.status_code} {start}")
         try:

@@ -243,16 +243,18 @@ def seed_interval(values, level=0.95):
 
 
 def is_two_way(row):
-    """Whether the question itself offers its answer: a comparison ("Which came first, A or B?") or yes/no.
+    """Whether the question itself offers its answer: a comparison ("Which came first, A or B?") or yes/no. A
+    comparison that asks what two things have in common offers nothing.
 
     Guessing is right half the time there, so a mean over all questions hides what a policy can find out. Rows
     that were exported without their texts say it themselves."""
     if "two_way" in row:
         return bool(row["two_way"])
     golds = row.get("gold") or ()
-    golds = set(map(normalize_answer, golds))
-    kind = str(row.get("type") or "").lower()
-    return "comparison" in kind or bool(golds & {"yes", "no"})
+    if {"yes", "no"} & set(map(normalize_answer, golds)):
+        return True
+    compares = "comparison" in str(row.get("type") or "").lower()
+    return compares and (not row.get("question") or stands_in(golds, row["question"]))
 
 
 def stands_in(golds, text):

@@ -24,6 +24,7 @@ CONCURRENT = 32         # requests at a time
 TIMEOUT = 600.0         # seconds an answer
 REFUSED = (400, 413, 422)
 ROLES = ("system", "user", "assistant")
+UNNAMED = object()      # of servers that do not say what ended a text
 
 
 def policy(cfg):
@@ -121,6 +122,7 @@ class ServedEngine(http_client.Client):
         if self.kept:
             self.kept.close()
         self.kept = Keyed(file)
+        self.answered += len(self.kept.known)
 
     def sync(self, model):
         """There are no weights to hand over."""
@@ -171,7 +173,7 @@ class ServedEngine(http_client.Client):
         row = self.kept.get(key) if self.kept else None
         if row is None:
             row = {"key": key} | self.asked(request)
-            if self.kept:
+            if self.kept and not row.get("refused"):
                 self.kept.add(row)
         return row["text"], row["stop_reason"]
 
@@ -186,13 +188,13 @@ class ServedEngine(http_client.Client):
                            f"put it into the environment variable {KEY}")
         if reply.status_code in REFUSED and self.answered:
             warn(f"a prompt was refused (HTTP {reply.status_code}): {self.hidden(reply.text)[:200]}")
-            return {"text": "", "stop_reason": "length"}
+            return {"text": "", "stop_reason": "length", "refused": True}
         value = self.value_of(path, reply)
         try:
             choice = value["choices"][0]
             text = choice["message"]["content"] or ""
             finish = choice.get("finish_reason")
-            reason = choice.get("stop_reason")
+            reason = choice.get("stop_reason", UNNAMED)
         except (TypeError, LookupError, AttributeError):
             text = None
         if not isinstance(text, str):
@@ -206,15 +208,18 @@ class ServedEngine(http_client.Client):
         return {"text": text + stop, "stop_reason": stop or "eos"}
 
 
-def ending(text, stops, reason=None):
-    """The stop string that ended a text, which servers leave out of it; "" = the end of the message. Servers
-    that do not name it (reason): the one whose tag is open.
+def ending(text, stops, reason=UNNAMED):
+    """The stop string that ended a text, which servers leave out of it; "" = the end of the message. reason:
+    what the server names, None or the number of a token where the model ended it; where servers name nothing,
+    it is the string whose tag is open.
 
     >>> ending("<search> a", ("</search>", "</answer>")), ending("<answer> b </answer>", ("</answer>",))
     ('</search>', '')
+    >>> ending("<search> a", ("</search>", "</answer>"), None)
+    ''
     """
-    if reason in stops:
-        return reason
+    if reason is not UNNAMED:
+        return reason if reason in stops else ""
     for stop in stops:
         opening = stop.replace("</", "<")
         if opening != stop and text.count(opening) > text.count(stop):

@@ -33,7 +33,7 @@ from common import model as models
 from common.files import Progress, locked, say, weights_in
 from common.metric_table import STEP, UPDATE, Metric
 
-VERSION = "1"  # change it when demonstrations or training are made otherwise
+VERSION = "2"  # change it when demonstrations or training are made otherwise
 BATCH = 8      # demonstrations an update
 METRICS = STEP | UPDATE | {
     "train/loss": Metric("mean -log p of a demonstrated token", "loss (nats a token)", "loss {:.3f}"),
@@ -97,20 +97,23 @@ def examples_of(cfg, tokenizer, index, render, reward, reply, ends="none"):
     not more.
 
     index: the retriever in use. render(tokenizer, question, Demonstration) -> [Trajectory], the script's;
-    reward(trajectories, question): what the first of them earns, by the script's own rule.
+    reward(trajectories, question): what the first of them earns, by the script's own rule; None where it
+    passes the agent's limits.
     reply(tokenizer, turn ids, observation) -> ids, of conversations on file; ends: which of their messages
     the policy is to end itself, "all", the "last" or "none", where its agent stops it at a tag."""
     examples = []
     for file in cfg.warmup_data.split(","):
         if sharegpt.is_file(file):
-            kept = [[of_conversation(tokenizer, row, reply, ends)] for row in sharegpt.read(file, ())]
+            every = [of_conversation(tokenizer, row, reply, ends) for row in sharegpt.read(file, ())]
+            kept = [[t] for t in every if t.length <= cfg.micro_tokens]
             told = f"{len(kept)} conversations"
+            if len(kept) < len(every):
+                told += f"; {len(every) - len(kept)}: longer than --micro-tokens {cfg.micro_tokens}"
         else:
             questions = data.load_questions(file, None, cfg.skip_bad, role="train")
             with Progress(f"demonstrations of {file}") as progress:
                 kept, fate = demonstrations.of_questions(
-                    questions, index, cfg.top_k, lambda q, d: render(tokenizer, q, d), reward,
-                    cfg.flaw_rate, progress)
+                    questions, index, cfg, lambda q, d: render(tokenizer, q, d), reward, progress)
             told = f"{fate.pop('demonstrated', 0)} of {len(questions)} questions demonstrated"
             told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
         lengths = [t.length for example in kept for t in example]
@@ -173,7 +176,8 @@ def run_folder(cfg, recipe, source, root, name, examples):
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
         rows = [readable_row(t) for e in examples for t in e]
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-        (folder.path / "demonstrations.jsonl").write_text("\n".join(lines) + "\n")
+        if distributed.rank() == 0:
+            (folder.path / "demonstrations.jsonl").write_text("\n".join(lines) + "\n")
         train(cfg, folder, policy, examples)
 
 

@@ -220,6 +220,9 @@ def test_questions_that_offer_their_answer_are_counted_apart():
     assert s["two_way"] == {"n": 4, "em": 0.75} and s["open"] == {"n": 3, "em": pytest.approx(1 / 3)}
     assert s["by_type"]["comparison"] == {"n": 1, "em": 1}
     assert s["by_hops"] == {"2": {"n": 7, "em": pytest.approx(4 / 7)}}
+    asked = [_row(1, type="comparison", gold=[gold], question=question) for gold, question in (
+        ("Film A", "Which is older, Film A or Film B?"), ("alcohol", "What have gin and rum in common?"))]
+    assert [metrics.is_two_way(row) for row in asked] == [True, False]
     only_open = metrics.summarize([_row(1)])
     assert only_open["open"] == {"n": 1, "em": 1} and "two_way" not in only_open
 

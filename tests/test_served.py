@@ -159,12 +159,25 @@ def test_a_cut_answer_is_one_without_its_stop(files):
     assert row["em"] == 0 and row["searches"] == 0
 
 
-def test_a_prompt_that_is_refused_ends_its_trajectory(files, capsys):
+def test_a_prompt_that_is_refused_ends_its_trajectory_and_is_sent_again_on_resume(files, capsys):
     model = Model("<search> Red Hill ", (400, "too long"))
     evaluate(at2po, files, model.url)
     (row,) = summary(files, "at2po", "e")["predictions"]
     assert row["searches"] == 1 and row["em"] == 0
     assert "HTTP 400" in capsys.readouterr().out
+    assert len(read_jsonl(files / "at2po/e/said_q.jsonl")) == 1
+    model.answers = [(400, "too long")]      # the first that is asked here, and no reason to end
+    evaluate(at2po, files, model.url, "--resume")
+    model.answers = ["<think> b </think> <answer> \\boxed{Bo Moss} </answer>"]
+    evaluate(at2po, files, model.url, "--resume")
+    assert summary(files, "at2po", "e")["summary"]["em"] == 1
+
+
+def test_a_server_that_says_what_ended_a_text_is_believed(files):
+    unclosed = {"finish_reason": "stop", "stop_reason": None, "message": {"content": "<search> Red Hill"}}
+    evaluate(at2po, files, Model(unclosed).url)
+    (row,) = summary(files, "at2po", "e")["predictions"]
+    assert row["searches"] == 0 and row["problem"]
 
 
 @pytest.mark.parametrize("answer, message", [
@@ -186,6 +199,10 @@ def test_the_key_comes_from_the_environment_and_is_written_nowhere(files, monkey
     assert set(model.keys) == {"Bearer sk-secret-1"}
     written = [f for f in files.rglob("*") if f.is_file() and b"sk-secret-1" in f.read_bytes()]
     assert not written
+    for status in (400, 404):
+        with pytest.raises(SystemExit) as stop:
+            evaluate(at2po, files, Model((status, "no such key: sk-secret-1")).url, "--name", f"k{status}")
+        assert f"HTTP {status}" in str(stop.value.code) and "sk-secret-1" not in str(stop.value.code)
     monkeypatch.setenv("OPENAI_API_KEY", "two words")
     with pytest.raises(RunError, match="no key has"):
         served.ServedEngine(model.url, "m", served.TextTokenizer(), 0)

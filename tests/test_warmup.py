@@ -115,6 +115,65 @@ def test_a_page_has_to_be_found_and_its_name_to_be_known():
     assert demonstrations.demonstrate(bare, index, 1)[1] == "no gold evidence that can be followed"
 
 
+def test_what_is_claimed_has_to_be_read_and_is_told_when_it_was():
+    other = json.loads(json.dumps(WIKI))
+    other["evidences"][0][2] = other["evidences"][1][0] = "Cy North"    # the page says Cy Nord
+    question = data.parse_question(other)
+    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
+    told = "what a page should say is not in what is read of it"
+    assert demonstrations.demonstrate(question, index, 1) == (None, told)
+    question = data.parse_question(WIKI)
+    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
+    assert demonstrations.demonstrate(question, index, 1, max_passage=1000)[1] == ""
+    assert demonstrations.demonstrate(question, index, 1, max_passage=20)[1] == told
+    # what a page read before says of what was found since is told behind that
+    back = json.loads(json.dumps(WIKI))
+    back["evidences"].append(["Wet Wood", "year", "1999"])
+    thoughts = demonstrated(back).thoughts()
+    assert thoughts[1].startswith("The director of Wet Wood is Cy Nord. Now") and "1999" not in thoughts[1]
+    assert "Oslo. The year of Wet Wood is 1999. So the answer" in thoughts[2]
+
+
+def test_what_is_left_out_is_counted_by_its_reason_and_flaws_come_as_often_as_asked(small):
+    rows = [HOTPOT, WIKI, MUSIQUE, {"question": "Who?", "answer": "Bo"}]
+    questions = [data.parse_question(row) for row in rows]
+    index = retriever.make_retriever("bm25", data.pool_contexts(questions[:3]))
+    said = []
+
+    def render(question, demo):
+        said.append(demo)
+        return [demo]
+
+    def reward(made, question):
+        return {questions[0].id: None, questions[1].id: 0.5}.get(question.id, 1)
+
+    cfg = at2po.Config(top_k=1, flaw_rate=0.0)
+    kept, fate = demonstrations.of_questions(questions, index, cfg, render, reward)
+    assert fate == {"longer than the agent's limits": 1, "does not earn reward 1": 1, "demonstrated": 1,
+                    "no gold evidence that can be followed": 1}
+    assert [[d.flaw for d in made] for made in kept] == [[None]]
+    for flaw_rate, low, high in ((1.0, 3, 3), (.5, 1, 2)):
+        cfg = at2po.Config(top_k=1, flaw_rate=flaw_rate)
+        kept, _ = demonstrations.of_questions(questions[:3], index, cfg, render, lambda made, question: 1)
+        flaws = sum(bool(d.flaw) for (d,) in kept)
+        assert low <= flaws <= high, flaw_rate
+    import random
+    same = [questions[0], questions[0]]
+    assert demonstrations.another_answer(questions[0], same, random.Random(0)) == "unknown"
+    drawn = {demonstrations.another_answer(questions[0], questions[:2], random.Random(n)) for n in range(9)}
+    assert drawn == {"Oslo"}
+
+
+def test_what_the_agent_could_not_finish_is_not_demonstrated(tmp_path, small, capsys):
+    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI])
+    given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--out", str(tmp_path),
+             "--warmup-data", file, "--eval-only"]
+    for flag, value in (("--max-searches", "1"), ("--max-response", "60")):
+        with pytest.raises(SystemExit):
+            at2po.main([*given, flag, value])
+        assert "2: longer than the agent's limits" in capsys.readouterr().out
+
+
 def test_mujica_asks_at_once_only_for_what_waits_for_nothing(small):
     row = json.loads(json.dumps(MUSIQUE))
     row["question"] = "Was the writer of Old Mill born where Di Voss was?"  # names both pages
@@ -150,7 +209,7 @@ FLAGS = (
     "--eval-limit 1 --warmup-steps 3 --warmup-lr 1e-3"
 ).split()
 SCRIPTS = {
-    "at2po": (at2po, "--chains 2 --expand 1 --rounds 1 --max-response 300"),
+    "at2po": (at2po, "--chains 2 --expand 1 --rounds 1 --max-response 600"),
     "bi_rar": (bi_rar, "--stage forward --group-size 2 --max-turn 30 --explain-limit 1"),
     "mygo_mujica": (mygo_mujica, "--stage mygo --max-turn 30 --keep 1 --max-attempts 1 --max-rounds 4"),
 }
@@ -188,7 +247,7 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
 def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
     file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
     given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--out", str(tmp_path),
-             "--warmup-data", file, "--eval-only", "--max-response", "40", "--warmup-steps", "4"]
+             "--warmup-data", file, "--eval-only", "--max-response", "600", "--warmup-steps", "4"]
     from common import warmup
     at2po.main([*given, "--name", "whole"])
     (whole,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
@@ -307,13 +366,15 @@ def test_most_real_training_questions_can_be_demonstrated(small, name, least):
     questions = data.load_questions(sample(name))
     index = retriever.make_retriever("bm25", data.pool_contexts(questions))
     tokenizer = models.load_tokenizer(small)
-    cfg = at2po.Config(top_k=1)
+    cfg = at2po.Config(top_k=1, flaw_rate=0.0)
 
     def render(question, demo):
         return [at2po.render_demonstration(tokenizer, question, demo, index, cfg)]
 
-    kept, fate = demonstrations.of_questions(
-        questions, index, 1, render, lambda made, q: at2po.score(made[0], q, cfg).reward)
+    def reward(made, question):
+        return at2po.score(made[0], question, cfg).reward
+
+    kept, fate = demonstrations.of_questions(questions, index, cfg, render, reward)
     assert len(kept) == fate["demonstrated"] >= least * len(questions), fate
     assert "does not earn reward 1" not in fate
     for (made,) in kept:
