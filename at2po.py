@@ -790,7 +790,7 @@ def reproduce(cfg, argv=()):
     if cfg.warmup_data:
         source = warmed_up(cfg, source, split or evals[0])
     if cfg.ask:
-        return ask(cfg, run.load_policy(cfg, source), evals[0])
+        return ask(cfg, run.load_policy(cfg, source, trains=False), evals[0])
     policy = run.load_policy(cfg, folder.start or source, trains=not cfg.eval_only)
 
     def length(q):
@@ -923,6 +923,7 @@ def turn_ratios(model, leaves, cfg):
 def ask(cfg, policy, split):
     """--ask: one trajectory, shown while it is played."""
     run.warn_of_unknown_words(policy.tokenizer, cfg.ask)
+    policy.engine.sync(policy.model)
     prompt_ids = render_prompt(policy.tokenizer, cfg.ask, cfg.prompt_form)
     search = rollout.BatchedSearch(split.retriever)
     seed = stable_seed(cfg.seed, "ask")

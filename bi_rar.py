@@ -846,6 +846,7 @@ def show_table(cfg):
 def ask(cfg, policy, split):
     """--ask: one trajectory, shown while it is played."""
     run.warn_of_unknown_words(policy.tokenizer, cfg.ask)
+    policy.engine.sync(policy.model)
     search = rollout.BatchedSearch(split.retriever)
     question = data.Question("ask", cfg.ask, [""])
     seed = stable_seed(cfg.seed, "ask")

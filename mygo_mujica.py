@@ -666,6 +666,7 @@ def warm_up(cfg, folder, policy, place):
     order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))
     kept, tokens, asked, started = [], 0, 0, time.time()
+    policy.engine.sync(policy.model)
     while len(kept) < cfg.sft_trajectories and asked < len(questions):
         batch = questions[asked:asked + cfg.questions_per_step]
         seeds = [stable_seed(cfg.seed, "warm-up", asked + i, q.id) for i, q in enumerate(batch)]
@@ -1013,6 +1014,7 @@ def ask(cfg, policy, place):
             console.print(f"  [dim]{plain(w.info['asked'])} → {plain(w.info['sentence'])}[/dim]")
 
     run.warn_of_unknown_words(policy.tokenizer, cfg.ask)
+    policy.engine.sync(policy.model)
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":  # the entities that the question names
         names = [n for n in place.graph.graph if re.search(rf"(?<!\w){re.escape(n)}(?!\w)", cfg.ask)]

@@ -596,30 +596,39 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
 
 # ---------------------------------------------------------------- stage 2: data (sec. 3.4, app. A)
 
-def sampled_rows(cfg, policy, place, lines, progress):
-    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one a question. lines: a file that keeps
-    what was sampled, {"id", "row": None where it was not right}; it is gone on with after a kill."""
+def sampled_rows(cfg, policy, place, file):
+    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one a question. file keeps what was sampled,
+    {"id", "row": None where it was not right}; it is gone on with after a kill. Every rank samples its part
+    and has all rows; rank 0 writes."""
+    lines = Lines(file) if distributed.rank() == 0 else None
+    known = distributed.gather(lines.rows if lines else [])
     policy.engine.sync(policy.model)
     order = stable_seed(cfg.seed, "sft")
     questions = random.Random(order).sample(place.questions, len(place.questions))
-    sampled = {line["id"] for line in lines.rows}
+    sampled = {line["id"] for line in known}
+    rows = [line["row"] for line in known if line["row"]]
     one = replace(cfg, group_size=1)
-    for start in range(0, len(questions), 128):
-        batch = [q for q in questions[start:start + 128] if q.id not in sampled]
-        done = rollouts(policy, place.tools, batch, one, "sft")
-        for t, q in zip(done, batch, strict=True):
-            if t.info["lost"]:
-                continue  # the next call plays it again
-            row = None
-            if t.info["em"] == 1 and not t.info["problem"]:
-                said = [turn.text for turn in t.turns]
-                shown = [turn.observation for turn in t.turns[:-1]]
-                row = sharegpt_row(q, said, shown, "sampled")
-            lines.add({"id": q.id, "row": row})
-        rows = [line["row"] for line in lines.rows if line["row"]]
-        progress(min(len(rows), cfg.sft_sampled), cfg.sft_sampled)
-        if len(rows) >= cfg.sft_sampled:
-            break
+    with Progress("trajectories of stage 1") as progress:
+        for start in range(0, len(questions), 128):
+            batch = [q for q in questions[start:start + 128] if q.id not in sampled]
+            done = rollouts(policy, place.tools, batch, one, "sft")
+            for t, q in zip(done, batch, strict=True):
+                if t.info["lost"]:
+                    continue  # the next call plays it again
+                row = None
+                if t.info["em"] == 1 and not t.info["problem"]:
+                    said = [turn.text for turn in t.turns]
+                    shown = [turn.observation for turn in t.turns[:-1]]
+                    row = sharegpt_row(q, said, shown, "sampled")
+                    rows.append(row)
+                if lines:
+                    lines.add({"id": q.id, "row": row})
+            progress(min(len(rows), cfg.sft_sampled), cfg.sft_sampled)
+            if len(rows) >= cfg.sft_sampled:
+                break
+    if lines:
+        lines.close()
+    policy.engine.sleep()
     return rows[:cfg.sft_sampled]
 
 
@@ -641,24 +650,20 @@ def sft_rows(cfg, place):
         return conversations.read_file(cfg.sft_data)
     folder = graph_stages.path_of(cfg, "sft-data")
     if not conversations.are_made(cfg, folder):
-        source = None
+        place = replace(place, questions=[q for q in place.questions if has_hops(q, cfg.hops)])
+        rows = []
         if cfg.sft_sampled:
             source = graph_stages.checkpoint_of(cfg, "stage1", "sft (--sft-sampled)")
-        place = replace(place, questions=[q for q in place.questions if has_hops(q, cfg.hops)])
-        distributed.once(write_sft_rows, cfg, folder, source, place)
+            distributed.once(conversations.begin, cfg, folder)
+            policy = run.load_policy(cfg, source, trains=False)
+            rows = sampled_rows(replace(cfg, think="on"), policy, place, folder / "sampled.jsonl")
+        distributed.once(write_sft_rows, cfg, folder, place, rows)
     return sharegpt.read(folder / "sharegpt.jsonl", conversations.FIELDS)
 
 
-def write_sft_rows(cfg, folder, source, place):
-    """Rows of stage 1's trajectories (of the weights in `source`) and of templates, into a folder."""
+def write_sft_rows(cfg, folder, place, rows):
+    """The rows, and those of templates, into a folder."""
     conversations.begin(cfg, folder)
-    rows = []
-    if source:
-        policy = run.load_policy(cfg, source, trains=False)
-        lines = Lines(folder / "sampled.jsonl")
-        with Progress("trajectories of stage 1") as progress:
-            rows += sampled_rows(replace(cfg, think="on"), policy, place, lines, progress)
-        lines.close()
     writer = conversations.writer_of(cfg, folder)
     with Progress("template trajectories") as progress:
         rows += template_rows(cfg, place, writer, progress)
@@ -1047,6 +1052,7 @@ def ask(cfg, policy):
     tools = graph_sources.load_tools(cfg)
     question = graph_questions.asked(cfg.ask, tools.graphs)
     run.warn_of_unknown_words(policy.tokenizer, question.question)
+    policy.engine.sync(policy.model)
     search = rollout.BatchedSearch(tools)
     seed = stable_seed(cfg.seed, "ask")
     agent = play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)

@@ -5,6 +5,7 @@ Counted from the model's configuration: its parameters and their moments; beside
 copies, its caches), whichever is more. What PyTorch rounds up and leaves unused comes on top, some 10 %.
 """
 
+import functools
 import sys
 from dataclasses import dataclass, replace
 
@@ -56,6 +57,7 @@ class Shape:
     matrices: int       # of those, in the layers' linear maps
     head_norms: bool    # whether queries and keys are normed
     adapters: int       # a rank of LoRA
+    tied: bool          # whether the head's weight is the embedding's
 
 
 def shape_of(config):
@@ -76,17 +78,23 @@ def shape_of(config):
         matrices=sum(m.weight.numel() for m in linear),
         head_norms=any(name.endswith("q_norm") for name, _ in model.named_modules()),
         adapters=sum(m.in_features + m.out_features for m in linear),
+        tied=head.weight is model.get_input_embeddings().weight,
     )
 
 
-def estimate(shape, cfg, cuda, ranks=1, frozen=0, critic=False, sampled=.4):
+def estimate(shape, cfg, cuda, ranks=1, frozen=0, critic=False, sampled=.4, trains=True):
     """Estimate of cfg (flags.PolicyFlags) for one of `ranks` processes that share weights and moments.
 
     frozen: models of this size beside the policy: reference, scorer, sampler. critic: whether a second model
     is trained, of whole weights even where the policy has adapters.
-    sampled: share of the tokens that the policy samples, the rest being prompts and passages."""
+    sampled: share of the tokens that the policy samples, the rest being prompts and passages.
+    trains: False = weights that are only sampled; every rank has them whole."""
     s = shape
     in_bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and cuda
+    if not trains:
+        narrow = in_bf16 and cfg.engine == "vllm"  # (run.load_policy)
+        return Estimate(
+            {"weights": (2 if narrow else 4) * s.weights}, {}, sampling(s, cfg, cuda, in_bf16, 1))
     checkpointing = cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and cuda
     trained = s.adapters * cfg.lora if cfg.lora else s.weights
     base = s.weights if cfg.lora else 0
@@ -112,6 +120,7 @@ def estimate(shape, cfg, cuda, ranks=1, frozen=0, critic=False, sampled=.4):
     update = {
         "gradients": 4 * trained / ranks,
         "attention mask": mask_bytes(s, cfg, cuda, in_bf16, 1 if checkpointing else s.layers),
+        "gathered embedding, head and layer, with gradients": gathered(s, cfg) if ranks > 1 else 0,
     }
     if checkpointing:  # a forward pass, the head and a layer's backward pass come one after the other
         update["inputs of layers"] = models * cfg.micro_tokens * s.layers * 4 * s.hidden
@@ -119,11 +128,25 @@ def estimate(shape, cfg, cuda, ranks=1, frozen=0, critic=False, sampled=.4):
     else:
         update["activations"] = models * s.layers * layer
         update["bf16 copies and logits"] = copies + head
-    rollout = {
+    return Estimate(held, update, sampling(s, cfg, cuda, in_bf16, ranks))
+
+
+def sampling(s, cfg, cuda, in_bf16, ranks):
+    """What a rollout holds beside the policy."""
+    if cfg.engine == "vllm" and cuda:
+        in_bf16 = True  # whatever --precision says
+    return {
         "the sampler's weights": sampler_weights(s, cfg, in_bf16, ranks),
         "keys and values": caches(s, cfg, in_bf16),
     }
-    return Estimate(held, update, rollout)
+
+
+def gathered(s, cfg):
+    """What FSDP puts together on each rank while it computes: embedding and head, whole all the time, and a
+    layer; gradients of as much where they are trained."""
+    ends = s.vocabulary * s.hidden * (1 if s.tied else 2)
+    layer = s.matrices / s.layers
+    return 4 * (ends + layer) * (1 if cfg.lora else 2)
 
 
 def sampler_weights(s, cfg, in_bf16, ranks):
@@ -182,18 +205,26 @@ def caches(s, cfg, in_bf16):
 
 # ---------------------------------------------------------------- a run
 
+@functools.cache
+def taken_by_others():
+    """Bytes of the GPU that were not this program's when it first looked."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
 def device_bytes():
-    """What the device has in all: of a GPU its memory, else what this machine could still give."""
+    """What there is for this program: of a GPU's memory, else what this machine could still give."""
     if default_device() == "cuda":
-        return torch.cuda.mem_get_info()[1]
+        return torch.cuda.mem_get_info()[1] - taken_by_others()
     with open("/proc/meminfo") as f:
         lines = dict(line.split(":") for line in f)
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def check(cfg, name, frozen=None):
+def check(cfg, name, frozen=None, trains=True):
     """Ends the program where the device cannot hold the training of `name` (folder or hub id), with so many
-    frozen models beside it, by default the reference that the flags ask for. On a CPU it is ended for
+    frozen models beside it, by default the reference that the flags ask for; or, where it is not trained, its
+    sampling. On a CPU it is ended for
     weights, moments and gradients alone, and warned of the rest: limits on tokens and caches are seldom
     reached in small runs, and memory is used as it is wanted.
 
@@ -209,9 +240,9 @@ def check(cfg, name, frozen=None):
         frozen = int(getattr(cfg, "kl_coef", 0) > 0 and not cfg.lora)
     found = estimate(
         shape, replace(cfg, engine=choose(cfg.engine)), cuda, distributed.world(), frozen,
-        critic=getattr(cfg, "critic", "") == "separate",
+        critic=getattr(cfg, "critic", "") == "separate", trains=trains,
     )
-    if cuda or sum(found.held.values()) + found.update["gradients"] > have:
+    if cuda or sum(found.held.values()) + found.update.get("gradients", 0) > have:
         refuse_above(have, found, cfg, name)
     elif found.peak > have:
         warn(f"{name} may want {found.peak / 1e9:.1f} GB, here are {have / 1e9:.1f}: {remedies(cfg, found)}")
@@ -228,7 +259,7 @@ def refuse_above(have, found, cfg, name):
 def remedies(cfg, found):
     """What to turn, largest gain first."""
     ways = []
-    if not cfg.lora:
+    if not cfg.lora and found.update:
         ways.append("--lora 64 (adapters on a frozen base)")
         if cfg.optimizer == "adamw" and distributed.world() == 1:
             ways.append("--optimizer adamw8bit (saves three quarters of the moments)")

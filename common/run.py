@@ -311,7 +311,8 @@ def open_trackers(names, folder):
 # ---------------------------------------------------------------- a stage
 
 def load_policy(cfg, source, trains=True, frozen=None):
-    """rollout.Policy of a folder or hub id, or of the service at --policy.
+    """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it before
+    anything is sampled.
 
     frozen: models that will be loaded beside it, where they are not the flags' reference alone
     (memory.check)."""
@@ -319,19 +320,21 @@ def load_policy(cfg, source, trains=True, frozen=None):
         return served.policy(cfg)
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
-    if trains:
-        memory.check(cfg, source, frozen)
+    memory.check(cfg, source, frozen, trains)
     how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
+    whole = choose(cfg.engine) != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
     if trains:
         how["train_layers"] = cfg.train_layers
+    else:
+        how["frozen"] = not whole  # vLLM computes, and in its own precision
     model, tokenizer = models.load_policy(source, lora, **how)
     say(models.describe(source, model))
-    whole = choose(cfg.engine) != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
     if trains and not whole:
         distributed.shard(model)
     engine = make_engine(cfg, model, tokenizer, trains)
     if trains and whole:
         distributed.shard(model)
+    engine.sleep()  # what is loaded next, a reference or moments, finds room
     return rollout.Policy(model, tokenizer, engine)
 
 

@@ -1,7 +1,7 @@
 """The engine of common/engine.py on vLLM, in this process: the same methods, weights of its own.
 
     engine = VllmEngine(model, tokenizer)    # starts vLLM and hands it the weights, in memory
-    engine.sync(model)                       # hands over new ones, and forgets all keys and values
+    engine.sync(model)                       # hands over new ones, wakes it, and forgets keys and values
     engine.sleep()                           # on a GPU: gives its memory to the trainer until the next sync
 
 One step() is one step of vLLM's scheduler, so rollout.run_agents drives it as it drives ours. A sample
@@ -36,8 +36,10 @@ from common import distributed
 from common.checkpoint import ModelError
 from common.engine import Generation
 from common.files import say
-from common.model import end_of_sequence
+from common.model import computes_in_bf16, end_of_sequence
 
+ANY = (  # files of a tokenizer that differ from one load to the next, and say nothing that vLLM is asked for
+    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 ENVIRONMENT = {  # where the user says nothing
     "VLLM_NO_USAGE_STATS": "1",              # it would report home
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -152,9 +154,14 @@ def _start(model, tokenizer, options):
         tokenizer.save_pretrained(folder)
         digest = hashlib.sha256(repr(sorted(options.items())).encode())
         for file in sorted(Path(folder).iterdir()):
-            digest.update(file.read_bytes())
+            if file.name not in ANY:
+                digest.update(file.read_bytes())
         if running and running.digest == digest.hexdigest():
             return running
+        if running and distributed.world() > 1:
+            raise ModelError("--engine vllm: a model of another architecture, vocabulary or cache than "
+                             "before, and vLLM cannot be started twice under torchrun: run this stage on its "
+                             "own")
         _stop()
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -172,7 +179,7 @@ def _stop():
         return
     ended, running = running, None
     ended.holder = None
-    if ended.asleep:
+    if ended.asleep and torch.cuda.is_available():
         ended.llm.wake_up()
     ended.llm.engine_core.shutdown()
     del ended
@@ -227,12 +234,13 @@ class VllmEngine:
     running sequences, and as much again for those that are done; less where max_batch of the longest
     sequences need less. tensor_parallel: GPUs that the model is spread over.
 
-    fp32 on a CPU, bf16 on a GPU, as training's forward pass. ModelError where vLLM does not run the model, or
-    leaves out weights that are not zero."""
+    bf16 on a GPU, whatever --precision says (its attention kernels know no fp32); on a CPU as training's
+    forward pass. ModelError where vLLM does not run the model, or leaves out weights that are not zero."""
 
     def __init__(self, model, tokenizer, max_batch=256, cache_gb=4.0, tensor_parallel=1):
         self.tokenizer = tokenizer
         self.gpu = model.device.type == "cuda"
+        self.in_bf16 = self.gpu or computes_in_bf16(model)
         self.tensor_parallel = tensor_parallel
         self.eos = end_of_sequence(model, tokenizer)
         options = self._options(model.config, max_batch, cache_gb)
@@ -257,7 +265,7 @@ class VllmEngine:
         """What vLLM is started with."""
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        bytes_per_token = config.num_hidden_layers * 2 * heads * dim * (2 if self.gpu else 4)
+        bytes_per_token = config.num_hidden_layers * 2 * heads * dim * (2 if self.in_bf16 else 4)
         longest = config.max_position_embeddings
         wanted = max_batch * longest * bytes_per_token
         cache_bytes = int(2 * min(cache_gb * 2**30, wanted))
@@ -266,7 +274,7 @@ class VllmEngine:
         whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(length, max_batch)}
         return ({} if self.gpu else whole) | {
             "load_format": "dummy",                    # the first sync brings the weights
-            "dtype": "bfloat16" if self.gpu else "float32",
+            "dtype": "bfloat16" if self.in_bf16 else "float32",
             "max_model_len": length,
             "max_num_seqs": max_batch,
             "kv_cache_memory_bytes": cache_bytes,
@@ -369,7 +377,8 @@ class VllmEngine:
                 engine._drop_cancelled()
         if self.llm.has_unfinished_requests():
             raise RuntimeError("sync while generations are running")
-        if self.vllm.asleep:
+        wakes = self.vllm.asleep and self.gpu
+        if wakes:
             self.llm.wake_up(["weights"])
         weights = policy_weights(model)
         if self.tensor_parallel > 1:  # its workers are other processes
@@ -377,19 +386,19 @@ class VllmEngine:
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if not self.gpu:
             self.llm.apply_model(_pack_head_again)
-        if self.vllm.asleep:
+        if wakes:
             self.llm.wake_up(["kv_cache"])
-            self.vllm.asleep = False
+        self.vllm.asleep = False
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not forget the keys and values of the old weights")
         self.vllm.holder = self
 
     def sleep(self):
-        """Gives the memory of weights, keys and values to the trainer until the next sync; on a CPU there is
-        nothing to give."""
+        """Gives the memory of weights, keys and values to the trainer until the next sync, before which
+        nothing can be sampled; on a CPU there is nothing to give."""
         self._drop_cancelled()
         if self.busy:
             raise RuntimeError("sleep while generations are running")
         if self.gpu and not self.vllm.asleep:
             self.llm.sleep(level=2)
-            self.vllm.asleep = True
+        self.vllm.asleep = True

@@ -284,6 +284,7 @@ OTHERS = {
                    "--max-turn 20 --max-rounds 2",
     "omne_r1": "--stage ppo --group-size 3 --max-turn 12 --kl-coef .01 --critic separate",
 }
+SFT = "--stage sft --sft-sampled 4 --sft-templates 6 --sft-epochs 1 --max-turn 12".split()
 
 
 @pytest.mark.parametrize("script", OTHERS)
@@ -295,6 +296,15 @@ def test_the_other_scripts(pair, tmp_path, script):
     assert made
     for one in made:
         same_run(one, tmp_path / "two" / script / one.name)
+    if script == "omne_r1":  # stage 2: the ranks sample, each its part, what stage 1 has learned
+        args = [*SMALL, *SFT, "--warmup-steps", 3, "--name", "a"]
+        play(script, *args, "--out", tmp_path / "one")
+        pair(play, script, *args, "--out", tmp_path / "two")
+        base = [tmp_path / side / script for side in ("one", "two")]
+        for file in ("sampled.jsonl", "sharegpt.jsonl"):
+            one, two = (read_jsonl(folder / "a-sft-data" / file) for folder in base)
+            assert one and one == two
+        same_run(*(folder / "a-sft-think" for folder in base))
 
 
 def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):

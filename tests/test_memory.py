@@ -241,6 +241,8 @@ def test_a_recipe_parses_and_fits_its_machine(file, shapes, monkeypatch):
         shapes[cfg.model], cfg, cuda=True, ranks=ranks, frozen=int(cfg.kl_coef > 0 and not cfg.lora),
         critic=getattr(cfg, "critic", "") == "separate")
     assert found.peak < .9 * GB[machine], found.table()  # a tenth for what PyTorch rounds up
+    sampled = memory.estimate(shapes[cfg.model], cfg, cuda=True, ranks=ranks, trains=False)
+    assert sampled.peak < .9 * GB[machine], sampled.table()  # a stage that only evaluates
     assert ranks == 1 or 4 * shapes[cfg.model].weights < GB[machine]  # every rank loads it whole
 
 

@@ -39,7 +39,6 @@ from common.checkpoint import ModelError
 from common.files import read_jsonl
 from common.path_thoughts import template_calls, thoughts_by_template
 from common.rollout import Policy, Trajectory, Turn
-from common.synthesis_files import Lines
 from common.world import graphs, make_world, tiny
 from tests.conftest import Scripted, sample
 from tests.test_kg_server import serving
@@ -526,15 +525,11 @@ def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(to
         return [kinds[int(q.id) % 3] for q in batch]
 
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
-    policy = Policy(None, None, types.SimpleNamespace(sync=lambda model: None))
+    engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
     place = graph_questions.Place("train", questions, tools)
 
     def sampled():
-        lines = Lines(tmp_path / "sampled.jsonl")
-        try:
-            return omne_r1.sampled_rows(CFG, policy, place, lines, rollout.no_progress)
-        finally:
-            lines.close()
+        return omne_r1.sampled_rows(CFG, Policy(None, None, engine), place, tmp_path / "sampled.jsonl")
 
     with pytest.raises(KeyboardInterrupt):
         sampled()

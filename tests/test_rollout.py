@@ -89,15 +89,19 @@ def test_the_mask_of_any_trees_in_any_order_is_that_of_their_ancestors(seed):
         assert padding == [[i, n + i] for i in range(len(padding))]     # sees itself alone
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_blocks_of_tree_attention_are_those_of_the_rule(seed):
+def long_trees(seed, turns=25):
+    """Leaves whose packs have many of FlexAttention's blocks."""
     random = Random(seed)
     stems = [[]]
-    for _ in range(25):
-        ids = [1] * random.choice([1, 40, 130, 300])
+    for _ in range(turns):
+        ids = random.choices(range(5, 60), k=random.choice([1, 40, 130, 300]))
         stems.append([*random.choice(stems), turn(ids, logprobs=[0.0] * len(ids))])
-    leaves = [Trajectory(str(i % 3), [i % 3] * 100, turns) for i, turns in enumerate(stems) if turns]
-    b = collate(rollout.prefix_order(leaves), pack_tokens=2000)
+    return [Trajectory(str(i % 3), [i % 3] * 100, turns) for i, turns in enumerate(stems) if turns]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_blocks_of_tree_attention_are_those_of_the_rule(seed):
+    b = collate(rollout.prefix_order(long_trees(seed)), pack_tokens=2000)
     length = tree_attention.padded_length(b.end.shape[1])
     made = tree_attention.block_mask(b.end, length)
     P = len(b.end)
@@ -108,8 +112,12 @@ def test_the_blocks_of_tree_attention_are_those_of_the_rule(seed):
     assert 0 < made.full_kv_num_blocks.sum() and made.sparsity() > 40
 
 
-def test_flex_attention_computes_what_the_dense_mask_does(model):
-    b = collate(rollout.prefix_order(tree()), pack_tokens=11)
+@pytest.mark.parametrize("trees, pack_tokens", [(tree(), 11), (long_trees(0, 9), 900)], ids=["one", "many"])
+def test_flex_attention_computes_what_the_dense_mask_does(model, trees, pack_tokens):
+    b = collate(rollout.prefix_order(trees), pack_tokens=pack_tokens)
+    if pack_tokens > 11:  # blocks that are skipped, computed whole, computed in part
+        made = tree_attention.block_mask(b.end, tree_attention.padded_length(b.end.shape[1]))
+        assert made.full_kv_num_blocks.sum() > 0 and made.sparsity() > 30
     with torch.no_grad():
         dense = token_logprobs(model, b)
         model.config._attn_implementation = "tree"

@@ -14,6 +14,7 @@ import torch
 import at2po
 import bi_rar
 import mygo_mujica
+import omne_r1
 from common import metrics, vllm_engine
 from common.checkpoint import ModelError
 from common.files import read_jsonl
@@ -188,7 +189,6 @@ def half_is_right(monkeypatch):
     monkeypatch.setattr(metrics, "f1", by_chance)
 
 
-@pytest.mark.slow
 def test_two_steps_of_at2po_and_one_more(cache, half_is_right, tmp_path):
     flags = [*SMALL, *TREES.split(), "--out", str(tmp_path)]
     at2po.main(flags)
@@ -199,14 +199,12 @@ def test_two_steps_of_at2po_and_one_more(cache, half_is_right, tmp_path):
     assert [r["step"] for r in read_jsonl(tmp_path / "at2po/a/metrics.jsonl")] == [1, 2, 3]
 
 
-@pytest.mark.slow
 def test_two_steps_of_bi_rar(cache, half_is_right, tmp_path):
     flags = "--stage forward --group-size 4 --explain-limit 2 --out".split()
     bi_rar.main([*SMALL, *flags, str(tmp_path)])
     assert_no_drift(last_rows(tmp_path / "bi_rar/a-forward"))
 
 
-@pytest.mark.slow
 def test_two_steps_of_mygo_mujica(cache, half_is_right, tmp_path):
     """GRPO samples the policy; offline MyGO a frozen one, whose weights take turns with the policy's."""
     flags = [*SMALL, *"--envs text --max-attempts 3 --group-size 4 --offline-threshold 0 --out".split(),
@@ -216,3 +214,46 @@ def test_two_steps_of_mygo_mujica(cache, half_is_right, tmp_path):
         mygo_mujica.main([*flags, "--stage", stage, "--checkpoint", str(start)])
     assert_no_drift(last_rows(tmp_path / "mygo_mujica/a-text-grpo"))
     assert sum(r["train/updates"] for r in last_rows(tmp_path / "mygo_mujica/a-text-offline")) >= 1
+
+
+def test_two_steps_of_omne_r1_and_rows_of_what_it_learned(cache, tmp_path):
+    flags = [*SMALL, *"--max-turn 40 --think on --out".split(), str(tmp_path)]
+    omne_r1.main([*flags, "--stage", "ppo", "--group-size", "3"])
+    assert_no_drift(last_rows(tmp_path / "omne_r1/a-stage1"))
+    omne_r1.main([*flags, *"--stage sft --sft-sampled 4 --sft-templates 8 --sft-epochs 1".split()])
+    data = tmp_path / "omne_r1/a-sft-data"
+    assert len(read_jsonl(data / "sampled.jsonl")) == 20 and len(read_jsonl(data / "sharegpt.jsonl")) >= 8
+    assert (tmp_path / "omne_r1/a-sft-think/checkpoint").exists()
+
+
+def test_nothing_is_sampled_between_sleep_and_sync():
+    """On a CPU, too, where it has nothing to give: what forgets to sync is seen here."""
+    policy = small_policy()
+    _, engine = generate(policy, REQUESTS, Engine=VllmEngine)
+    engine.sleep()
+    with pytest.raises(RuntimeError, match="sync before sampling"):
+        generate(policy, REQUESTS, engine=engine)
+    engine.sync(policy[0])
+    assert generate(policy, REQUESTS, engine=engine)[0]
+
+
+def test_a_tokenizer_loaded_from_elsewhere_is_no_reason_to_start_again():
+    model, tokenizer = small_policy()
+    first = VllmEngine(model, tokenizer, max_batch=8)
+    tokenizer.init_kwargs["is_local"] = not tokenizer.init_kwargs.get("is_local", False)
+    assert VllmEngine(model, tokenizer, max_batch=8).vllm is first.vllm
+
+
+def test_vllm_is_not_started_twice_beside_other_ranks(monkeypatch):
+    model, tokenizer = small_policy()
+    VllmEngine(model, tokenizer, max_batch=8)
+    monkeypatch.setattr(vllm_engine.distributed, "world", lambda: 2)
+    with pytest.raises(ModelError, match="cannot be started twice under torchrun"):
+        VllmEngine(model, tokenizer, max_batch=9)
+
+
+def test_on_a_cpu_it_computes_as_training_does():
+    model, tokenizer = small_policy()
+    model.in_bf16 = True
+    results, engine = generate((model, tokenizer), REQUESTS, Engine=VllmEngine)
+    assert 1e-6 < drift(model.float(), REQUESTS, results) < .2
