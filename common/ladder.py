@@ -18,7 +18,7 @@ from common import process
 from common.files import RunError, clock, read_json, read_jsonl, say, table, write_json
 from common.metrics import paired_difference, seed_interval
 from common.report import scores
-from common.results import evaluations, signed, with_evaluations
+from common.results import evaluations, mean_along, signed, with_evaluations
 
 SWITCHES = ("ladder", "schemes", "baselines", "resume")  # not handed on, nor are these with their values:
 VALUED = ("seeds", "seed", "name", "stage")
@@ -154,14 +154,15 @@ def show(path, rows, folders, before=None):
     body = []
     if before:
         first = [evaluations(f, "before") for f in next(iter(folders.values()))]
-        body.append(cells(*before, first, {}, "", []))
+        label, row = before
+        body.append(cells(label, row, {label: first}, "", {label: []}))
     other = ""
     for label, row in rows.items():
         other = row.minus or other
-        body.append(cells(label, row, final[label], final, other if other != label else "", folders[label]))
+        body.append(cells(label, row, final, other if other != label else "", folders))
         other = label
     header = ["method", "paper", "EM by seed", "EM over seeds", "minus", "paired by question",
-              "paired by seed", "mean along the run", *KEPT]
+              "paired by seed", "mean along the run", "the same, paired by seed", *KEPT]
     on_screen = [[line[i] for i in ON_SCREEN] for line in [header, *body]]
     table(f"{path.name}: 95 % intervals", on_screen[0], on_screen[1:])
     write_json(f"{path}-table.json", {"header": header, "rows": body})
@@ -180,28 +181,33 @@ KEPT = {  # column: (metric, how its steps become a number, its form)
 }
 
 
-def cells(label, row, results, final, other, folders):
-    """A line of the table; final[other] is what it is set against."""
+def cells(label, row, final, other, folders):
+    """A line of the table: final[label], set against final[other]; folders[label]: its runs."""
+    results, runs = final[label], folders[label]
     ems = [mean_em(sets) for sets in results]
     by_seed = " ".join(f"{em:.3f}" for em in ems)
+    along = [mean_along(f) for f in runs]
     line = [label, row.paper, by_seed, over_seeds(ems), other]
     if other:
-        differences = [a - b for a, b in zip(ems, map(mean_em, final[other]), strict=True)]
         gains = paired_difference(pooled(final[other]), pooled(results))
-        line += [signed(gains), over_seeds(differences, "+.3f")]
+        line += [signed(gains), minus(ems, map(mean_em, final[other]))]
+        line += [over_seeds(along), minus(along, map(mean_along, folders[other]))]
     else:
-        line += ["", ""]
-    steps = [read_jsonl(f / "metrics.jsonl") for f in folders]
-    along = []
-    for rows, last in zip(steps, ems, strict=False):
-        values = [*column(rows, "eval/em"), last]
-        along.append(sum(values) / len(values))
-    line.append(over_seeds(along) if along else "")
+        line += ["", "", over_seeds(along), ""]
+    steps = [read_jsonl(f / "metrics.jsonl") for f in runs]
     for key, how, form in KEPT.values():
         numbers = [summed_up(column(rows, key), how) for rows in steps]
         numbers = [n for n in numbers if n is not None]
         line.append(f"{sum(numbers) / len(numbers):{form}}" if numbers else "")
     return line
+
+
+def minus(own, others):
+    """The difference paired by seed; "" where a seed has no number."""
+    both = list(zip(own, others, strict=True))
+    if None in {x for pair in both for x in pair}:
+        return ""
+    return over_seeds([a - b for a, b in both], "+.3f")
 
 
 def column(rows, key):
@@ -230,7 +236,9 @@ def pooled(results):
 
 
 def over_seeds(values, form=".3f"):
-    """The mean with Student's interval; without it for one seed."""
+    """The mean with Student's interval; without it for one seed; "" where there is none."""
+    if not values or None in values:
+        return ""
     if len(values) < 2:
         return f"{values[0]:{form}}"
     return signed(seed_interval(values), form)

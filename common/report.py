@@ -21,7 +21,7 @@ from common.files import RunError, read_jsonl, say, table, warn, write_atomic, w
 from common.metrics import average, bootstrap_interval, is_two_way, paired_difference, seed_interval
 from common.page import write_page
 from common.page.record import explain
-from common.results import evaluations, interval, panels_of, pool, signed
+from common.results import evaluations, interval, mean_along, panels_of, pool, signed
 
 # ---------------------------------------------------------------- one run
 
@@ -218,7 +218,7 @@ def compare(folders, out="comparison.png", key="em"):
         "set", "run", "n", "EM before", "EM", "EM minus the first run's (paired)", "guessing",
         "EM of the rest", "F1", "searches", "tokens", "sampled in training"]
     table("final evaluations: 95 % intervals over questions", header, rows)
-    compare_seeds(results, key)
+    compare_seeds(results, key, {n: mean_along(f) for n, f in by_name.items()})
 
 
 def _paired(first, other):
@@ -235,17 +235,21 @@ def _paired(first, other):
     return f"{signed(gain)} (n {len(shared)})"
 
 
-def compare_seeds(results, key="em"):
+def compare_seeds(results, key="em", along=None):
     """A table of methods over seeds: {run: {set: {"predictions"}}}; nothing where no method has two seeds.
 
     Differences to the first method are paired twice: by seed, the seed being the unit, and by question, of
-    which each counts once with its mean over the seeds."""
+    which each counts once with its mean over the seeds. along: {run: EM along it, or None}
+    (results.mean_along), whose means and differences by seed are a table of their own."""
     methods = {}
+    curves = {}
     for run, sets in results.items():
         seed = re.search(r"seed(\d+)", run)
         if not seed:
             continue
         method = run.replace(seed[0], "").strip("-_ ")
+        if along and along[run] is not None:
+            curves.setdefault(method, {})[int(seed[1])] = along[run]
         for name, result in sets.items():
             by_seed = methods.setdefault(name, {}).setdefault(method, {})
             by_seed[int(seed[1])] = {p["id"]: p[key] for p in result["predictions"] if key in p}
@@ -267,6 +271,24 @@ def compare_seeds(results, key="em"):
         header = ["set", "method", "seeds", title, difference, "by question"]
         table("over seeds: 95 % intervals of Student's t, the seed being the unit; by question: of the "
               "questions' means over the seeds", header, rows)
+    _show_along({method: found for method, found in curves.items() if len(found) > 1})
+
+
+def _show_along(curves):
+    """{method: {seed: EM along the run}}, the difference to the first method paired by seed."""
+    if not curves:
+        return
+    first = next(iter(curves.values()))
+    rows = []
+    for method, own in curves.items():
+        shared = sorted(own.keys() & first.keys())
+        gain = ""
+        if own is not first and len(shared) > 1:
+            gain = signed(seed_interval([own[seed] - first[seed] for seed in shared]))
+        by_seed = " ".join(f"{own[seed]:.3f}" for seed in sorted(own))
+        rows.append([method, by_seed, f"{fmean(own.values()):.3f}", gain])
+    header = ["method", "by seed", "mean", "minus the first method's, by seed"]
+    table("EM along the run, mean over the tokens sampled so far", header, rows)
 
 
 def _over_seeds(first, other):

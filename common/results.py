@@ -1,5 +1,6 @@
 """Reading a run folder: its evaluations, what its metrics are called, averages over sets."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -44,6 +45,23 @@ def with_evaluations(folder):
     if after is not None and rows:
         rows[-1] = rows[-1] | {"eval/em": after}
     return rows
+
+
+def mean_along(folder):
+    """EM along a run: the mean over the tokens sampled so far, a straight line between evaluations, the one
+    before the first step among them. None where there are fewer than two evaluations, or no tokens."""
+    points = []
+    tokens = 0
+    for row in with_evaluations(folder):
+        tokens += row.get("rollout/tokens", 0)
+        if "eval/em" in row:
+            points.append((tokens, row["eval/em"]))
+    if len(points) < 2 or points[-1][0] == points[0][0]:
+        return None
+    area = 0.0
+    for (begin, first), (end, last) in itertools.pairwise(points):
+        area += (end - begin) * (first + last) / 2
+    return area / (points[-1][0] - points[0][0])
 
 
 def _mean_em(results):

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 import at2po
-from common import checkpoint, keep_best, ladder, splits
+from common import checkpoint, keep_best, ladder, report, splits
 from common.at2po_tables import TABLES
 from common.files import RunError, read_jsonl
 from common.ladder import Row
-from common.results import evaluations
+from common.results import evaluations, mean_along
 from tests.test_scripts import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,9 +37,9 @@ def finished(folder, ems, before, steps):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
 
 
-def test_a_table_by_hand(tmp_path):
-    steps = [{"step": n, "rollout/tokens_total": 100 * n, "reward/em": .1 * n, "rollout/entropy": 1 / n,
-              "train/clip_fraction": .2, "train/ratio_max": n, "reward/format": 1.0,
+def test_a_table_by_hand(tmp_path, capsys):
+    steps = [{"step": n, "rollout/tokens": 100, "rollout/tokens_total": 100 * n, "reward/em": .1 * n,
+              "rollout/entropy": 1 / n, "train/clip_fraction": .2, "train/ratio_max": n, "reward/format": 1.0,
               "rollout/flat_groups": .5} for n in (1, 2, 3, 4)]
     steps[1]["eval/em"] = .25
     folders = {"a": [], "b": [], "c": []}
@@ -63,9 +63,32 @@ def test_a_table_by_hand(tmp_path):
     assert lines[3]["paired by seed"].startswith("+0.375 [")
     assert lines[0]["tokens"] == "" and lines[1]["tokens"] == "400"
     assert (lines[1]["clip"], lines[1]["largest ratio"], lines[1]["entropy"]) == ("0.200", "4.0", "0.250")
-    assert lines[1]["mean along the run"].startswith("0.250 [")
+    # over tokens: .25 up to the middle, then on to the end's .25; b's, to .5 and .75
+    assert lines[1]["mean along the run"] == "0.250 [0.250, 0.250]"
+    assert lines[2]["mean along the run"].startswith("0.344 [")
+    assert lines[2]["the same, paired by seed"].startswith("+0.094 [")
     for name in ("x-curves.png", "x-turns.png"):
         assert (tmp_path / name).stat().st_size > 5000
+    capsys.readouterr()
+    runs = [f for label in "ab" for f in folders[label]]
+    report.compare_seeds({f.name: evaluations(f) for f in runs}, "em", {f.name: mean_along(f) for f in runs})
+    said = capsys.readouterr().out
+    assert "EM along the run" in said and "+0.094 [" in said
+
+
+def test_em_along_a_run_is_a_mean_over_tokens_whatever_its_steps(tmp_path):
+    """Half the tokens at once or in four steps, an evaluation more or less: a straight line has one mean."""
+    def step(n, tokens, **more):
+        return {"step": n, "rollout/tokens": tokens} | more
+
+    few = [step(1, 200), step(2, 200)]
+    many = [step(n, 100, **{"eval/em": n / 4}) for n in (1, 2, 3, 4)]  # the last one is the end's
+    uneven = [step(1, 10, **{"eval/em": 1 / 40}), step(2, 390)]
+    for name, steps in (("few", few), ("many", many), ("uneven", uneven)):
+        finished(tmp_path / name, [1, 1], [0, 0], steps)
+        assert mean_along(tmp_path / name) == pytest.approx(.5), name
+    finished(tmp_path / "none", [1], [0], [])
+    assert mean_along(tmp_path / "none") is None
 
 
 def test_every_run_of_a_table_gets_the_other_flags_and_is_made_once(tmp_path, monkeypatch):

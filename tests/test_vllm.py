@@ -217,13 +217,16 @@ def test_two_steps_of_mygo_mujica(cache, half_is_right, tmp_path):
 
 
 def test_two_steps_of_omne_r1_and_rows_of_what_it_learned(cache, tmp_path):
-    flags = [*SMALL, *"--max-turn 40 --think on --out".split(), str(tmp_path)]
+    flags = [*SMALL, *"--warmup-steps 20 --max-turn 40 --think on --out".split(), str(tmp_path)]
     omne_r1.main([*flags, "--stage", "ppo", "--group-size", "3"])
-    assert_no_drift(last_rows(tmp_path / "omne_r1/a-stage1"))
+    learned = tmp_path / "omne_r1/a-stage1"
+    assert_no_drift(read_jsonl(learned / "metrics.jsonl"))
+    assert json.loads((learned / "config.json").read_text())["engine"] == "vllm"
     omne_r1.main([*flags, *"--stage sft --sft-sampled 4 --sft-templates 8 --sft-epochs 1".split()])
     data = tmp_path / "omne_r1/a-sft-data"
     assert len(read_jsonl(data / "sampled.jsonl")) == 20 and len(read_jsonl(data / "sharegpt.jsonl")) >= 8
-    assert (tmp_path / "omne_r1/a-sft-think/checkpoint").exists()
+    for folder in (learned, tmp_path / "omne_r1/a-sft-think"):
+        assert (folder / "checkpoint/model.safetensors").exists() and list(folder.glob("eval_*.json"))
 
 
 def test_nothing_is_sampled_between_sleep_and_sync():
