@@ -35,9 +35,9 @@ its code):
                             invalid turn's end of sequence stays
     averages                the mean over sets, each counting the same, as in the paper's table
 
-In the embedded world K(Q|.) is the smaller of its pair in none of 422 steps, so the backward reward there
-never sees the question, and right trajectories of a question nearly always have one length:
-results/README.md.
+In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 steps, so the backward reward
+there never sees the question, and right trajectories of a question nearly always have one length
+(results/README.md); --world hard:elastic=.3 is for that (results/claims.md).
 
 Scoring is the cost the paper complains of: eight likelihoods a step. Two depend on the question alone, two
 are the same number, and the rest share prefixes: Q-T-A gives K(T|Q) and K(A|T,Q) in one pass, Q-A-T gives

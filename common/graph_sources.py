@@ -92,6 +92,8 @@ def make_questions(cfg, folder, graphs):
 def load_world(cfg, folder):
     """Training on three domains; the test world's four, with more of the relations that are rare."""
     train = world_place(cfg, folder, "train", TRAINED_DOMAINS, cfg.per_graph)
+    if cfg.limit:
+        train = replace(train, questions=graph_questions.some(train.questions, cfg.limit))
     names = (cfg.eval_data or "test").split(",")
     domains = world_graphs.DOMAINS
     limit = cfg.eval_limit or 400

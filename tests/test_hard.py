@@ -1,6 +1,8 @@
 """The embedded world's second level: what its questions, habits and knobs are; and the gates without which no
 method can differ in it, on the policy that every run there starts from."""
 
+import hashlib
+import json
 from dataclasses import replace
 
 import pytest
@@ -29,11 +31,19 @@ def query(subject, relation):
     return f"{subject} {world.SPOKEN.get(relation, relation)}"
 
 
-def test_the_first_level_keeps_its_bytes():
+def hashed(*parts):
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_neither_level_changes_behind_its_results_back(plain, knobs):
+    """Results and cached policies stand for these bytes. Where the second level's have to change, cached
+    policies have to be made anew: tiny.VERSION."""
     first = world.make_world("test", seed=1, questions=40)
-    hard.make_hard_world("test", seed=1, questions=40, level=KNOBS)
-    again = world.make_world("test", seed=1, questions=40)
-    assert first.questions == again.questions and first.passages == again.passages
+    assert hashed(first.questions, first.passages) == "cf0d4f114d125f06"
+    for made, pinned in ((plain, "2fd497d773512567"), (knobs, "a5e27503c93b26f1")):
+        demos = [hard.demonstrate(made, q, n, .6) for q in made.questions[:60] for n in range(2)]
+        shown = [[d.queries(), d.thoughts(), d.answer, d.flaw] for d in demos]
+        assert hashed(made.questions, made.passages, shown) == pinned
 
 
 def test_questions_name_relations_by_words_that_no_passage_has(plain):
@@ -70,13 +80,16 @@ def test_habits_are_relations_of_the_same_kind_at_their_own_rates(plain):
         assert relation not in others and all((kind, other) in world.FACTS for other in others)
         assert bool(rate) == bool(others) and len(others) <= (1 if rate == 1 else 2)
     assert rates == {0, *hard.RATES} and len(seen) > 60
-    # a habit's share of the demonstrations is its rate times the flaw rate
-    case = max((k for k in seen if hard.habit(*k)[0] == 1), key=lambda k: k[1] == "person")
-    asked = [(q, i) for q in plain.questions for i, (s, r) in enumerate(q["plan"][:1])
-             if ("", plain.kinds[s], r) == ("", *case[1:])]
-    if asked and case[0] == "":
-        first = [hard.demonstrate(plain, q, n, .8).steps[0].relation for q, _ in asked for n in range(20)]
-        assert .7 < sum(r != case[2] for r in first) / len(first) < .9
+    # a first relation is misread in so much of the demonstrations: its rate times the flaw rate
+    misread = {}
+    for q in plain.questions:
+        subject, relation = q["plan"][0]
+        rate, _ = hard.habit("", plain.kinds[subject], relation)
+        first = [hard.demonstrate(plain, q, n, .8).steps[0].relation for n in range(20)]
+        misread.setdefault(rate, []).extend(r != relation for r in first)
+    assert len(misread) > 2
+    for rate, wrong in misread.items():
+        assert len(wrong) >= 100 and sum(wrong) / len(wrong) == pytest.approx(.8 * rate, abs=.06), rate
 
 
 def test_a_demonstrator_without_flaws_answers_most_questions(plain):
