@@ -20,6 +20,7 @@ import json
 import math
 import os
 import re
+import subprocess
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -361,12 +362,34 @@ def stage(cfg, folder, metrics, title):
 
     metrics: the script's table, kept as metrics.json."""
     threads = folder.saved.get("threads", torch.get_num_threads())
-    folder.create(threads=threads)
+    folder.create(threads=threads, machine=folder.saved.get("machine") or machine())
     folder.write("metrics.json", {key: list(metric) for key, metric in metrics.items()})
     folder.trackers = open_trackers(cfg.log, folder)
     console.print(f"[bold]{plain(title)}[/bold]")
     yield
     distributed.once(_draw, folder, title)
+
+
+def machine():
+    """What computes here, in words, for whoever compares results: processor or GPU, versions, and the commit
+    of this code where git knows it."""
+    if torch.cuda.is_available():
+        device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    else:
+        device = f"{len(process.own_cores())} cores"
+        cpu = Path("/proc/cpuinfo")
+        named = re.search(r"model name\s*: (.+)", cpu.read_text()) if cpu.exists() else None
+        device += f" of {named[1]}" if named else ""
+    words = f"{device}; torch {torch.__version__}, transformers {transformers.__version__}"
+    code = Path(__file__).resolve().parents[1]
+    if (code / ".git").exists():
+        asked = ["git", "-C", str(code), "describe", "--always", "--dirty"]
+        try:
+            commit = subprocess.run(asked, capture_output=True, text=True, timeout=5).stdout.strip()
+        except (OSError, subprocess.TimeoutExpired):
+            commit = ""
+        words += f"; commit {commit}" if commit else ""
+    return words
 
 
 def _draw(folder, title):

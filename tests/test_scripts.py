@@ -94,6 +94,7 @@ def test_a_run_as_a_subprocess(tmp_path):
     assert (folder / "curves.png").stat().st_size > 10_000
     config = json.loads((folder / "config.json").read_text())
     assert config["rollout"] == "tree" and config["steps"] == 2 and config["name"] == "a"
+    assert f"torch {torch.__version__}" in config["machine"] and "cores" in config["machine"]
     for name in ("eval_test_before.json", "eval_test.json"):
         result = json.loads((folder / name).read_text())
         assert len(result["predictions"]) == 12
