@@ -340,6 +340,30 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):
     assert [r["step"] for r in read_jsonl(metrics)] == list(range(1, steps + 2))
 
 
+def test_a_rank_that_fails_ends_the_job_with_its_own_words(tmp_path, cache):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "import at2po\n"
+        "from common import distributed\n"
+        "real = at2po.update\n"
+        "def update(*args, **more):\n"
+        "    if distributed.rank() == 0:\n"
+        "        raise ValueError('the third leaf is ripe')\n"
+        "    return real(*args, **more)\n"
+        "at2po.update = update\n"
+        "at2po.main(sys.argv[1:])\n")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(),
+        program, *SMALL, *TREES, "--steps", 2, "--name", "a", "--out", tmp_path,
+    ]
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode != 0 and "ValueError: the third leaf is ripe" in done.stderr
+
+
 # ---------------------------------------------------------------- what is shared out
 
 
