@@ -38,7 +38,7 @@ from common.engine import Generation
 from common.files import say
 from common.model import computes_in_bf16, end_of_sequence
 
-ANY = (  # files of a tokenizer that differ from one load to the next, and say nothing that vLLM is asked for
+VOLATILE = (  # files of a tokenizer that differ from one load to the next, and say nothing that vLLM is asked for
     "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 ENVIRONMENT = {  # where the user says nothing
     "VLLM_NO_USAGE_STATS": "1",              # it would report home
@@ -154,7 +154,7 @@ def _start(model, tokenizer, options):
         tokenizer.save_pretrained(folder)
         digest = hashlib.sha256(repr(sorted(options.items())).encode())
         for file in sorted(Path(folder).iterdir()):
-            if file.name not in ANY:
+            if file.name not in VOLATILE:
                 digest.update(file.read_bytes())
         if running and running.digest == digest.hexdigest():
             return running

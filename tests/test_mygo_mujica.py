@@ -793,7 +793,7 @@ def test_what_the_stages_leave_adds_up(world):
             stage == "few-shot" or (folder / "curves.png").exists()
         )
         found = predictions(folder)
-        assert len(found) >= 187 and all(p["nodes"] and p["trajectories"] for p in found)
+        assert len(found) >= 188 and all(p["nodes"] and p["trajectories"] for p in found)
         assert json.loads((folder / "eval_test.json").read_text())["summary"]["em"] == pytest.approx(
             sum(p["em"] for p in found) / len(found)
         )
