@@ -38,7 +38,7 @@ from common.engine import Generation
 from common.files import say
 from common.model import computes_in_bf16, end_of_sequence
 
-VOLATILE = (  # files of a tokenizer that differ from one load to the next, and say nothing that vLLM is asked for
+VOLATILE = (  # a tokenizer's files that differ from load to load, and say nothing that vLLM is asked for
     "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 ENVIRONMENT = {  # where the user says nothing
     "VLLM_NO_USAGE_STATS": "1",              # it would report home
