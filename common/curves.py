@@ -7,13 +7,12 @@ SHARES = ("answers", "groups without spread")  # panels from 0 to 1
 STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 
 
-def draw_curves(runs, path, title, panels, ink=None):
+def draw_curves(runs, path, title, panels):
     """Curves of {label: metrics rows}: thin = each step, thick = running mean, dots = evaluations.
     One run: a colour a key; several: a colour a run, a line style a key.
 
     panels: {title: {key: label}}, those without data are left out.
-    path: a file name that ends in .png, .pdf or .svg, or a binary file.
-    ink: colour of text on a transparent ground; None = black on white."""
+    path: a file name that ends in .png, .pdf or .svg."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -24,52 +23,35 @@ def draw_curves(runs, path, title, panels, ink=None):
     panels = {name: keys for name, keys in panels.items() if there & keys.keys()}
     lines = 1 if len(panels) < 2 else 2
     columns = max(1, -(-len(panels) // lines))
-    target = path
-    if not hasattr(path, "write"):
-        path = Path(path)
-        target = path.with_suffix(".tmp" + path.suffix)
-    with plt.rc_context(_in_ink(plt.rcParams, ink)):
-        figure, axes = plt.subplots(
-            lines, columns,
-            figsize=(max(9, 4.25 * columns), 3.6 * lines),
-            layout="constrained",
-            squeeze=False,
+    path = Path(path)
+    figure, axes = plt.subplots(
+        lines, columns,
+        figsize=(max(9, 4.25 * columns), 3.6 * lines),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis in axes.flat[len(panels):]:
+        axis.axis("off")
+    for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
+        _draw_panel(plt, axis, name, keys, runs)
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    figure.suptitle(title, x=.01, ha="left", fontsize=13)
+    if len(runs) > 1:
+        swatches = []
+        for i in range(len(runs)):
+            swatches.append(plt.Line2D([], [], color=f"C{i}", linewidth=3))
+        aside = columns < 3  # no room for them beside the title
+        figure.legend(
+            swatches, runs,
+            loc="outside right center" if aside else "outside upper right",
+            ncols=1 if aside else len(runs),
+            frameon=False,
         )
-        for axis in axes.flat[len(panels):]:
-            axis.axis("off")
-        for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
-            _draw_panel(plt, axis, name, keys, runs)
-        for axis in axes[-1]:
-            axis.set_xlabel("step")
-        figure.suptitle(title, x=.01, ha="left", fontsize=13)
-        if len(runs) > 1:
-            swatches = []
-            for i in range(len(runs)):
-                swatches.append(plt.Line2D([], [], color=f"C{i}", linewidth=3))
-            aside = columns < 3  # no room for them beside the title
-            figure.legend(
-                swatches, runs,
-                loc="outside right center" if aside else "outside upper right",
-                ncols=1 if aside else len(runs),
-                frameon=False,
-            )
-        figure.savefig(target, dpi=110, transparent=ink is not None)
-        plt.close(figure)
-    if target is not path:
-        os.replace(target, path)
-
-
-def _in_ink(parameters, ink):
-    """matplotlib's settings for text and axes of one colour."""
-    if ink is None:
-        return {}
-    settings = {}
-    for part in ("xtick", "ytick", "axes", "text"):
-        for kind in ("color", "edgecolor", "labelcolor"):
-            name = f"{part}.{kind}"
-            if name in parameters:
-                settings[name] = ink
-    return settings | {"axes.titlecolor": ink}
+    unfinished = path.with_suffix(".tmp" + path.suffix)
+    figure.savefig(unfinished, dpi=110)
+    plt.close(figure)
+    os.replace(unfinished, path)
 
 
 def _draw_panel(plt, axis, name, keys, runs):

@@ -411,10 +411,10 @@ def main(argv=None):
     elif len(args.runs) > 1 or exported:
         compare(args.runs, args.out, args.score)
     else:
-        say(f"page: {write_page(first)}")
         rows = read_jsonl(first / "metrics.jsonl")
         if rows:
             draw_curves({first.name: rows}, first / "curves.png", first.name, panels_of(first))
+        say(f"page: {write_page(first)}")
 
 
 def explain_question(runs, wanted):

@@ -1,6 +1,7 @@
 """Pages in a real browser, comparisons, explanations, guards that fire on
 their fault and stay silent without it."""
 
+import base64
 import json
 import shutil
 import subprocess
@@ -122,7 +123,7 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     run = make_run(
         tmp_path / "at2po/x", [tree(i, (1, 0, -1) if i == 2 else (1, 0, 0)) for i in range(9)], rows=ROWS
     )
-    write_page(run)
+    report.main([str(run)])
     page = open_page(browser, run)
     assert page.title() == "at2po / x" and not page.problems and not page.requests
     assert (
@@ -268,6 +269,10 @@ def test_a_page_without_a_browser(tmp_path):
     text = write_page(run).read_text()
     assert text.count("<script") == 2 and "owned'</script>" not in text and "https://" not in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "data:image/png;base64," not in text  # no curves are drawn yet
+    report.main([str(run)])
+    image = base64.b64encode((run / "curves.png").read_bytes()).decode()
+    assert f"data:image/png;base64,{image}" in (run / "trajectories.html").read_text()
     assert json.loads(text.split('id="data">')[1].split("</script>")[0])["groups"][0]["question"].endswith(
         ATTACK
     )

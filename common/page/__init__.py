@@ -3,22 +3,20 @@
 import base64
 import hashlib
 import html
-import io
 import json
 import math
 import re
 from pathlib import Path
 
-from common.curves import draw_curves
 from common.files import read_jsonl, write_atomic
-from common.results import evaluations, interval, panels_of
+from common.results import evaluations, interval
 
 HERE = Path(__file__).parent
-INK = "#858b96"  # of the curves: readable on a light and on a dark page
 
 
 def write_page(folder, most_groups=60, most_predictions=400):
-    """The page: sampled groups of training, evenly spaced, and final predictions. Returns its path."""
+    """The page: sampled groups of training, evenly spaced, final predictions, and the folder's curves.png.
+    Returns its path."""
     folder = Path(folder)
     rows = read_jsonl(folder / "metrics.jsonl")
     results = evaluations(folder)
@@ -37,7 +35,7 @@ def write_page(folder, most_groups=60, most_predictions=400):
         "summary": " · ".join(summaries),
         "config": json.loads((folder / "config.json").read_text()),
         "groups": [_for_the_page(g) for g in groups],
-        "curves": _curves(folder, rows) if rows else "",
+        "curves": _curves(folder),
     }
     script = (HERE / "trajectories.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
@@ -78,10 +76,12 @@ def _for_the_page(group):
     return rest | {"id": group["question_id"], "nodes": nodes}
 
 
-def _curves(folder, rows):
-    image = io.BytesIO()
-    draw_curves({folder.name: rows}, image, "", panels_of(folder), ink=INK)
-    return "data:image/png;base64," + base64.b64encode(image.getvalue()).decode()
+def _curves(folder):
+    """The run's curves.png as the page carries it, where there is one."""
+    image = folder / "curves.png"
+    if not image.exists():
+        return ""
+    return "data:image/png;base64," + base64.b64encode(image.read_bytes()).decode()
 
 
 def finite(value):
