@@ -98,8 +98,9 @@ COLUMNS = {  # header: (key of a summary, its form)
 
 
 def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens",), means=True):
-    """<path>-table.json and <path>-curves.png: the final scores of {stage: run folder}, EM and what `minus`
-    names less those of the stage `base`, paired by question, and what training cost.
+    """<path>-table.json and, of several trained stages, <path>-curves.png: the final scores of {stage: run
+    folder}, EM and what `minus` names less those of the stage `base`, paired by question, and what training
+    cost.
 
     paper(stage, sets) -> the paper's number for these sets, or ""; asked for every set, and for the plain
     mean of several (no such rows without `means`). columns: what stands beside EM, as COLUMNS, "interval" for
@@ -140,10 +141,11 @@ def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens"
     for stage, steps in learned.items():
         if any("reward/mean" in row for row in steps):
             curves[stage] = steps
-    if curves:
+    say(f"table: {path}-table.json")
+    if len(curves) > 1:  # one stage's stand in its own folder
         panels = panels_of(*(folders[stage] for stage in curves))
         draw_curves(curves, Path(f"{path}-curves.png"), title, panels)
-    say(f"table and curves: {path}-table.json, -curves.png")
+        say(f"curves: {path}-curves.png")
 
 
 def _cell(summary, key, form):
