@@ -741,7 +741,7 @@ def world(tmp_path_factory):
     (The tiny policy is made first, and cached.)"""
     folder = tmp_path_factory.mktemp("world")
     flags = (
-        "--eval-limit 250 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
+        "--eval-limit 200 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
         "--show-every 0 --eval-data test"
     ).split()
     m.main([*flags, "--out", str(folder)])
@@ -771,7 +771,7 @@ def test_mygo_learns_in_text_and_graph(world):
         assert metrics.paired_difference(few, warm)[1] > 0
         assert metrics.paired_difference(few, learned)[1] > 0.1
         gain += sum(learned) - sum(warm)
-    assert gain > 0  # of 500 questions; few iterations gain little on the warm-up
+    assert gain > 0  # of 400 questions; few iterations gain little on the warm-up
 
 
 def test_the_world_is_tried_on_relations_that_were_never_trained_on():
@@ -793,7 +793,7 @@ def test_what_the_stages_leave_adds_up(world):
             stage == "few-shot" or (folder / "curves.png").exists()
         )
         found = predictions(folder)
-        assert len(found) >= 188 and all(p["nodes"] and p["trajectories"] for p in found)
+        assert len(found) >= 150 and all(p["nodes"] and p["trajectories"] for p in found)
         assert json.loads((folder / "eval_test.json").read_text())["summary"]["em"] == pytest.approx(
             sum(p["em"] for p in found) / len(found)
         )
