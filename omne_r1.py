@@ -218,18 +218,18 @@ WORLD = dict(
     steps=30,
     questions_per_step=96,
     mini_batch=48,
-    lr=1e-4,
+    lr=2e-4,
     head_lr=1e-3,
     sft_sampled=500,
     sft_templates=500,
     sft_lr=2e-4,
     sft_full_lr=5e-4,
     sft_batch=8,
-    micro_tokens=8192,
+    micro_tokens=2048,
     pack_tokens=1024,
     max_batch=384,
     save_every=1,
-    warmup_steps=1400,
+    warmup_steps=1200,
     flaw_rate=.4,
 )
 VARIANTS = {"think": dict(think="on"), "no-think": dict(think="off", sft_lora=0)}   # sec. 3.5
@@ -326,13 +326,21 @@ async def play(policy, tools, question, path, cfg, seed, temperature, watch=None
 
 async def answer_of(tools, action, question, cfg):
     """What a tool says to a call; a call that cannot be made is told why. None: its server failed."""
-    if isinstance(action, Fault):
-        return f"Error: {action.detail}."
+    error = refusal(action, question.type)
+    if error:
+        return error
     tool, arguments = action
-    if arguments["graph_type"] != question.type:
-        return f"Error: graph_type must be '{question.type}' for this question."
     call = Call(tool, arguments["node_name"], question.type, question.question)
     return await tools(call, cfg.matches)
+
+
+def refusal(action, graph_type):
+    """Why a call cannot be made; empty where it can."""
+    if isinstance(action, Fault):
+        return f"Error: {action.detail}."
+    if action[1]["graph_type"] != graph_type:
+        return f"Error: graph_type must be '{graph_type}' for this question."
+    return ""
 
 
 def judge(trajectory, question, cfg, lost=False):
@@ -1083,14 +1091,15 @@ def tiny_policy(cfg):
 
     def render(tokenizer, question, demo, tools):
         def observe(turn, call):
-            text = tools.search([call], cfg.matches)[0]
+            error = refusal(read_round(turn.text)[1], call.graph_type)
+            text = error or tools.search([call], cfg.matches)[0]
             return text, render_observation(tokenizer, turn.ids, text, "on")
 
         turns = graph_policy.turns_of(tokenizer, question, demo, tool_call, observe)
         prompt_ids = render_prompt(tokenizer, question["question"], question["domain"], "on")
         return [Trajectory(question["_id"], prompt_ids, turns)]
 
-    key = f"omne_r1/undirected/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
+    key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
     words = graph_policy.words(cfg.max_edges)
     return tiny.tiny_policy(cfg, key, words, graph_policy.TAGS, render, index, pack_tokens=1024)
 

@@ -1,12 +1,14 @@
 """Omne-R1: rounds and rewards by hand, GAE across observations, Algorithm 1 against its own lines, the two
 tools in the loop, every stage at tiny sizes."""
 
+import itertools
 import json
 import math
 import random
 import re
 import time
 import types
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,7 +41,7 @@ from common.checkpoint import ModelError
 from common.files import read_jsonl
 from common.path_thoughts import template_calls, thoughts_by_template
 from common.rollout import Policy, Trajectory, Turn
-from common.world import graphs, make_world, tiny
+from common.world import demonstrations, graphs, make_world, thoughts, tiny
 from tests.conftest import Scripted, sample
 from tests.test_kg_server import serving
 
@@ -510,6 +512,47 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
         assert [t.observation_ids for t in read.turns] == [t.observation_ids for t in done.turns]
         bare = omne_r1.conversation_of(tokenizer, row, "off")
         assert all("<think>" not in t.text for t in bare.turns)
+
+
+def test_thoughts_have_ten_wordings_a_slot_and_twice_the_tokens_of_a_call(tokenizer):
+    for slot in (thoughts.FILLERS, thoughts.PLANS, thoughts.FOUND, thoughts.STARTS, thoughts.ENDS):
+        assert len(set(slot)) == len(slot) >= 10
+    path = [["Emma Marsh", "spouse", "Boris Reed"], ["Boris Reed", "place of birth", "Little Acacia"]]
+    tokens = {"entity_matcher": [0, 0], "node_info": [0, 0]}
+    for number in range(200):
+        question = asked(id=str(number), evidences=path)
+        calls = template_calls(question)
+        for call, thought in zip(calls, thoughts_by_template(0)(question, calls, None)):
+            for i, text in enumerate((thought, omne_r1.tool_call(call))):
+                tokens[call.tool][i] += len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    for thought, call in tokens.values():
+        assert 1.7 < thought / call < 2.4
+
+
+def test_the_base_is_shown_calls_that_the_tools_refuse_and_then_made_right(tokenizer, monkeypatch):
+    taken = {}
+    monkeypatch.setattr(tiny, "tiny_policy", lambda cfg, key, words, tags, render, index, **_: taken.update(
+        render=render, index=index))
+    omne_r1.tiny_policy(CFG)
+    made = make_world("warmup", 0, .5, questions=1)
+    index = taken["index"](made)
+    calls = 0
+    refused = Counter()
+    for question in made.questions[:400]:
+        [trajectory] = taken["render"](
+            tokenizer, question, demonstrations.demonstrate(made, question, 0, 0.0), index)
+        for turn, following in itertools.pairwise(trajectory.turns):
+            assert tokenizer.unk_token_id not in [*turn.ids, *turn.observation_ids], turn
+            calls += 1
+            _, action = omne_r1.read_round(turn.text)
+            error = omne_r1.refusal(action, question["domain"])
+            assert turn.observation.startswith("Error") == bool(error)
+            if error:
+                assert turn.observation == error
+                refused[type(action).__name__] += 1
+                again = omne_r1.read_round(following.text)[1]
+                assert not omne_r1.refusal(again, question["domain"])
+    assert .03 < refused.total() / calls < .09 and min(refused["Fault"], refused["tuple"]) > 5
 
 
 def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(tools, monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """What a tiny policy that calls a graph's tools is warmed up on: its words, and its demonstrations' walks."""
 
 import random
+from dataclasses import replace
 
 from common.demonstrations import said
 from common.kg_tools import Call, LocalTools
@@ -12,8 +13,9 @@ TOOL_WORDS = """
     Edges | more edges left out those above share most words with the question There is no entity named
     in this graph The nearest names Use a name exactly as it written there Error must be for call find
     found now nothing answer expected not one and else syntax closed or quote within escaped bracket
-    tools arguments missing given twice related tool_response
+    tools arguments missing given twice related tool_response Python s
     """.split()
+REFUSED = .06   # of the base's calls, at first
 TAGS = """
     <think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <answer> </answer>
     """.split()
@@ -37,7 +39,7 @@ def tools_of(made, max_edges, max_words):
 
 def turns_of(tokenizer, question, demo, tool_call, observe):
     """The turns of a demonstration, with the habits of a policy that nobody trained: fillers for thoughts,
-    names matched that are known, calls made twice.
+    names matched that are known, calls made twice, calls that the tool refuses at first.
 
     tool_call(call) -> how it is written. observe(turn, call) -> (text, ids) of what the tool says."""
     seed = stable_seed(question["_id"], demo.answer, len(demo.steps), demo.flaw or "")
@@ -50,8 +52,12 @@ def turns_of(tokenizer, question, demo, tool_call, observe):
 
     def call(tool, name, thought):
         made = Call(tool, name, question["domain"], question["question"])
-        turn(thought, tool_call(made), "</tool_call>")
-        turns[-1].observation, turns[-1].observation_ids = observe(turns[-1], made)
+        written = [tool_call(made)]
+        if rng.random() < REFUSED:
+            written.insert(0, flawed_call(rng, made, tool_call))
+        for text in written:
+            turn(thought, text, "</tool_call>")
+            turns[-1].observation, turns[-1].observation_ids = observe(turns[-1], made)
 
     found = ""
     known = set()
@@ -70,3 +76,11 @@ def turns_of(tokenizer, question, demo, tool_call, observe):
     thought = f"{found} answer".strip()
     turn(thought, f"{opened}{demo.answer} </answer>", "</answer>")
     return turns
+
+
+def flawed_call(rng, call, tool_call):
+    """A call as no tool takes it: for another graph, or with its first quote left out."""
+    if rng.random() < .5:
+        others = [domain for domain in graphs.DOMAINS if domain != call.graph_type]
+        return tool_call(replace(call, graph_type=rng.choice(others)))
+    return tool_call(call).replace('"', "", 1)

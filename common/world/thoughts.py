@@ -46,6 +46,11 @@ STARTS = (
     "the place to start is {subject}",
     "let me match the name {subject} before anything else",
     "the only name given is {subject} and it has to be found",
+    "the question names {subject} so that is what to match",
+    "without the entity {subject} there is no way to go on",
+    "I begin by looking for {subject} among the names",
+    "{subject} is where the path starts so let me find it",
+    "what I have is the name {subject} and no more",
 )
 ENDS = (
     "that is all the question asks for",
@@ -53,6 +58,11 @@ ENDS = (
     "this must be the answer",
     "now I can say the answer",
     "the path is at its end here",
+    "with that the question is answered",
+    "so this is what was wanted",
+    "no more calls are needed for this",
+    "everything on the way has been found",
+    "it only remains to write it down",
 )
 
 
@@ -61,11 +71,12 @@ def found(rng, relation, name):
 
 
 def planned(rng, *parts):
-    """A training thought: a filler before what matters, and sometimes one behind it."""
-    said = [rng.choice(FILLERS), *parts]
-    if rng.random() < .5:
-        said.append(rng.choice(FILLERS))
-    return " ".join(part for part in said if part)
+    """A training thought, about twice as long as a call: what matters, and fillers around it."""
+    said = [part for part in parts if part]
+    fillers = rng.sample(FILLERS, 2 if len(said) < 2 or rng.random() < .5 else 1)
+    for number, filler in enumerate(fillers):
+        said.insert(number * len(said), filler)
+    return " ".join(said)
 
 
 def habit(rng, part):
