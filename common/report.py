@@ -21,7 +21,7 @@ from common.files import RunError, read_jsonl, say, table, warn, write_atomic, w
 from common.metrics import average, bootstrap_interval, is_two_way, paired_difference, seed_interval
 from common.page import write_page
 from common.page.record import explain
-from common.results import evaluations, interval, mean_along, panels_of, pool, signed
+from common.results import evaluations, interval, mean_along, panels_of, pool, signed, with_evaluations
 
 # ---------------------------------------------------------------- one run
 
@@ -413,8 +413,8 @@ def main(argv=None):
     elif len(args.runs) > 1 or exported:
         compare(args.runs, args.out, args.score)
     else:
-        rows = read_jsonl(first / "metrics.jsonl")
-        if rows:
+        rows = with_evaluations(first)
+        if read_jsonl(first / "metrics.jsonl"):
             draw_curves({first.name: rows}, first / "curves.png", first.name, panels_of(first))
         say(f"page: {write_page(first)}")
 

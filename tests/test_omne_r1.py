@@ -514,7 +514,7 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
         assert all("<think>" not in t.text for t in bare.turns)
 
 
-def test_thoughts_have_ten_wordings_a_slot_and_twice_the_tokens_of_a_call(tokenizer):
+def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call(tokenizer):
     for slot in (thoughts.FILLERS, thoughts.PLANS, thoughts.FOUND, thoughts.STARTS, thoughts.ENDS):
         assert len(set(slot)) == len(slot) >= 10
     path = [["Emma Marsh", "spouse", "Boris Reed"], ["Boris Reed", "place of birth", "Little Acacia"]]

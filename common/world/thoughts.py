@@ -71,7 +71,7 @@ def found(rng, relation, name):
 
 
 def planned(rng, *parts):
-    """A training thought, about twice as long as a call: what matters, and fillers around it."""
+    """A training thought, nearly twice as long as a call: what matters, and fillers around it."""
     said = [part for part in parts if part]
     fillers = rng.sample(FILLERS, 2 if len(said) < 2 or rng.random() < .5 else 1)
     for number, filler in enumerate(fillers):
