@@ -21,11 +21,10 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     texts             paper: <sep> between question and evidence; code: blanks. A sentence is "Title, text"
                       for the fine models, "Title: text" for the frozen vectors (code)
     yes/no questions  code: not trained on; ours: trained on (--drop-yes-no)
-    coarse vectors    code: the sentences' are normalised and frozen, the state's is not: its norm is the
-                      temperature
+    coarse vectors    code and ours: the sentences' are normalised and frozen, the state's is not: its norm is
+                      the temperature
     coarse loss       paper: cross-entropy, "-.456" (minus a mean probability); code: sum over the missing
                       gold of -log p; ours: its mean (--coarse-loss)
-    coarse negatives  code: the question's own sentences and another question's
     submit's score    paper: answerability; code: start logits of positions 0 and 1; ours: start and end logit
                       of the first token (--submit-score)
     fine stage        paper: a copy of the coarse stage's settings; code: one gold against 6 random sentences;
@@ -42,9 +41,8 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
                       ours: sampled actions. With the paper's numbers a step is one update, where r = 1 and
                       nothing is clipped; several where --mini-batch is smaller than the step's paths
     unreachable gold  code: such questions are left out; ours: they stay where some gold can be found
-    long states       code: cut at 512 tokens; ours: the oldest sentences are left out (--max-tokens)
+    long states       code: cut at 512 tokens; ours: the oldest sentences are left out
     beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
-    dropout           off in all stages, so that ratios begin at 1
     Spearman          paper: cov / (cov cov), 1,000 questions; code: temperature .5, F1, 8 actions; ours: of
                       ranks, over questions whose paths differ (--correlate); log p is without T5's
     question's target paper: the approximation of the evidence found; code: of the evidence found later, from
@@ -116,14 +114,9 @@ from common.evidence_stages import checkpoint_of, load_stage, open_stage, sets_o
 from common.files import Progress, say
 from common.metric_table import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
-from common.reader import answers_of, evaluate_answers, reader_row, span_loss
+from common.reader import answers_of, evaluate_answers, reader_losses
 from common.rollout import stable_seed
-from common.sub_questions import (
-    approximation_rows,
-    evaluate_approximations,
-    sub_question_input,
-    sub_question_rows,
-)
+from common.sub_questions import evaluate_approximations, rows_of, sub_question_input
 
 # ---------------------------------------------------------------- config
 
@@ -143,7 +136,8 @@ class Config(flags.Flags):
     # 0 = the two scorers as named; else both are the encoder's first so many layers with a new head each
     fine_layers: int = 0
     question_model: str = ""        # T5 that qap and sqg begin with
-    before: str = ""                # run whose earlier stages this one goes on from; empty = its own
+    # run whose earlier stages this one goes on from, by name or path; empty = its own
+    before: str = ""
 
     # ---- search
     candidates: int = 6             # candidates of the coarse stage beside submit | sec. 4.3.3
@@ -733,10 +727,10 @@ def some_asked(policy, states, rng):
     return states
 
 
-def ppo_update(policy, optimizer, paths, advantages, cfg, keep, reference=None):
+def ppo_update(policy, optimizer, paths, advantages, cfg, reference=None):
     """One pass over the step's paths, `mini_batch` an update; reference = the T5 that joint training began
     with. Returns the step's means."""
-    meter = training.Meter(keep=keep)
+    meter = training.Meter()
     for begin in range(0, len(paths), cfg.mini_batch):
         part = paths[begin:begin + cfg.mini_batch]
         rows, questions = [], []
@@ -822,19 +816,6 @@ def question_losses(writer, rows, cfg, rng):
         yield -logp.sum() / tokens, len(likely), right
 
 
-def reader_losses(reader, cases, cfg, rng):
-    """An extractive reader learns to find the answer where all gold is there, and nothing elsewhere."""
-    rows = []
-    for case in rng.choices(cases, k=cfg.supervised_batch):
-        taken = training_state(case, rng, cfg.noise_rate, complete=True)
-        if rng.random() < 0.5:  # all gold is there
-            missing = sorted(case.gold - set(taken))
-            taken = (*taken, *rng.sample(missing, len(missing)))
-        rows.append(reader_row(reader.pair_tokenizer, case, taken))
-    loss, right = span_loss(reader, rows)
-    yield loss, len(rows), right
-
-
 RATES = {  # fields of learning rate and warm-up; the others: those of the supervised stage
     "coarse": ("coarse_lr", "coarse_warmup"),
     "qap": ("question_lr", ""),
@@ -908,8 +889,7 @@ def train(cfg, folder, policy, cases, evaluate_now):
             advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
         row |= path_metrics(paths, cfg.max_evidence)
         row["sample"] = sample_record(policy, paths, cfg.group_size, step)
-        keep = folder.nonfinite(step)
-        row |= ppo_update(policy, optimizer, paths, advantages, cfg, keep, reference)
+        row |= ppo_update(policy, optimizer, paths, advantages, cfg, reference)
         policy.forget()
 
 
@@ -971,7 +951,8 @@ def evaluate_coarse(encoder, split, cfg, progress):
         return candidates(policy, [(case, taken)])[0]
 
     paths = paths_without_policy(split, candidates_of, progress)
-    return scored(policy, paths, split, cfg)
+    rows, summary = scored(policy, paths, split, cfg)
+    return rows, summary | {"baseline": True}
 
 
 EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations, "reader": evaluate_answers}
@@ -1030,28 +1011,32 @@ def run_stage(cfg, stage, split, evals):
         if samples:
             train(cfg, folder, learner, able, evaluate_now)
         elif steps:
-            losses = losses_of(cfg, stage, learner, judged, able)
-            validation = losses_of(cfg, stage, learner, judged, kept) if kept else None
+            of = partial(losses_of, cfg, stage, folder, learner, judged)
+            losses = of(able, "rows")
+            validation = of(kept, "validation_rows") if kept else None
             supervise(cfg, folder, learner, stage, losses, validation, evaluate_now)
         draw_evaluations(folder, evaluate_all())
         if stage not in EVALUATE:
             write_unlabelled(folder, evals, partial(search_all, judged))
 
 
-def losses_of(cfg, stage, learner, policy, cases):
+def losses_of(cfg, stage, folder, learner, policy, cases, name):
     """losses(rng) of a supervised stage; policy: what finds the evidence that a T5 learns from."""
     if stage in ("qap", "sqg"):
-        with Progress("evidence") as progress:
-            paths = search_all(policy, cases, "greedy", progress)
-        policy.forget()
-        if stage == "qap":
-            rows = approximation_rows(learner, paths)
-        else:
-            approximator = load_writer(cfg, checkpoint_of(cfg, "qap"))
-            rows = sub_question_rows(learner, approximator, paths, cfg.sqg_target)
+        make = partial(question_rows, cfg, stage, learner, policy, cases)
+        rows = folder.kept(f"{name}.json", make)
         return partial(question_losses, learner, rows, cfg)
     kinds = {"coarse": coarse_losses, "supervised": supervised_losses, "reader": reader_losses}
     return partial(kinds[stage], learner, cases, cfg)
+
+
+def question_rows(cfg, stage, writer, policy, cases):
+    """[(input ids, target ids)] of a T5, from what the policy finds for training questions."""
+    with Progress("evidence") as progress:
+        paths = search_all(policy, cases, "greedy", progress)
+    policy.forget()
+    approximator = load_writer(cfg, checkpoint_of(cfg, "qap")) if stage == "sqg" else None
+    return rows_of(paths, writer, approximator, cfg.sqg_target)
 
 
 def parse_args(argv=None):

@@ -198,13 +198,23 @@ def paths_without_policy(split, candidates_of, progress):
         elif split.search == "coarse":
             taken = candidates_of(case, ())[:size]
         else:
-            taken = []
-            while gold := set(candidates_of(case, tuple(taken))) & case.gold:
-                taken.append(min(gold))
+            taken = offered_gold(case, candidates_of)
         nothing = (0.0,) * (len(taken) + 1)
         paths.append(SearchPath(case, tuple(taken), logprobs=nothing, done=True))
         progress(len(paths), len(split.cases))
     return paths
+
+
+def offered_gold(case, candidates_of, taken=()):
+    """Gold sentences, each of which is among the candidates when its turn comes: all, if any order of them
+    allows it, else the most that an order does."""
+    most = taken
+    for i in sorted(case.gold.intersection(candidates_of(case, taken))):
+        found = offered_gold(case, candidates_of, (*taken, i))
+        if len(found) == len(case.gold):
+            return found
+        most = max(most, found, key=len)
+    return most
 
 
 def evaluate_ranking(encoder, split, cfg):

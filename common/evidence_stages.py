@@ -6,9 +6,10 @@ from pathlib import Path
 
 from common import checkpoint, report, run
 from common import model as models
+from common.encoders import fingerprint
 from common.evidence import Questions, freeze_vectors, tokenize
 from common.evidence_models import load_encoder, load_policy, load_reader, load_writer
-from common.files import say
+from common.files import read_json, say
 
 BEFORE = {"ppo": "supervised", "joint": "supervised", "eval": "ppo", "qap": "ppo", "sqg": "ppo"}
 SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
@@ -36,8 +37,8 @@ def open_stage(cfg, stage):
 def checkpoint_of(cfg, stage):
     """What a stage of this run left, or of the run --before; refused in words where it is not there."""
     base = Path(cfg.out) / "askit"
-    for name in (cfg.name, cfg.before):
-        found = checkpoint.find(base / f"{name}-{stage}" / "checkpoint")
+    for run_folder in (base / cfg.name, base / cfg.before, Path(cfg.before)):
+        found = checkpoint.find(Path(f"{run_folder}-{stage}") / "checkpoint")
         if found is not None:
             return found
     folder = base / f"{cfg.before or cfg.name}-{stage}" / "checkpoint"
@@ -58,19 +59,43 @@ def sets_of(cfg, stage, evals):
     return found
 
 
+def check_beginning(cfg, trained, untrained):
+    """Refuses a coarse stage that was trained from another encoder than --encoder, whose sentence vectors
+    its queries would not fit."""
+    config = Path(trained).parent / "config.json"
+    other = read_json(config, dict).get("encoder", "") if config.exists() else cfg.encoder
+    if other == cfg.encoder:
+        return
+    try:
+        same = fingerprint(load_encoder(cfg, other), ()) == fingerprint(untrained, ())
+    except models.ModelError:  # it is not there any more
+        same = False
+    if not same:
+        raise models.ModelError(
+            f"{trained} was trained from --encoder {other or '(none: the tiny one)'}, and fits that one's "
+            f"sentence vectors; here --encoder is {cfg.encoder or 'not given'}")
+
+
+def say_what_is_cut(tokens, cfg):
+    if tokens.cut:
+        cut = f"{tokens.cut} of {tokens.texts} texts"
+        say(f"{cut} are cut to a quarter of --max-tokens {cfg.max_tokens}")
+
+
 def load_stage(cfg, stage, start, cases):
     """(what a stage trains, what it evaluates), from `start`, its checkpoint, where it goes on."""
     if stage == "reader":
         reader = load_reader(cfg, start or cfg.reader or cfg.submit_model, cases)
+        say_what_is_cut(reader.pair_tokenizer, cfg)
         return reader, reader
     trained = start if stage == "coarse" else checkpoint_of(cfg, "coarse")
+    untrained = load_encoder(cfg, cfg.encoder)
+    if trained:
+        check_beginning(cfg, trained, untrained)
     encoder = load_encoder(cfg, trained or cfg.encoder)
     tokens = encoder.pair_tokenizer
     tokenize(tokens, cases)
-    if tokens.cut:
-        cut = f"{tokens.cut} of {tokens.texts} texts"
-        say(f"{cut} are cut to a quarter of --max-tokens {cfg.max_tokens}")
-    untrained = load_encoder(cfg, cfg.encoder)
+    say_what_is_cut(tokens, cfg)
     freeze_vectors(untrained, cases, Path(cfg.out) / "askit" / "vectors")
     if stage == "coarse":
         return encoder, encoder

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from common import encoders
-from common.evidence import evidence_of
+from common.evidence import evidence_of, training_state
 from common.evidence_evaluation import score_texts
 
 SPAN = 12  # tokens of an answer, at most
@@ -101,6 +101,19 @@ def span_loss(reader, rows):
     logp = torch.stack(logp)
     right = int((logp > math.log(0.5)).sum())
     return -logp.mean(), right
+
+
+def reader_losses(reader, cases, cfg, rng):
+    """An extractive reader learns to find the answer where all gold is there, and nothing elsewhere."""
+    rows = []
+    for case in rng.choices(cases, k=cfg.supervised_batch):
+        taken = training_state(case, rng, cfg.noise_rate, complete=True)
+        if rng.random() < 0.5:  # all gold is there
+            missing = sorted(case.gold - set(taken))
+            taken = (*taken, *rng.sample(missing, len(missing)))
+        rows.append(reader_row(reader.pair_tokenizer, case, taken))
+    loss, right = span_loss(reader, rows)
+    yield loss, len(rows), right
 
 
 # ---------------------------------------------------------------- evaluation

@@ -38,8 +38,8 @@ def evaluations(folder, when=""):
 def with_evaluations(folder):
     """Rows of metrics.jsonl, with the mean EM of the evaluations before the first step and after the last."""
     rows = read_jsonl(Path(folder) / "metrics.jsonl")
-    before = _mean_em(evaluations(folder, "before"))
-    after = _mean_em(evaluations(folder))
+    before = mean_em(evaluations(folder, "before"))
+    after = mean_em(evaluations(folder))
     if before is not None:
         rows = [{"step": 0, "eval/em": before}, *rows]
     if after is not None and rows:
@@ -64,8 +64,10 @@ def mean_along(folder):
     return area / (points[-1][0] - points[0][0])
 
 
-def _mean_em(results):
-    ems = [r["summary"]["em"] for r in results.values()]
+def mean_em(found):
+    """Mean EM of evaluations {set: {"summary", …}}, those aside that are of no model ("baseline"); None
+    without any."""
+    ems = [r["summary"]["em"] for r in found.values() if not r["summary"].get("baseline")]
     return sum(ems) / len(ems) if ems else None
 
 

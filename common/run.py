@@ -169,6 +169,12 @@ class RunFolder:
     def write(self, name, value):
         distributed.once(write_json, self.path / name, value)
 
+    def kept(self, name, make):
+        """What make() returns: lists, kept in a file for when the run goes on."""
+        if not (self.path / name).exists():
+            self.write(name, make())
+        return read_json(self.path / name, list)
+
     def log(self, row):
         """A line of metrics.jsonl, and the same to the trackers of --log."""
         self.append("metrics.jsonl", [row])
@@ -430,8 +436,7 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
 
 def mean_em(found):
     """{"eval/em": mean of the sets} of evaluate_all, as a row of metrics keeps it."""
-    ems = [r["summary"]["em"] for r in found.values()]
-    return {"eval/em": sum(ems) / len(ems)}
+    return {"eval/em": results.mean_em(found)}
 
 
 # ---------------------------------------------------------------- --ask

@@ -9,6 +9,8 @@ from common import chat
 from common.encoders import SEP, in_batches, padded
 from common.files import Progress
 
+TASK = "generate question: "  # before what the authors' T5 reads
+
 BEAMS = {
     "num_beams": 4,
     "length_penalty": 1.5,
@@ -24,16 +26,32 @@ class Writer:
     max_input: int = 512  # tokens of a text that are read
     max_new: int = 64  # tokens that are written, the end token included
     micro_tokens: int = 16384  # of a forward pass
+    shortened: int = 0  # inputs of which something was left out
 
-    def ids(self, *parts):
-        """Token ids of the parts with blanks between, and one end token. Only SEP and what ends in ": " is
-        taken as our own; any other part can write no special token."""
+    def ids(self, *parts, evidence=()):
+        """Token ids of the parts and of sentences behind them, with blanks between, and one end token. Only
+        SEP and TASK are taken as our own; no other part can write a special token.
+
+        A sentence has a quarter of max_input, and the oldest ones are left out of what is too long."""
+        sentences = [self._beginning(text) for text in evidence]
+        ids = self._encoded(*parts, *sentences)
+        self.shortened += sentences != list(evidence) or len(ids) >= self.max_input
+        while sentences and len(ids) >= self.max_input:
+            del sentences[0]
+            ids = self._encoded(*parts, *sentences)
+        return [*ids[: self.max_input - 1], self.tokenizer.eos_token_id]
+
+    def _encoded(self, *parts):
         texts = []
         for part in parts:
-            own = part == SEP or part.endswith(": ")
+            own = part in (SEP, TASK)
             texts += [" ", part.strip() if own else chat.Foreign(part.strip())]
-        ids = chat.encode(self.tokenizer, *texts[1:])[1]
-        return [*ids[: self.max_input - 1], self.tokenizer.eos_token_id]
+        return chat.encode(self.tokenizer, *texts[1:])[1]
+
+    def _beginning(self, text):
+        most = self.max_input // 4
+        places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+        return text if len(places) <= most else text[: places[most - 1][1]]
 
     def text(self, ids):
         return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()

@@ -5,21 +5,20 @@ from common import encoders
 from common.evidence import evidence_of
 from common.evidence_evaluation import score_texts
 from common.files import say
-
-TASK = "generate question: "
+from common.seq2seq import TASK
 
 
 def approximation_input(writer, case, evidence):
     """What question approximation is given: the evidence; its target is the question."""
     found = [case.texts[i] for i in evidence]
-    return writer.ids(TASK, *found)
+    return writer.ids(TASK, evidence=found)
 
 
 def sub_question_input(writer, case, steps):
     """What sub-question generation is given: the question, <sep>, what was found."""
     question = case.question.question
     found = [case.texts[i] for i in evidence_of(steps)]
-    return writer.ids(TASK, question, encoders.SEP, *found)
+    return writer.ids(TASK, question, encoders.SEP, evidence=found)
 
 
 def sub_question_targets(case, path, target):
@@ -60,6 +59,17 @@ def sub_question_rows(writer, approximator, paths, target):
     texts = approximator.write(meant, "approximations")
     targets = [writer.ids(text) for text in texts]
     return list(zip(inputs, targets, strict=True))
+
+
+def rows_of(paths, writer, approximator, target):
+    """SQG's rows; QAp's where there is no approximator."""
+    if approximator:
+        rows = sub_question_rows(writer, approximator, paths, target)
+    else:
+        rows = approximation_rows(writer, paths)
+    if writer.shortened:
+        say(f"{writer.shortened} of {len(rows)} inputs are shortened to {writer.max_input} tokens")
+    return rows
 
 
 def evaluate_approximations(policy, split, cfg, progress):

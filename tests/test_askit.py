@@ -28,9 +28,11 @@ from common import (
     training,
     world,
 )
+from common.checkpoint import ModelError
 from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestion
-from common.evidence_evaluation import correlation, evaluate_ranking, redundant
+from common.evidence_evaluation import correlation, evaluate_ranking, offered_gold, redundant
 from common.evidence_models import load_encoder, load_policy
+from common.evidence_stages import checkpoint_of
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
 from common.world import tiny_bert
 
@@ -325,7 +327,7 @@ def test_the_gradient_raises_what_was_rewarded_and_lowers_it_with_the_sign_flipp
         before = probability()
         fresh_cfg = replace(CFG, mini_batch=8, grad_clip=100.0)
         advantages = [[p.reward - .25 * sign] * len(p.actions) for p in paths]
-        row = askit.ppo_update(fresh, optimizer, paths, advantages, fresh_cfg, "nonfinite")
+        row = askit.ppo_update(fresh, optimizer, paths, advantages, fresh_cfg)
         fresh.forget()
         assert compare(probability(), before) and row["train/first_ratio"] == pytest.approx(1, abs=1e-4)
 
@@ -374,8 +376,8 @@ class Asker:
     def __init__(self):
         self.given = []
 
-    def ids(self, *parts):
-        return parts
+    def ids(self, *parts, evidence=()):
+        return (*parts, *evidence)
 
     def write(self, inputs):
         self.given += inputs
@@ -444,8 +446,8 @@ def test_what_a_sub_question_is_to_approximate():
 class Letters:
     """A T5 whose ids are texts; it approximates evidence by naming it."""
 
-    def ids(self, *texts):
-        return list(texts)
+    def ids(self, *texts, evidence=()):
+        return [*texts, *evidence]
 
     def write(self, inputs, what=""):
         return ["ask " + " and ".join(evidence) for _, *evidence in inputs]
@@ -652,10 +654,34 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
             askit.main([*small, "--name", "twice"])
         assert stop.value.code == 130
     half = rows(whole / f"twice-{stage}")
-    askit.main([*small, "--name", "twice", "--resume"])
+    with monkeypatch.context() as patch:
+        patch.setattr(askit, "question_rows", lambda *_: pytest.fail("a T5's rows are made again"))
+        askit.main([*small, "--name", "twice", "--resume"])
     assert rows(whole / f"whole-{stage}") == rows(whole / f"twice-{stage}") and len(half) in (1, 2)
     assert same_weights(whole / f"whole-{stage}", whole / f"twice-{stage}")
     shutil.rmtree(whole / f"twice-{stage}")
+
+
+def test_a_run_elsewhere_is_gone_on_from_by_its_path(whole, tmp_path):
+    cfg = askit.parse_args([*SMALL, "--out", str(tmp_path), "--before", str(whole / "whole")])
+    assert checkpoint_of(cfg, "ppo") == checkpoint.find(whole / "whole-ppo/checkpoint")
+    with pytest.raises(ModelError, match="run --stage nothing first"):
+        checkpoint_of(cfg, "nothing")
+
+
+def test_a_coarse_stage_of_another_encoder_is_refused(whole, tmp_path):
+    other = checkpoint.find(whole / "whole-coarse/checkpoint")
+    given = ["--encoder", str(other), "--fine-layers", "1", "--data", "world", "--name", "other"]
+    with pytest.raises(SystemExit, match=r"was trained from --encoder \(none: the tiny one\)"):
+        askit.main([*SMALL, *given, "--out", str(whole.parent), "--before", "whole", "--stage", "ppo"])
+
+
+def test_an_oracle_finds_the_order_that_offers_all_gold():
+    c = case(6, (1, 4))
+    offered = {(): [1, 4], (1,): [0], (4,): [1]}
+    assert offered_gold(c, lambda _, taken: offered.get(taken, ())) == (4, 1)
+    offered[4,] = [5]
+    assert offered_gold(c, lambda _, taken: offered.get(taken, ())) == (1,)
 
 
 def same_weights(one, other):
@@ -665,9 +691,10 @@ def same_weights(one, other):
     return len(files) >= 2 and all((a / f).read_bytes() == (b / f).read_bytes() for f in files)
 
 
-def test_a_killed_ppo_goes_on_after_its_last_step(whole):
-    small = [*SMALL, "--out", str(whole.parent), "--before", "whole", "--stage", "ppo", "--name", "killed"]
-    folder = whole / "killed-ppo"
+@pytest.mark.parametrize("stage", ["supervised", "ppo"])
+def test_a_killed_stage_goes_on_after_its_last_step(whole, stage):
+    small = [*SMALL, "--out", str(whole.parent), "--before", "whole", "--stage", stage, "--name", "killed"]
+    folder = whole / f"killed-{stage}"
     run = subprocess.Popen([sys.executable, askit.__file__, *small], stdout=subprocess.DEVNULL)
     while run.poll() is None and checkpoint.find(folder / "checkpoint") is None:
         time.sleep(.02)
@@ -676,7 +703,8 @@ def test_a_killed_ppo_goes_on_after_its_last_step(whole):
     before = len(rows(folder))
     askit.main([*small, "--resume"])
     assert run.returncode == -signal.SIGKILL and 1 <= before < 4
-    assert rows(folder) == rows(whole / "whole-ppo") and same_weights(folder, whole / "whole-ppo")
+    assert rows(folder) == rows(whole / f"whole-{stage}")
+    assert same_weights(folder, whole / f"whole-{stage}")
     shutil.rmtree(folder)
 
 
@@ -782,7 +810,10 @@ def test_without_labels_a_search_is_kept_and_ppo_learns_from_answers(whole, tmp_
     bare = [q | {"supporting_facts": []} for q in made]
     (tmp_path / "bare.json").write_text(json.dumps(bare[:8]))
     (tmp_path / "dev.json").write_text(json.dumps([*made[8:10], *bare[10:]]))
-    encoder, reader = (checkpoint.find(whole / f"whole-{s}/checkpoint") for s in ("coarse", "reader"))
+    reader = checkpoint.find(whole / "whole-reader/checkpoint")
+    encoder = tmp_path / "encoder"  # the one that the coarse stage began with, in a folder
+    for part in tiny_bert.tiny_model("encoder"):
+        part.save_pretrained(encoder)
     given = [*SMALL, "--encoder", str(encoder), "--fine-layers", "1", "--reader", str(reader),
              "--data", str(tmp_path / "bare.json"), "--eval-data", str(tmp_path / "dev.json"),
              "--out", str(whole.parent), "--before", "whole", "--name", "bare", "--steps", "1"]

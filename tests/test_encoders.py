@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ def t5_writer():
                       dropout_rate=0.0, decoder_start_token_id=0)
     torch.manual_seed(0)
     return seq2seq.Writer(T5ForConditionalGeneration(config).eval(), tokenizer, max_new=6)
+
+
+def test_evidence_that_is_too_long_for_a_t5_loses_its_oldest_sentences_and_is_counted(writer):
+    short = writer.ids("Who?", evidence=["Ann", "Bob"])
+    assert short == writer.ids("Who?", "Ann", "Bob") and writer.shortened == 0
+    few = replace(writer, max_input=16)
+    assert few.ids("Who?", evidence=["Cid"] * 30 + ["Ann", "Bob"])[-3:] == short[-3:]
+    assert few.ids("Who?", evidence=["Ann " * 40, "Bob"]) == few.ids("Who?", ("Ann " * 4).strip(), "Bob")
+    assert few.shortened == 2
+
+
+def test_a_question_that_ends_like_our_own_words_writes_no_token():
+    writer = t5_writer()
+    assert writer.ids("Who? </s>: ").count(writer.tokenizer.eos_token_id) == 1
 
 
 def test_rows_of_the_real_t5_end_once_and_no_text_writes_its_tokens():

@@ -4,8 +4,10 @@ it does to the process, and two steps of every script that trains a language mod
 import json
 import os
 import random
+import subprocess
 import sys
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +22,9 @@ from common.checkpoint import ModelError
 from common.files import read_jsonl
 from common.vllm_engine import VllmEngine, policy_weights
 from tests.conftest import NEEDS_VLLM
+from tests.test_distributed import OTHERS, ROOT, free_port, same_run
+from tests.test_distributed import SMALL as FEW
+from tests.test_distributed import TREES as FEW_TREES
 from tests.test_engine import REQUESTS, drift, generate, random_policy
 
 pytestmark = NEEDS_VLLM
@@ -229,6 +234,34 @@ def test_two_steps_of_omne_r1_and_rows_of_what_it_learned(cache, tmp_path):
         assert list(folder.glob("checkpoint/*model.safetensors")) and list(folder.glob("eval_*.json"))
 
 
+# ---------------------------------------------------------------- several processes
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.test_distributed import play
+play(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("script", ["at2po", "omne_r1"])
+def test_two_ranks_with_a_vllm_each_are_one_process(cache, tmp_path, script):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(root=str(ROOT)))
+    settings = OTHERS[script].split() if script in OTHERS else FEW_TREES
+    flags = [script, *FEW, *settings, "--steps", 2, "--name", "a", "--engine", "vllm"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
+    for launcher, out in ((["-u"], "one"), (torchrun, "two")):
+        command = [sys.executable, *launcher, program, *flags, "--out", tmp_path / out]
+        done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True,
+                              env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr[-3000:]
+    folders = [f.parent for f in (tmp_path / "one" / script).glob("*/metrics.jsonl")]
+    assert folders
+    for one in folders:
+        same_run(one, tmp_path / "two" / script / one.name)
+
+
 def test_nothing_is_sampled_between_sleep_and_sync():
     """On a CPU, too, where it has nothing to give: what forgets to sync is seen here."""
     policy = small_policy()
@@ -260,3 +293,15 @@ def test_on_a_cpu_it_computes_as_training_does():
     model.in_bf16 = True
     results, engine = generate((model, tokenizer), REQUESTS, Engine=VllmEngine)
     assert 1e-6 < drift(model.float(), REQUESTS, results) < .2
+
+
+def test_a_model_spread_over_two_workers():
+    """--tensor-parallel 2: the weights travel to other processes."""
+    model, tokenizer = small_policy()
+    spread = partial(VllmEngine, tensor_parallel=2)
+    results, engine = generate((model, tokenizer), REQUESTS, Engine=spread)
+    assert drift(model, REQUESTS, results) < 1e-4
+    train_a_little(model)
+    engine.sync(model)
+    results, _ = generate((model, tokenizer), REQUESTS, engine=engine)
+    assert drift(model, REQUESTS, results) < 1e-4
