@@ -24,8 +24,8 @@ Where paper and authors' code differ, or the paper is silent:
                             from one base (--sft-from stage1 is not the paper's; --warmup-data makes two)
     accuracy                paper: the same string but for blanks around it; "normalised" is ours (SQuAD's
                             rules), and the code's in its reward. The gold answer is a node's name: no aliases
-    rounds                  7 calls of 3,000 tokens, 32 at once, then a turn to answer in; code: 5 calls.
-                            Temperature not printed: greedy (in the world 1)
+    rounds                  7 calls of 3,000 tokens, 32 at once (ours: --max-batch), then a turn to answer in;
+                            code: 5 calls. Temperature not printed: greedy (in the world 1)
     a call that fails       unreadable, or for another graph: an error text, counted; the round goes on
     calls                   paper: Python style; code splits them at commas. Ours: parsed, never evaluated;
                             JSON style too. Blanks around a name do not count
@@ -55,7 +55,7 @@ Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (
 89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions, and its
 "70k" are 73,627 in Table 1.
 
-    python omne_r1.py                          embedded world, all stages; half an hour
+    python omne_r1.py                          embedded world, all stages; 25 minutes
     python omne_r1.py --sweep weights                 then: Table 5 (modes: Table 4, hops: Table 3)
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
@@ -172,15 +172,16 @@ class Config(flags.PolicyFlags):
     questions_per_step: int = 128   # questions a step | authors' code
     group_size: int = 1             # trajectories a question | authors' code
     mini_batch: int = 64            # trajectories an update | authors' code
-    lr: float = 1e-6                # learning rate of the policy, constant
-    head_lr: float = 1e-5           # of the value head, or of a separate critic
-    clip: float = .2                # half width of the clip window
-    gamma: float = 1.0              # discount a token
-    lam: float = 1.0                # lambda of GAE
+    epochs: int = 1                 # passes over a step's trajectories | authors' code
+    lr: float = 1e-6                # learning rate of the policy, constant | ours
+    head_lr: float = 1e-5           # of the value head, or of a separate critic | authors' code
+    clip: float = .2                # half width of the clip window | authors' code
+    gamma: float = 1.0              # discount a token | authors' code
+    lam: float = 1.0                # lambda of GAE | authors' code
     kl_coef: float = 1e-3           # cost a token of the log-ratio to the first weights | authors' code
-    value_coef: float = .5          # weight of the value loss
+    value_coef: float = .5          # weight of the value loss | ours
     critic: Literal["shared", "separate"] = "shared"    # a head on the policy, or a model of its own (code)
-    critic_warmup: int = 0          # steps in which the critic alone learns
+    critic_warmup: int = 0          # steps in which the critic alone learns | ours
     # R_format of stage 1: share of right rounds, all of them, or the code's grades
     format_score: Literal["share", "whole", "graded"] = "share"
     weight_decay: float = .01       # of matrices
@@ -545,7 +546,7 @@ def mean_log_ratio(batches):
 
 
 def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite"):
-    """One epoch over the step's trajectories, `mini_batch` an update. Returns the step's means."""
+    """--epochs passes over the step's trajectories, `mini_batch` an update. Returns the step's means."""
     started = time.time()
     order = data.batch_of_step(trajectories, 1, len(trajectories), stable_seed(cfg.seed, "parts", step))
     parts = [order[i:i + cfg.mini_batch] for i in range(0, len(order), cfg.mini_batch)]
@@ -557,7 +558,7 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
     row["time/old_logprobs"] = time.time() - started
     warming = step <= cfg.critic_warmup
     meter = training.Meter([e.batch for e in everything], keep, cfg.sampler_correction)
-    for part, experiences in zip(parts, prepared, strict=True):
+    for part, experiences in cfg.epochs * list(zip(parts, prepared, strict=True)):
         num_tokens = sum(t.sampled_tokens for t in part)
         for e in experiences:
             logprobs, values = actor(e.batch, cfg, detached=warming)
@@ -858,6 +859,8 @@ def reproduce(cfg):
         if jobs_of(one):
             own = [job.label for job in jobs_of(one)]
             distributed.once(omne_tables.show_table, one, own, partial(graph_stages.path_of, one))
+    if cfg.seeds > 1 and jobs_of(cfg):
+        distributed.once(omne_tables.show_seeds, configs, own)
 
 
 def jobs_of(cfg):

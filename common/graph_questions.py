@@ -131,6 +131,8 @@ def load_places(cfg, make):
     """(training Place or None, evaluation Places) of --data and --eval-data; make(graphs) -> (training, test
     questions) is asked where neither names a file. Of a file of one's own a tenth is held out."""
     tools = load_tools(cfg)
+    if not tools.remote and cfg.stage not in ("synthesize", "direct"):  # they search for nothing
+        tools.prepare()
     train, test = [], []
     if cfg.data:
         train = read_questions(cfg.data, tools.graphs)

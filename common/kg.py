@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 
 from common import kg_formats, kg_lightrag, kg_text, kg_vectors
+from common.files import say
 from common.kg_formats import read_triples as read_triples
 from common.kg_lightrag import GraphError as GraphError
 
@@ -34,6 +35,8 @@ class KnowledgeGraph:
     def __init__(self, graph, encoder="", stored=None, cache=None):
         if not graph.number_of_nodes():
             raise GraphError("the graph is empty: it has no entity")
+        if stored is not None:
+            kg_vectors.rows_among(stored, list(graph))
         self.graph = graph
         self.encoder = encoder
         self.stored = stored
@@ -86,6 +89,8 @@ class KnowledgeGraph:
         made = kg_vectors.Index(list(self.graph), self.encoder, self.stored, self.cache)
         if made.left_out:
             self.left_out["entities without a vector"] = made.left_out
+        if made.encoded:
+            say(f"{made.encoded:,} entities without a stored vector are encoded")
         return made
 
     def match(self, names, k=5):

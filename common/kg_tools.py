@@ -54,6 +54,11 @@ class LocalTools:
         self.max_edges = max_edges
         self.max_words = max_words
 
+    def prepare(self):
+        """Makes what a first search would, so that vectors and encoder that do not fit are refused now."""
+        for graph in self.graphs.values():
+            graph.index  # noqa: B018
+
     def search(self, calls, k=MATCHES):
         """The texts of calls. k: how many entities entity_matcher shows."""
         texts = [""] * len(calls)

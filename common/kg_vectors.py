@@ -89,18 +89,30 @@ def load_encoder(name):
                          "give a folder with a sentence-transformers model") from error
 
 
+def rows_among(stored, names):
+    """The row of each name among stored vectors, -1 = none. GraphError: they are another graph's."""
+    rows = [stored.rows.get(name, -1) for name in names]
+    known = sum(row >= 0 for row in rows)
+    strangers = len(stored.rows) - known
+    if 2 * known < len(names) or strangers > known:
+        raise GraphError(f"{stored.path}: vectors of another graph: {known:,} of the graph's "
+                         f"{len(names):,} entities are among its {len(stored.rows):,}")
+    return rows
+
+
 class Index:
     """search(queries, k) among names.
 
     stored: vectors of these names. Names that have none there are encoded; without an encoder they have none,
     a query that is such a name's exact spelling is answered by its vector, and any other by tf-idf.
-    left_out: how many names have no vector. cache: the folder of encoded names."""
+    left_out, encoded: how many names have no stored vector and stay without, or get one. cache: the folder of
+    encoded names."""
 
     def __init__(self, names, encoder="", stored=None, cache=None):
         self.names = names
         self.encoder = encoder
         self.stored = stored
-        self.left_out = 0
+        self.left_out = self.encoded = 0
         self.numbers = np.arange(len(names))  # of the names that have vectors
         self.vectors = None                   # (n, d), of length 1
         self.tfidf = None
@@ -128,20 +140,18 @@ class Index:
         self.number_of = {name: i for i, name in enumerate(self.names)}
 
     def _use_stored(self):
-        stored = self.stored
-        rows = [stored.rows.get(name, -1) for name in self.names]
+        rows = rows_among(self.stored, self.names)
         known = [i for i, row in enumerate(rows) if row >= 0]
         missing = [i for i, row in enumerate(rows) if row < 0]
-        strangers = len(stored.rows) - len(known)
-        if 2 * len(known) < len(self.names) or strangers > len(known):
-            raise GraphError(f"{stored.path}: vectors of another graph: {len(known):,} of the graph's "
-                             f"{len(self.names):,} entities are among its {len(stored.rows):,}")
-        self.left_out = len(missing)
-        vectors = stored.vectors[[rows[i] for i in known]]
-        if self.encoder and missing:
+        vectors = self.stored.vectors[[rows[i] for i in known]]
+        if not self.encoder:
+            self.left_out = len(missing)
+        elif missing:
             vectors = np.concatenate([vectors, self._of_same_size([self.names[i] for i in missing])])
             known += missing
-            self.left_out = 0
+            self.encoded = len(missing)
+        else:
+            self._of_same_size(self.names[:1])
         self.numbers = np.array(known)
         self.vectors = vectors
 

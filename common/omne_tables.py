@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
-from common import report
+from common import graph_stages, report
 from common.curves import draw_curves
-from common.files import read_jsonl
+from common.files import read_jsonl, say, table, write_json
+from common.ladder import minus, over_seeds
+from common.metrics import paired_difference
+from common.results import evaluations, signed
 
 LADDER = ["base", "stage1", "sft-think", "sft-no-think", "rl-think", "rl-no-think"]
 PAPER = {  # 1/2 hop, 3+ hop of Qwen3-14B (stage 1: Qwen2.5-14B-Instruct); "" = not printed
@@ -48,18 +51,26 @@ COLUMNS = {
 }
 
 
+def printed(label, name):
+    """The paper's accuracy of a row on one of the two sets; "" where there is none."""
+    place = {"1-2-hop": 0, "3-hop": 1}.get(name)
+    return PAPER[label][place] if label in PAPER and place is not None else ""
+
+
+def labels_of(cfg, own):
+    """The rows of a table: those of a sweep, or the ladder's."""
+    return ["base", *own] if cfg.sweep else list(dict.fromkeys([*LADDER, *own]))
+
 
 def show_table(cfg, own, path_of):
     """<name>-table.json: every stage on both sets beside the paper's, differences to the base.
 
     own: labels of the stages that were run. path_of(label): the folder of one, or where the table goes."""
-    labels = ["base", *own] if cfg.sweep else [*LADDER, *own]
-    folders = {label: path_of(label) for label in labels}
+    folders = {label: path_of(label) for label in labels_of(cfg, own)}
     path = path_of(cfg.sweep) if cfg.sweep else Path(cfg.out) / "omne_r1" / cfg.name
 
     def paper(label, sets):
-        place = {"1-2-hop": 0, "3-hop": 1}.get(sets[0]) if len(sets) == 1 else None
-        return PAPER[label][place] if label in PAPER and place is not None else ""
+        return printed(label, sets[0]) if len(sets) == 1 else ""
 
     title = f"Omne-R1 {cfg.name} (paper: accuracy, Qwen3-14B; stage 1: Qwen2.5-14B-Instruct)"
     first = "base" if folders["base"].exists() else own[0]
@@ -68,3 +79,40 @@ def show_table(cfg, own, path_of):
         losses = {label: read_jsonl(folders[label] / "metrics.jsonl") for label in own}
         panels = {"weighted loss": {"train/loss": "loss"}}
         draw_curves(losses, f"{path}-losses.png", f"Omne-R1 {cfg.name}: stage 2, {cfg.sweep}", panels)
+
+
+def show_seeds(configs, own):
+    """<runs>/<first seed>-to-<last>[-<sweep>]-table.json: accuracy of every stage over the seeds, beside the
+    paper's; its difference to the base, paired by question (each with its mean over the seeds) and by
+    seed. Stages that not every seed has are left out."""
+    first, *_, last = configs
+    runs = {}
+    for label in labels_of(first, own):
+        found = [evaluations(graph_stages.path_of(cfg, label)) for cfg in configs]
+        if all(found):
+            runs[label] = found
+    header = ["stage", "set", "paper", "by seed", "mean over seeds", "minus base, by question", "by seed"]
+    rows = []
+    for label, found in runs.items():
+        for name in found[0]:
+            ems = [sets[name]["summary"]["em"] for sets in found]
+            each = " ".join(f"{em:.3f}" for em in ems)
+            row = [label, name, printed(label, name), each, over_seeds(ems), "", ""]
+            if label != "base" and "base" in runs:
+                own_sets = [sets[name] for sets in found]
+                base = [sets[name] for sets in runs["base"]]
+                gain = paired_difference(over_questions(base), over_questions(own_sets))
+                base_ems = [result["summary"]["em"] for result in base]
+                row[5:] = signed(gain), minus(ems, base_ems)
+            rows.append(row)
+    named = first.name, "to", last.name, first.sweep
+    path = Path(first.out) / "omne_r1" / "-".join(filter(None, named))
+    table("Omne-R1 over seeds: 95 % intervals (paper: accuracy, Qwen3-14B)", header, rows)
+    write_json(f"{path}-table.json", {"header": header, "rows": rows})
+    say(f"table: {path}-table.json")
+
+
+def over_questions(results):
+    """A question's mean EM over several evaluations of the same set."""
+    by_seed = [report.scores(result) for result in results]
+    return [sum(ems) / len(ems) for ems in zip(*by_seed, strict=True)]

@@ -6,6 +6,9 @@ import json
 import math
 import random
 import re
+import signal
+import subprocess
+import sys
 import time
 import types
 from collections import Counter
@@ -265,6 +268,14 @@ PPO = omne_r1.replace(CFG, lr=3e-3, head_lr=3e-2, kl_coef=0.0, mini_batch=16, gr
 def test_a_bandit_is_solved_and_its_value_learned(policy_folder, tokenizer):
     share, row, _ = bandit(policy_folder, PPO, 60, lambda arm: float(arm == 0), tokenizer)
     assert share > .9 and row["train/value_loss"] < .1
+
+
+def test_two_epochs_are_two_passes(policy_folder, tokenizer):
+    """Each trajectory is learned from twice, and compared with what sampled it both times."""
+    twice = omne_r1.replace(PPO, epochs=2, mini_batch=8)
+    _, row, _ = bandit(policy_folder, twice, 1, lambda arm: float(arm == 0), tokenizer)
+    assert row["train/updates"] == 4 and row["train/first_ratio"] == pytest.approx(1, abs=1e-5)
+    assert abs(row["train/ratio_max"] - 1) > 1e-3
 
 
 def test_a_constant_reward_moves_nothing_where_the_critic_learns_nothing(policy_folder, tokenizer):
@@ -810,10 +821,19 @@ def test_two_steps_and_two_more_equal_four_bit_for_bit(
     assert (whole / "eval_3-hop.json").read_text() == (parts / "eval_3-hop.json").read_text()
 
 
-@pytest.mark.parametrize("flags", [(), ("--sft-lora", "0", "--think", "off")])
-def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_folder, monkeypatch, flags):
+def same_stage(whole, parts):
+    """Whether two run folders have the same metrics and weights."""
+    assert rows(whole / "metrics.jsonl") == rows(parts / "metrics.jsonl")
+    files = sorted(checkpoint.find(whole / "checkpoint").glob("*.safetensors"))
+    assert len(files) >= 2
+    for file in files:
+        a, b = load_file(str(file)), load_file(str(checkpoint.find(parts / "checkpoint") / file.name))
+        assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_folder, monkeypatch):
     monkeypatch.setattr(omne_r1, "UPDATES_A_STEP", 2)
-    args = ("--stage", "sft", "--save-every", 1, *flags)
+    args = ("--stage", "sft", "--save-every", 1, "--sft-lora", "0", "--think", "off")
     base = run(tmp_path, policy_folder, *args, "--name", "whole")
     real = training.Meter.means
     calls = []
@@ -829,12 +849,25 @@ def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_fold
         with pytest.raises(SystemExit):
             run(tmp_path, policy_folder, *args, "--name", "parts")
     run(tmp_path, policy_folder, *args, "--name", "parts", "--resume")
-    label = "sft-no-think" if flags else "sft-think"
-    whole, parts = base / f"whole-{label}", base / f"parts-{label}"
-    assert rows(whole / "metrics.jsonl") == rows(parts / "metrics.jsonl")
-    for file in (whole / "checkpoint").glob("*.safetensors"):
-        a, b = load_file(str(file)), load_file(str(parts / "checkpoint" / file.name))
-        assert all(torch.equal(a[k], b[k]) for k in a)
+    same_stage(base / "whole-sft-no-think", base / "parts-sft-no-think")
+
+
+def test_a_killed_stage_2_loses_at_most_a_step(tmp_path, policy_folder):
+    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 60)
+    base = run(tmp_path, policy_folder, *args, "--name", "whole")
+    parts = base / "parts-sft-think"
+    at = ("--checkpoint", policy_folder, "--out", tmp_path, "--name", "parts")
+    command = [sys.executable, omne_r1.__file__, *SMALL, *at, *args]
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
+    while process.poll() is None and checkpoint.find(parts / "checkpoint") is None:
+        time.sleep(.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = len(rows(parts / "metrics.jsonl"))
+    run(tmp_path, policy_folder, *args, "--name", "parts", "--resume")
+    whole = base / "whole-sft-think"
+    assert process.returncode == -signal.SIGKILL and 1 <= before < len(rows(whole / "metrics.jsonl"))
+    same_stage(whole, parts)
 
 
 def test_stage_3_goes_on_from_the_folded_adapters_of_stage_2(tmp_path, policy_folder):
@@ -869,6 +902,23 @@ def test_the_whole_ladder_and_its_table(tmp_path, policy_folder):
     paper = sweep["header"].index("paper")
     assert [(row[0], row[paper]) for row in sweep["rows"]] == [
         ("base", ".349"), ("base", ".156"), ("sft-w0.001", ".892"), ("sft-w0.001", ".605")]
+
+
+def test_seeds_have_a_table_beside_the_papers(tmp_path):
+    ems = {"base": ([0, 0, 1, 0], [0, 1, 0, 0]), "stage1": ([1, 0, 1, 0], [1, 1, 1, 0])}
+    for label, seeds in ems.items():
+        for seed, of in enumerate(seeds):
+            folder = tmp_path / f"omne_r1/seed{seed}-{label}"
+            folder.mkdir(parents=True)
+            rows = [{"id": str(i), "em": float(em)} for i, em in enumerate(of)]
+            found = {"summary": {"em": sum(of) / 4, "n": 4}, "predictions": rows}
+            (folder / "eval_3-hop.json").write_text(json.dumps(found))
+    configs = [omne_r1.replace(CFG, out=str(tmp_path), seed=n, name=f"seed{n}") for n in (0, 1)]
+    omne_tables.show_seeds(configs, ["stage1", "sft-think"])
+    base, stage1 = json.loads((tmp_path / "omne_r1/seed0-to-seed1-table.json").read_text())["rows"]
+    assert base[:4] == ["base", "3-hop", ".156", "0.250 0.250"] and base[5:] == ["", ""]
+    assert stage1[:4] == ["stage1", "3-hop", ".321", "0.500 0.750"]
+    assert stage1[4].startswith("0.625 [") and stage1[5].startswith("+0.375 [+0.") and "[-" in stage1[6]
 
 
 def test_sweeps_are_the_rows_of_their_tables():
@@ -1177,6 +1227,18 @@ def test_bad_flags_and_files(tmp_path, policy_folder):
         questions.write_text(json.dumps(row | fields) + "\n")
         refuse(f"line 1: {words}", *own, "--data", questions)
     assert not list((tmp_path / "omne_r1").glob("*/config.json"))
+
+
+def test_vectors_of_another_graph_are_refused_before_a_stage_begins(tmp_path, policy_folder):
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    for name, folder in (("graph_chunk_entity_relation.graphml", "ultradomain_mix"),
+                         ("vdb_entities.json", "christmas_carol")):
+        (mixed / name).write_bytes(sample(f"lightrag_graph/{folder}/{name}").read_bytes())
+    for stage in ("synthesize", "eval"):
+        refuse("vectors of another graph", "--model", policy_folder, "--out", tmp_path, "--stage", stage,
+               "--graph", f"cs={mixed}", "--graph-encoder=")
+    assert not (tmp_path / "omne_r1").exists()
 
 
 def test_adapters_of_another_base_are_refused_as_a_start_of_stage_2(tmp_path, policy_folder, tokenizer):
