@@ -963,6 +963,16 @@ def test_the_papers_numbers_are_those_of_its_tables():
     assert direct == {"on": table["Direct answer(w think)"], "off": table["Direct answer(w/o think)"]}
 
 
+def asked_right(tokenizer, folder, thinks):
+    """The first line of samples.jsonl, its prompt looked at."""
+    shown = read_jsonl(folder / "samples.jsonl")[0]
+    prompt = tokenizer.decode(shown["prompt_ids"])
+    assert prompt.startswith("<|im_start|>system\nAnswer the given question using knowledge graph tools.")
+    assert "for this question" in prompt and "'cs'" in prompt
+    assert prompt.endswith("<|im_start|>assistant\n" + ("" if thinks else omne_r1.NO_THOUGHT))
+    return shown
+
+
 def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     graph = sample("lightrag_graph")
     source = next(graph.rglob("*.graphml"))
@@ -981,19 +991,22 @@ def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     for label in ("lora-no-think", "lora-think", "full-no-think", "full-think"):
         assert read_jsonl(base / f"a-sft-{label}/metrics.jsonl")[-1]["train/updates"] >= 2, label
         thinks = not label.endswith("no-think")
-        shown = read_jsonl(base / f"a-sft-{label}/samples.jsonl")[0]
-        prompt = tokenizer.decode(shown["prompt_ids"])
-        assert prompt.startswith("<|im_start|>system\nAnswer the given question using knowledge graph tools.")
-        assert "for this question" in prompt and "'cs'" in prompt
-        assert prompt.endswith("<|im_start|>assistant\n" + ("" if thinks else omne_r1.NO_THOUGHT))
+        shown = asked_right(tokenizer, base / f"a-sft-{label}", thinks)
         turns = [n for n in shown["nodes"] if n.get("text")]
         assert turns[0]["observation"].startswith("Found")
         for turn in turns:
             assert turn["text"].startswith("<think>" if thinks else ("<tool_call>", "<answer>"))
             assert tokenizer.decode(turn["ids"]) == turn["text"]
-    omne_r1.main([*args, "--name", "b", "--stage", "ppo", "--lora", "4"])
-    assert len(read_jsonl(base / "b-stage1/metrics.jsonl")) == 2
-    assert (checkpoint.find(base / "b-stage1/checkpoint") / "adapter_config.json").exists()
+    lora = ("--name", "b", "--lora", "4")
+    omne_r1.main([*args, *lora, "--stage", "ppo", "--think", "off"])
+    omne_r1.main([*args, *lora, "--stage", "rl", "--checkpoint", str(base / "a-sft-lora-think/checkpoint")])
+    for label in ("b-stage1", "b-rl-think"):
+        assert (checkpoint.find(base / label / "checkpoint") / "adapter_config.json").exists()
+    for label in ("a-stage1", "a-rl-think", "a-rl-no-think", "b-stage1", "b-rl-think"):
+        assert len(read_jsonl(base / label / "metrics.jsonl")) == 2
+        shown = asked_right(tokenizer, base / label, label not in ("a-rl-no-think", "b-stage1"))
+        for node in shown["nodes"]:
+            assert "ids" not in node or tokenizer.decode(node["ids"]) == node["text"]
 
 
 def test_the_system_prompt_is_the_papers():
