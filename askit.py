@@ -952,7 +952,7 @@ def evaluate_coarse(encoder, split, cfg, progress):
 
     paths = paths_without_policy(split, candidates_of, progress)
     rows, summary = scored(policy, paths, split, cfg)
-    return rows, summary | {"baseline": True}
+    return rows, summary | {"by_rule": True}
 
 
 EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations, "reader": evaluate_answers}

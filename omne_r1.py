@@ -37,8 +37,8 @@ Where paper and authors' code differ, or the paper is silent:
                             A repeated call: same tool and same arguments, in whatever order and quotes
     GAE                     the printed exponent T - t + 1 must be T - t - 1. Observations are skipped: the
                             next value is that of the next sampled token
-    PPO                     not printed: clip .2, gamma 1, lambda 1, one epoch, KL .001 as a cost a token
-                            (code), whitened advantages (code), value loss not clipped (ours)
+    PPO                     not printed. Clip .2, gamma 1, lambda 1, one epoch: ours, as in verl; KL .001 as a
+                            cost a token, whitened advantages: code; value loss not clipped: ours
     critic                  paper: shares the actor's encoder; code: a model of its own. Ours: a linear head
                             on the policy's hidden states (--critic separate)
     learning rates          not printed; code, for another task: 1e-5; ours: 1e-6, and 1e-5 for the head
@@ -172,12 +172,12 @@ class Config(flags.PolicyFlags):
     questions_per_step: int = 128   # questions a step | authors' code
     group_size: int = 1             # trajectories a question | authors' code
     mini_batch: int = 64            # trajectories an update | authors' code
-    epochs: int = 1                 # passes over a step's trajectories | authors' code
+    epochs: int = 1                 # passes over a step's trajectories | ours, verl's
     lr: float = 1e-6                # learning rate of the policy, constant | ours
     head_lr: float = 1e-5           # of the value head, or of a separate critic | authors' code
-    clip: float = .2                # half width of the clip window | authors' code
-    gamma: float = 1.0              # discount a token | authors' code
-    lam: float = 1.0                # lambda of GAE | authors' code
+    clip: float = .2                # half width of the clip window | ours, verl's
+    gamma: float = 1.0              # discount a token | ours, verl's
+    lam: float = 1.0                # lambda of GAE | ours, verl's
     kl_coef: float = 1e-3           # cost a token of the log-ratio to the first weights | authors' code
     value_coef: float = .5          # weight of the value loss | ours
     critic: Literal["shared", "separate"] = "shared"    # a head on the policy, or a model of its own (code)

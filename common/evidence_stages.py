@@ -37,8 +37,11 @@ def open_stage(cfg, stage):
 def checkpoint_of(cfg, stage):
     """What a stage of this run left, or of the run --before; refused in words where it is not there."""
     base = Path(cfg.out) / "askit"
-    for run_folder in (base / cfg.name, base / cfg.before, Path(cfg.before)):
-        found = checkpoint.find(Path(f"{run_folder}-{stage}") / "checkpoint")
+    runs = [base / cfg.name]
+    if cfg.before:
+        runs += [base / cfg.before, Path(cfg.before)]
+    for one in runs:
+        found = checkpoint.find(Path(f"{one}-{stage}") / "checkpoint")
         if found is not None:
             return found
     folder = base / f"{cfg.before or cfg.name}-{stage}" / "checkpoint"
@@ -77,6 +80,7 @@ def check_beginning(cfg, trained, untrained):
 
 
 def say_what_is_cut(tokens, cfg):
+    """How many texts --max-tokens shortens for a model."""
     if tokens.cut:
         cut = f"{tokens.cut} of {tokens.texts} texts"
         say(f"{cut} are cut to a quarter of --max-tokens {cfg.max_tokens}")

@@ -18,7 +18,7 @@ from common import process
 from common.files import RunError, clock, read_json, read_jsonl, say, table, write_json
 from common.metrics import paired_difference, seed_interval
 from common.report import scores
-from common.results import evaluations, mean_along, signed, with_evaluations
+from common.results import evaluations, mean_along, mean_em, signed, with_evaluations
 
 SWITCHES = ("ladder", "schemes", "baselines", "resume")  # not handed on, nor are these with their values:
 VALUED = ("seeds", "seed", "name", "stage")
@@ -224,11 +224,6 @@ def summed_up(values, how):
         return max(values)
     late = values[-max(1, len(values) // 4):] if how == "late" else values
     return sum(late) / len(late)
-
-
-def mean_em(sets):
-    ems = [r["summary"]["em"] for r in sets.values()]
-    return sum(ems) / len(ems)
 
 
 def pooled(results):

@@ -91,7 +91,7 @@ def show_seeds(configs, own):
         found = [evaluations(graph_stages.path_of(cfg, label)) for cfg in configs]
         if all(found):
             runs[label] = found
-    header = ["stage", "set", "paper", "by seed", "mean over seeds", "minus base, by question", "by seed"]
+    header = ["stage", "set", "paper", "EM by seed", "EM over seeds", "minus base: by question", "by seed"]
     rows = []
     for label, found in runs.items():
         for name in found[0]:

@@ -65,9 +65,9 @@ def mean_along(folder):
 
 
 def mean_em(found):
-    """Mean EM of evaluations {set: {"summary", …}}, those aside that are of no model ("baseline"); None
+    """Mean EM of evaluations {set: {"summary", …}}, but for those whose answers a rule gave ("by_rule"); None
     without any."""
-    ems = [r["summary"]["em"] for r in found.values() if not r["summary"].get("baseline")]
+    ems = [r["summary"]["em"] for r in found.values() if not r["summary"].get("by_rule")]
     return sum(ems) / len(ems) if ems else None
 
 

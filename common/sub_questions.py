@@ -63,12 +63,14 @@ def sub_question_rows(writer, approximator, paths, target):
 
 def rows_of(paths, writer, approximator, target):
     """SQG's rows; QAp's where there is no approximator."""
+    writer.shortened = 0
     if approximator:
         rows = sub_question_rows(writer, approximator, paths, target)
     else:
         rows = approximation_rows(writer, paths)
-    if writer.shortened:
-        say(f"{writer.shortened} of {len(rows)} inputs are shortened to {writer.max_input} tokens")
+    for model in filter(None, (writer, approximator)):
+        if model.shortened:
+            say(f"{model.shortened} of {len(rows)} inputs are shortened to {model.max_input} tokens")
     return rows
 
 
