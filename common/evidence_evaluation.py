@@ -129,8 +129,9 @@ def redundant(encoder, questions):
 def correlation(paths, size, *seed):
     """Spearman's correlation of p(tau) and reward over `size` sampled paths of each question (sec. 4.4).
 
-    {"spearman": its mean over questions whose paths differ in both, "spearman_questions": the share of these
-    (the others have none), "ranks": how often each pair of ranks came, (size, size)}."""
+    {"spearman": its mean over questions whose paths differ in both, with spearman_low and spearman_high, an
+    interval over these questions, "spearman_questions": their share (the others have none), "ranks": how often
+    each pair of ranks came, (size, size)}."""
     from scipy.stats import spearmanr
 
     found, counts = [], [[0] * size for _ in range(size)]
@@ -144,9 +145,10 @@ def correlation(paths, size, *seed):
     share = len(found) / max(1, len(groups))
     if not found:
         return {"spearman_questions": share}
-    rho = mean(found)
+    rho, low, high = metrics.bootstrap_interval(found)
     say(f"  Spearman of p and reward {rho:.2f} over the {share:.0%} of questions whose paths differ")
-    return {"spearman_questions": share, "spearman": rho, "ranks": counts}
+    interval = {"spearman_low": low, "spearman_high": high}
+    return {"spearman_questions": share, "spearman": rho, **interval, "ranks": counts}
 
 
 def rank_pairs(probabilities, rewards, *seed):
@@ -220,26 +222,29 @@ def offered_gold(case, candidates_of, taken=()):
 def evaluate_ranking(encoder, split, cfg):
     """How gold is ranked when nothing was taken yet: em = the best sentence is gold, f1 = share of the gold
     among the candidates (so neither is the evidence's), percentile of the best gold. recall_at: share of the
-    missing gold among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given."""
-    rows, recall_at = [], {}
+    missing gold among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given; recall_intervals: (mean, low,
+    high) over questions, among the candidates."""
+    rows, recall_at, intervals = [], {}, {}
     for given in (0, 1, 2):
-        recall = []
+        recall, among_candidates = [], []
         for case, places, count in gold_places(encoder, split.cases, given):
             missing = len(case.gold_facts) - given
             among = [sum(p < k for p in places) for k in range(1, RECALL_AT + 1)]
             recall.append([number / missing for number in among])
+            among_candidates.append(sum(p < cfg.candidates for p in places) / missing)
             if given == 0:
                 scores = {
                     "em": float(places[0] == 0),
-                    "f1": sum(p < cfg.candidates for p in places) / missing,
+                    "f1": among_candidates[-1],
                     "percentile": 1 - places[0] / max(1, count - 1),
                 }
                 rows.append(about(case) | scores | {"sentences": count})
         if recall:
             recall_at[given] = [mean(column) for column in zip(*recall, strict=True)]
+            intervals[given] = metrics.bootstrap_interval(among_candidates)
     summary = {"set": split.name, "seed": cfg.seed}
     summary |= metrics.summarize(rows, ("em", "f1", "percentile", "sentences"))
-    return rows, summary | {"recall_at": recall_at}
+    return rows, summary | {"recall_at": recall_at, "recall_intervals": intervals}
 
 
 def gold_places(encoder, cases, given):

@@ -567,6 +567,8 @@ def test_ranking_counts_the_missing_gold_among_the_best():
     assert summary["recall_at"][0][:4] == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3])  # one gold is out of reach
     assert summary["recall_at"][1][:4] == pytest.approx([0, .5, .5, .5])           # 0 was given
     assert 2 not in summary["recall_at"]
+    mean, low, high = summary["recall_intervals"][0]  # of one question: no spread
+    assert mean == low == high == pytest.approx(summary["recall_at"][0][CFG.candidates - 1])
 
 
 def test_a_sub_question_is_redundant_if_its_best_sentence_was_taken():
