@@ -61,9 +61,6 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     python askit.py --data hotpotqa              the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
     python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
-In common/: states (and made-up ones to train on) and paths in evidence.py, models and stages in
-evidence_models.py and evidence_stages.py, what a T5 reads in sub_questions.py, numbers in
-evidence_evaluation.py, the reader in reader.py.
 """
 
 import math
@@ -97,6 +94,7 @@ from common.evidence import (
     text_of,
     training_state,
 )
+from common.evidence_authors import action_returns, candidate_baselines
 from common.evidence_evaluation import (
     PATHS,
     RATIOS,
@@ -117,6 +115,7 @@ from common.page.evidence import sample_record, show_path
 from common.reader import answers_of, evaluate_answers, reader_losses
 from common.rollout import stable_seed
 from common.sub_questions import evaluate_approximations, rows_of, sub_question_input
+from common.supervised import EVERY, log_steps, updates
 
 # ---------------------------------------------------------------- config
 
@@ -191,6 +190,7 @@ class Config(flags.Flags):
     grad_clip: float = 1.0          # largest norm of the gradient
     micro_tokens: int = 16384       # tokens a forward pass; memory only
     precision: Literal["fp32", "bf16"] = "fp32"     # of products; bf16 = autocast | ours
+    save_every: int = 1             # steps between checkpoints, which are small here | ours
     correlate: int = 1000           # questions whose p and reward are correlated, of 10 paths each | sec. 4.4
 
     # ---- asking
@@ -230,7 +230,6 @@ WORLD = dict(
     mini_batch=48,
     lr=4e-4,
     correlate=100,
-    save_every=1,
     qap_steps=1600,
     sqg_steps=1600,
     question_batch=16,
@@ -549,16 +548,10 @@ def forced_questions(policy, cases, mode):
 # ---------------------------------------------------------------- credit
 
 def returns_of(path, cfg):
-    """R of every action: the path's reward; with --returns action that of the evidence after it, as the
-    authors' code has it (no bonus for submitting)."""
-    if cfg.returns == "path":
-        return [path.reward] * len(path.actions)
-    no_bonus = replace(cfg, bonus=0.0)
-    found = []
-    for t, action in enumerate(path.actions):
-        steps = path.steps[: path.first + t + 1]
-        found.append(path_reward(path.case, steps, no_bonus if action == SUBMIT else cfg))
-    return found
+    """R of every action: the path's reward."""
+    if cfg.returns == "action":
+        return action_returns(path, cfg, path_reward)
+    return [path.reward] * len(path.actions)
 
 
 def baselines(policy, paths, min_others, *seed):
@@ -604,27 +597,11 @@ def baselines(policy, paths, min_others, *seed):
     return found
 
 
-def candidate_baselines(policy, paths):
-    """b(s) of the authors' code: mean over actions, weighed by pi(a|s), of the reward of the greedy path
-    after it; with --returns action, as it runs there, of the evidence after it. Asking is left out."""
-    states = list(dict.fromkeys(s for p in paths for s in p.states()))
-    starts, weights = [], []
-    for state, (actions, logprobs) in zip(states, policy_of(policy, states), strict=True):
-        for a, x in zip(actions, logprobs, strict=True):
-            if a != ASK:
-                start = SearchPath(*state, len(state[1]))
-                starts.append(start.after(a, x))
-                weights.append((state, math.exp(x)))
-    if policy.cfg.returns == "path":
-        returns = [p.reward for p in finish_paths(policy, starts, best)]
-    else:
-        returns = [returns_of(p, policy.cfg)[0] for p in starts]
-    value, total = dict.fromkeys(states, 0.0), dict.fromkeys(states, 0.0)
-    for (state, weight), r in zip(weights, returns, strict=True):
-        value[state] += weight * r
-        total[state] += weight
-    baseline = {s: value[s] / total[s] for s in states}
-    return [[baseline[s] for s in p.states()] for p in paths]
+def returns_after(policy, starts):
+    """For the authors' baseline: the return of the greedy path from each start, or of its one action."""
+    if policy.cfg.returns == "action":
+        return [returns_of(p, policy.cfg)[0] for p in starts]
+    return [p.reward for p in finish_paths(policy, starts, best)]
 
 
 def advantages_of(policy, paths, cfg, *seed):
@@ -632,7 +609,7 @@ def advantages_of(policy, paths, cfg, *seed):
     if cfg.baseline == "none":
         values = [[0.0] * len(p.actions) for p in paths]
     elif cfg.baseline == "candidates":
-        values = candidate_baselines(policy, paths)
+        values = candidate_baselines(paths, partial(policy_of, policy), partial(returns_after, policy))
     else:
         values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
     found = []
@@ -821,51 +798,19 @@ RATES = {  # fields of learning rate and warm-up; the others: those of the super
     "qap": ("question_lr", ""),
     "sqg": ("question_lr", ""),
 }
-EVERY = 25  # supervised updates a step of the log, and of a validation loss
-VALIDATED = 4  # batches of a validation loss
 
 
 def supervise(cfg, folder, learner, stage, losses, validation, evaluate_now):
-    """--<stage>-steps updates, linear warm-up and half a cosine. losses(rng): of an update; each has a random
-    generator of its own. validation(rng): of questions that are not trained on, None = there are none."""
+    """--<stage>-steps updates. losses(rng): of one; each has a random generator of its own. validation(rng):
+    of questions that are not trained on, None = there are none."""
     lr, warmup = RATES.get(stage, ("supervised_lr", "supervised_warmup"))
-    lr, warmup = getattr(cfg, lr), getattr(cfg, warmup, 0)
-    updates = getattr(cfg, f"{stage}_steps")
-    logged = replace(cfg, steps=rows_of_log(updates), show_every=0)
-    optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
-    state = {"updates": None}  # made so far: a run may go on with more after a step of fewer
-    for step, row in loop.steps(
-        logged, folder, learner, optimizer, PRETRAIN_METRICS, state, evaluate_now, label=f"{stage} | "
+    rates = getattr(cfg, lr), getattr(cfg, warmup, 0)
+    for meter, rng in updates(
+        cfg, folder, learner, stage, rates, PRETRAIN_METRICS, evaluate_now, validation
     ):
-        meter = training.Meter()
-        begin = state["updates"]
-        if begin is None:
-            begin = (step - 1) * EVERY
-        state["updates"] = min(step * EVERY, updates)
-        for number in range(begin, state["updates"]):
-            training.set_lr(optimizer, training.cosine_lr(number, updates, lr, warmup=warmup))
-            rng = random.Random(stable_seed(cfg.seed, stage, number))
-            for loss, judged, right in losses(rng):
-                loss.backward()
-                meter.add(loss, {"tokens": judged, "right_sum": right})
-            meter.step(learner.model, optimizer, cfg.grad_clip, ())  # (no batches are kept)
-        row |= meter.means()
-        if meter.total.get("tokens"):  # nothing, where no update was finite
-            row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
-        if validation:
-            row["pretrain/validation_loss"] = validation_loss(validation, cfg.seed)
-
-
-@torch.no_grad()
-def validation_loss(losses, seed):
-    """Mean loss of the same few batches each time."""
-    rng = random.Random(stable_seed(seed, "validation"))
-    total = sum(loss.item() for _ in range(VALIDATED) for loss, _, _ in losses(rng))
-    return total / VALIDATED
-
-
-def rows_of_log(updates):
-    return -(-updates // EVERY)
+        for loss, judged, right in losses(rng):
+            loss.backward()
+            meter.add(loss, {"tokens": judged, "right_sum": right})
 
 
 def train(cfg, folder, policy, cases, evaluate_now):
@@ -986,8 +931,7 @@ def run_stage(cfg, stage, split, evals):
     folder = open_stage(cfg, stage)
     sets = sets_of(cfg, stage, evals)
     samples = stage in ("ppo", "joint")
-    updates = getattr(cfg, f"{stage}_steps", 0)  # none of eval
-    steps = cfg.steps if samples else rows_of_log(updates)
+    steps = cfg.steps if samples else log_steps(getattr(cfg, f"{stage}_steps", 0))  # none of eval
     if folder.is_done(steps, sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)

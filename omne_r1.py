@@ -346,8 +346,9 @@ def refusal(action, graph_type):
 
 def judge(trajectory, question, cfg, lost=False):
     """Fills info. "em" is the paper's accuracy (sec. 4.1.2): the same string but for blanks around it.
-    "format": share of the rounds in the right form; "repetitions": calls made before (sec. 3.5); "lost":
-    ended by a tool's server, so that nothing is learned from it (ours)."""
+    "format": share of the rounds in the right form; "repetitions": calls written before (sec. 3.5), also by
+    the one too many that no tool answers; "lost": ended by a tool's server, so that nothing is learned from
+    it (ours)."""
     *earlier, last = trajectory.turns
     right_form = [round_is_right(turn.text, cfg.think, last=False) for turn in earlier]
     right_form.append(round_is_right(last.text, cfg.think, last=True))

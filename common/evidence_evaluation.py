@@ -130,8 +130,8 @@ def correlation(paths, size, *seed):
     """Spearman's correlation of p(tau) and reward over `size` sampled paths of each question (sec. 4.4).
 
     {"spearman": its mean over questions whose paths differ in both, with spearman_low and spearman_high, an
-    interval over these questions, "spearman_questions": their share (the others have none), "ranks": how often
-    each pair of ranks came, (size, size)}."""
+    interval over these questions, "spearman_questions": their share (the others have none), "ranks": how
+    often each pair of ranks came, (size, size)}."""
     from scipy.stats import spearmanr
 
     found, counts = [], [[0] * size for _ in range(size)]
@@ -222,8 +222,8 @@ def offered_gold(case, candidates_of, taken=()):
 def evaluate_ranking(encoder, split, cfg):
     """How gold is ranked when nothing was taken yet: em = the best sentence is gold, f1 = share of the gold
     among the candidates (so neither is the evidence's), percentile of the best gold. recall_at: share of the
-    missing gold among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given; recall_intervals: (mean, low,
-    high) over questions, among the candidates."""
+    missing gold among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given; recall_intervals: (mean,
+    low, high) over questions, among the candidates."""
     rows, recall_at, intervals = [], {}, {}
     for given in (0, 1, 2):
         recall, among_candidates = [], []

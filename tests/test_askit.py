@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ from common.evidence_evaluation import correlation, evaluate_ranking, offered_go
 from common.evidence_models import load_encoder, load_policy
 from common.evidence_stages import checkpoint_of
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
+from common.supervised import VALIDATED, validation_loss
 from common.world import tiny_bert
 
 CFG = askit.parse_args([])
@@ -141,20 +143,25 @@ def test_where_paths_are_few_fresh_ones_are_sampled_from_the_state(monkeypatch):
     assert [p.actions for p in paths] == [p.actions for p in three_paths()]    # nothing else is learned from
 
 
+def authors_baselines(policy, paths):
+    after = partial(askit.returns_after, policy)
+    return askit.candidate_baselines(paths, partial(askit.policy_of, policy), after)
+
+
 def test_other_baselines_and_returns_of_the_authors_code_by_hand(toy):
     c, policy = case(3, (0,)), toy(4, replace(CFG, max_evidence=1))
     actions, logprobs = policy.of([(c, ())])[0]
     ends = {SUBMIT: 0.0, 0: 2.0, 1: 0.0, 2: 0.0}              # after one sentence the search is full
     value = sum(math.exp(x) * ends[a] for a, x in zip(actions, logprobs, strict=True))
     paths = [path(c, 0, SUBMIT, reward=2.0)]
-    assert askit.candidate_baselines(policy, paths)[0] == pytest.approx([value, 2.0])
+    assert authors_baselines(policy, paths)[0] == pytest.approx([value, 2.0])
     long = path(case(), 0, 1, 2, SUBMIT, reward=.8)
     assert askit.returns_of(long, CFG) == [.8] * 4
     code = replace(CFG, returns="action", max_evidence=1)
     policy.cfg = code                                           # the evidence after each action
     after = {SUBMIT: 0.0, 0: 2.0, 1: 0.0, 2: 0.0}
     value = sum(math.exp(x) * after[a] for a, x in zip(actions, logprobs, strict=True))
-    assert askit.candidate_baselines(policy, paths)[0] == pytest.approx([value, 1.0])   # none for submitting
+    assert authors_baselines(policy, paths)[0] == pytest.approx([value, 1.0])   # none for submitting
     one = askit.returns_of(long, replace(CFG, returns="action"))
     assert one == pytest.approx([2 / 3, .5, .8, .8])          # F1 after each action; none knows how it ends
     whole = askit.returns_of(path(case(), 0, 2, SUBMIT), replace(CFG, returns="action"))
@@ -743,7 +750,7 @@ def test_the_validation_loss_is_of_questions_that_are_not_trained_on(whole, monk
         yield torch.tensor(1.0, requires_grad=True), 1, 1
         yield torch.tensor(2.0), 1, 1
 
-    assert askit.validation_loss(losses, 0) == askit.validation_loss(losses, 0) == 3   # a batch in two parts
+    assert validation_loss(losses, 0) == validation_loss(losses, 0) == 3   # a batch in two parts
     assert seen[:2] == seen[2:] and len(set(seen)) == 2                       # the same batches each time
     c = [case() for _ in range(5)]
     assert evidence.kept_apart(c, 2) == (c[:3], c[3:]) and evidence.kept_apart(c, 0) == (c, [])
