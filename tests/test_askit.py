@@ -26,6 +26,7 @@ from common import (
     loop,
     metrics,
     report,
+    supervised,
     training,
     world,
 )
@@ -35,7 +36,6 @@ from common.evidence_evaluation import correlation, evaluate_ranking, offered_go
 from common.evidence_models import load_encoder, load_policy
 from common.evidence_stages import checkpoint_of
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
-from common.supervised import VALIDATED, validation_loss
 from common.world import tiny_bert
 
 CFG = askit.parse_args([])
@@ -743,14 +743,14 @@ def test_joint_training_goes_on_in_the_middle_of_learning_when_to_ask(whole, mon
 
 def test_the_validation_loss_is_of_questions_that_are_not_trained_on(whole, monkeypatch):
     seen = []
-    monkeypatch.setattr(askit, "VALIDATED", 2)
+    monkeypatch.setattr(supervised, "VALIDATED", 2)
 
     def losses(rng):
         seen.append(rng.random())
         yield torch.tensor(1.0, requires_grad=True), 1, 1
         yield torch.tensor(2.0), 1, 1
 
-    assert validation_loss(losses, 0) == validation_loss(losses, 0) == 3   # a batch in two parts
+    assert supervised.validation_loss(losses, 0) == supervised.validation_loss(losses, 0) == 3   # a batch in two parts
     assert seen[:2] == seen[2:] and len(set(seen)) == 2                       # the same batches each time
     c = [case() for _ in range(5)]
     assert evidence.kept_apart(c, 2) == (c[:3], c[3:]) and evidence.kept_apart(c, 0) == (c, [])
