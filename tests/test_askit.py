@@ -750,7 +750,8 @@ def test_the_validation_loss_is_of_questions_that_are_not_trained_on(whole, monk
         yield torch.tensor(1.0, requires_grad=True), 1, 1
         yield torch.tensor(2.0), 1, 1
 
-    assert supervised.validation_loss(losses, 0) == supervised.validation_loss(losses, 0) == 3   # a batch in two parts
+    # a batch in two parts
+    assert supervised.validation_loss(losses, 0) == supervised.validation_loss(losses, 0) == 3
     assert seen[:2] == seen[2:] and len(set(seen)) == 2                       # the same batches each time
     c = [case() for _ in range(5)]
     assert evidence.kept_apart(c, 2) == (c[:3], c[3:]) and evidence.kept_apart(c, 0) == (c, [])
