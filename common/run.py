@@ -66,6 +66,7 @@ ERRORS = (
     data.DataError, kg.GraphError, retriever.RetrieverError, models.ModelError, chat.TemplateError,
     RunError, OSError)
 FREE_ON_RESUME = (
+    "cache_gb",  # a run that was killed for its memory goes on with less
     "steps", "eval_every", "save_every", "show_every", "log", "resume", "out",
     "search_timeout", "search_retries")
 opened = []  # the folders of this process, for what Ctrl-C says

@@ -186,7 +186,7 @@ def test_a_killed_run_resumes_to_the_same_metrics(tmp_path):
     assert 2 <= len(read_jsonl(metrics)) < 5
     saved = checkpoint.read_state(checkpoint.find(tmp_path / "at2po/killed/checkpoint"))["step"]
     assert saved >= len(read_jsonl(metrics)) - 1  # at most the current step is lost
-    run(tmp_path, "--steps", 5, "--name", "killed", "--resume")
+    run(tmp_path, "--steps", 5, "--name", "killed", "--resume", "--cache-gb", 2)  # perhaps it was its memory
     run(tmp_path, "--steps", 5, "--name", "whole")
     assert rows(metrics) == rows(tmp_path / "at2po/whole/metrics.jsonl")
 
