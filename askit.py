@@ -548,7 +548,7 @@ def forced_questions(policy, cases, mode):
 # ---------------------------------------------------------------- credit
 
 def returns_of(path, cfg):
-    """R of every action: the path's reward."""
+    """R of every action: the path's reward; with --returns action that of the evidence after it."""
     if cfg.returns == "action":
         return action_returns(path, cfg, path_reward)
     return [path.reward] * len(path.actions)
