@@ -51,8 +51,9 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
                       alone is the coarse query of the next step, the policy's text keeps it
     "+ sub-questions" code: where the policy would not submit, a sub-question takes the question's place in a
                       search whose finds are all kept; the asker reads evidence with blanks between all
-                      letters. Ours: without those blanks (replace); beside it the sub-question as coarse
-                      query for one sentence, and behind the evidence in the policy's text (append)
+                      letters. Ours: without those blanks (--ask-mode replace); beside it the sub-question
+                      as coarse query for one sentence, and behind the evidence in the policy's
+                      text (--ask-mode append)
 
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
@@ -201,6 +202,9 @@ class Config(flags.Flags):
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
     # what a sub-question is trained to say: the approximation of the evidence found (paper) or missing
     sqg_target: Literal["prefix", "suffix"] = "suffix"
+    # what sqg is evaluated in, where a sub-question is asked before every sentence: in place of the question
+    # (the authors' search, the paper's naive one), behind the evidence (ours), or one after the other
+    ask_mode: Literal["both", "replace", "append"] = "both"
     ask_steps: int = 1000           # joint: supervised updates that teach when to ask | ours
     max_questions: int = 2          # sub-questions a search may ask | ours
     question_cost: float = .02      # of the reward, a sub-question | ours

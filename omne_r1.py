@@ -56,7 +56,7 @@ Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (
 "70k" are 73,627 in Table 1.
 
     python omne_r1.py                          embedded world, all stages; 25 minutes
-    python omne_r1.py --sweep weights                 then: Table 5 (modes: Table 4, hops: Table 3)
+    python omne_r1.py --weights 1,.8,.2,.1,.05,.01,.001,0     then: Table 5 (--modes: 4, --train-hops each: 3)
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/              the paper's setting; not run
@@ -126,11 +126,14 @@ class Config(flags.PolicyFlags):
     # what to do; all = the base model, ppo, then sft and rl with and without thoughts
     stage: Literal["all", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # thoughts, or the template's empty block in their place | sec. 3.4.1
-    # a table of the paper: 5, stage 2 at each of --weights; 4, with adapters or without, with thoughts or
-    # without; 3, stage 1 on 1/2 hops, 3 and more, both
-    sweep: Literal["", "weights", "modes", "hops"] = ""
-    weights: str = "1,.8,.2,.1,.05,.01,.001,0"  # of --sweep weights | Table 5
     seeds: int = 1                  # runs of everything, with seeds from --seed on
+
+    # ---- tables of the paper, one at a time
+    ladder: bool = False            # the same as --stage all | Table 8
+    weights: str = ""               # stage 2 at each of these, 1,.8,.2,.1,.05,.01,.001,0 | Table 5
+    modes: bool = False             # stage 2: adapters or full weights, thoughts or none | Table 4
+    # training questions' hops: 1/2, 3 and more, both; each = a stage 1 on each of these | Table 3
+    train_hops: Literal["mix", "12", "3", "each"] = "mix"
 
     # ---- graphs and tools
     # graphs by their types: NAME=FILE,NAME=FOLDER, one file, a folder of graphs, or http://HOST:PORT
@@ -156,7 +159,6 @@ class Config(flags.PolicyFlags):
     # ---- questions (sec. 2)
     # training questions: a file that --stage synthesize made, or of such rows; empty = this run's own
     data: str = ""
-    hops: Literal["mix", "12", "3"] = "mix"     # of training questions: 1/2, 3 and more, both | Table 3
     # who finds paths and words questions: an OpenAI-compatible chat endpoint (key: OPENAI_API_KEY), or
     # "template", which needs no model
     teacher: str = "template"
@@ -401,14 +403,21 @@ def pattern_of(calls, answer):
     return "".join(letters) + ("a" if answer is not None else "-")
 
 
-def rollouts(policy, tools, questions, cfg, *seed):
-    """group_size trajectories a question, all played at once; each depends on its own seed alone."""
+def rollouts(policy, tools, questions, cfg, *seed, ended=None):
+    """group_size trajectories a question, all played at once; each depends on its own seed alone.
+    ended(trajectory, question): told of each as soon as it is there."""
     search = rollout.BatchedSearch(tools)
+
+    async def one(question, path, own):
+        trajectory = await play(policy, search, question, path, cfg, own, cfg.temperature)
+        if ended:
+            ended(trajectory, question)
+        return trajectory
+
     agents = []
     seeds = rollout.question_seeds(questions, cfg.seed, *seed)
     for q, own in zip(questions, seeds, strict=True):
-        for k in range(cfg.group_size):
-            agents.append(play(policy, search, q, f"chain{k}", cfg, own, cfg.temperature))
+        agents += [one(q, f"chain{k}", own) for k in range(cfg.group_size)]
     return rollout.run_agents(agents, policy.engine, search)
 
 
@@ -608,31 +617,30 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
 
 def sampled_rows(cfg, policy, place, file):
     """(a) ShareGPT rows of stage 1's trajectories with reward 1, one a question. file keeps what was sampled,
-    {"id", "row": None where it was not right}; it is gone on with after a kill. Every rank samples its part
-    and has all rows; rank 0 writes."""
+    {"id", "row": None where it was not right}, a trajectory as soon as it ends; it is gone on with after a
+    kill. Every rank samples its part and has all rows; rank 0 writes."""
     lines = Lines(file) if distributed.rank() == 0 else None
     known = distributed.gather(lines.rows if lines else [])
+    row_of = {line["id"]: line["row"] for line in known}
+
+    def keep(trajectory, question):
+        if trajectory.info["lost"] or question.id in row_of:  # what is lost the next call plays again
+            return
+        row_of[question.id] = right_row(trajectory, question)
+        if lines:
+            lines.add({"id": question.id, "row": row_of[question.id]})
+
     policy.engine.sync(policy.model)
     order = stable_seed(cfg.seed, "sft")
     questions = random.Random(order).sample(place.questions, len(place.questions))
-    sampled = {line["id"] for line in known}
-    rows = [line["row"] for line in known if line["row"]]
     one = replace(cfg, group_size=1)
     with Progress("trajectories of stage 1") as progress:
         for start in range(0, len(questions), 128):
-            batch = [q for q in questions[start:start + 128] if q.id not in sampled]
-            done = rollouts(policy, place.tools, batch, one, "sft")
+            batch = [q for q in questions[start:start + 128] if q.id not in row_of]
+            done = rollouts(policy, place.tools, batch, one, "sft", ended=keep)
             for t, q in zip(done, batch, strict=True):
-                if t.info["lost"]:
-                    continue  # the next call plays it again
-                row = None
-                if t.info["em"] == 1 and not t.info["problem"]:
-                    said = [turn.text for turn in t.turns]
-                    shown = [turn.observation for turn in t.turns[:-1]]
-                    row = sharegpt_row(q, said, shown, "sampled")
-                    rows.append(row)
-                if lines:
-                    lines.add({"id": q.id, "row": row})
+                keep(t, q)  # those of other ranks
+            rows = [row_of[q.id] for q in questions if row_of.get(q.id)]
             progress(min(len(rows), cfg.sft_sampled), cfg.sft_sampled)
             if len(rows) >= cfg.sft_sampled:
                 break
@@ -640,6 +648,15 @@ def sampled_rows(cfg, policy, place, file):
         lines.close()
     policy.engine.sleep()
     return rows[:cfg.sft_sampled]
+
+
+def right_row(trajectory, question):
+    """The ShareGPT row of a trajectory that is right in answer and form; None of any other."""
+    if trajectory.info["em"] != 1 or trajectory.info["problem"]:
+        return None
+    said = [turn.text for turn in trajectory.turns]
+    shown = [turn.observation for turn in trajectory.turns[:-1]]
+    return sharegpt_row(question, said, shown, "sampled")
 
 
 def template_rows(cfg, place, writer, progress):
@@ -660,7 +677,7 @@ def sft_rows(cfg, place):
         return conversations.read_file(cfg.sft_data)
     folder = graph_stages.path_of(cfg, "sft-data")
     if not conversations.are_made(cfg, folder):
-        place = replace(place, questions=[q for q in place.questions if has_hops(q, cfg.hops)])
+        place = replace(place, questions=[q for q in place.questions if has_hops(q, cfg.train_hops)])
         rows = []
         if cfg.sft_sampled:
             source = graph_stages.checkpoint_of(cfg, "stage1", "sft (--sft-sampled)")
@@ -837,8 +854,8 @@ class Job:
 
 
 def reproduce(cfg):
-    """The stages of --stage or --sweep for every seed, each in a run folder of its own. What can be refused
-    without reading data is refused first."""
+    """The stages of --stage or of a table for every seed, each in a run folder of its own. What can be
+    refused without reading data is refused first."""
     if cfg.score:
         return score_answers(cfg.score, Judge(cfg.judge, cfg.judge_model))
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
@@ -865,18 +882,19 @@ def reproduce(cfg):
 
 
 def jobs_of(cfg):
-    """What --stage and --sweep ask for, in order."""
-    if cfg.sweep == "weights":
+    """What is asked for, in order."""
+    table = omne_tables.sweep(cfg)
+    if table == "weights":
         return [Job(f"sft-w{float(w):g}", "sft", replace(cfg, think="on", think_weight=float(w)))
                 for w in cfg.weights.split(",")]
-    if cfg.sweep == "modes":
+    if table == "modes":
         own = 8 if cfg.sft_lora in ("auto", 0) else cfg.sft_lora
         return [Job(f"sft-{size}-{mode}", "sft", replace(cfg, think=think, sft_lora=rank, think_weight=1.0))
                 for size, rank in (("lora", own), ("full", 0))
                 for mode, think in (("no-think", "off"), ("think", "on"))]
-    if cfg.sweep == "hops":
+    if table == "hops":
         on = replace(cfg, think="on")
-        return [Job(f"stage1-{hops}", "ppo", replace(on, hops=hops)) for hops in ("12", "3", "mix")]
+        return [Job(f"stage1-{hops}", "ppo", replace(on, train_hops=hops)) for hops in ("12", "3", "mix")]
     if cfg.stage == "all":
         on = replace(cfg, think="on")
         jobs = [Job("base", "eval", on), Job("stage1", "ppo", on)]
@@ -930,9 +948,9 @@ def run_job(job, place, evals):
             call_records.keep_learned(folder, policy, found, label)
             train_sft(cfg, folder, policy, found, evaluate_now)
         elif trains:
-            asked = [q for q in place.questions if has_hops(q, cfg.hops)]
+            asked = [q for q in place.questions if has_hops(q, cfg.train_hops)]
             if not asked:
-                raise data.DataError(f"--hops {cfg.hops}: no training question has so many")
+                raise data.DataError(f"--train-hops {cfg.train_hops}: no training question has so many")
             train(cfg, kind, folder, policy, source, replace(place, questions=asked), evaluate_now)
         results = run.evaluate_all(cfg, folder, policy, evals, score)
         if job.label == "base":
@@ -979,7 +997,9 @@ def check(cfg):
     for name in ("gamma", "lam"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
-    flags.check_numbers("weights", cfg.weights)
+    if cfg.weights:
+        flags.check_numbers("weights", cfg.weights)
+    omne_tables.check(cfg)
     if cfg.format_score == "graded" and cfg.think == "off":
         flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
     if cfg.train_layers and any(job.kind == "sft" and job.cfg.sft_lora for job in jobs_of(cfg)):

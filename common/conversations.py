@@ -19,8 +19,8 @@ from common.synthesis_files import Answers
 TEACHERS = 8  # requests at a time
 FIELDS = ("id", "graph_type", "question")
 MAKES_ROWS = (
-    "sft_sampled", "sft_templates", "teacher", "teacher_model", "seed", "hops", "graph", "data", "matches",
-    "max_edges", "max_words", "max_calls", "max_turn", "temperature")
+    "sft_sampled", "sft_templates", "teacher", "teacher_model", "seed", "train_hops", "graph", "data",
+    "matches", "max_edges", "max_words", "max_calls", "max_turn", "temperature")
 
 
 def read_file(file):

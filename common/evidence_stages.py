@@ -12,10 +12,11 @@ from common.evidence_models import load_encoder, load_policy, load_reader, load_
 from common.files import read_json, say
 
 BEFORE = {"ppo": "supervised", "joint": "supervised", "eval": "ppo", "qap": "ppo", "sqg": "ppo"}
+FORCED = ("replace", "append")  # what --ask-mode chooses from
 SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
     "coarse": ("ranking", "bm25", "coarse", "oracle"),
     "qap": ("greedy",),
-    "sqg": ("replace", "append"),
+    "sqg": FORCED,
     "reader": ("greedy",),
 }
 COLUMNS = {
@@ -51,12 +52,15 @@ def checkpoint_of(cfg, stage):
 
 def sets_of(cfg, stage, evals):
     """The evaluation sets, once for each way that a stage searches them, under the name of their file."""
+    searches = SEARCHES.get(stage, ("greedy", "beam"))
+    if searches == FORCED and cfg.ask_mode != "both":
+        searches = (cfg.ask_mode,)
     endings = {"greedy": "", "ranking": "", "beam": f"-beam{cfg.beam}"}
     found = []
     for e in evals:
         if not e.cases:  # without labels
             continue
-        for search in SEARCHES.get(stage, ("greedy", "beam")):
+        for search in searches:
             name = e.name + endings.get(search, f"-{search}")
             found.append(Questions(name, e.cases, search))
     return found

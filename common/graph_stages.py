@@ -6,7 +6,8 @@ from common import checkpoint, run
 from common import model as models
 
 FREE = (
-    *run.FREE_ON_RESUME, "stage", "seeds", "sweep", "weights", "judge", "judge_model", "curve_questions")
+    *run.FREE_ON_RESUME,
+    "stage", "seeds", "ladder", "modes", "weights", "judge", "judge_model", "curve_questions")
 TRAINING = ("ppo", "sft", "rl")
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common import graph_stages, report
+from common import flags, graph_stages, report
 from common.curves import draw_curves
 from common.files import read_jsonl, say, table, write_json
 from common.ladder import minus, over_seeds
@@ -57,9 +57,32 @@ def printed(label, name):
     return PAPER[label][place] if label in PAPER and place is not None else ""
 
 
+def sweep(cfg):
+    """Which table is asked for: "weights", "modes", "hops", or "", the ladder's."""
+    if cfg.weights:
+        return "weights"
+    return "modes" if cfg.modes else "hops" if cfg.train_hops == "each" else ""
+
+
+def check(cfg):
+    """Refuses two tables at once, and a table of one stage."""
+    asked = [name for name in ("ladder", "modes", "weights") if getattr(cfg, name)]
+    if cfg.train_hops == "each":
+        asked.append("train_hops")
+    if not asked:
+        return
+    first, *others = asked
+    for name in others:
+        flags.refuse(name, getattr(cfg, name), f"not with --{first}: one table at a time")
+    if cfg.eval_only or cfg.stage != "all":
+        one = "--eval-only" if cfg.eval_only else f"--stage {cfg.stage}"
+        value = getattr(cfg, first)
+        flags.refuse(first, value, f"not with {one}: a table has stages of its own")
+
+
 def labels_of(cfg, own):
     """The rows of a table: those of a sweep, or the ladder's."""
-    return ["base", *own] if cfg.sweep else list(dict.fromkeys([*LADDER, *own]))
+    return ["base", *own] if sweep(cfg) else list(dict.fromkeys([*LADDER, *own]))
 
 
 def show_table(cfg, own, path_of):
@@ -67,7 +90,8 @@ def show_table(cfg, own, path_of):
 
     own: labels of the stages that were run. path_of(label): the folder of one, or where the table goes."""
     folders = {label: path_of(label) for label in labels_of(cfg, own)}
-    path = path_of(cfg.sweep) if cfg.sweep else Path(cfg.out) / "omne_r1" / cfg.name
+    name = sweep(cfg)
+    path = path_of(name) if name else Path(cfg.out) / "omne_r1" / cfg.name
 
     def paper(label, sets):
         return printed(label, sets[0]) if len(sets) == 1 else ""
@@ -75,10 +99,10 @@ def show_table(cfg, own, path_of):
     title = f"Omne-R1 {cfg.name} (paper: accuracy, Qwen3-14B; stage 1: Qwen2.5-14B-Instruct)"
     first = "base" if folders["base"].exists() else own[0]
     report.stage_table(path, title, folders, first, paper, COLUMNS, means=False)
-    if cfg.sweep in ("weights", "modes"):  # Figures 2 and 3
+    if name in ("weights", "modes"):  # Figures 2 and 3
         losses = {label: read_jsonl(folders[label] / "metrics.jsonl") for label in own}
         panels = {"weighted loss": {"train/loss": "loss"}}
-        draw_curves(losses, f"{path}-losses.png", f"Omne-R1 {cfg.name}: stage 2, {cfg.sweep}", panels)
+        draw_curves(losses, f"{path}-losses.png", f"Omne-R1 {cfg.name}: stage 2, {name}", panels)
 
 
 def show_seeds(configs, own):
@@ -105,7 +129,7 @@ def show_seeds(configs, own):
                 base_ems = [result["summary"]["em"] for result in base]
                 row[5:] = signed(gain), minus(ems, base_ems)
             rows.append(row)
-    named = first.name, "to", last.name, first.sweep
+    named = first.name, "to", last.name, sweep(first)
     path = Path(first.out) / "omne_r1" / "-".join(filter(None, named))
     table("Omne-R1 over seeds: 95 % intervals (paper: accuracy, Qwen3-14B)", header, rows)
     write_json(f"{path}-table.json", {"header": header, "rows": rows})

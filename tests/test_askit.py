@@ -34,7 +34,7 @@ from common.checkpoint import ModelError
 from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestion
 from common.evidence_evaluation import correlation, evaluate_ranking, offered_gold, redundant
 from common.evidence_models import load_encoder, load_policy
-from common.evidence_stages import checkpoint_of
+from common.evidence_stages import checkpoint_of, sets_of
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
 from common.world import tiny_bert
 
@@ -676,6 +676,15 @@ def test_a_run_elsewhere_is_gone_on_from_by_its_path(whole, tmp_path):
     assert checkpoint_of(cfg, "ppo") == checkpoint.find(whole / "whole-ppo/checkpoint")
     with pytest.raises(ModelError, match="run --stage nothing first"):
         checkpoint_of(cfg, "nothing")
+
+
+@pytest.mark.parametrize("mode, ends", [
+    ("both", ["test-replace", "test-append"]), ("replace", ["test-replace"]), ("append", ["test-append"])])
+def test_ask_mode_chooses_how_sub_questions_are_evaluated(mode, ends):
+    evals = [Questions("test", [case()])]
+    cfg = askit.parse_args(["--data", "world", "--ask-mode", mode])
+    assert [q.name for q in sets_of(cfg, "sqg", evals)] == ends
+    assert [q.name for q in sets_of(cfg, "ppo", evals)] == ["test", "test-beam4"]
 
 
 def test_a_coarse_stage_of_another_encoder_is_refused(whole, tmp_path):

@@ -570,13 +570,17 @@ def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(to
     questions = [asked(id=str(i)) for i in range(300)]
     calls = []
 
-    def rollouts(policy, tools, batch, cfg, *seed):
-        calls.append([q.id for q in batch])
-        if len(calls) == 2:
-            raise KeyboardInterrupt
+    def rollouts(policy, tools, batch, cfg, *seed, ended):
         kinds = [played(MATCH, NODE, ANSWER), played(MATCH, ANSWER, answer="Torin"),
                  played("x " + MATCH, ANSWER)]
-        return [kinds[int(q.id) % 3] for q in batch]
+        done = {}
+        calls.append(done)
+        for q in sorted(batch, key=lambda q: int(q.id)):  # in another order than that of the batch
+            if len(calls) == 2 and len(done) == 50:
+                raise KeyboardInterrupt
+            done[q.id] = kinds[int(q.id) % 3]
+            ended(done[q.id], q)
+        return [done[q.id] for q in batch]
 
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
     engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
@@ -591,8 +595,13 @@ def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(to
     assert len(made) == 100 and {int(row["id"]) % 3 for row in made} == {0}
     said = [m["value"] for m in made[0]["conversations"]]
     assert said == ["Who is it?", MATCH, "seen", NODE, "seen", ANSWER]
-    played_ids = [i for n, ids in enumerate(calls) for i in ids if n != 1]
-    assert sorted(played_ids) == sorted(q.id for q in questions)  # (the interrupted batch anew, no other)
+    played_ids = [i for ids in calls for i in ids]
+    assert len(calls[1]) == 50 and sorted(played_ids) == sorted(q.id for q in questions)  # none anew
+    calls.clear()
+    (tmp_path / "sampled.jsonl").unlink()
+    calls.append({})
+    calls.append({})
+    assert sampled() == made  # in the order of the questions, whatever was cut
 
 
 def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
@@ -896,7 +905,7 @@ def test_the_whole_ladder_and_its_table(tmp_path, policy_folder):
     assert set(summary["by_type"]) == set(graphs.DOMAINS) and summary["patterns"]
     standard = table["header"].index("standard pattern")
     assert all(re.fullmatch(r"0\.\d{3} \[0\.\d{3}, \d\.\d{3}\]", row[standard]) for row in table["rows"])
-    omne_r1.main([*args, "--name", "all", "--sweep", "weights", "--weights", ".001"])
+    omne_r1.main([*args, "--name", "all", "--weights", ".001"])
     assert json.loads((base / "all-sft-w0.001/config.json").read_text())["think_weight"] == .001
     sweep = json.loads((base / "all-weights-table.json").read_text())
     paper = sweep["header"].index("paper")
@@ -922,15 +931,29 @@ def test_seeds_have_a_table_beside_the_papers(tmp_path):
 
 
 def test_sweeps_are_the_rows_of_their_tables():
-    def jobs(sweep):
-        return omne_r1.jobs_of(omne_r1.replace(CFG, sweep=sweep))
+    def jobs(**table):
+        return omne_r1.jobs_of(omne_r1.replace(CFG, **table))
 
-    assert [j.cfg.think_weight for j in jobs("weights")] == [1, .8, .2, .1, .05, .01, .001, 0]
-    assert len({j.label for j in jobs("weights")}) == 8
-    modes = [(j.cfg.sft_lora, j.cfg.think) for j in jobs("modes")]
+    weights = jobs(weights="1,.8,.2,.1,.05,.01,.001,0")
+    assert [j.cfg.think_weight for j in weights] == [1, .8, .2, .1, .05, .01, .001, 0]
+    assert len({j.label for j in weights}) == 8
+    modes = [(j.cfg.sft_lora, j.cfg.think) for j in jobs(modes=True)]
     assert modes == [(8, "off"), (8, "on"), (0, "off"), (0, "on")]
-    assert [(j.label, j.cfg.hops) for j in jobs("hops")] == [
+    assert [(j.label, j.cfg.train_hops) for j in jobs(train_hops="each")] == [
         ("stage1-12", "12"), ("stage1-3", "3"), ("stage1-mix", "mix")]
+    assert [j.label for j in jobs(ladder=True)] == omne_tables.LADDER
+
+
+@pytest.mark.parametrize("args, words", [
+    ("--modes --weights .1,0", "--weights .1,0: not with --modes"),
+    ("--ladder --train-hops each", "--train-hops each: not with --ladder"),
+    ("--modes --stage sft", "--modes.*not with --stage sft"),
+    ("--ladder --eval-only", "--ladder.*not with --eval-only"),
+    ("--weights .1,-1", "--weights"),
+])
+def test_one_table_at_a_time(args, words):
+    with pytest.raises(SystemExit, match=words):
+        omne_r1.parse_args(args.split())
 
 
 def printed(number):
@@ -950,9 +973,10 @@ def share(percent):
 
 
 def test_the_papers_numbers_are_those_of_its_tables():
-    for number, sweep, words, before in (5, "weights", 1, []), (3, "hops", 2, []), (4, "modes", 2, ["base"]):
+    weights, hops = {"weights": "1,.8,.2,.1,.05,.01,.001,0"}, {"train_hops": "each"}
+    for number, of, words, before in (5, weights, 1, []), (3, hops, 2, []), (4, {"modes": True}, 2, ["base"]):
         rows = [tuple(map(share, row[words:])) for row in printed(number)]
-        jobs = omne_r1.jobs_of(omne_r1.replace(CFG, sweep=sweep))
+        jobs = omne_r1.jobs_of(omne_r1.replace(CFG, **of))
         labels = before + [job.label for job in jobs]
         assert rows == [omne_tables.PAPER[label] for label in labels]
     direct = {}
@@ -986,7 +1010,7 @@ def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     assert (base / "a-questions/train/questions.md").exists()
     for label in ("base", "stage1", "sft-think", "sft-no-think", "rl-think", "rl-no-think"):
         assert (base / f"a-{label}/trajectories.html").exists()
-    omne_r1.main([*args, "--sweep", "modes"])  # adapters and full weights, without thoughts and with them
+    omne_r1.main([*args, "--modes"])  # adapters and full weights, without thoughts and with them
     tokenizer = models.load_tokenizer(str(qwen))
     for label in ("lora-no-think", "lora-think", "full-no-think", "full-think"):
         assert read_jsonl(base / f"a-sft-{label}/metrics.jsonl")[-1]["train/updates"] >= 2, label
@@ -1162,8 +1186,8 @@ def test_the_variant_without_thoughts_trains_whole_weights_and_adapters_take_no_
 
     for think in ("on", "off"):  # each job has its own way of thinking
         assert ranks("--think", think) == {"sft-think": 8, "sft-no-think": 0}
-        assert ranks("--think", think, "--sweep", "weights", "--weights", ".001") == {"sft-w0.001": 8}
-        assert list(ranks("--think", think, "--sweep", "modes").values()) == [8, 8, 0, 0]
+        assert ranks("--think", think, "--weights", ".001") == {"sft-w0.001": 8}
+        assert list(ranks("--think", think, "--modes").values()) == [8, 8, 0, 0]
     assert ranks("--stage", "sft", "--think", "off") == {"sft-no-think": 0}
     assert ranks("--stage", "sft", "--think", "off", "--sft-lora", "4") == {"sft-no-think": 4}
     with pytest.raises(SystemExit, match="--train-layers.*--sft-lora 0 alone"):
