@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import metrics
+from docs import differences, metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(ROOT.glob("*.py"))
@@ -110,6 +110,13 @@ def test_a_script_goes_from_config_to_main_and_then_to_what_is_not_in_the_paper(
 def test_the_docs_have_every_metric_and_no_other():
     text = (ROOT / "docs/runs.md").read_text()
     assert metrics.table() in text, "docs/runs.md: its table is not that of python -m docs.metrics"
+
+
+def test_the_page_of_differences_is_that_of_the_docstrings():
+    text = (ROOT / "docs/differences.md").read_text()
+    assert text == differences.page(), "docs/differences.md is not what python -m docs.differences writes"
+    for words in ("bad format earns", "What the cascade does.", "Misprints.", "reward of stage 3"):
+        assert text.count(words) == 1, words
 
 
 def test_the_method_of_ones_own_in_the_docs_runs(tmp_path):
