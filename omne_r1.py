@@ -127,6 +127,7 @@ class Config(flags.PolicyFlags):
     stage: Literal["all", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # thoughts, or the template's empty block in their place | sec. 3.4.1
     seeds: int = 1                  # runs of everything, with seeds from --seed on
+    save_every: int = 1             # steps (of stage 2: 25 updates) between checkpoints | ours
 
     # ---- tables of the paper, one at a time
     ladder: bool = False            # the same as --stage all | Table 8
@@ -231,7 +232,6 @@ WORLD = dict(
     micro_tokens=2048,
     pack_tokens=1024,
     max_batch=384,
-    save_every=1,
     warmup_steps=1200,
     flaw_rate=.4,
 )
