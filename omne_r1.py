@@ -634,6 +634,7 @@ def sampled_rows(cfg, policy, place, file):
     order = stable_seed(cfg.seed, "sft")
     questions = random.Random(order).sample(place.questions, len(place.questions))
     one = replace(cfg, group_size=1)
+    rows = []
     with Progress("trajectories of stage 1") as progress:
         for start in range(0, len(questions), 128):
             batch = [q for q in questions[start:start + 128] if q.id not in row_of]

@@ -12,11 +12,10 @@ from common.evidence_models import load_encoder, load_policy, load_reader, load_
 from common.files import read_json, say
 
 BEFORE = {"ppo": "supervised", "joint": "supervised", "eval": "ppo", "qap": "ppo", "sqg": "ppo"}
-FORCED = ("replace", "append")  # what --ask-mode chooses from
 SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
     "coarse": ("ranking", "bm25", "coarse", "oracle"),
     "qap": ("greedy",),
-    "sqg": FORCED,
+    "sqg": ("replace", "append"),
     "reader": ("greedy",),
 }
 COLUMNS = {
@@ -53,7 +52,7 @@ def checkpoint_of(cfg, stage):
 def sets_of(cfg, stage, evals):
     """The evaluation sets, once for each way that a stage searches them, under the name of their file."""
     searches = SEARCHES.get(stage, ("greedy", "beam"))
-    if searches == FORCED and cfg.ask_mode != "both":
+    if stage == "sqg" and cfg.ask_mode != "both":
         searches = (cfg.ask_mode,)
     endings = {"greedy": "", "ranking": "", "beam": f"-beam{cfg.beam}"}
     found = []

@@ -310,9 +310,10 @@ def test_the_other_scripts(pair, tmp_path, script):
         pair(play, script, *args, "--out", tmp_path / "two")
         base = [tmp_path / side / script for side in ("one", "two")]
         by_id = operator.itemgetter("id")
-        for file in ("sampled.jsonl", "sharegpt.jsonl"):
-            one, two = (read_jsonl(folder / "a-sft-data" / file) for folder in base)
-            assert one and sorted(one, key=by_id) == sorted(two, key=by_id)  # as they ended
+        one, two = (read_jsonl(folder / "a-sft-data/sharegpt.jsonl") for folder in base)
+        assert one and one == two
+        one, two = (read_jsonl(folder / "a-sft-data/sampled.jsonl") for folder in base)
+        assert one and sorted(one, key=by_id) == sorted(two, key=by_id)  # each as it ended
         same_run(*(folder / "a-sft-think" for folder in base))
 
 

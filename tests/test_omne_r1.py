@@ -602,6 +602,8 @@ def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(to
     calls.append({})
     calls.append({})
     assert sampled() == made  # in the order of the questions, whatever was cut
+    place.questions.clear()
+    assert sampled() == []
 
 
 def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
