@@ -45,8 +45,8 @@ Where paper and authors' code differ, or the paper is silent:
     loss of stage 2         paper: the mean over a forward pass, one conversation; ours: over all of an update
                             (--loss-total forward)
     tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
-    stage 3 of adapters     paper: "+ RL (LoRA)"; ours: they are folded into their base, and PPO trains all
-                            weights (--lora: new adapters)
+    adapters                paper: "+ RL (LoRA)"; ours: where stage 2 or 3 begins with some, they are folded
+                            into their base, and PPO trains all weights (--lora: new adapters)
     end of a turn           ours: at the closing tag; an end-of-message token is never learned
     tools                   paper: two; the code has a third, from an edge to a node
     rows without thoughts   thoughts removed, the template's empty block in their place, not learned
@@ -1005,6 +1005,8 @@ def check(cfg):
         flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
     if cfg.train_layers and any(job.kind == "sft" and job.cfg.sft_lora for job in jobs_of(cfg)):
         flags.refuse("train_layers", cfg.train_layers, "is for whole weights: with --sft-lora 0 alone")
+    if cfg.lora and cfg.stage == "sft":
+        flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
     graph_sources.check(cfg)
     if cfg.seeds > 1 and cfg.name:
         flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")

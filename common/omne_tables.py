@@ -134,6 +134,21 @@ def show_seeds(configs, own):
     table("Omne-R1 over seeds: 95 % intervals (paper: accuracy, Qwen3-14B)", header, rows)
     write_json(f"{path}-table.json", {"header": header, "rows": rows})
     say(f"table: {path}-table.json")
+    if sweep(first) in ("weights", "modes"):  # Figures 2 and 3
+        losses = {label: mean_losses(configs, label) for label in own}
+        title = f"Omne-R1: stage 2, {sweep(first)}, mean of {len(configs)} seeds"
+        draw_curves(losses, f"{path}-losses.png", title, {"weighted loss": {"train/loss": "loss"}})
+
+
+def mean_losses(configs, label):
+    """Metrics rows of a stage: its loss by step, mean over the seeds."""
+    seeds = [read_jsonl(graph_stages.path_of(cfg, label) / "metrics.jsonl") for cfg in configs]
+    rows = []
+    for at_step in zip(*seeds, strict=False):  # seeds differ in how many rows were left out
+        losses = [row["train/loss"] for row in at_step if row.get("train/loss") is not None]
+        if losses:
+            rows.append({"step": at_step[0]["step"], "train/loss": sum(losses) / len(losses)})
+    return rows
 
 
 def over_questions(results):

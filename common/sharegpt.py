@@ -7,7 +7,8 @@ from common import data
 
 
 def dataset_info(name, file="sharegpt.jsonl"):
-    """dataset_info.json of LLaMA-Factory for such a file."""
+    """dataset_info.json of LLaMA-Factory for such a file. A row's `tools` are not named: its system text
+    holds their schemas already, and the trainer would write them there again."""
     columns = {"messages": "conversations", "system": "system"}
     return {name: {"file_name": file, "formatting": "sharegpt", "columns": columns}}
 

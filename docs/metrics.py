@@ -18,11 +18,10 @@ PRETRAINING = {"askit": askit.PRETRAIN_METRICS, "omne_r1": omne_r1.SFT_METRICS}
 
 def rows():
     """(key, what it is, the scripts that have it; "all")"""
-    tables = {name: script.METRICS for name, script in SCRIPTS.items()}
-    everything = {key for table in [*tables.values(), *PRETRAINING.values()] for key in table}
+    tables = {name: PRETRAINING.get(name, {}) | script.METRICS for name, script in SCRIPTS.items()}
+    everything = {key for table in tables.values() for key in table}
     for key in sorted(everything):
         found = {name: table[key].words for name, table in tables.items() if key in table}
-        found = found or {name: table[key].words for name, table in PRETRAINING.items() if key in table}
         words, *others = dict.fromkeys(found.values())
         for other in others:
             names = [name for name in found if found[name] == other]

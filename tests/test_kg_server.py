@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import networkx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -383,8 +384,12 @@ def test_serve_listens_on_loopback_and_says_where_and_what():
         assert lines[0] == said, lines + [process.stderr.read()]
         assert lines[3].startswith("serving 3 graphs (christmas_carol, ") and "http://127.0.0.1:" in lines[3]
         tools = HTTPTools(lines[3].split()[-1])
-        text = tools.search([Call("node_info", "SCROOGE", "christmas_carol_nano_graphrag")])[0]
-        assert text.startswith("Entity: SCROOGE\nType: PERSON\nDescription: ")
+        for graph in ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix"):
+            file = sample(f"lightrag_graph/{graph}/graph_chunk_entity_relation.graphml")
+            name = next(iter(networkx.read_graphml(file))).strip('"')
+            found, node = tools.search([Call(tool, name, graph) for tool in ("entity_matcher", "node_info")])
+            assert f"1. Entity: {name}\n" in found, graph
+            assert node.startswith(f"Entity: {name}\nType: ") and "\nDescription: " in node, graph
     finally:
         process.terminate()
         process.wait()

@@ -932,6 +932,21 @@ def test_seeds_have_a_table_beside_the_papers(tmp_path):
     assert stage1[4].startswith("0.625 [") and stage1[5].startswith("+0.375 [+0.") and "[-" in stage1[6]
 
 
+def test_losses_of_a_sweep_are_drawn_as_means_over_seeds(tmp_path):
+    for seed, losses in enumerate([(4.0, 2.0), (2.0, 1.0, .5)]):
+        for label in ("sft-w1", "sft-w0"):
+            folder = tmp_path / f"omne_r1/seed{seed}-{label}"
+            folder.mkdir(parents=True)
+            rows = [json.dumps({"step": n, "train/loss": loss}) + "\n" for n, loss in enumerate(losses, 1)]
+            (folder / "metrics.jsonl").write_text("".join(rows))
+    seeds = [dict(out=str(tmp_path), seed=n, name=f"seed{n}", weights="1,0") for n in (0, 1)]
+    configs = [omne_r1.replace(CFG, **own) for own in seeds]
+    means = [{"step": 1, "train/loss": 3.0}, {"step": 2, "train/loss": 1.5}]
+    assert omne_tables.mean_losses(configs, "sft-w1") == means
+    omne_tables.show_seeds(configs, ["sft-w1", "sft-w0"])
+    assert (tmp_path / "omne_r1/seed0-to-seed1-weights-losses.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_sweeps_are_the_rows_of_their_tables():
     def jobs(**table):
         return omne_r1.jobs_of(omne_r1.replace(CFG, **table))
@@ -952,6 +967,7 @@ def test_sweeps_are_the_rows_of_their_tables():
     ("--modes --stage sft", "--modes.*not with --stage sft"),
     ("--ladder --eval-only", "--ladder.*not with --eval-only"),
     ("--weights .1,-1", "--weights"),
+    ("--stage sft --lora 8", "the adapters of stage 2 are --sft-lora"),
 ])
 def test_one_table_at_a_time(args, words):
     with pytest.raises(SystemExit, match=words):
@@ -1038,15 +1054,18 @@ def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
 def test_the_system_prompt_is_the_papers():
     """But for blanks, which the print broke, and the backslashes and braces of its conversion."""
     def plain(text):
-        return re.sub(r"[\s\\{}]|```\w*", "", text)
+        return re.sub(r"[\s\\{}#]|```\w*", "", text)
 
     paper = Path(__file__).parents[2] / "shared/papers/omne_r1.md"
     if not paper.exists():
         pytest.skip("needs the paper's text")
     printed = plain(paper.read_text())
-    ours = omne_r1.SYSTEM.replace("{graph_type}", "cs")
-    for sentence in re.split(r"\n+", ours.split("<tools>\n")[0] + ours.split("</tools>")[-1]):
-        assert plain(sentence) in printed, sentence
+    tools = [line for line in omne_r1.SYSTEM.splitlines() if line.startswith('{"type"')]  # "{{ graph_type }}"
+    assert len(tools) == 2
+    text = omne_r1.SYSTEM.replace("{graph_type}", "cs")
+    others = [line for line in text.splitlines() if not line.startswith('{"type"')]
+    for line in tools + others:
+        assert plain(line) in printed, line
 
 
 def test_tools_behind_an_address_play_the_same_trajectory(tokenizer, tools, small_world):

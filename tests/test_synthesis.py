@@ -3,8 +3,13 @@
 import http.server
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
+from pathlib import Path
 
 import networkx
 import pytest
@@ -368,6 +373,45 @@ def test_killed_at_any_row_the_rest_comes_out_the_same(tmp_path, monkeypatch):
                 synthesize(graphs, folder, Template(), 12)
         assert synthesize(graphs, folder, Template(), 12) == whole
         assert [(folder / name).read_bytes() for name in FILES] == expected
+
+
+class Slow(Template):
+    """A draft takes a while, and each is counted: in a file, which outlives the process."""
+    def __init__(self, counted, seconds):
+        super().__init__()
+        self.counted, self.seconds = counted, seconds
+
+    def draft(self, *args, **more):
+        time.sleep(self.seconds)
+        with open(self.counted, "a") as f:
+            f.write("draft\n")
+        return super().draft(*args, **more)
+
+
+def test_what_sigkill_ends_goes_on_and_asks_at_most_one_item_again(tmp_path):
+    counted = {name: tmp_path / f"{name}.txt" for name in ("whole", "part")}
+    synthesize({"tree": tree()}, tmp_path / "whole", Slow(counted["whole"], 0), 12)
+    code = ("import sys; from tests import test_synthesis as t; "
+            "t.synthesize({'tree': t.tree()}, sys.argv[1], t.Slow(sys.argv[2], .05), 12)")
+    command = [sys.executable, "-c", code, tmp_path / "part", counted["part"]]
+    process = subprocess.Popen(list(map(str, command)), cwd=Path(__file__).parents[1],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and (not counted["part"].exists() or len(lines(counted["part"])) < 9):
+        time.sleep(.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    asked = len(lines(counted["part"]))
+    kept = len(lines(tmp_path / "part/questions.jsonl")) + len(rules(tmp_path / "part"))
+    assert asked < len(lines(counted["whole"])) and kept > 0
+    synthesize({"tree": tree()}, tmp_path / "part", Slow(counted["part"], 0), 12)
+    for name in FILES:
+        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    again = len(lines(counted["part"])) - len(lines(counted["whole"]))
+    assert 0 <= again <= synthesis.ATTEMPTS
+
+
+def lines(path):
+    return path.read_text().splitlines()
 
 
 def test_more_questions_later_are_added_to_those_there_are(tmp_path):

@@ -59,7 +59,9 @@ def survives(name):
 def test_all_names_of_the_sample_graphs_survive_in_both_styles():
     names = names_of_the_samples()
     assert len(names) == 1466
-    assert sum("'" in name for name in names) > 100 and sum("," in name for name in names) == 15
+    for signs, count in {"'\u2019": 135, ",": 15, "()": 25}.items():
+        assert sum(bool(set(signs) & set(name)) for name in names) == count, signs
+    assert sum(not name.isascii() for name in names) == 52
     for name in names:
         survives(name)
 
