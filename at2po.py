@@ -146,9 +146,8 @@ class Config(flags.PassageFlags):
     # a turn's own value; its leaf's for every turn (Table 1); the leaf's among all leaves plus that among the
     # leaves of its own chain (Tree-GRPO)
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
-    # of inner nodes (Table 2); shrunk (ours): the leaves' mean, drawn to the parent's where few are;
-    # shrunk-loo: drawn to the mean of the parent's other leaves | Eq 3
-    value: Literal["child-weighted", "child-mean", "leaf-mean", "shrunk", "shrunk-loo"] = "child-weighted"
+    # of inner nodes (Table 2); shrunk (ours): the leaves' mean, drawn to the parent's where few are | Eq 3
+    value: Literal["child-weighted", "child-mean", "leaf-mean", "shrunk"] = "child-weighted"
     advantage: Literal["value", "td", "global", "combined"] = "value"  # from values (Table 2) | Eq 3
     # a turn counts in each leaf that it leads to, or once: its advantage is divided among them (ours)
     shared_turns: Literal["each", "once"] = "each"
@@ -524,8 +523,8 @@ def leaf_values(rewards, sample_std=False):
 
 def node_value(node, rule):
     """Sets and returns V(n) from the children's values (Eq 3); leaves hold theirs."""
-    if rule in ("shrunk", "shrunk-loo"):
-        return baselines.shrunk_values(node, leave_one_out=rule == "shrunk-loo")
+    if rule == "shrunk":
+        return baselines.shrunk_values(node)
     if node.done:
         return node.value
     values = [node_value(c, rule) for c in node.children]

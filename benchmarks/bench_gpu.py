@@ -109,7 +109,7 @@ def bench_rollout(model, cfg, questions, sampled, observed, turns=2, chains=10):
     seconds = now() - began
     tokens = engine.sampled_tokens - before
     held = held_gb()
-    peak = peak_gb()
+    peak = max(held, peak_gb() or 0) if held else None  # vLLM's memory is not PyTorch's
     began = now()
     engine.sleep()
     slept = now() - began

@@ -122,25 +122,18 @@ def values_within_chains(root, leaf_values):
     return found
 
 
-SHRINKAGE = 2  # leaves that the prior counts for, of --value shrunk and shrunk-loo
+SHRINKAGE = 2  # leaves that the parent's value counts for, of --value shrunk
 
 
-def shrunk_values(root, leave_one_out=False):
-    """V(n) = (sum of its leaves' values + 2 prior) / (leaves + 2), from the root's mean down: a turn with one
-    leaf below it is mostly its prior. Leaves are turns like others. Returns V(root).
-
-    The prior is V(parent), which has seen n's own leaves; leave_one_out: the mean of the parent's other
-    leaves, and V(parent) where it has no other."""
+def shrunk_values(root):
+    """V(n) = (sum of its leaves' values + 2 V(parent)) / (leaves + 2), from the root's mean down: a turn with
+    one leaf below it is mostly its parent's. Leaves are turns like others. Returns V(root)."""
     own = {leaf: leaf.value for leaf in root.leaves()}
     for n in root.nodes():
-        below = n.leaves()
-        total, count = sum(own[leaf] for leaf in below), len(below)
+        values = [own[leaf] for leaf in n.leaves()]
+        total, count = sum(values), len(values)
         if n.parent is not None:
-            prior = n.parent.value
-            others = [own[leaf] for leaf in n.parent.leaves() if leaf not in below]
-            if leave_one_out and others:
-                prior = sum(others) / len(others)
-            total += SHRINKAGE * prior
+            total += SHRINKAGE * n.parent.value
             count += SHRINKAGE
         n.value = total / count
     return root.value

@@ -88,23 +88,6 @@ def test_shrunk_values_by_hand():
     assert a.children[0].advantage == pytest.approx((z + 2 * a.value) / 3, rel=1e-4)
 
 
-def test_shrunk_values_that_leave_their_own_leaves_out_of_the_prior_by_hand():
-    root = root_of((0, [(0, 1.0), (0, 0.0)]), (0, [(0, 0.0), (0, 0.0)]))
-    assert at2po.assign_advantages(root, replace(CFG, value="shrunk-loo"))
-    a, b = root.children
-    z, other = math.sqrt(3), -1 / math.sqrt(3)
-    assert root.value == pytest.approx(0, abs=1e-6)
-    assert a.value == pytest.approx((z + other + 2 * other) / 4, rel=1e-4)
-    assert b.value == pytest.approx((2 * other + z + other) / 4, rel=1e-4)
-    assert a.children[0].advantage == pytest.approx((z + 2 * other) / 3, rel=1e-4)
-    # the only leaf below its turn: nothing is left, so its prior is the turn's value
-    root = root_of((0, [(0, 1.0)]), (0, 0.0))
-    at2po.assign_advantages(root, replace(CFG, value="shrunk-loo"))
-    a = root.children[0]
-    assert a.value == pytest.approx((1 - 2) / 3, rel=1e-4)
-    assert a.children[0].value == pytest.approx((1 + 2 * a.value) / 3, rel=1e-4)
-
-
 def test_child_mean_and_leaf_mean_differ_on_uneven_trees():
     root = root_of((0, [(0, 1.0), (0, 1.0), (0, 0.0)]), (0, 0.0))  # mean 1/2, std 1/2: z = 1, 1, -1, -1
     at2po.assign_advantages(root, replace(CFG, value="child-mean"))
