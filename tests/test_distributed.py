@@ -275,8 +275,9 @@ def test_a_run_of_at2po_is_that_of_one_process(pair, tmp_path, flags):
     assert (tmp_path / "two/at2po/a/trajectories.html").exists()
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path):
-    args = [*SMALL, *TREES, "--save-every", "1", "--name", "a"]
+@pytest.mark.parametrize("lora", [0, 4])
+def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path, lora):
+    args = [*SMALL, *TREES, "--lora", lora, "--save-every", "1", "--name", "a"]
     play("at2po", *args, "--steps", 3, "--out", tmp_path / "one")
     args += ["--out", tmp_path / "two"]
     pair(play, "at2po", *args, "--steps", 1)
