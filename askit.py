@@ -13,13 +13,13 @@ ask sub-questions; trained inside the PPO loop, it learns which ones help.
     sec. 3.3-4   question approximation, sub-questions   question_losses, ask_questions
     sec. 4.4     correlation of p and reward             correlation (common/evidence_evaluation.py)
     sec. 4.5.1   "PPO + sub-questions"                   forced_questions
-    sec. 6       what it leaves for later                question_loss (joint training), answer_rewards
+    sec. 6       what it leaves for later                question_loss (joint training), rewarded
 
 Where paper and authors' code differ, or the paper is silent; the flag in brackets takes the other:
 
     candidates        paper: 6 actions; code: 5 and submit; ours: 6 and submit (--candidates)
     texts             paper: <sep> between question and evidence; code: blanks. A sentence is "Title, text"
-                      for the fine models, "Title: text" for the frozen vectors (code)
+                      for the fine models, "Title: text" for the coarse stage (code)
     yes/no questions  code: not trained on; ours: trained on (--drop-yes-no)
     coarse vectors    code and ours: the sentences' are normalised and frozen, the state's is not: its norm is
                       the temperature
@@ -27,8 +27,9 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
                       gold of -log p; ours: its mean (--coarse-loss)
     submit's score    paper: answerability; code: start logits of positions 0 and 1; ours: start and end logit
                       of the first token (--submit-score)
-    fine stage        paper: a copy of the coarse stage's settings; code: one gold against 6 random sentences;
-                      ours: the coarse candidates, a missing gold put in where none is there (--negatives)
+    fine stage        paper: a copy of the coarse stage's settings; code: one gold against 6 random sentences,
+                      of the first 20,000 questions; ours: the coarse candidates of all, a missing gold put in
+                      where none is there (--negatives)
     clip              paper: clip(r, 1 + eps, 1 - eps), its bounds swapped
     reward            paper: discounted F1, +1 if exact; code: gamma 1, no bonus for submitting; ours: the
                       bonus on every exact end, not discounted (--gamma, --bonus)
@@ -43,8 +44,9 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     unreachable gold  code: such questions are left out; ours: they stay where some gold can be found
     long states       code: cut at 512 tokens; ours: the oldest sentences are left out
     beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
-    Spearman          paper: cov / (cov cov), 1,000 questions; code: temperature .5, F1, 8 actions; ours: of
-                      ranks, over questions whose paths differ (--correlate); log p is without T5's
+    Spearman          paper: cov / (cov cov), 1,000 validation questions; code: temperature .5, F1, 8 actions;
+                      ours: of ranks, over evaluation questions whose paths differ (--correlate); log p is
+                      without T5's
     question's target paper: the approximation of the evidence found; code: of the evidence found later, from
                       one too late on; ours: of the gold that is missing (--sqg-target)
     joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO; a sub-question
@@ -61,7 +63,8 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     python askit.py --stage ppo --name nobonus --before seed0 --bonus 0      from another run's earlier stages
     python askit.py --data hotpotqa              the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
-    python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
+    python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set (with
+                                                            --checkpoint DIR --stage eval: of that policy)
 """
 
 import math
@@ -69,7 +72,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -77,7 +79,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import data, encoders, flags, loop, metrics, run, seq2seq, training
+from common import data, encoders, flags, loop, run, seq2seq, training
 from common.evidence import (
     ASK,
     SUBMIT,
@@ -95,7 +97,7 @@ from common.evidence import (
     text_of,
     training_state,
 )
-from common.evidence_authors import action_returns, candidate_baselines
+from common.evidence_authors import authors_credit
 from common.evidence_evaluation import (
     PATHS,
     RATIOS,
@@ -113,10 +115,10 @@ from common.evidence_stages import checkpoint_of, load_stage, open_stage, sets_o
 from common.files import Progress, say
 from common.metric_table import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
-from common.reader import answers_of, evaluate_answers, reader_losses
+from common.reader import answer_rewards, evaluate_answers, reader_losses
 from common.rollout import stable_seed
 from common.sub_questions import evaluate_approximations, rows_of, sub_question_input
-from common.supervised import EVERY, log_steps, updates
+from common.supervised import learn_when_to_ask, log_steps, updates
 
 # ---------------------------------------------------------------- config
 
@@ -176,8 +178,9 @@ class Config(flags.Flags):
     mini_batch: int = 6             # "batch size 6", here of paths | sec. 4.3.3
     lr: float = 1e-6                # learning rate; constant is ours | sec. 4.3.3
     clip: float = .2                # half width of the clip window | sec. 4.3.3
-    # score of the evidence, or of a reader's answer from it, which needs no labels (the stages before it do;
-    # --gamma and --bonus are the evidence's; yes/no questions, which no span answers, are left out) | sec. 6
+    # score of the evidence, or of a reader's answer from it, which needs no labels (coarse and supervised
+    # stage do; --gamma and --bonus are the evidence's; yes/no questions, which no span answers, are left
+    # out) | sec. 6
     reward: Literal["evidence", "answer"] = "evidence"
     gamma: float = 1.0              # discount of F1 for each action; not printed | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
@@ -271,22 +274,10 @@ def path_reward(case, steps, cfg):
     return discount * f1 + cfg.bonus * em - cost
 
 
-def answer_rewards(policy, paths):
-    """Rewards without labels (sec. 6): F1 of a frozen reader's answer from the evidence, less a cost a
-    sentence and a sub-question."""
-    cfg = policy.cfg
-    found = []
-    answers = answers_of(policy.reader, [p.state for p in paths])
-    for p, answer in zip(paths, answers, strict=True):
-        reward = metrics.f1(answer, p.case.question.answers)
-        reward -= cfg.sentence_cost * len(p.taken)
-        found.append(reward - cfg.question_cost * len(p.asked))
-    return found
-
-
 def rewarded(policy, paths):
+    """The paths with their rewards: of the evidence, or of a reader's answer from it (sec. 6)."""
     if policy.cfg.reward == "answer":
-        rewards = answer_rewards(policy, paths)
+        rewards = answer_rewards(policy.reader, paths, policy.cfg)
     else:
         rewards = [path_reward(p.case, p.steps, policy.cfg) for p in paths]
     for p, reward in zip(paths, rewards, strict=True):
@@ -355,9 +346,8 @@ def offers(policy, states):
     """What may be done in each state beside submitting, which is all that is left where it is full."""
     found = []
     for (_, steps), sentences in zip(states, candidates(policy, states), strict=True):
-        may_ask = policy.may_ask and len(asked_of(steps)) < policy.cfg.max_questions
         full = len(evidence_of(steps)) >= policy.cfg.max_evidence
-        if may_ask:
+        if policy.may_ask and len(asked_of(steps)) < policy.cfg.max_questions:
             sentences = [*sentences, ASK]
         found.append([] if full else sentences)
     return found
@@ -493,8 +483,7 @@ def grow_beams(policy, cases, width):
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
         found = policy_of(policy, [p.state for p in running])
-        may_ask = [ASK in actions for actions, _ in found]
-        asking = list(compress(running, may_ask))
+        asking = [p for p, (actions, _) in zip(running, found, strict=True) if ASK in actions]
         questions = ask_questions(policy, [p.state for p in asking])
         question_of = dict(zip(asking, questions, strict=True))
         grown_from = {}
@@ -551,13 +540,6 @@ def forced_questions(policy, cases, mode):
 
 # ---------------------------------------------------------------- credit
 
-def returns_of(path, cfg):
-    """R of every action: the path's reward; with --returns action that of the evidence after it."""
-    if cfg.returns == "action":
-        return action_returns(path, cfg, path_reward)
-    return [path.reward] * len(path.actions)
-
-
 def baselines(policy, paths, min_others, *seed):
     """b(s) before every action of every path: the mean return of other paths of the question through the same
     steps, in whatever order. Where they are fewer than `min_others`, fresh ones are sampled from there; with
@@ -601,25 +583,19 @@ def baselines(policy, paths, min_others, *seed):
     return found
 
 
-def returns_after(policy, starts):
-    """For the authors' baseline: the return of the greedy path from each start, or of its one action."""
-    if policy.cfg.returns == "action":
-        return [returns_of(p, policy.cfg)[0] for p in starts]
-    return [p.reward for p in finish_paths(policy, starts, best)]
-
-
 def advantages_of(policy, paths, cfg, *seed):
-    """A_t = R_t - b(s_t) of every action (sec. 3.1.2)."""
-    if cfg.baseline == "none":
-        values = [[0.0] * len(p.actions) for p in paths]
-    elif cfg.baseline == "candidates":
-        values = candidate_baselines(paths, partial(policy_of, policy), partial(returns_after, policy))
-    else:
+    """A_t = R_t - b(s_t) of every action (sec. 3.1.2); R_t is the path's reward."""
+    returns = [[p.reward] * len(p.actions) for p in paths]
+    if cfg.baseline == "candidates":
+        finish = partial(finish_paths, policy, choose=best)
+        returns, values = authors_credit(paths, cfg, path_reward, partial(policy_of, policy), finish)
+    elif cfg.baseline == "paths":
         values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
+    else:
+        values = [[0.0] * len(p.actions) for p in paths]
     found = []
-    for p, of_path in zip(paths, values, strict=True):
-        returns = returns_of(p, cfg)
-        found.append([r - b for r, b in zip(returns, of_path, strict=True)])
+    for of_actions, of_states in zip(returns, values, strict=True):
+        found.append([r - b for r, b in zip(of_actions, of_states, strict=True)])
     return found
 
 
@@ -641,7 +617,7 @@ def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
     loss = -objective.sum() / num_paths
     above = (ratio > 1 + clip) & (advantages > 0)
     below = (ratio < 1 - clip) & (advantages < 0)
-    return loss, {
+    return loss, {  # (actions, or a sub-question's tokens)
         "tokens": len(ratio),
         "clipped_tokens": int((above | below).sum()),
         "kl_sum": float(-log_ratio.detach().sum()),
@@ -797,18 +773,11 @@ def question_losses(writer, rows, cfg, rng):
         yield -logp.sum() / tokens, len(likely), right
 
 
-RATES = {  # fields of learning rate and warm-up; the others: those of the supervised stage
-    "coarse": ("coarse_lr", "coarse_warmup"),
-    "qap": ("question_lr", ""),
-    "sqg": ("question_lr", ""),
-}
-
-
 def supervise(cfg, folder, learner, stage, losses, validation, evaluate_now):
-    """--<stage>-steps updates. losses(rng): of one; each has a random generator of its own. validation(rng):
-    of questions that are not trained on, None = there are none."""
-    lr, warmup = RATES.get(stage, ("supervised_lr", "supervised_warmup"))
-    rates = getattr(cfg, lr), getattr(cfg, warmup, 0)
+    """--<stage>-steps updates. losses(rng) yields an update's passes, rng being its own; validation(rng), or
+    None, yields passes of questions that are not trained on."""
+    kind = {"coarse": "coarse", "qap": "question", "sqg": "question"}.get(stage, "supervised")
+    rates = getattr(cfg, f"{kind}_lr"), getattr(cfg, f"{kind}_warmup", 0)
     for meter, rng in updates(
         cfg, folder, learner, stage, rates, PRETRAIN_METRICS, evaluate_now, validation
     ):
@@ -819,7 +788,8 @@ def supervise(cfg, folder, learner, stage, losses, validation, evaluate_now):
 
 def train(cfg, folder, policy, cases, evaluate_now):
     """PPO: sample paths, score where they end, update; once a step. With a T5 in the policy this is joint
-    training: it learns to ask while the policy learns when to."""
+    training: it learns to ask while the policy learns when to. Some supervised updates come first then, or
+    the score of asking would begin anywhere (ours)."""
     optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
     stage, reference, state = "ppo", None, {}
     if policy.may_ask:
@@ -830,7 +800,8 @@ def train(cfg, folder, policy, cases, evaluate_now):
         cfg, folder, policy, optimizer, METRICS, state, evaluate_now, label=f"{stage} | "
     ):
         if policy.may_ask and step == 1:
-            learn_when_to_ask(cfg, folder, policy, optimizer, cases, state)
+            losses = partial(supervised_losses, policy, cases, cfg)
+            learn_when_to_ask(cfg, folder, policy, optimizer, losses, state)
         batch = data.batch_of_step(cases, step, cfg.questions_per_step, order)
         with loop.timed(row, "time/rollout"):
             policy.forget()
@@ -840,23 +811,6 @@ def train(cfg, folder, policy, cases, evaluate_now):
         row["sample"] = sample_record(policy, paths, cfg.group_size, step)
         row |= ppo_update(policy, optimizer, paths, advantages, cfg, reference)
         policy.forget()
-
-
-def learn_when_to_ask(cfg, folder, policy, optimizer, cases, state):
-    """Supervised updates before joint training (ours): asking is right where the coarse stage offers no
-    missing gold. Otherwise the score of asking would begin anywhere. state["when_to_ask"]: those made."""
-    training.set_lr(optimizer, cfg.supervised_lr)
-    with Progress("joint: learning when to ask") as progress:
-        while state["when_to_ask"] < cfg.ask_steps:
-            rng = random.Random(stable_seed(cfg.seed, "when to ask", state["when_to_ask"]))
-            for loss, _, _ in supervised_losses(policy, cases, cfg, rng):
-                loss.backward()
-            training.optimizer_step(policy.model, optimizer, cfg.grad_clip)
-            state["when_to_ask"] += 1
-            progress(state["when_to_ask"], cfg.ask_steps)
-            if state["when_to_ask"] % EVERY == 0:
-                loop.save(folder, policy, optimizer, 0, state)
-    training.set_lr(optimizer, cfg.lr)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -895,11 +849,7 @@ def evaluate_coarse(encoder, split, cfg, progress):
     if split.search == "ranking":
         return evaluate_ranking(encoder, split, cfg)
     policy = Policy(None, encoder, None, None, cfg)  # without scorers: there are candidates alone
-
-    def candidates_of(case, taken):
-        return candidates(policy, [(case, taken)])[0]
-
-    paths = paths_without_policy(split, candidates_of, progress)
+    paths = paths_without_policy(split, cfg, partial(candidates, policy), progress)
     rows, summary = scored(policy, paths, split, cfg)
     return rows, summary | {"by_rule": True}
 
@@ -993,9 +943,9 @@ def parse_args(argv=None):
     default = Config(**WORLD) if in_world else Config()
     cfg = flags.cli(default, Config(), __doc__, argv)
     # all other numbers: whole ones at least 1, others at least 0
-    may_be_zero = "coarse_warmup supervised_warmup fine_layers baseline_rollouts correlate ask_steps validate"
+    may_be_zero = ("coarse_warmup supervised_warmup fine_layers baseline_rollouts correlate ask_steps "
+                   "max_questions validate")
     above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
-    may_be_zero += " max_questions"
     flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
     stage = "eval" if cfg.eval_only else cfg.stage
     name = cfg.name or f"seed{cfg.seed}"

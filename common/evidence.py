@@ -1,6 +1,6 @@
 """Questions over the sentences of their own contexts: an environment whose states are sentences taken and
 sub-questions asked, whose actions take a sentence, ask or submit, and whose score is that of the labelled
-evidence."""
+evidence. SearchPath(case) begins a search, .after(step, log-prob) takes a step."""
 
 from dataclasses import dataclass, field, replace
 
@@ -45,7 +45,8 @@ def asked_of(steps):
 
 
 def tokenize(pair_tokenizer, cases):
-    """Keeps the ids of each question and of its sentences; the coarse stage reads "Title: sentence"."""
+    """Keeps the ids of each question and of its sentences, and says how many had to be cut; the coarse stage
+    reads "Title: sentence"."""
     name = pair_tokenizer.name
     for case in cases:
         texts = case.texts
@@ -53,6 +54,9 @@ def tokenize(pair_tokenizer, cases):
             texts = [f"{t}: {s[len(t) + 2:]}" for (t, _), s in zip(case.facts, texts, strict=True)]
         sentences = [pair_tokenizer.ids(text) for text in texts]
         case.tokens[name] = pair_tokenizer.ids(case.question.question), sentences
+    if pair_tokenizer.cut:
+        cut = f"{pair_tokenizer.cut} of {pair_tokenizer.texts} texts"
+        say(f"{name}: {cut} are cut to a quarter of --max-tokens {pair_tokenizer.max_tokens}")
 
 
 def freeze_vectors(encoder, cases, folder):
@@ -209,8 +213,9 @@ def load_cases(cfg, paper_eval):
         say(f"train: left out {len(others)} questions without labelled evidence")
     if cfg.drop_yes_no or cfg.reward == "answer":  # no span answers them
         able = [q for q in able if q.answers[0].lower() not in ("yes", "no", "noanswer")]
-    if train and cfg.reward == "evidence" and not any(make_case(q).gold for q in able):
-        raise data.DataError(f"{cfg.data}: no question is left whose evidence is in its context")
+    answers_will_do = cfg.reward == "answer" and cfg.stage == "ppo"
+    if train and not answers_will_do and not any(make_case(q).gold for q in able):
+        raise data.DataError(f"{cfg.data}: no question is left whose evidence is labelled and in its context")
     made = []
     for name, questions in evals:
         labelled, others = parted(name, questions)
@@ -232,11 +237,12 @@ def kept_apart(cases, count):
 
 def find_case(split, question):
     """The Case of a question, by its words."""
-    for case in split.cases:
+    cases = split.cases + split.unlabelled
+    for case in cases:
         if case.question.question == question:
             return case
     words = f"not a question of {split.name}, whose contexts are searched, such as"
-    raise data.DataError(f"--ask: {words} {split.cases[0].question.question!r}")
+    raise data.DataError(f"--ask: {words} {cases[0].question.question!r}")
 
 
 def parted(name, questions):

@@ -7,21 +7,34 @@ from dataclasses import replace
 from common.evidence import ASK, SUBMIT, SearchPath
 
 
-def action_returns(path, cfg, path_reward):
-    """The reward of the evidence after each action, without a bonus for submitting. path_reward(case, steps,
-    cfg)."""
-    no_bonus = replace(cfg, bonus=0.0)
-    found = []
-    for t, action in enumerate(path.actions):
-        steps = path.steps[: path.first + t + 1]
-        found.append(path_reward(path.case, steps, no_bonus if action == SUBMIT else cfg))
-    return found
+def authors_credit(paths, cfg, path_reward, policy_of, finish):
+    """(R, b(s)) of every action of every path. --returns path: of whole paths, --returns action: of the
+    evidence after one action. path_reward(case, steps, cfg); policy_of(states) -> [(actions, log-probs)];
+    finish(paths): takes them greedily to their ends."""
+    def whole_returns(path):
+        return [path.reward] * len(path.actions)
+
+    def action_returns(path):
+        """The reward of the evidence after each action, without a bonus for submitting."""
+        no_bonus = replace(cfg, bonus=0.0)
+        found = []
+        for t, action in enumerate(path.actions):
+            steps = path.steps[: path.first + t + 1]
+            found.append(path_reward(path.case, steps, no_bonus if action == SUBMIT else cfg))
+        return found
+
+    returns_of = action_returns if cfg.returns == "action" else whole_returns
+
+    def returns_after(starts):
+        ends = starts if cfg.returns == "action" else finish(starts)
+        return [returns_of(p)[0] for p in ends]
+
+    return [returns_of(p) for p in paths], candidate_baselines(paths, policy_of, returns_after)
 
 
 def candidate_baselines(paths, policy_of, returns_after):
     """b(s) before each action of each path: mean over what may be done there, weighed by pi(a|s), of the
-    return after it. Asking is left out. policy_of(states) -> [(actions, log-probs)]; returns_after(paths of
-    one more action) -> returns."""
+    return after it. Asking is left out. returns_after(paths of one more action) -> returns."""
     states = list(dict.fromkeys(s for p in paths for s in p.states()))
     starts, weights = [], []
     for state, (actions, logprobs) in zip(states, policy_of(states), strict=True):

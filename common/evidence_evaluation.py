@@ -114,8 +114,9 @@ def write_unlabelled(folder, sets, search):
 
 
 def redundant(encoder, questions):
-    """Whether the best sentence for each sub-question alone was taken before it was asked (the paper's
-    "answers were already in the evidence"). questions [(path, index of the step)]."""
+    """Whether the best sentence for each sub-question alone, by the encoder, was taken before it was asked:
+    what can be measured of the paper's "answers were already in the evidence". questions [(path, index of the
+    step)]."""
     texts = [encoder.pair_tokenizer.ids(p.steps[t].text) for p, t in questions]
     vectors = encoder.encode_all(texts)
     found = []
@@ -184,9 +185,9 @@ def score_texts(split, cfg, texts, wanted):
 RECALL_AT = 20
 
 
-def paths_without_policy(split, candidates_of, progress):
+def paths_without_policy(split, cfg, candidates_of, progress):
     """The evidence of BM25's best two sentences, of the coarse stage's best as many as the mean of gold, or
-    of an oracle that takes gold wherever it is offered. candidates_of(case, sentences taken), best first."""
+    of an oracle that takes gold wherever it is offered. candidates_of(states) -> [sentences, best first]."""
     size = round(mean(len(case.gold_facts) for case in split.cases))
     paths = []
     for case in split.cases:
@@ -198,25 +199,31 @@ def paths_without_policy(split, candidates_of, progress):
             found = index.search([case.question.question], 2)[0]
             taken = [int(passage.id) for passage in found]
         elif split.search == "coarse":
-            taken = candidates_of(case, ())[:size]
+            taken = candidates_of([(case, ())])[0][:size]
         else:
-            taken = offered_gold(case, candidates_of)
+            taken = offered_gold(case, candidates_of, cfg.max_evidence)
         nothing = (0.0,) * (len(taken) + 1)
         paths.append(SearchPath(case, tuple(taken), logprobs=nothing, done=True))
         progress(len(paths), len(split.cases))
     return paths
 
 
-def offered_gold(case, candidates_of, taken=()):
-    """Gold sentences, each of which is among the candidates when its turn comes: all, if any order of them
-    allows it, else the most that an order does."""
-    most = taken
-    for i in sorted(case.gold.intersection(candidates_of(case, taken))):
-        found = offered_gold(case, candidates_of, (*taken, i))
-        if len(found) == len(case.gold):
-            return found
-        most = max(most, found, key=len)
-    return most
+ORDERS = 1000  # of gold that an oracle tries: all, where there are up to six
+
+
+def offered_gold(case, candidates_of, most):
+    """Gold sentences, at most `most`, each of which is among the candidates when its turn comes: as many as
+    any order of them allows."""
+    orders = [()]
+    for _ in range(min(most, len(case.gold))):
+        grown = []
+        offered = candidates_of([(case, taken) for taken in orders])
+        for taken, sentences in zip(orders, offered, strict=True):
+            grown += [(*taken, i) for i in sorted(case.gold.intersection(sentences))]
+        if not grown:
+            break
+        orders = grown[:ORDERS]
+    return orders[0]
 
 
 def evaluate_ranking(encoder, split, cfg):
@@ -233,10 +240,11 @@ def evaluate_ranking(encoder, split, cfg):
             recall.append([number / missing for number in among])
             among_candidates.append(sum(p < cfg.candidates for p in places) / missing)
             if given == 0:
+                best = places[0] if places else count - 1
                 scores = {
-                    "em": float(places[0] == 0),
+                    "em": float(best == 0),
                     "f1": among_candidates[-1],
-                    "percentile": 1 - places[0] / max(1, count - 1),
+                    "percentile": 1 - best / max(1, count - 1),
                 }
                 rows.append(about(case) | scores | {"sentences": count})
         if recall:
@@ -248,8 +256,9 @@ def evaluate_ranking(encoder, split, cfg):
 
 
 def gold_places(encoder, cases, given):
-    """Of each case with more gold than is given: (case, places of the missing gold from 0, sentences)."""
-    cases = [c for c in cases if len(c.gold) > given]
+    """Of each case with more gold than is given: (case, places of the missing gold from 0, sentences). With
+    nothing given of every case, with no place where all gold is out of reach."""
+    cases = [c for c in cases if len(c.gold) > given or not given]
     texts = []
     for case in cases:
         taken = sorted(case.gold)[:given]

@@ -8,7 +8,7 @@ import torch
 
 from common import encoders, flags, seq2seq
 from common import model as models
-from common.evidence import tokenize
+from common.evidence import asked_of, tokenize
 from common.reader import Reader
 from common.world import tiny_bert, tiny_t5
 
@@ -54,6 +54,9 @@ class Policy:
         """After an update."""
         self.cache = {}  # state -> (actions, log-probs) of these weights
         self.asked = {}  # state -> SubQuestion of the beams of these weights
+        for case, steps in list(self.coarse_cache):
+            if case.closed or asked_of(steps):  # another sub-question will be asked
+                del self.coarse_cache[case, steps]
 
 
 # ---------------------------------------------------------------- loading

@@ -9,7 +9,7 @@ from common import model as models
 from common.encoders import fingerprint
 from common.evidence import Questions, freeze_vectors, tokenize
 from common.evidence_models import load_encoder, load_policy, load_reader, load_writer
-from common.files import read_json, say
+from common.files import read_json
 
 BEFORE = {"ppo": "supervised", "joint": "supervised", "eval": "ppo", "qap": "ppo", "sqg": "ppo"}
 SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
@@ -31,6 +31,8 @@ def open_stage(cfg, stage):
     steps = [f.name for f in fields(cfg) if f.name.endswith("_steps")]
     free = (*run.FREE_ON_RESUME, "stage", *steps)
     name = f"{cfg.name}-{stage}"
+    if cfg.reward == "answer" and not cfg.reader and stage not in ("coarse", "reader"):
+        checkpoint_of(cfg, "reader")
     return run.open_folder(cfg, "askit", name, free, one_of_many=True, saves=stage != "eval")
 
 
@@ -82,27 +84,17 @@ def check_beginning(cfg, trained, untrained):
             f"sentence vectors; here --encoder is {cfg.encoder or 'not given'}")
 
 
-def say_what_is_cut(tokens, cfg):
-    """How many texts --max-tokens shortens for a model."""
-    if tokens.cut:
-        cut = f"{tokens.cut} of {tokens.texts} texts"
-        say(f"{cut} are cut to a quarter of --max-tokens {cfg.max_tokens}")
-
-
 def load_stage(cfg, stage, start, cases):
     """(what a stage trains, what it evaluates), from `start`, its checkpoint, where it goes on."""
     if stage == "reader":
         reader = load_reader(cfg, start or cfg.reader or cfg.submit_model, cases)
-        say_what_is_cut(reader.pair_tokenizer, cfg)
         return reader, reader
     trained = start if stage == "coarse" else checkpoint_of(cfg, "coarse")
     untrained = load_encoder(cfg, cfg.encoder)
     if trained:
         check_beginning(cfg, trained, untrained)
     encoder = load_encoder(cfg, trained or cfg.encoder)
-    tokens = encoder.pair_tokenizer
-    tokenize(tokens, cases)
-    say_what_is_cut(tokens, cfg)
+    tokenize(encoder.pair_tokenizer, cases)
     freeze_vectors(untrained, cases, Path(cfg.out) / "askit" / "vectors")
     if stage == "coarse":
         return encoder, encoder
@@ -113,7 +105,6 @@ def load_stage(cfg, stage, start, cases):
         writer = load_writer(cfg, start or cfg.question_model)
         policy = load_policy(cfg, checkpoint_of(cfg, "ppo"), encoder, cases, reader=reader)
         policy.asker = writer
-        policy.may_ask = False
         return writer, policy
     source = start or cfg.checkpoint
     if not source and stage in BEFORE:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common import encoders
+from common import encoders, metrics
 from common.evidence import evidence_of, training_state
 from common.evidence_evaluation import score_texts
 
@@ -59,6 +59,18 @@ def answers_of(reader, states):
         answer = ids[begin + first:begin + last + 1]
         answers.append(tokens.tokenizer.decode(answer))
     return answers
+
+
+def answer_rewards(reader, paths, cfg):
+    """Rewards of searches without labels (ASKiT, sec. 6): F1 of a frozen reader's answer from the evidence,
+    less a cost a sentence and a sub-question."""
+    found = []
+    answers = answers_of(reader, [p.state for p in paths])
+    for p, answer in zip(paths, answers, strict=True):
+        reward = metrics.f1(answer, p.case.question.answers)
+        reward -= cfg.sentence_cost * len(p.taken)
+        found.append(reward - cfg.question_cost * len(p.asked))
+    return found
 
 
 # ---------------------------------------------------------------- training

@@ -82,6 +82,14 @@ class Writer:
     @torch.no_grad()
     def sample(self, inputs, draws):
         """[(text, ids, log-probs)] at temperature 1; a row's draws come from its own random.Random."""
+        found = [None] * len(inputs)
+        for part in in_batches(inputs, lambda ids: len(ids) + self.max_new, self.micro_tokens):
+            mine = self._sample([inputs[i] for i in part], [draws[i] for i in part])
+            for i, one in zip(part, mine, strict=True):
+                found[i] = one
+        return found
+
+    def _sample(self, inputs, draws):
         rows = self._inputs(inputs)
         memory = self.model.get_encoder()(**rows)
         written = [([], []) for _ in inputs]

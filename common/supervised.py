@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from common import loop, training
+from common.files import Progress
 from common.rollout import stable_seed
 
 EVERY = 25  # updates a step of the log, and of a validation loss
@@ -53,3 +54,20 @@ def validation_loss(losses, seed):
     rng = random.Random(stable_seed(seed, "validation"))
     total = sum(loss.item() for _ in range(VALIDATED) for loss, *_ in losses(rng))
     return total / VALIDATED
+
+
+def learn_when_to_ask(cfg, folder, policy, optimizer, losses, state):
+    """--ask-steps updates in front of joint training's first step, at the supervised stage's rate; saved like
+    a step every 25. state["when_to_ask"]: those made."""
+    training.set_lr(optimizer, cfg.supervised_lr)
+    with Progress("joint: learning when to ask") as progress:
+        while state["when_to_ask"] < cfg.ask_steps:
+            rng = random.Random(stable_seed(cfg.seed, "when to ask", state["when_to_ask"]))
+            for loss, *_ in losses(rng):
+                loss.backward()
+            training.optimizer_step(policy.model, optimizer, cfg.grad_clip)
+            state["when_to_ask"] += 1
+            progress(state["when_to_ask"], cfg.ask_steps)
+            if state["when_to_ask"] % EVERY == 0:
+                loop.save(folder, policy, optimizer, 0, state)
+    training.set_lr(optimizer, cfg.lr)

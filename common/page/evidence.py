@@ -33,8 +33,11 @@ def path_nodes(policy, path, first=1):
         if isinstance(step, SubQuestion):
             text = f"asks: {step.text}"
         label = case.facts[step][0] if isinstance(step, int) and step >= 0 else text.split(":")[0]
-        unasked = case, evidence_of(state[1])  # what a policy sees whose sub-questions search elsewhere
-        actions, logprobs = policy.cache.get(state) or policy.cache.get(unasked, ([], []))
+        known = policy.cache.get(state)
+        if not known and (step == SUBMIT or isinstance(step, SubQuestion)):
+            # a policy whose sub-questions search elsewhere: it sees none of them, and took no sentence itself
+            known = policy.cache.get((case, evidence_of(state[1])))
+        actions, logprobs = known or ([], [])
         offers = []
         for a, x in sorted(zip(actions, logprobs, strict=True), key=lambda pair: -pair[1]):
             mark = "* " if a in case.gold else ""
