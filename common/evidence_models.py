@@ -82,13 +82,17 @@ def load_policy(cfg, source, encoder, cases, asker="", reader=""):
 
     asker: folder of the T5 of a policy that has none yet; reader: the model of --reward answer."""
     parts, tokenizers = {}, []
-    for name, given in (("action", cfg.action_model), ("submit", cfg.submit_model)):
+    for name in ("action", "submit"):
         if source:
             parts[name] = model_of(Path(source) / name, name)
         else:
-            parts[name] = model_of(given or (cfg.fine_layers and cfg.encoder), name, cfg.fine_layers)
-        tokenizers.append(encoders.PairTokenizer(name, parts[name][1], cfg.max_tokens))
-        tokenize(tokenizers[-1], cases)
+            given = getattr(cfg, f"{name}_model")
+            beginning = cfg.fine_layers and cfg.encoder
+            parts[name] = model_of(given or beginning, name, cfg.fine_layers)
+        _, tokenizer = parts[name]
+        pair_tokenizer = encoders.PairTokenizer(name, tokenizer, cfg.max_tokens)
+        tokenize(pair_tokenizer, cases)
+        tokenizers.append(pair_tokenizer)
     if source and (Path(source) / "question").exists():
         asker = Path(source) / "question"
     asker = load_writer(cfg, asker) if asker else None
