@@ -1,12 +1,14 @@
 """All of an AT2PO step that is not the model, at the paper's size: seconds and memory, by part.
 
     OMP_NUM_THREADS=1 python -m benchmarks.bench_large [--questions 64 128 256 512]
+    … --corpus corpus.jsonl --tokenizer FOLDER      passages of a corpus, in the pieces of a real tokenizer
 
 at2po's own code runs a step: it grows trees of 22 leaves, assigns credit, packs and collates, takes the loss,
 meters, and makes the page's record. Three things are made up. The engine hands back ids at once: an answer
-with probability .2 a turn, of about 125 tokens. The search hands back passages of made-up words, their
-characters normal(640, 120), cut to 100 … 1,000, which is about 450 tokens of three. The model is one weight.
-The tokenizer is a byte-level BPE that is trained on such words.
+with probability .2 a turn, of about 125 tokens. The search hands back passages drawn from --corpus; without
+one they are of made-up words, their characters normal(640, 120), cut to 100 … 1,000, which is about 450
+tokens of three. The model is one weight. The tokenizer, where none is given, is a byte-level BPE that is
+trained on such words.
 
 Each size runs in a process of its own. Seconds are of CPU; those of the engine, the search and the model are
 left out. Memory is how far a part raised the peak of resident memory. The exponent is the slope of log cost
@@ -38,13 +40,13 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import numpy as np
 import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import at2po
 from benchmarks.bench_kernels import markdown, versions
 from common import chat, rollout, training, tree_metrics
 from common import model as models
-from common.data import Question
+from common.data import Question, load_corpus
 from common.engine import Generation
 from common.page import trees
 from common.retriever import Passage
@@ -215,17 +217,21 @@ class InstantEngine:
 
 
 class InstantSearch:
-    """Passages of made-up words."""
+    """Passages of a corpus, or of made-up words."""
 
-    def __init__(self, text, watch):
+    def __init__(self, text, watch, passages=()):
         self.text = text
         self.watch = watch
+        self.passages = passages
 
     def search(self, queries, k):
         with self.watch.part(MADE_UP):
             return [[self.passage(Random(f"{query} {i}")) for i in range(k)] for query in queries]
 
     def passage(self, random):
+        if self.passages:
+            drawn = self.passages[random.randrange(len(self.passages))]
+            return Passage(drawn["id"], drawn["title"], drawn["text"])
         length = min(1000, max(100, round(random.gauss(640, 120))))
         start = random.randrange(len(self.text) - length)
         return Passage(str(start), self.text[start:start + 20], self.text[start:start + length])
@@ -264,17 +270,22 @@ def a_step(cfg, policy, retriever, questions, folder):
     return roots, row
 
 
-def measure(number, **fields):
-    """{"seconds": {part: …}, "megabytes": {part: …}, and what the step was} of so many questions."""
+def measure(number, corpus=None, tokenizer=None, **fields):
+    """{"seconds": {part: …}, "megabytes": {part: …}, and what the step was} of so many questions. corpus: a
+    file; tokenizer: a folder."""
     torch.set_num_threads(1)
     cfg = at2po.parse_args(["--model", "made-up", "--data", "made-up"])
     cfg = replace(cfg, **fields)
     text = made_up_text(Random(0), 100_000)
-    tokenizer = bpe_tokenizer(text[:200_000])
+    if tokenizer:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    else:
+        tokenizer = bpe_tokenizer(text[:200_000])
+    passages = load_corpus(corpus) if corpus else ()
     watch = Stopwatch()
     model = OneWeight()
     policy = Policy(model, tokenizer, InstantEngine(tokenizer, text, watch))
-    retriever = InstantSearch(text, watch)
+    retriever = InstantSearch(text, watch, passages)
     questions = [Question(str(i), text[100 * i:100 * i + 90], ["right"]) for i in range(number)]
     with ExitStack() as patches, tempfile.TemporaryDirectory() as folder:
         for owner in (models, training):
@@ -355,12 +366,15 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", nargs="+", type=int, default=[64, 128, 256, 512])
+    parser.add_argument("--corpus", help="a file of passages; without one they are made up")
+    parser.add_argument("--tokenizer", help="a folder; without one it is made from made-up words")
     parser.add_argument("--out", type=Path, help="JSON of all numbers, written after each size")
     args = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     results = {}
     with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
-        for size, result in zip(args.questions, pool.map(measure, args.questions), strict=True):
+        of_size = functools.partial(measure, corpus=args.corpus, tokenizer=args.tokenizer)
+        for size, result in zip(args.questions, pool.map(of_size, args.questions), strict=True):
             results[size] = result
             if args.out:
                 args.out.write_text(json.dumps(results, indent=1))

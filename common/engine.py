@@ -34,8 +34,9 @@ from common import distributed
 from common.model import computes_in_bf16, computing, end_of_sequence, head_dim
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
-BLOCK = 8      # prefixes are found at multiples of this many tokens
-HEADROOM = 64  # tokens that a request must have room for to be taken up
+BLOCK = 8        # prefixes are found at multiples of this many tokens
+HEADROOM = 64    # tokens that a request must have room for to be taken up
+PREFILL = 16384  # tokens of prompts that one forward pass reads, padding included; one prompt may have more
 
 
 @dataclass
@@ -133,6 +134,21 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
 
 
 AttentionInterface.register("grouped", grouped_attention)
+
+
+def portions(suffixes):
+    """Slices of what is read, in its order, at most PREFILL tokens each when padded to the longest.
+
+    >>> [(rows.start, rows.stop) for rows in portions([[7] * 9000, [7] * 7000, [7] * 2000, [7] * 20000])]
+    [(0, 1), (1, 3), (3, 4)]
+    """
+    found, begin, widest = [], 0, 0
+    for row, suffix in enumerate(suffixes):
+        widest = max(widest, len(suffix))
+        if row > begin and widest * (row + 1 - begin) > PREFILL:
+            found.append(slice(begin, row))
+            begin, widest = row, len(suffix)
+    return [*found, slice(begin, len(suffixes))]
 
 
 def in_bf16(model):
@@ -329,21 +345,16 @@ class TransformersEngine:
         found = [self._longest_prefix(ids) for ids in unique]
         start = [known for known, _ in found]
         suffixes = [ids[known:] for ids, known in zip(unique, start, strict=True)]
-        width = max(map(len, suffixes))
-        self._reserve(first + len(new), max(start) + width)
+        self._reserve(first + len(new), max(map(len, unique)))
         for row, (ids, (known, kv)) in enumerate(zip(unique, found, strict=True), first):
             if known:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
             repeats = len(unique[ids]) - 1
             self.prefilled_tokens += len(ids) - known
             self.reused_tokens += known + len(ids) * repeats
-        padded = [list(s) + [0] * (width - len(s)) for s in suffixes]
-        ids = torch.tensor(padded, device=self.device)
-        start = torch.tensor(start, device=self.device)
-        end = first + len(unique)
-        hidden = self._forward(slice(first, end), ids, start)
-        at = torch.tensor([len(s) - 1 for s in suffixes])
-        last = hidden[torch.arange(len(unique)), at]                          # (n, H)
+        last = torch.cat([
+            self._read(first + rows.start, suffixes[rows], start[rows]) for rows in portions(suffixes)
+        ])                                                                    # (n, H)
 
         order = [group[0] for group in groups]
         order += [r for group in groups for r in group[1:]]
@@ -351,9 +362,19 @@ class TransformersEngine:
         if copies:
             rows = torch.tensor(copies, device=self.device) + first
             kv = self.cache.kv
-            kv[:, :, end:first + len(order)] = kv[:, :, rows]
+            kv[:, :, first + len(unique):first + len(order)] = kv[:, :, rows]
         self.active += order
         return [torch.cat([last, last[copies]])]
+
+    def _read(self, row, suffixes, start):
+        """The last hidden states (n, H) of prompts from their own `start` on, in the slots from `row` on."""
+        width = max(map(len, suffixes))
+        padded = [list(s) + [0] * (width - len(s)) for s in suffixes]
+        ids = torch.tensor(padded, device=self.device)
+        start = torch.tensor(start, device=self.device)
+        hidden = self._forward(slice(row, row + len(suffixes)), ids, start)
+        at = torch.tensor([len(s) - 1 for s in suffixes])
+        return hidden[torch.arange(len(suffixes)), at]
 
     def _sample(self, requests, hidden):
         """Appends one token to each request, from the last hidden states (n, H)."""

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from common import distributed
+from common.engine import PREFILL
 from common.files import warn
 from common.model import default_device, find_model, head_dim
 from common.vllm_engine import choose
@@ -135,10 +136,13 @@ def sampling(s, cfg, cuda, in_bf16, ranks):
     """What a rollout holds beside the policy."""
     if cfg.engine == "vllm" and cuda:
         in_bf16 = True  # whatever --precision says
-    return {
-        "the sampler's weights": sampler_weights(s, cfg, in_bf16, ranks),
+    found = {
+        "the sampler's weights": sampler_weights(s, cfg, cuda, in_bf16, ranks),
         "keys and values": caches(s, cfg, in_bf16),
     }
+    if cfg.engine != "vllm":  # prompts are read before turns are finished, whose cache then comes
+        found["reading prompts"] = max(0, reading(s, cfg, in_bf16) - found["keys and values"] / 2)
+    return found
 
 
 def gathered(s, cfg):
@@ -149,14 +153,23 @@ def gathered(s, cfg):
     return 4 * (ends + layer) * (1 if cfg.lora else 2)
 
 
-def sampler_weights(s, cfg, in_bf16, ranks):
+def sampler_weights(s, cfg, cuda, in_bf16, ranks):
     """vLLM has all of them; ours shares the trainer's, but for bf16 copies of matrices that are fp32."""
     if cfg.engine == "vllm":
         return (2 if in_bf16 else 4) * s.weights / cfg.tensor_parallel
     whole = 0 if ranks == 1 else (2 if cfg.lora and in_bf16 else 4) * s.weights  # the trainer's are cut
     if cfg.lora or not in_bf16:
         return whole
-    return whole + 2 * (s.matrices + s.vocabulary * s.hidden)
+    return whole + 2 * s.matrices + (2 if cuda else 4) * s.vocabulary * s.hidden  # a CPU's head is fp32
+
+
+def reading(s, cfg, in_bf16):
+    """A forward pass of our own engine over prompts, without gradients: the stream, a layer, and a mask that
+    PyTorch turns into numbers."""
+    narrow = 2 if in_bf16 else 4
+    mask = s.attention // s.keys * longest_sequence(cfg) * (1 + narrow)
+    layer = narrow * (3 * s.inner + 2 * (s.attention + s.keys))
+    return PREFILL * (4 * 4 * s.hidden + layer + mask)
 
 
 def layer_activations(s, in_bf16, flex=False):
@@ -193,13 +206,15 @@ def logits(s, rows, kernels):
     return 4 * (4 * min(rows, CHUNK) + s.hidden) * s.vocabulary
 
 
+def longest_sequence(cfg):
+    return getattr(cfg, "max_prompt", 4096) + getattr(cfg, "max_response", 4096)
+
+
 def caches(s, cfg, in_bf16):
     """Of running sequences and of finished turns: --cache-gb each, at most as many as can be; vLLM takes both
     at once, for sequences as long as the model knows."""
     a_token = 2 * s.layers * s.keys * (2 if in_bf16 else 4)
-    longest = getattr(cfg, "max_prompt", 4096) + getattr(cfg, "max_response", 4096)
-    if cfg.engine == "vllm":
-        longest = s.positions
+    longest = s.positions if cfg.engine == "vllm" else longest_sequence(cfg)
     return 2 * min(cfg.cache_gb * 2**30, cfg.max_batch * longest * a_token)
 
 
