@@ -146,11 +146,9 @@ class Config(flags.PassageFlags):
     # a turn's own value; its leaf's for every turn (Table 1); the leaf's among all leaves plus that among the
     # leaves of its own chain (Tree-GRPO)
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
-    # of inner nodes (Table 2); shrunk (ours): the leaves' mean, drawn to the parent's where few are | Eq 3
-    value: Literal["child-weighted", "child-mean", "leaf-mean", "shrunk"] = "child-weighted"
+    # of inner nodes (Table 2) | Eq 3
+    value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"
     advantage: Literal["value", "td", "global", "combined"] = "value"  # from values (Table 2) | Eq 3
-    # a turn counts in each leaf that it leads to, or once: its advantage is divided among them (ours)
-    shared_turns: Literal["each", "once"] = "each"
     # turn, token or sequence ratios; grpo, dapo, gspo and aepo with their own defaults
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
     clip_low: float = 3e-3          # 1 - lower end of the clip window | sec. 5.1
@@ -523,8 +521,6 @@ def leaf_values(rewards, sample_std=False):
 
 def node_value(node, rule):
     """Sets and returns V(n) from the children's values (Eq 3); leaves hold theirs."""
-    if rule == "shrunk":
-        return baselines.shrunk_values(node)
     if node.done:
         return node.value
     values = [node_value(c, rule) for c in node.children]
@@ -559,12 +555,9 @@ def assign_advantages(root, cfg):
     if cfg.credit == "tree-grpo":
         within = baselines.values_within_chains(root, standardised)
     for leaf in leaves:  # each turn's own (the paper's), or the leaf's value for all
-        lineage = leaf.lineage()
-        path = [n.advantage for n in lineage]
+        path = [n.advantage for n in leaf.lineage()]
         if cfg.credit != "turn":
             path = [leaf.value + within.get(leaf, 0.0)] * len(path)
-        if cfg.shared_turns == "once":
-            path = [a / len(n.leaves()) for a, n in zip(path, lineage, strict=True)]
         leaf.trajectory.advantages = [-a for a in path] if cfg.flip_advantages else path
     return True
 

@@ -143,7 +143,7 @@ class Config(flags.PassageFlags):
 
 # What differs in the embedded world. The learning rate is at2po.py's, chosen there for GRPO on the dev split.
 # Steps and evaluation at temperature 1 were set after a three-step trial on 60 test questions (greedy
-# decoding hides most of what the policy has to unlearn); nothing else was tuned.
+# decoding hides most of what the policy has to unlearn); nothing else was tuned in this world.
 WORLD = dict(
     data="world",
     retriever="bm25",
@@ -162,7 +162,7 @@ WORLD = dict(
     save_every=5,
 )
 # And at the world's second level (--world hard:elastic=.3), where paths differ in length: reading them takes
-# twice the warm-up.
+# twice the warm-up. The learning rate is at2po.py's there; that and the rest were not tuned for this paper.
 HARD = WORLD | dict(
     warmup_steps=3000,
     flaw_rate=.4,
@@ -811,9 +811,13 @@ def group_record(trajectories, question, tokenizer=None, **extra):
 
 def prediction(trajectory, question):
     """A row of eval_<set>.json."""
-    kept = {k: trajectory.info[k] for k in ("answer", "problem", "em", "f1", "searches")}
-    shown = group_record([trajectory], question)
-    return {"id": question.id, **kept, "tokens": trajectory.sampled_tokens} | shown
+    row = {"id": question.id, "tokens": trajectory.sampled_tokens}
+    for key in ("answer", "problem", "em", "f1", "searches", "d_TA", "d_TQ"):
+        if key in trajectory.info:  # (distances of those that were scored)
+            row[key] = trajectory.info[key]
+    searches = [turn_label(t) for t in trajectory.turns if "<information>" in t.observation]
+    row["repeats"] = len(searches) - len(set(searches))  # made before, word for word
+    return row | group_record([trajectory], question)
 
 
 def sample_record(policy, scorer, groups, questions, step, cfg):

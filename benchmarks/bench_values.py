@@ -22,7 +22,7 @@ from common.files import Progress, table, write_json
 from common.world import hard
 
 SHAPES = ((10, 6, 2), (4, 6, 3))  # M, N, L: the paper's, and that of --world hard
-RULES = ("child-weighted", "child-mean", "leaf-mean", "shrunk")
+RULES = ("child-weighted", "child-mean", "leaf-mean")
 
 
 def worth_of_turns(policy, split, roots, questions, cfg, rollouts):

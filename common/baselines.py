@@ -109,7 +109,7 @@ def balance_entropy(batches, weight):
         b.advantages = b.advantages * (1 + weight * z)
 
 
-# ---------------------------------------------------------------- credit: Tree-GRPO, and values of ours
+# ---------------------------------------------------------------- credit: Tree-GRPO
 
 def values_within_chains(root, leaf_values):
     """{leaf: its value among the leaves below the same first turn}; 0 where it is the only one (Tree-GRPO, Ji
@@ -120,20 +120,3 @@ def values_within_chains(root, leaf_values):
         rewards = first.rewards()
         found |= dict(zip(leaves, leaf_values(rewards), strict=True))
     return found
-
-
-SHRINKAGE = 2  # leaves that the parent's value counts for, of --value shrunk
-
-
-def shrunk_values(root):
-    """V(n) = (sum of its leaves' values + 2 V(parent)) / (leaves + 2), from the root's mean down: a turn with
-    one leaf below it is mostly its parent's. Leaves are turns like others. Returns V(root)."""
-    own = {leaf: leaf.value for leaf in root.leaves()}
-    for n in root.nodes():
-        values = [own[leaf] for leaf in n.leaves()]
-        total, count = sum(values), len(values)
-        if n.parent is not None:
-            total += SHRINKAGE * n.parent.value
-            count += SHRINKAGE
-        n.value = total / count
-    return root.value

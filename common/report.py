@@ -318,7 +318,7 @@ EXPORTED = (
     "id", "question", "gold", "type", "hops", "answer", "problem", "em", "em_valid", "f1",
     "searches", "tokens", "read", "rounds", "normalised", "repetitions", "pattern", "standard",
     "precision", "recall", "percentile", "sentences", "evidence_found", "end", "first_wrong", "sub-questions",
-    "logprob")
+    "logprob", "repeats", "d_TA", "d_TQ")
 
 
 TEXTS = ("question", "gold", "answer")

@@ -66,28 +66,6 @@ def test_values(rule, expected):
     assert a.advantage == a.value and a.children[0].advantage == pytest.approx(math.sqrt(3), rel=1e-4)
 
 
-def test_a_shared_turn_counts_once_where_that_is_asked():
-    root = root_of((0, [(0, 1.0), (0, 0.0), (0, 0.0)]), (0, 0.0))
-    assert at2po.assign_advantages(root, CFG)
-    each = [leaf.trajectory.advantages for leaf in root.leaves()]
-    assert at2po.assign_advantages(root, replace(CFG, shared_turns="once"))
-    once = [leaf.trajectory.advantages for leaf in root.leaves()]
-    shared = each[0][0]
-    assert [path[0] for path in once[:3]] == pytest.approx([shared / 3] * 3)
-    assert [path[1:] for path in once[:3]] == [path[1:] for path in each[:3]] and once[3] == each[3]
-
-
-def test_shrunk_values_by_hand():
-    # z = sqrt(3), -1/sqrt(3) three times
-    root = root_of((0, [(0, 1.0), (0, 0.0)]), (0, [(0, 0.0), (0, 0.0)]))
-    assert at2po.assign_advantages(root, replace(CFG, value="shrunk"))
-    a, b = root.children
-    z, other = math.sqrt(3), -1 / math.sqrt(3)
-    assert root.value == pytest.approx(0, abs=1e-6)
-    assert (a.value, b.value) == pytest.approx(((z + other) / 4, 2 * other / 4), rel=1e-4)
-    assert a.children[0].advantage == pytest.approx((z + 2 * a.value) / 3, rel=1e-4)
-
-
 def test_child_mean_and_leaf_mean_differ_on_uneven_trees():
     root = root_of((0, [(0, 1.0), (0, 1.0), (0, 0.0)]), (0, 0.0))  # mean 1/2, std 1/2: z = 1, 1, -1, -1
     at2po.assign_advantages(root, replace(CFG, value="child-mean"))

@@ -191,6 +191,18 @@ def test_what_a_step_is_and_what_stands_before_it(scorer, flags, wanted):
         assert (step, before) == (step_wanted, before_wanted)
 
 
+def test_a_row_says_how_often_a_search_was_made_before():
+    search, other, answer = "<search> c </search>", "<search> d </search>", "<answer> e </answer>"
+    t = trajectory([search, other, search, search, answer])
+    t.info |= {"problem": "", "f1": 1.0, "d_TA": [.5] * 5, "d_TQ": [.4] * 5}
+    for turn in t.turns[:4]:
+        turn.observation = "<information>x</information>"
+    row = bi_rar.prediction(t, data.Question("q", "who?", ["Ada"]))
+    assert row["repeats"] == 2 and row["d_TA"] == [.5] * 5
+    t.turns[3].observation = ""  # nothing was searched
+    assert bi_rar.prediction(t, data.Question("q", "who?", ["Ada"]))["repeats"] == 1
+
+
 def test_another_tokenizer_reads_the_text_and_never_the_ids(scorer):
     _, tokenizer = scorer
     cfg = bi_rar.parse_args(["--step-text", "turn"])

@@ -486,7 +486,7 @@ def test_what_the_other_methods_choose(monkeypatch):
         assert len(log) == 20 and [len(g) for g in made] == [5] * 4
         chosen[stage] = [[t.reward for t in m.select(g, stage, 0.5, config())] for g in made]
     assert chosen["star"] == [[1, 1, 1], [], [], [1, 1, 1]]
-    # those of the highest reward, where it is positive, and as many as STaR's
+    # those of the highest reward, where it is positive: at most as many a question as STaR may choose
     assert chosen["raft"] == chosen["raft++"] == [[1, 1, 1], [0.7, 0.7], [], [1, 1, 1]]
     assert chosen["grpo"] == [rewards["q0"], rewards["q1"], [], []]
 
