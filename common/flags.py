@@ -122,11 +122,13 @@ class PassageFlags(PolicyFlags):
     corpus: str = ""              # JSONL with id, contents; or "contexts" = pooled from the questions
     # bm25, dense:MODEL[@INDEX] or http://HOST:PORT; empty = bm25 with a corpus, else http://127.0.0.1:8000
     retriever: str = ""
+    # of each passage the sentences around the query's words, at most so many characters; 0 = all of it
+    excerpt: int = 0
 
 
 TINY_WARM_UP = {"warmup_steps": 900, "flaw_rate": .6}
 MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "show_every", "search_retries", "lora",
-               "train_layers", "seed")
+               "train_layers", "seed", "excerpt")
 ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
 
 
@@ -166,6 +168,8 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
         refuse("warmup_data", cfg.warmup_data, "begins with --model; --checkpoint has learned already")
     if getattr(cfg, "lora", 0) and cfg.train_layers:
         refuse("train_layers", cfg.train_layers, "trains weights, --lora adapters: one of the two")
+    if getattr(cfg, "excerpt", 0) and cfg.data == "world":
+        refuse("excerpt", cfg.excerpt, "cuts passages of a corpus or of a server; the world's are short")
     check_machine(cfg)
     try:
         run.check_trackers(cfg.log)

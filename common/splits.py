@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import data, kg, retriever, sharegpt, world
+from common.excerpts import Excerpts
 from common.files import say
 from common.world import hard
 
@@ -42,9 +43,11 @@ def world_split(name, size=1.0, questions=400, spec="bm25", level=None):
 
 
 def make_retriever(cfg, corpus):
-    """The retriever of --retriever with the run's time-outs."""
-    return retriever.make_retriever(
+    """The retriever of --retriever with the run's time-outs, its passages cut by --excerpt."""
+    whole = retriever.make_retriever(
         cfg.retriever, corpus, timeout=cfg.search_timeout, retries=cfg.search_retries)
+    characters = getattr(cfg, "excerpt", 0)
+    return Excerpts(whole, characters) if characters else whole
 
 
 def load_splits(cfg, paper_eval, searched=True):

@@ -337,8 +337,10 @@ def test_flawed_demonstrations_on_request():
     (["--model", "m", "--data", "q.jsonl", "--warmup-epochs", "0"], "at least 1"),
     (["--checkpoint", "m", "--data", "q.jsonl", "--warmup-data", "q.jsonl"], "begins with --model"),
     (["--model", "m", "--data", "q.jsonl", "--warmup-lr", "0"], "above 0"),
+    (["--excerpt", "300"], "the world's are short"),
+    (["--model", "m", "--data", "q.jsonl", "--excerpt", "-1"], "at least 0"),
 ])
-def test_flags_that_no_warm_up_can_use(flags, message):
+def test_flags_that_no_run_can_use(flags, message):
     with pytest.raises(SystemExit) as stop:
         at2po.main(flags)
     assert message in str(stop.value.code)
