@@ -92,17 +92,17 @@ def peak():  # (ru_maxrss would be the parent's, where that was larger)
         lines = dict(line.split(":") for line in f)
     return int(lines["VmHWM"].split()[0]) * 1024
 
-def updates(model, trees, cfg, n):
+def updates(model, steps, cfg):
     optimizer = training.make_optimizer(model, 1e-6)
-    for _ in range(n):
+    for trees in steps:
         for batch in training.prepare(model, None, trees, cfg):
             token_logprobs(model, batch, 1.0, "off").sum().backward()
         training.optimizer_step(model, optimizer)
-    return batch
 
 cfg = replace(at2po.Config(), **json.loads(sys.argv[1]))
 small = bench_gpu.random_model("small", cfg, "cpu")
-updates(small, bench_gpu.random_tree(0, 100, 3, 4), cfg, 1)
+little = bench_gpu.random_tree(0, 100, 3, 4)  # (the first update makes the moments, the second has them)
+updates(small, [little], cfg)
 before = peak()
 if sys.argv[2:]:
     config = LlamaConfig(
@@ -116,7 +116,7 @@ else:
     if cfg.gradient_checkpointing == "on":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trees = [leaf for q in range(2) for leaf in bench_gpu.random_tree(q, 800, 30, 45)]
-updates(model, trees, cfg, 2)
+updates(model, [little, trees], cfg)
 found = memory.estimate(memory.shape_of(model.config), cfg, False, sampled=.3)
 print(before, peak(), sum(found.held.values()) + sum(found.update.values()))
 """
