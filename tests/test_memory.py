@@ -101,7 +101,7 @@ def updates(model, steps, cfg):
 
 cfg = replace(at2po.Config(), **json.loads(sys.argv[1]))
 small = bench_gpu.random_model("small", cfg, "cpu")
-little = bench_gpu.random_tree(0, 100, 3, 4)  # (the first update makes the moments, the second has them)
+little = bench_gpu.random_tree(0, 100, 3, 4)
 updates(small, [little], cfg)
 before = peak()
 if sys.argv[2:]:
@@ -116,7 +116,7 @@ else:
     if cfg.gradient_checkpointing == "on":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trees = [leaf for q in range(2) for leaf in bench_gpu.random_tree(q, 800, 30, 45)]
-updates(model, [little, trees], cfg)
+updates(model, [little, trees], cfg)  # (the first makes the moments, the second has them beside the rest)
 found = memory.estimate(memory.shape_of(model.config), cfg, False, sampled=.3)
 print(before, peak(), sum(found.held.values()) + sum(found.update.values()))
 """
