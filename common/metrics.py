@@ -269,7 +269,9 @@ def stands_in(golds, text):
 
 def reading(rows):
     """What tells searching from reading, of the questions that do not offer their answer: the share in whose
-    observations a gold answer stood (rows with "read"), and EM where it did and where it did not."""
+    observations a gold answer stood (rows with "read"), and EM where it did and where it did not; and copying
+    from both: of the answers given, the share that stand as they are in the question or in an observation
+    (rows with "copied")."""
     rows = [r for r in rows if not is_two_way(r)]
     if not rows:
         return {}
@@ -278,6 +280,9 @@ def reading(rows):
         ems = [r["em"] for r in rows if r["read"] == read]
         if ems:
             parts[name] = sum(ems) / len(ems)
+    copied = [r["copied"] for r in rows if "copied" in r]
+    if copied:
+        parts["copied"] = sum(copied) / len(copied)
     return {"reading": parts}
 
 

@@ -316,7 +316,7 @@ def _over_seeds(first, other):
 
 EXPORTED = (
     "id", "question", "gold", "type", "hops", "answer", "problem", "em", "em_valid", "f1",
-    "searches", "tokens", "read", "rounds", "normalised", "repetitions", "pattern", "standard",
+    "searches", "tokens", "read", "copied", "rounds", "normalised", "repetitions", "pattern", "standard",
     "precision", "recall", "percentile", "sentences", "evidence_found", "end", "first_wrong", "sub-questions",
     "logprob", "repeats", "d_TA", "d_TQ")
 

@@ -164,4 +164,6 @@ def told_apart(summary):
         line += f" | answer read {parts['read']:.2f}"
         if "em_read" in parts:
             line += f", EM there {parts['em_read']:.3f}"
+        if "copied" in parts:
+            line += f", answers copied right {parts['copied']:.2f}"
     return line

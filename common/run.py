@@ -426,6 +426,9 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
                         continue
                     observed = " ".join(node.get("observation", "") for node in row["nodes"])
                     row["read"] = float(metrics.stands_in(row["gold"], observed))
+                    if row["answer"]:
+                        seen = f"{row['question']} {observed}"
+                        row["copied"] = float(metrics.stands_in([row["answer"]], seen))
                 summary |= metrics.reading(rows)
             if hasattr(policy, "engine"):  # encoders have none
                 policy.engine.sleep()

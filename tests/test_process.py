@@ -48,6 +48,30 @@ def test_what_the_user_set_about_threads_stays(monkeypatch, name):
     assert process.settle_threads() is None and [n for n in process.USER_SET if n in os.environ] == [name]
 
 
+PRODUCTS_OF_MANY_SHAPES = """
+from common import process
+import torch
+layer = torch.nn.Linear(576, 1536, bias=False, dtype=torch.bfloat16)
+for rows in range(1, 300):
+    layer(torch.zeros(rows, 576, dtype=torch.bfloat16)).sum().item()
+    if rows == 100:
+        before = open("/proc/self/statm").read().split()[1]
+print(int(open("/proc/self/statm").read().split()[1]) - int(before))
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available() or not Path("/proc/self/statm").exists(),
+                    reason="needs oneDNN, and Linux")
+def test_bf16_products_of_ever_other_shapes_do_not_fill_the_memory():
+    def growth(**environment):
+        environment = {k: v for k, v in os.environ.items() if k not in process.KEPT_SHAPES} | environment
+        out = subprocess.run([sys.executable, "-c", PRODUCTS_OF_MANY_SHAPES], cwd=ROOT, env=environment,
+                             text=True, check=True, capture_output=True)
+        return int(out.stdout)  # pages over 200 shapes
+
+    assert growth() < growth(**dict.fromkeys(process.KEPT_SHAPES, "1024")) / 2
+
+
 def test_an_ignored_ctrl_c_stays_ignored_and_a_command_string_is_no_script():
     script = (
         "import signal; from common import process; "

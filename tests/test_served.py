@@ -144,6 +144,15 @@ def test_what_was_said_is_on_file_and_not_asked_for_again(files):
     assert summary(files, "at2po", "e")["summary"]["em"] == 1
 
 
+@pytest.mark.parametrize("answer, copied", [("Bo Moss", 1.0), ("Bo Mass", 0.0)])
+def test_an_answer_is_copied_right_where_it_stands_in_what_was_read(files, answer, copied):
+    model = Model("<search> Red Hill ", f"<think> b </think> <answer> \\boxed{{{answer}}} </answer>")
+    evaluate(at2po, files, model.url)
+    found = summary(files, "at2po", "e")
+    assert [row["copied"] for row in found["predictions"]] == [copied]
+    assert found["summary"]["reading"]["copied"] == copied
+
+
 def test_how_an_answer_ended():
     stops = ("</search>", "</answer>")
     assert served.ending("<search> a", stops) == "</search>"
@@ -244,5 +253,7 @@ def test_rewards_of_open_questions_by_what_was_read():
     rows = [row(1, 1), row(0, 1), row(0, 0), row(0, 0), row(1, 0, "comparison"), row(0, 1, "comparison")]
     found = metrics.summarize(rows)
     assert found["reading"] == {"n": 4, "read": .5, "em_read": .5, "em_not_read": 0}
+    rows[0]["copied"], rows[1]["copied"], rows[4]["copied"] = 1.0, 0.0, 0.0  # the others gave no answer
+    assert metrics.reading(rows)["reading"]["copied"] == .5
     assert found["guess"] == pytest.approx(1 / 6) and found["two_way"] == {"n": 2, "em": .5}
     assert rollout.mean([r["em"] for r in rows]) == found["em"]
