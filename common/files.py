@@ -66,9 +66,12 @@ def clock(seconds):
 
 
 class Progress:
-    """A long piece of work, done of total: a live line on a terminal, a line every 20 seconds in a log."""
+    """A long piece of work, done of total: a live line on a terminal, a line every 20 seconds in a log.
 
-    def __init__(self, what, every=20.0):
+    at_once: its parts run side by side, and most end late: the time left is not guessed before half did."""
+
+    def __init__(self, what, every=20.0, at_once=False):
+        self.at_once = at_once
         self.what = what
         self.every = every
         self.began = self.said = time.time()
@@ -86,7 +89,7 @@ class Progress:
     def __call__(self, done, total):
         now = time.time()
         line = f"{self.what}: {done}/{total}, {clock(now - self.began)}"
-        if done:
+        if done and (not self.at_once or 2 * done >= total):
             left = (now - self.began) * (total - done) / done
             line += f", {clock(left)} left"
         if self.status:

@@ -154,13 +154,6 @@ def search_repairs(retriever):
 async def _drive(agents, engine, search, progress, results):
     tasks = [asyncio.ensure_future(a) for a in agents]
 
-    def say_progress(_):
-        done = sum(t.done() for t in tasks)
-        progress(done, len(tasks))
-
-    for task in tasks:
-        task.add_done_callback(say_progress)
-
     def failed():
         for t in tasks:
             if t.done() and not t.cancelled() and t.exception():
@@ -169,6 +162,7 @@ async def _drive(agents, engine, search, progress, results):
 
     try:
         while not all(t.done() for t in tasks):
+            progress(sum(t.done() for t in tasks), len(tasks))
             # let every agent go on until it waits for something (nested gathers take a few turns)
             for _ in range(4):
                 await asyncio.sleep(0)
@@ -181,6 +175,7 @@ async def _drive(agents, engine, search, progress, results):
                 await asyncio.wait(search.running, return_when=asyncio.FIRST_COMPLETED)
         if failed():
             raise failed().exception()
+        progress(len(tasks), len(tasks))
         # asyncio.run prepares the repr of what its coroutine returns: of trees, seconds and megabytes
         results += [t.result() for t in tasks]
     finally:

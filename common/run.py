@@ -416,7 +416,7 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
     for split in splits:
         file = folder.path / f"eval_{split.name}{suffix}.json"
         if not (cfg.resume and suffix and file.exists()):
-            with Progress(f"evaluating {split.name}") as progress:
+            with Progress(f"evaluating {split.name}", at_once=True) as progress:
                 if getattr(cfg, "policy", ""):
                     policy.engine.keep(folder.path / f"said_{split.name}{suffix}.jsonl")
                 rows, summary = evaluate(policy, split, cfg, progress)

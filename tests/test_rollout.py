@@ -232,6 +232,17 @@ def test_agents_are_batched_and_do_not_wait_for_each_other(remote):
     assert engine.batches[0] == 6 and sum(engine.batches) == 9 and words.calls[0] == (6, 2)
 
 
+def test_progress_is_told_at_every_step_before_any_agent_has_ended():
+    engine, told = Echo(), []
+    search = rollout.BatchedSearch(Words())
+
+    async def agent(i):
+        return await engine.generate([i]) + await engine.generate([i])
+
+    rollout.run_agents([agent(i) for i in range(3)], engine, search, lambda *counts: told.append(counts))
+    assert told[:2] == [(0, 3), (0, 3)] and told[-1] == (3, 3)
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_the_first_failure_reaches_the_caller(remote):
     engine = Echo()

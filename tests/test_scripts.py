@@ -316,6 +316,18 @@ def test_a_long_evaluation_says_how_far_it_is_where_there_is_no_terminal(monkeyp
     assert lines[0] == "evaluating x: 2/10, 30s, 2m00s left" and len(lines) == 5
 
 
+def test_of_what_runs_at_once_the_time_left_is_guessed_late(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(files.time, "time", lambda: now[0])
+    with files.Progress("evaluating x", at_once=True) as progress:
+        for done in (0, 1, 1, 5, 10):
+            now[0] += 30
+            progress(done, 10)
+    assert capsys.readouterr().out.splitlines() == [
+        "evaluating x: 0/10, 30s", "evaluating x: 1/10, 1m00s", "evaluating x: 1/10, 1m30s",
+        "evaluating x: 5/10, 2m00s, 2m00s left", "evaluating x: 10/10, 2m30s, 0s left"]
+
+
 def test_eval_only_and_ask(tmp_path, capsys):
     run(tmp_path, "--steps", 1, "--name", "a")
     run(tmp_path, "--eval-only", "--checkpoint", tmp_path / "at2po/a/checkpoint", "--name", "e")
