@@ -71,7 +71,8 @@ def show_results(folder, before, after, groups=()):
 
 
 def apart(old, new):
-    """What guessing scores, EM of the questions that do not offer their answer, how often one was read."""
+    """What guessing scores, EM of the questions that do not offer their answer, how often one was read, and
+    copied right."""
     def change(part, key):
         found = [s[part][key] for s in (old, new) if part in s and key in s[part]]
         return " → ".join(f"{value:.3f}" for value in found)
@@ -81,6 +82,8 @@ def apart(old, new):
         parts.append(f"EM of what cannot be guessed {change('open', 'em')} (n {new['open']['n']})")
     if "reading" in new:
         parts.append(f"of these the answer was read in {change('reading', 'read')}")
+        if "copied" in new["reading"]:
+            parts.append(f"answers copied right {change('reading', 'copied')}")
     return ", ".join(parts) or "no types of questions"
 
 

@@ -9,7 +9,7 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import chat, rollout, served
+from common import chat, report, rollout, served
 from common.files import RunError, read_jsonl
 
 QUESTION = {"id": "q1", "question": "Who directed Red Hill?", "answer": "Bo Moss", "type": "bridge"}
@@ -145,12 +145,15 @@ def test_what_was_said_is_on_file_and_not_asked_for_again(files):
 
 
 @pytest.mark.parametrize("answer, copied", [("Bo Moss", 1.0), ("Bo Mass", 0.0)])
-def test_an_answer_is_copied_right_where_it_stands_in_what_was_read(files, answer, copied):
+def test_an_answer_is_copied_right_where_it_stands_in_what_was_read(files, capsys, answer, copied):
     model = Model("<search> Red Hill ", f"<think> b </think> <answer> \\boxed{{{answer}}} </answer>")
     evaluate(at2po, files, model.url)
     found = summary(files, "at2po", "e")
     assert [row["copied"] for row in found["predictions"]] == [copied]
     assert found["summary"]["reading"]["copied"] == copied
+    assert f"answers copied right {copied:.2f}" in " ".join(capsys.readouterr().out.split())
+    before_and_after = report.apart(found["summary"], found["summary"])
+    assert f"answers copied right {copied:.3f} → {copied:.3f}" in before_and_after
 
 
 def test_how_an_answer_ended():
