@@ -1148,7 +1148,7 @@ def render_real(tokenizer, question, demo, place, cfg):
     found = ""
     for hops in [at_once, *rest] if at_once else rest:
         wanted = " and ".join(hop.need for hop in hops)
-        writer.layer(hops, f"{found}I need to find {wanted}.")
+        writer.layer(hops, f"{found}{demo.wanted(0, wanted)}")
         found = " ".join(hop.found for hop in hops) + " "
     *_, last = demo.thoughts()
     return writer.finished(demo, last)

@@ -71,6 +71,7 @@ class Demonstration:
     hops: list[Hop]
     answer: str
     flaw: str | None = None  # a key of FLAWS; "bad format" is for the script to render
+    wording: int = 0         # of WORDINGS
 
     def queries(self):
         return [hop.queries[0] for hop in self.hops]
@@ -80,14 +81,24 @@ class Demonstration:
         thoughts = []
         known = ""
         for i, hop in enumerate(self.hops):
-            want = WANTS[i % len(WANTS)].format(hop.need)
-            thoughts.append(f"{known}{want}")
+            thoughts.append(f"{known}{self.wanted(i, hop.need)}")
             known = f"{hop.found} "
         all_known = " ".join(hop.found for hop in self.hops)
-        return [*thoughts, f"{all_known} So the answer is {self.answer}.".strip()]
+        concluded = WORDINGS[self.wording][-1].format(self.answer)
+        return [*thoughts, f"{all_known} {concluded}".strip()]
+
+    def wanted(self, i, need):
+        """What the i-th search is said to be for."""
+        *wants, _ = WORDINGS[self.wording]
+        return wants[i % len(wants)].format(need)
 
 
-WANTS = ("I need to find {}.", "Now I need {}.", "Next is {}.")
+WORDINGS = (  # what is wanted first, next, after that; what follows from all that is known
+    ("I need to find {}.", "Now I need {}.", "Next is {}.", "So the answer is {}."),
+    ("I look for {}.", "What about {}?", "I still miss {}.", "That makes it {}."),
+    ("Let me search for {}.", "What is missing is {}.", "Let me look up {} as well.", "Therefore: {}."),
+    ("The question turns on {}.", "It also turns on {}.", "Then there is {}.", "The answer must be {}."),
+)
 
 
 def plan_of(question):
@@ -191,13 +202,50 @@ def quote(lines, answer, most=QUOTED):
     return said + (" …" if len(words) > start + most else ""), said
 
 
-def demonstrate(question, index, top_k, max_passage=None):
+def demonstrate(question, index, top_k, max_passage=None, wording=0):
     """(Demonstration or None, what is wrong or "") with the queries that find the gold pages among `top_k` of
     `index` (a retriever), of which max_passage characters are read. A page that was read already is not asked
-    for again: what it says joins what is known. The first search may be for the question as it stands."""
+    for again: what it says joins what is known. The first search may be for the question as it stands.
+
+    wording: of WORDINGS; but for the first, searches come in another order and by other queries, where those
+    find the pages, too."""
     plan = plan_of(question)
     if not plan:
         return None, "no gold evidence that can be followed"
+    if wording:
+        other = varied(plan, random.Random(f"{question.id}/{wording}"))
+        hops, problem = follow(other, question, index, top_k, max_passage)
+    if not wording or problem:
+        hops, problem = follow(plan, question, index, top_k, max_passage)
+    if problem:
+        return None, problem
+    return Demonstration(hops, question.answers[0], wording=wording), ""
+
+
+def varied(plan, rng):
+    """The hops in another order, in which each stays behind those that it needs, and their queries, too.
+
+    >>> plan = [Hop("A", "", [], "", "A", "X"), Hop("X", "", [], "", "X", "1"), Hop("B", "", [], "")]
+    >>> orders = {"".join(hop.title for hop in varied(plan, random.Random(seed))) for seed in range(30)}
+    >>> sorted(orders)
+    ['ABX', 'AXB', 'BAX']
+    """
+    left, made = list(plan), []
+    while left:
+        free = [hop for i, hop in enumerate(left) if not any(needs(hop, other) for other in left[:i])]
+        hop = rng.choice(free)
+        left.remove(hop)
+        queries = rng.sample([*hop.queries, hop.need], len(hop.queries) + 1)
+        made.append(replace(hop, queries=queries))
+    return made
+
+
+def needs(hop, earlier):
+    return hop.waits or bool(hop.subject) and hop.subject == earlier.claim
+
+
+def follow(plan, question, index, top_k, max_passage):
+    """([Hop], "") of a plan with the queries that find its pages; (None, what is wrong)."""
     hops = []
     read = question.question
     for hop in plan:
@@ -221,7 +269,7 @@ def demonstrate(question, index, top_k, max_passage=None):
             hops[-1].found += f" {hop.found}"
         if hop.claim and not says(read, hop.claim):
             return None, "what a page should say is not in what is read of it"
-    return Demonstration(hops, question.answers[0]), ""
+    return hops, ""
 
 
 def named_in(text, hops):
@@ -263,8 +311,8 @@ def flawed(demo, other_answer, rng):
         return replace(demo, flaw=flaw)
     if flaw == "too few hops" and len(demo.hops) > 1:
         cut = demo.hops[:rng.randrange(1, len(demo.hops))]
-        return Demonstration(cut, plain_title(cut[-1].title), flaw)
-    return Demonstration([], other_answer, "from nowhere")
+        return replace(demo, hops=cut, answer=plain_title(cut[-1].title), flaw=flaw)
+    return replace(demo, hops=[], answer=other_answer, flaw="from nowhere")
 
 
 def another_answer(question, questions, rng):
@@ -277,24 +325,30 @@ def another_answer(question, questions, rng):
 def of_questions(questions, index, cfg, render, reward, progress=None):
     """([[Trajectory]], Counter of what became of the questions): demonstrations as a script renders them.
 
-    cfg: top_k, max_passage where there is one, and flaw_rate. render(question, Demonstration) ->
-    [Trajectory]; reward(trajectories, question) is the script's own, None where its agent could not go so
-    far, and only what earns 1 is kept. With probability flaw_rate one is then replaced by a flawed one."""
+    cfg: top_k, flaw_rate, and where there are such flags max_passage and warmup_wordings. render(question,
+    Demonstration) -> [Trajectory]; reward(trajectories, question) is the script's own, None where its agent
+    could not go so far, and only what earns 1 is kept. With probability flaw_rate one is then replaced by a
+    flawed one."""
     kept, fate = [], Counter()
+    max_passage = getattr(cfg, "max_passage", None)
     for number, q in enumerate(questions):
-        demo, problem = demonstrate(q, index, cfg.top_k, getattr(cfg, "max_passage", None))
-        rendered = render(q, demo) if demo else []
-        earned = reward(rendered, q) if demo else 1
-        if earned is None:
-            problem = "longer than the agent's limits"
-        elif earned != 1:
-            problem = "does not earn reward 1"
-        rng = random.Random(f"{q.id}/flaw")
-        if not problem and rng.random() < cfg.flaw_rate:
-            rendered = render(q, flawed(demo, another_answer(q, questions, rng), rng))
-        if not problem:
-            kept.append(rendered)
-        fate[problem or "demonstrated"] += 1
+        for wording in range(getattr(cfg, "warmup_wordings", 1)):
+            demo, problem = demonstrate(q, index, cfg.top_k, max_passage, wording)
+            rendered = render(q, demo) if demo else []
+            earned = reward(rendered, q) if demo else 1
+            if earned is None:
+                problem = "longer than the agent's limits"
+            elif earned != 1:
+                problem = "does not earn reward 1"
+            rng = random.Random(f"{q.id}/flaw{wording or ''}")
+            if not problem and rng.random() < cfg.flaw_rate:
+                rendered = render(q, flawed(demo, another_answer(q, questions, rng), rng))
+            if not problem:
+                kept.append(rendered)
+            if not wording:
+                fate[problem or "demonstrated"] += 1
+                if problem:
+                    break
         if progress:
             progress(number + 1, len(questions))
     return kept, fate

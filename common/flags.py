@@ -84,6 +84,9 @@ class PolicyFlags(Flags):
     warmup_epochs: int = 3        # passes over their demonstrations
     # updates of 8 demonstrations; auto = those of --warmup-epochs, and 900 for the world's tiny policy
     warmup_steps: Literal["auto"] | int = "auto"
+    # demonstrations of a question: the second to fourth in other words, searches in another order, by other
+    # queries where those find the pages
+    warmup_wordings: Literal[1, 2, 3, 4] = 1
     warmup_lr: float = 1e-5       # learning rate, cosine; 3e-4 did well for 135M weights
     # share of flawed demonstrations; auto = 0, and for the tiny policy .6 in the last fifth, .1 before
     flaw_rate: Literal["auto"] | float = "auto"

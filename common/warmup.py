@@ -115,6 +115,8 @@ def examples_of(cfg, tokenizer, index, render, reward, reply, ends="none"):
                 kept, fate = demonstrations.of_questions(
                     questions, index, cfg, lambda q, d: render(tokenizer, q, d), reward, progress)
             told = f"{fate.pop('demonstrated', 0)} of {len(questions)} questions demonstrated"
+            if cfg.warmup_wordings > 1:
+                told += f" in up to {cfg.warmup_wordings} wordings ({len(kept)} demonstrations)"
             told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
         lengths = [t.length for example in kept for t in example]
         sampled = [t.sampled_tokens for example in kept for t in example]
