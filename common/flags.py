@@ -169,6 +169,8 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
                "its own")
     if getattr(cfg, "warmup_data", "") and cfg.checkpoint:
         refuse("warmup_data", cfg.warmup_data, "begins with --model; --checkpoint has learned already")
+    if getattr(cfg, "warmup_wordings", 1) > 1 and not cfg.warmup_data:
+        refuse("warmup_wordings", cfg.warmup_wordings, "is for --warmup-data")
     if getattr(cfg, "lora", 0) and cfg.train_layers:
         refuse("train_layers", cfg.train_layers, "trains weights, --lora adapters: one of the two")
     if getattr(cfg, "excerpt", 0) and cfg.data == "world":

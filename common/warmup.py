@@ -104,6 +104,9 @@ def examples_of(cfg, tokenizer, index, render, reward, reply, ends="none"):
     examples = []
     for file in cfg.warmup_data.split(","):
         if sharegpt.is_file(file):
+            if cfg.warmup_wordings > 1:
+                raise data.DataError(f"--warmup-wordings {cfg.warmup_wordings}: {file} has conversations, "
+                                     "which are learned as they stand")
             every = [of_conversation(tokenizer, row, reply, ends) for row in sharegpt.read(file, ())]
             kept = [[t] for t in every if t.length <= cfg.micro_tokens]
             told = f"{len(kept)} conversations"
