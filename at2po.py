@@ -682,7 +682,8 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     if cfg.rollout == "tree":
         row |= tree_metrics.credit_metrics([root for group in learn for root in group])
 
-    meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
+    everything = [b for batches in prepared for b in batches]
+    meter = training.Meter(everything, keep, cfg.sampler_correction, cfg.epochs)
     for group, batches in [*zip(groups, prepared, strict=True)] * cfg.epochs:
         if not batches:
             continue

@@ -369,7 +369,7 @@ class Team:
     def __post_init__(self):
         self.search = rollout.BatchedSearch(self.place.retriever)
 
-    def run(self, agents, progress=rollout.no_progress):
+    def run(self, agents, progress=None):
         return rollout.run_agents(agents, self.policy.engine, self.search, progress)
 
 

@@ -567,7 +567,7 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
         row["train/ref_kl"] = mean_log_ratio([e.batch for e in everything])
     row["time/old_logprobs"] = time.time() - started
     warming = step <= cfg.critic_warmup
-    meter = training.Meter([e.batch for e in everything], keep, cfg.sampler_correction)
+    meter = training.Meter([e.batch for e in everything], keep, cfg.sampler_correction, cfg.epochs)
     for part, experiences in cfg.epochs * list(zip(parts, prepared, strict=True)):
         num_tokens = sum(t.sampled_tokens for t in part)
         for e in experiences:

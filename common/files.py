@@ -68,14 +68,15 @@ def clock(seconds):
 class Progress:
     """A long piece of work, done of total: a live line on a terminal, a line every 20 seconds in a log.
 
-    at_once: its parts run side by side, and most end late: the time left is not guessed before half did."""
+    at_once: its parts run side by side, and most end late: the time left is not guessed before half did.
+    live=False: lines on a terminal, too; then it need not be entered."""
 
-    def __init__(self, what, every=20.0, at_once=False):
+    def __init__(self, what, every=20.0, at_once=False, live=True):
         self.at_once = at_once
         self.what = what
         self.every = every
         self.began = self.said = time.time()
-        self.status = console.status(what) if console.is_terminal else None
+        self.status = console.status(what) if live and console.is_terminal else None
 
     def __enter__(self):
         if self.status:
@@ -87,9 +88,10 @@ class Progress:
             self.status.stop()
 
     def __call__(self, done, total):
+        """total: 0 = not known."""
         now = time.time()
-        line = f"{self.what}: {done}/{total}, {clock(now - self.began)}"
-        if done and (not self.at_once or 2 * done >= total):
+        line = f"{self.what}: {done}{total and f'/{total}' or ''}, {clock(now - self.began)}"
+        if total and done and (not self.at_once or 2 * done >= total):
             left = (now - self.began) * (total - done) / done
             line += f", {clock(left)} left"
         if self.status:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from common import distributed
+from common.files import Progress
 
 
 @dataclass
@@ -214,14 +215,16 @@ def entropy(turns):
 
 
 def no_progress(done, total):
-    """What run_agents tells of its progress where nobody asks."""
+    """For callers of an evaluation that nobody watches."""
 
 
-def run_agents(agents, engine, search, progress=no_progress):
+def run_agents(agents, engine, search, progress=None):
     """Results of the coroutines, in order. The first exception cancels the rest and is raised.
 
-    search: the BatchedSearch that the agents were given. Of several ranks each runs its share, and all get
-    all results."""
+    search: the BatchedSearch that the agents were given. progress(done, total) is told how many have ended;
+    a rollout that takes long says so itself. Of several ranks each runs its share, and all get all
+    results."""
+    progress = progress or Progress("rollout", at_once=True, live=False)
     agents = list(agents)
     own = distributed.share(agents)
     for agent in set(agents) - set(own):

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from common import distributed, gguf, process
 from common.checkpoint import ModelError
-from common.files import say
+from common.files import Progress, say
 from common.model import hidden_states, reference_weights, token_entropies, token_logprobs
 from common.rollout import collate, micro_batches, portions
 
@@ -154,10 +154,14 @@ class Meter:
 
     What is summed over tokens is divided by all the step's tokens: never a mean of means.
     An update whose loss or gradient is not finite is skipped, its batches kept in
-    `keep`_<update>_<i>.safetensors. correction: of --sampler-correction, which is then reported."""
+    `keep`_<update>_<i>.safetensors. correction: of --sampler-correction, which is then reported. epochs:
+    passes over the batches, for whoever waits."""
 
-    def __init__(self, batches=(), keep="nonfinite", correction="none"):
+    def __init__(self, batches=(), keep="nonfinite", correction="none", epochs=1):
         self.keep = keep
+        self.progress = Progress("update, micro-batches", live=False)
+        self.added = 0
+        self.expected = epochs * len(batches)
         self.began = time.time()
         self.norms = []
         self.update = {}     # sums of the update under way
@@ -171,6 +175,8 @@ class Meter:
     def add(self, loss, stats, weight=1.0):
         """stats: sums over sampled tokens, with "tokens", and maxima (ending in _max). weight: the batch's;
         0 = another rank adds it."""
+        self.added += 1
+        self.progress(self.added, self.expected)
         if weight:
             stats = {**stats, "loss": float(loss.detach())}
             self.update = _merged(self.update, stats)

@@ -1,9 +1,11 @@
 """The real command line at tiny sizes: runs, resumes, survives a kill,
 evaluates, and refuses bad input in one line."""
 
+import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -326,6 +328,19 @@ def test_of_what_runs_at_once_the_time_left_is_guessed_late(monkeypatch, capsys)
     assert capsys.readouterr().out.splitlines() == [
         "evaluating x: 0/10, 30s", "evaluating x: 1/10, 1m00s", "evaluating x: 1/10, 1m30s",
         "evaluating x: 5/10, 2m00s, 2m00s left", "evaluating x: 10/10, 2m30s, 0s left"]
+
+
+def test_a_step_that_takes_long_says_how_far_its_rollout_and_its_update_are(tmp_path, monkeypatch, capsys):
+    now = itertools.count(0, 30)
+    monkeypatch.setattr(files.time, "time", lambda: next(now))  # half a minute between any two looks at it
+    run(tmp_path, "--steps", 1, "--name", "a", "--epochs", 2, "--mini-batch", 1, "--micro-tokens", 2048)
+    lines = capsys.readouterr().out.splitlines()
+    step = next(i for i, line in enumerate(lines) if line.startswith("step 1/1"))
+    assert any(re.match(r"rollout: 0/\d+, ", line) for line in lines[:step])
+    counts = [re.match(r"update, micro-batches: (\d+)/(\d+), ", line) for line in lines[:step]]
+    counts = [(int(found[1]), int(found[2])) for found in counts if found]
+    done, total = counts[-1]
+    assert done == total == len(counts) and total % 2 == 0  # two epochs
 
 
 def test_eval_only_and_ask(tmp_path, capsys):
