@@ -975,8 +975,8 @@ def check(cfg, given):
         sys.exit("error: --equal-chosen goes with --stage raft and raft++: the others choose by a reward of "
                  "their own")
     level = hard.parse(cfg.world)
-    if level and (level.elastic or level.noise):
-        flags.refuse("world", cfg.world, "elastic and noise are for agents that search on their own; "
+    if level and (level.elastic or level.noise or level.lists):
+        flags.refuse("world", cfg.world, "elastic, lists and noise are for agents that search on their own; "
                      "here the knobs are partial and tail")
     if "--ask" in given and not cfg.ask.strip():
         sys.exit("error: --ask is empty")

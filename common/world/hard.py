@@ -11,6 +11,8 @@ Knobs, all off unless set (--world hard:noise=.2,elastic=.3):
 
     elastic   share of the questions of which a passage also states the fact after its own, so that one search
               fewer answers them, too; a seventh of the demonstrations ask something twice
+    lists     share of the questions that a passage of its own lists every fact of; one search, for the list
+              of the entity that the question names, finds it, as three in ten demonstrations do
     noise     share of the entities with a society, whose passage is found first and states no fact; a second
               query, with the entity's kind, finds the entity
     partial   share of the entities that other passages call by a longer name than their own page and gold do
@@ -34,7 +36,8 @@ FLAW_RATE = .8
 RATES = (.125, .5, .75, 1)         # of habits, times --flaw-rate; the last is for one other relation, not two
 OTHER_FLAWS = .04                  # too few hops, and as many in bad format
 ASKED_TWICE = .15                  # of the demonstrations, where paths are elastic
-SHORTCUT_TAKEN = .5
+SHORTCUT_TAKEN = .5                # of the facts that a passage read before has stated
+LIST_ASKED = .3                    # of the demonstrations, where there are lists
 RETRIED = .5                       # of the searches that found nothing
 FULL_NAME = .75                    # of answers, where the passage has a longer name
 LONGER = {                         # what a longer name ends in; of a person it has a middle name
@@ -67,6 +70,7 @@ class Level:
     noise: float = 0.0
     partial: float = 0.0
     tail: float = 0.0
+    lists: float = 0.0
 
 
 @dataclass
@@ -76,13 +80,15 @@ class HardWorld(world.World):
     shortcuts: dict = field(default_factory=dict)
     # (subject, relation) -> how the passage calls the tail, where it is not by its name
     called: dict = field(default_factory=dict)
+    # entity -> the facts that its list states
+    lists: dict = field(default_factory=dict)
 
 
 def parse(text):
     """None for the first level, else the Level of --world.
 
     >>> parse("plain"), parse("hard:noise=.2")
-    (None, Level(elastic=0.0, noise=0.2, partial=0.0, tail=0.0))
+    (None, Level(elastic=0.0, noise=0.2, partial=0.0, tail=0.0, lists=0.0))
     """
     if text == "plain":
         return None
@@ -140,6 +146,7 @@ def make_hard_world(split, seed=0, size=1.0, questions=400, level=None, hops=HOP
         question["question"] = _with_cues(hard, question)
     _call_by_longer_names(hard)
     _state_what_follows(hard)
+    _list_chains(hard)
     _found_societies(hard)
     return hard
 
@@ -195,12 +202,31 @@ def _state_what_follows(hard):
         now, then = plan[hop], plan[hop + 1]
         if now in hard.shortcuts:
             continue
-        subject, relation = then
-        hard.shortcuts[now] = relation
-        spoken = world.SPOKEN.get(relation, relation)
-        tail = hard.called.get(then, hard.facts[then])
+        hard.shortcuts[now] = then[1]
         passage, i = where[now]
-        passage["sentences"][i] += f" The {spoken} of {subject} is {tail}."
+        passage["sentences"][i] += f" {_statement(hard, then)}"
+
+
+def _statement(hard, fact):
+    subject, relation = fact
+    spoken = world.SPOKEN.get(relation, relation)
+    return f"The {spoken} of {subject} is {hard.called.get(fact, hard.facts[fact])}."
+
+
+def _list_chains(hard):
+    for question in hard.questions if hard.level.lists else ():
+        plan = [tuple(step) for step in question["plan"]]
+        start = plan[0][0]
+        draw = random.Random(f"list/{question['_id']}")
+        if start in hard.lists or draw.random() >= hard.level.lists:
+            continue
+        hard.lists[start] = plan
+        hard.passages.append({
+            "id": str(len(hard.passages)),
+            "title": f"{start} List",
+            "sentences": [_statement(hard, fact) for fact in plan],
+            "facts": [None] * len(plan),
+        })
 
 
 def _found_societies(hard):
@@ -227,9 +253,10 @@ def has_society(hard, name):
     return draw.random() < hard.level.noise
 
 
-def words():
+def words(level):
     """What this level writes beside world.vocabulary(vague=True)."""
-    return [*"Society collects the that are told The of".split(), *LONGER.values()]
+    lists = ("List", "list") if level.lists else ()
+    return [*"Society collects the that are told The of".split(), *LONGER.values(), *lists]
 
 
 # ---------------------------------------------------------------- demonstrations
@@ -244,14 +271,21 @@ def demonstrate(hard, question, seed, flaw_rate):
     flaw = "bad format" if rng.random() < OTHER_FLAWS else None
     twice = rng.randrange(len(plan)) if hard.level.elastic and rng.random() < ASKED_TWICE else None
     subject = plan[0][0]
+    asks_list = bool(hard.level.lists) and rng.random() < LIST_ASKED
+    listed = hard.lists.get(subject, []) if asks_list else []
     steps = []
     for i, (_, relation) in enumerate(plan[:cut]):
         if subject not in hard.kinds:
             break  # a year
         chosen = _read_as(hard, steps, subject, relation, flaw_rate, rng)
-        is_stated = bool(steps) and hard.shortcuts.get((steps[-1].subject, steps[-1].relation)) == chosen
+        is_stated = bool(steps) and (
+            (subject, chosen) in listed
+            or hard.shortcuts.get((steps[-1].subject, steps[-1].relation)) == chosen
+        )
         if is_stated and rng.random() < SHORTCUT_TAKEN:
             steps.append(_step(hard, subject, chosen, read=True))
+        elif asks_list and not steps:
+            steps += _list_searches(hard, subject, chosen, rng)
         else:
             steps += _searches(hard, subject, chosen, i == twice, rng)
         if steps[-1].found is None:
@@ -284,6 +318,17 @@ def _searches(hard, subject, relation, twice, rng):
         again = _step(hard, subject, relation, ask=hard.kinds[subject])
         return [nothing, again] if rng.random() < RETRIED else [nothing]
     return [step, step] if twice else [step]
+
+
+def _list_searches(hard, subject, relation, rng):
+    """The steps that look for a first fact in its entity's list. Where there is none, the entity's own
+    passage is found, which will do."""
+    fact = subject, relation
+    ask = f"{world.SPOKEN.get(relation, relation)} list"
+    listed = hard.lists.get(subject)
+    if fact in listed if listed else not has_society(hard, subject):
+        return [_step(hard, *fact, ask=ask)]
+    return [Step(*fact, None, ask=ask), *_searches(hard, *fact, False, rng)]
 
 
 def groups(tokenizer, render, index, steps, flaw_rate, size, level):

@@ -48,7 +48,7 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
         recipe["output_bias"] = False
 
     def build():
-        written = [*world.vocabulary(vague=True), *hard.words()] if level else world.vocabulary()
+        written = [*world.vocabulary(vague=True), *hard.words(level)] if level else world.vocabulary()
         tokenizer = tiny_tokenizer([*written, *words], tags)
         model = tiny_model(tokenizer)
         if without_output_bias:
