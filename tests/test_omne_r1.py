@@ -864,7 +864,7 @@ def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_fold
 
 
 def test_a_killed_stage_2_loses_at_most_a_step(tmp_path, policy_folder):
-    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 60)
+    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 40)
     base = run(tmp_path, policy_folder, *args, "--name", "whole")
     parts = base / "parts-sft-think"
     at = ("--checkpoint", policy_folder, "--out", tmp_path, "--name", "parts")
