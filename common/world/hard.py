@@ -11,8 +11,8 @@ Knobs, all off unless set (--world hard:noise=.2,elastic=.3):
 
     elastic   share of the questions of which a passage also states the fact after its own, so that one search
               fewer answers them, too; a seventh of the demonstrations ask something twice
-    lists     share of the questions that a passage of its own lists every fact of; one search, for the list
-              of the entity that the question names, finds it, as three in ten demonstrations do
+    lists     share of the questions of which a passage lists every fact; it is found by asking for the list
+              of the entity that the question names, which three in ten demonstrations do
     noise     share of the entities with a society, whose passage is found first and states no fact; a second
               query, with the entity's kind, finds the entity
     partial   share of the entities that other passages call by a longer name than their own page and gold do
@@ -326,7 +326,8 @@ def _list_searches(hard, subject, relation, rng):
     fact = subject, relation
     ask = f"{world.SPOKEN.get(relation, relation)} list"
     listed = hard.lists.get(subject)
-    if fact in listed if listed else not has_society(hard, subject):
+    is_found = fact in listed if listed else not has_society(hard, subject)
+    if is_found:
         return [_step(hard, *fact, ask=ask)]
     return [Step(*fact, None, ask=ask), *_searches(hard, *fact, False, rng)]
 
