@@ -19,7 +19,7 @@ def em(folder, name):
 def test_atpo_learns_and_flipped_advantages_do_not(tmp_path):
     at2po.main([*SHORT, "--steps", "8", "--out", str(tmp_path), "--name", "learns"])
     at2po.main([
-        *SHORT, "--steps", "4", "--out", str(tmp_path), "--name", "flipped", "--flip-advantages"])
+        *SHORT, "--steps", "8", "--out", str(tmp_path), "--name", "flipped", "--flip-advantages"])
     learns, flipped = tmp_path / "at2po/learns", tmp_path / "at2po/flipped"
     before = em(learns, "eval_test_before.json")
     assert 0.25 <= sum(before) / len(before) <= 0.5  # room to learn at the start
