@@ -261,13 +261,16 @@ LIMIT_MESSAGE = ("I have reached the tool call limit and cannot make further too
                  "final answer based on the information I have gathered so far.")
 
 
-def render_prompt(tokenizer, question, form="chat"):
+def render_prompt(tokenizer, question, form="system"):
     """Token ids of the first prompt; later turns append ids. form "system": the authors', one system message
-    with the question."""
+    with the question; "chat": the question in a user message."""
     if form == "system":
         asked = question.strip() if question.strip().endswith("?") else question.strip() + "?"
         message = [f"{SYSTEM_PROMPT}\nuser\n", chat.Foreign(asked)]
-        return chat.render_chat(tokenizer, [("system", message)])
+        try:
+            return chat.render_chat(tokenizer, [("system", message)])
+        except chat.TemplateError as error:
+            raise chat.TemplateError(f"{error}; --prompt-form chat asks in a user message") from error
     return chat.render_chat(tokenizer, [("system", SYSTEM_PROMPT), ("user", [chat.Foreign(question)])])
 
 
@@ -353,7 +356,7 @@ async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, w
             temperature=temperature,
             seed=stable_seed(seed, path, len(turns)),
         )
-        text = policy.tokenizer.decode(g.token_ids, skip_special_tokens=True)
+        text = rollout.sampled_text(policy.tokenizer, g.token_ids, g.stop_reason)
         turn = node.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
         query = inside(SEARCH, text)[-1:]
@@ -429,7 +432,7 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
 
 def retokenized(tokenizer, turn):
     """A turn as its text is encoded, which need not be what was sampled (App. C); its entropy stays."""
-    ids = tokenizer(tokenizer.decode(turn.ids), add_special_tokens=False)["input_ids"]
+    ids = chat.encode(tokenizer, tokenizer.decode(turn.ids))[1]
     return replace(turn, ids=ids, logprobs=[-turn.entropy] * len(ids))
 
 

@@ -220,7 +220,7 @@ def render_prompt(tokenizer, question):
 def render_observation(tokenizer, passages, limit=500, max_passage=4000):
     """(text, ids) of a search result; no passage can write a tag or a token of its own. A result over `limit`
     tokens loses its end."""
-    close = tokenizer("</information>\n\n", add_special_tokens=False)["input_ids"]
+    close = chat.encode(tokenizer, "</information>\n\n")[1]
     quote = "" if is_tiny(tokenizer) else '"'
     shown = chat.Foreign(render_information(passages, quote, max_passage))
     text, ids = chat.encode(tokenizer, "\n\n<information>", shown)
@@ -259,7 +259,7 @@ async def play(policy, search, question, path, cfg, seed, temperature, watch=Non
             temperature=temperature,
             seed=stable_seed(seed, path, len(turns)),
         )
-        text = policy.tokenizer.decode(g.token_ids, skip_special_tokens=True)
+        text = rollout.sampled_text(policy.tokenizer, g.token_ids, g.stop_reason)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
         action = ACTION.search(text)
@@ -329,7 +329,7 @@ def scored_paths(tokenizer, jobs):
 
     jobs: [(question, answer, step ids, ids of each step before it)]. Each string stands on a line of its own.
     Every sequence is a Trajectory whose turns are what is scored."""
-    line = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    line = chat.encode(tokenizer, "\n")[1]
 
     def part(ids):
         return Turn(list(ids), [0.0] * len(ids), "", "", line)

@@ -413,7 +413,7 @@ async def say_next(team, prompt_ids, turns, seed):
         temperature=team.temperature,
         seed=seed,
     )
-    text = team.policy.tokenizer.decode(g.token_ids, skip_special_tokens=True)
+    text = rollout.sampled_text(team.policy.tokenizer, g.token_ids, g.stop_reason)
     return Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
 

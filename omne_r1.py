@@ -309,7 +309,7 @@ async def play(policy, tools, question, path, cfg, seed, temperature, watch=None
             temperature=temperature,
             seed=stable_seed(seed, path, len(turns)),
         )
-        text = tokenizer.decode(g.token_ids, skip_special_tokens=True)
+        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
         turns.append(turn)
         kind, action = read_round(text)

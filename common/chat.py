@@ -8,10 +8,9 @@ itself (instructions, tags, the template's role marks) is plain str.
     text, ids = encode(tokenizer, "<result>\\n", Foreign(passages), "\\n</result>")
 """
 
+import datetime
 import functools
 import re
-
-import jinja2
 
 
 class TemplateError(ValueError):
@@ -20,6 +19,10 @@ class TemplateError(ValueError):
 
 class Foreign(str):
     """Text of a data set, a retriever or a tool."""
+
+
+today = datetime.date.today().isoformat()  # the date that templates write: a run keeps the one it began with
+PROBE = " The Right, right\nthing  is < 3 {}? \n"  # what templates like to alter: case, blanks, signs
 
 
 @functools.lru_cache(maxsize=16)
@@ -63,13 +66,27 @@ def harmless(tokenizer, text):
     return text
 
 
+@functools.lru_cache(maxsize=16)
+def _blank_before(tokenizer):
+    """Ids of a line break where the tokenizer puts a blank before whatever begins a text (SentencePiece),
+    else []."""
+    def ids(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    line = ids("\n")
+    return line if ids("\na") != line + ids("a") and ids("\na")[:len(line)] == line else []
+
+
 @functools.lru_cache(maxsize=1024)
-def _ids(tokenizer, text):
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+def _ids(tokenizer, text, begins=False):
+    """begins: the text stands at the beginning of a sequence. What stands further on is tokenised behind a
+    line break, whose ids are then taken off."""
+    line = [] if begins else _blank_before(tokenizer)
+    ids = tokenizer("\n" * bool(line) + text, add_special_tokens=False)["input_ids"]
+    return tuple(ids[len(line):])
 
 
-def encode(tokenizer, *parts):
-    """(text, ids) of parts in a row, those that are Foreign made harmless.
+def encode(tokenizer, *parts, begins=False):
+    """(text, ids) of parts in a row, those that are Foreign made harmless. begins: nothing stands before them.
 
     Whole texts are tokenised at once, so that ids are what the tokenizer makes of them. Should an added token
     appear that no part of our own wrote (a tokenizer may normalise before it looks), the parts are tokenised
@@ -84,69 +101,101 @@ def encode(tokenizer, *parts):
             own += [i for i in _ids(tokenizer, part) if i in added]
         cleaned.append(part)
     text = "".join(cleaned)
-    ids = list(_ids(tokenizer, text))
+    ids = list(_ids(tokenizer, text, begins))
     if [i for i in ids if i in added] == own:
         return text, ids
     ids = []
-    for part in cleaned:
+    for n, part in enumerate(cleaned):
         foreign = isinstance(part, Foreign)
-        ids += [i for i in _ids(tokenizer, part) if not (foreign and i in added)]
+        ids += [i for i in _ids(tokenizer, part, begins and n == 0) if not (foreign and i in added)]
     return text, ids
 
 
 @functools.lru_cache(maxsize=64)
-def template_parts(tokenizer, roles):
-    """(ids of what the chat template writes before, between and behind messages of these roles, the messages'
-    order in it). A template that opens the thought itself is cut before it, since a policy has to write all
-    of its tags."""
-    messages = [{"role": role, "content": f"@@{i}@@"} for i, role in enumerate(roles)]
-    try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except jinja2.TemplateError as error:
-        raise TemplateError("this model's chat template refuses a conversation of "
-                            f"{', '.join(roles)}: {error}") from error
+def template_parts(tokenizer, roles, date):
+    """(what the chat template writes before, between and behind messages of these roles, the messages' order
+    in it, whether it takes blanks off their ends). A template that opens the thought itself is cut before it,
+    since a policy has to write all of its tags."""
+    def rendered(contents):
+        messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+        day = datetime.date.fromisoformat(date)
+        try:
+            return tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False, strftime_now=day.strftime)
+        except Exception as error:  # a template is a program: it may raise anything
+            words = " ".join(str(error).split())
+            raise TemplateError("this model's chat template refuses a conversation of "
+                                f"{', '.join(roles)}: {words[:200]}") from error
+
+    marks = [f"@@{i}@@" for i in range(len(roles))]
+    text = rendered(marks)
+    probes = [PROBE.format(i) for i in range(len(roles))]
+    shown = rendered(probes)
+
+    def with_probes(change):
+        return re.sub(r"@@(\d+)@@", lambda found: change(probes[int(found[1])]), text)
+    strips = shown != with_probes(str)
+    if strips and shown != with_probes(str.strip):
+        raise TemplateError("this model's chat template alters the messages it is given (their case, blanks or "
+                            "signs): what the policy reads would not be what was written")
     order = [int(i) for i in re.findall(r"@@(\d+)@@", text)]
     text = re.sub(r"<think>\s*$", "", text)
-    parts = []
-    for part in re.split(r"@@\d+@@", text):
-        parts.append(tokenizer(part, add_special_tokens=False)["input_ids"])
-    return parts, order
+    return re.split(r"@@\d+@@", text), order, strips
+
+
+def stripped(content):
+    """The parts of a message without blanks at its ends."""
+    first = type(content[0])(content[0].lstrip())
+    content = [first, *content[1:]]
+    last = type(content[-1])(content[-1].rstrip())
+    return [*content[:-1], last]
 
 
 def render_chat(tokenizer, messages):
-    """Token ids of [(role, text or list of parts)] up to where the assistant speaks; a later turn appends ids
-    and renders nothing.
+    """Token ids of [(role, text or list of parts)] up to where the assistant speaks, as the template's own
+    rendering is tokenised; a later turn appends ids and renders nothing.
 
-    Messages are tokenised apart from the template, so none can write one of its tokens, and a template that
-    strips thoughts from earlier turns leaves those of few-shot examples alone."""
+    No Foreign part can write one of the template's tokens, and a template that strips thoughts from earlier
+    turns leaves those of few-shot examples alone."""
     roles = tuple(role for role, _ in messages)
-    parts, order = template_parts(tokenizer, roles)
+    texts, order, strips = template_parts(tokenizer, roles, today)
     for i, role in enumerate(roles):
         # (the tiny policy's template leaves out system messages, which it cannot read)
         if i not in order and (role != "system" or len(roles) == 1):
             raise TemplateError(f"this model's chat template prints nothing of a {role} message in a "
-                                f"conversation of {', '.join(roles)}; at2po.py has --prompt-form chat")
-    ids = list(parts[0])
-    for part, i in zip(parts[1:], order, strict=True):
+                                f"conversation of {', '.join(roles)}")
+    parts = [texts[0]]
+    for text, i in zip(texts[1:], order, strict=True):
         content = messages[i][1]
         if isinstance(content, str):
             content = [content]
-        ids += encode(tokenizer, *content)[1]
-        ids += part
-    return ids
+        parts += [*(stripped(content) if strips else content), text]
+    return encode(tokenizer, *parts, begins=True)[1]
 
 
 def render_reply(tokenizer, turn_ids, *content):
     """Ids that follow a sampled turn: the end of its message where it was not sampled, the user's message
     (parts as `encode` takes them), the next turn's opening."""
-    parts, order = template_parts(tokenizer, ("user", "assistant", "user"))
+    texts, order, strips = template_parts(tokenizer, ("user", "assistant", "user"), today)
     if order != [0, 1, 2]:
         raise TemplateError("this model's chat template does not print a conversation of user, assistant, "
                             "user in that order: an answer of one turn is all that can be asked of it")
-    end = list(parts[2])
-    if turn_ids and end and end[0] == turn_ids[-1]:  # it was sampled
-        end = end[1:]
-    return end + encode(tokenizer, *content)[1] + parts[3]
+    content = stripped(content) if strips else content
+    ids = encode(tokenizer, texts[2], *content, texts[3])[1]
+    if turn_ids and ids and ids[0] == turn_ids[-1]:  # it was sampled
+        ids = ids[1:]
+    return ids
+
+
+def end_of_turn(tokenizer):
+    """The added token with which the chat template closes what the assistant said; None where there is
+    none."""
+    try:
+        texts, order, _ = template_parts(tokenizer, ("user", "assistant", "user"), today)
+    except TemplateError:
+        return None
+    ids = _ids(tokenizer, texts[2]) if order == [0, 1, 2] else ()
+    return ids[0] if ids and ids[0] in added_tokens(tokenizer)[0] else None
 
 
 def unknown_words(tokenizer, text):

@@ -27,7 +27,7 @@ class ActorCritic(torch.nn.Module):
         super().__init__()
         self.policy = policy
         self.critic = critic
-        self.head = torch.nn.Linear(policy.config.hidden_size, 1, device=policy.device)
+        self.head = torch.nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
         torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
         torch.nn.init.zeros_(self.head.bias)
 

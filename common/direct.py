@@ -24,7 +24,7 @@ async def answer(policy, question, cfg, opening, kept):
     tokenizer = policy.tokenizer
     asked = chat.Foreign(question.question)
     prompt_ids = chat.render_chat(tokenizer, [("user", asked)])
-    prompt_ids += tokenizer(opening, add_special_tokens=False)["input_ids"]
+    prompt_ids += chat.encode(tokenizer, opening)[1]
     key = str(stable_seed(question.id, prompt_ids))
     row = kept.get(key)
     if row is None:
@@ -37,7 +37,7 @@ async def answer(policy, question, cfg, opening, kept):
         )
         row = {"key": key, "ids": g.token_ids, "logprobs": g.logprobs, "stop_reason": g.stop_reason}
         kept.add(row)
-    text = tokenizer.decode(row["ids"], skip_special_tokens=True)
+    text = rollout.sampled_text(tokenizer, row["ids"], row["stop_reason"])
     turn = Turn(row["ids"], row["logprobs"], row["stop_reason"], text)
     said = THOUGHT.sub("", text)
     said = said.partition("<think>")[0].strip()  # (a thought that was cut off answers nothing)

@@ -31,7 +31,7 @@ import torch
 from transformers import AttentionInterface
 
 from common import distributed
-from common.model import computes_in_bf16, computing, end_of_sequence, head_dim
+from common.model import computes_in_bf16, computing, end_of_sequence, head_rows
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
 BLOCK = 8        # prefixes are found at multiples of this many tokens
@@ -65,17 +65,19 @@ class _Request:
 
 
 class _SlotCache:
-    """Keys and values as (layers, 2, slots, heads, tokens, head_dim); a forward pass sees `rows`, each row at
-    its own `start`.
+    """Keys and values as (layers, 2, slots, heads, tokens, dim); a forward pass sees `rows`, each row at its
+    own `start`. sizes: what each layer keeps of a token, as _Seen has it; of values narrower than keys the rest
+    stays zero.
 
     Duck-types the two calls that transformers' decoder layers make on a cache."""
     is_compileable = False
 
-    def __init__(self, config, dtype, device):
-        layers = config.num_hidden_layers
-        heads = getattr(config, "num_key_value_heads", None)
-        heads = heads or config.num_attention_heads
-        dim = head_dim(config)
+    def __init__(self, sizes, dtype, device):
+        layers = len(sizes)
+        if set(sizes) != set(range(layers)) or len(set(sizes.values())) > 1:
+            raise ValueError(f"its layers do not all keep keys and values of one size: {sizes}")
+        heads, self.key_dim, self.value_dim = sizes[0]
+        dim = max(self.key_dim, self.value_dim)
         self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
         self.bytes_per_token = layers * 2 * heads * dim * self.kv.element_size()
 
@@ -111,9 +113,28 @@ class _SlotCache:
         held_keys = self.kv[layer_idx, 0]
         held_values = self.kv[layer_idx, 1]
         keys = keys.to(held_keys.dtype)  # a norm of fp32 weights gives fp32 keys, whatever came in
+        held_keys = held_keys[..., :self.key_dim]
+        held_values = held_values[..., :self.value_dim]
         held_keys[self.slot, :, self.position] = keys.transpose(1, 2)         # (n, width, heads, dim)
         held_values[self.slot, :, self.position] = values.transpose(1, 2)
         return held_keys[self.rows, :, :self.end], held_values[self.rows, :, :self.end]
+
+    def get_seq_length(self, layer_idx=0):
+        return 0
+
+
+class _Seen:
+    """A cache that holds nothing and notes what each layer would keep."""
+    is_compileable = False
+
+    def __init__(self):
+        self.sizes = {}    # layer -> (heads, width of a key, width of a value)
+
+    def update(self, keys, values, layer_idx, *args, **kwargs):
+        if keys.shape[1] != values.shape[1]:
+            raise ValueError(f"{keys.shape[1]} heads of keys, {values.shape[1]} of values")
+        self.sizes[layer_idx] = keys.shape[1], keys.shape[3], values.shape[3]
+        return keys, values
 
     def get_seq_length(self, layer_idx=0):
         return 0
@@ -129,7 +150,7 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
     query = query.reshape(n, key_heads, group * width, dim)
     mask = attention_mask.repeat(1, 1, group, 1)
     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
-    out = out.reshape(n, heads, width, dim)
+    out = out.reshape(n, heads, width, value.shape[-1])
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -231,10 +252,14 @@ class TransformersEngine:
             self.model.eval()
         if self.sampler is None:
             self.sampler = in_bf16(self.model) if computes_in_bf16(self.model) else self.model
-            head = self.model.get_output_embeddings().weight.to(self.cache_dtype)
+            head = head_rows(self.model, self.model.get_output_embeddings().weight).to(self.cache_dtype)
             self.head = head if head.is_cuda else head.float()  # a CPU's product for fp32 logits wants fp32
         if self.cache is None:
-            self.cache = _SlotCache(self.model.config, self.cache_dtype, self.device)
+            seen = _Seen()
+            one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            sees_itself = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+            self._decode(seen, one, sees_itself, one)
+            self.cache = _SlotCache(seen.sizes, self.cache_dtype, self.device)
 
     @property
     def busy(self):
@@ -311,13 +336,17 @@ class TransformersEngine:
         cache.view(rows, start, width)
         column = torch.arange(cache.end, device=self.device)
         mask = column <= cache.position[:, None, :, None]                     # (n, 1, width, end)
+        return self._decode(cache, ids, mask, cache.position)
+
+    def _decode(self, cache, ids, mask, positions):
+        """The decoder's last hidden states, with our attention over what the cache hands it."""
         decoder = self.sampler.get_decoder()
         config = decoder.config
         training_attention = config._attn_implementation
         config._attn_implementation = "grouped"
         try:
             with computing(self.model):
-                output = decoder(input_ids=ids, attention_mask=mask, position_ids=cache.position,
+                output = decoder(input_ids=ids, attention_mask=mask, position_ids=positions,
                                  past_key_values=cache, use_cache=True)
         finally:
             config._attn_implementation = training_attention
@@ -415,9 +444,16 @@ class TransformersEngine:
         longest = max(map(len, r.stop), default=0)
         r.tail = r.tail[-longest:] + self.pieces[token] if longest else ""
         for stop in r.stop:  # it may end in the middle of its token: the token is kept whole
-            if stop in r.tail:
+            if self._ends_with(r, stop):
                 return stop
         return "length" if len(r.token_ids) >= r.max_tokens else ""
+
+    def _ends_with(self, r, stop):
+        """Whether the text has the stop string in it. A token's own text may lack the blank before it, so what
+        is found in pieces, blanks aside, is looked for in text that was decoded in one."""
+        if "".join(stop.split()) not in "".join(r.tail.split()):
+            return False
+        return stop in self.tokenizer.decode(r.token_ids[-2 * len(stop):])  # (a token may have no text)
 
     def _retire(self):
         """Hands finished requests back; the last row moves into each hole, so that running rows stay

@@ -65,6 +65,7 @@ def shape_of(config):
     """The Shape of a decoder, counted on a model that has no numbers."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
+    config = config.get_text_config()
     head = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     return Shape(

@@ -3,6 +3,8 @@ its reference."""
 
 import hashlib
 import logging
+import math
+import random
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -11,14 +13,19 @@ import torch.nn.functional as F
 import transformers
 from safetensors import SafetensorError
 
-from common import checkpoint, distributed, hub
+from common import chat, checkpoint, distributed, hub, rollout
 from common.checkpoint import ModelError
-from common.files import locked
+from common.files import locked, say
+from common.rollout import Trajectory, Turn, context_ids
 from common.tree_attention import block_mask, padded_length
 from kernels.turn_logprob import turn_logprob
 
 # bitsandbytes, which LoRA imports, looks for another package of the name of our kernels/, and warns
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+# nats a token, on average, by which a forward pass of ours may differ from the model's own
+SAME = {"fp32": 1e-3, "bf16": .1}
 
 
 # ---------------------------------------------------------------- loading
@@ -112,6 +119,7 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
     if gradient_checkpointing == "on" or gradient_checkpointing == "auto" and device != "cpu":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _refuse_unknown_parts(name, model)
+    remove_dropout(name, model)
     if train_layers and hasattr(model, "peft_config"):
         raise ModelError(f"{name}: --train-layers is for whole weights, these are adapters")
     if train_layers:
@@ -133,8 +141,25 @@ def freeze_below(model, layers):
         module.requires_grad_(True)
 
 
+def remove_dropout(name, model):
+    """Sets every rate of dropout to 0, that of adapters too, whatever its field is called: a ratio of
+    log-probs is one of two policies only where neither draws."""
+    configs = [model.config, model.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
+    removed = set()
+    for holder in (*model.modules(), *configs):
+        of_module = isinstance(holder, torch.nn.Dropout)
+        for field, value in list(vars(holder).items()):
+            is_rate = "drop" in field or of_module and field == "p"
+            if is_rate and isinstance(value, float) and value > 0:
+                setattr(holder, field, 0.0)
+                removed.add("dropout" if of_module else field)
+    if removed:
+        say(f"{name}: set to 0 here: {', '.join(sorted(removed))}")
+
+
 def head_dim(config):
     """Width of an attention head."""
+    config = config.get_text_config()
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -153,22 +178,86 @@ def computing(model):
 
 
 def _refuse_unknown_parts(name, model):
-    """token_logprobs and the engine compute the head and the attention themselves: only what they know."""
+    """What no probe of a few tokens would show: the head's parts that start at zero, and what differs behind
+    the first thousands of tokens alone."""
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None or hasattr(head, "base_layer"):
         raise ModelError(f"{name}: its head has a bias or an adapter; token_logprobs knows plain linear "
                          "heads only")
-    scales = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
-    scaled = [k for k in scales if getattr(model.config, k, None)]
-    if scaled:
-        raise ModelError(f"{name}: its head scales or caps logits ({', '.join(scaled)}); token_logprobs "
-                         "knows plain linear heads only")
-    window = getattr(model.config, "sliding_window", None)
-    kinds = getattr(model.config, "layer_types", None)
-    kinds = kinds or [f"window of {window}"] * bool(window)
-    if any(kind != "full_attention" for kind in kinds):
+    config = model.config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None) or math.inf
+    window = getattr(config, "sliding_window", None) or math.inf
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"]) - {"full_attention"}
+    if kinds - {"sliding_attention"} or kinds and window < longest:
         raise ModelError(f"{name}: it has layers with a sliding window, or without full attention; engine "
                          "and shared prefixes know full attention only")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        raise ModelError(f"{name}: its positions ({rope['rope_type']}) turn otherwise in a longer sequence, so "
+                         "a sample would depend on the others of its batch")
+
+
+@torch.no_grad()
+def plain_logprobs(model, trajectory):
+    """log pi of the tokens after the prompt, (n,) fp32, by the model's own forward pass in the precision of
+    its weights."""
+    ids = torch.tensor([context_ids(trajectory.prompt_ids, trajectory.turns)], device=model.device)
+    model.eval()
+    config = model.get_decoder().config
+    trained_with = config._attn_implementation
+    config._attn_implementation = "sdpa"
+    try:
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1, :model.vocabulary].float()
+    finally:
+        config._attn_implementation = trained_with
+    logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
+    return logprobs[len(trajectory.prompt_ids) - 1:]
+
+
+def probe_ids(tokenizer, n, seed):
+    """n ids of text, drawn at random."""
+    added, _ = chat.added_tokens(tokenizer)
+    text = [i for i in tokenizer.get_vocab().values() if i not in added]
+    return random.Random(seed).choices(sorted(text), k=n)
+
+
+def check_training_pass(name, model, tokenizer):
+    """Refuses a model whose log-probs training would compute otherwise than its own forward pass does: two
+    rows of different length, which share a start."""
+    prompt = probe_ids(tokenizer, 8, "prompt")
+    first = Turn(probe_ids(tokenizer, 8, "first"), [0.0] * 8, "", "")
+    rows = []
+    for n in (8, 3):
+        last = Turn(probe_ids(tokenizer, n, n), [0.0] * n, "", "")
+        rows.append(Trajectory("", prompt, [first, last]))
+    with refusing_other_numbers(name, "training", model) as compare, torch.enable_grad():
+        batch = rollout.collate(rows).to(model.device)
+        found = token_logprobs(model, batch).detach()
+        masks = batch.response_mask
+        compare([(plain_logprobs(model, row), found[i][masks[i]]) for i, row in enumerate(rows)])
+
+
+@contextmanager
+def refusing_other_numbers(name, what, model):
+    """Gives compare([(the model's own log-probs, those of `what`)]): a ModelError where they differ by more
+    than rounding, or where its body cannot compute them."""
+    def compare(pairs):
+        apart = torch.cat([(own - other).abs() for own, other in pairs]).mean().item()
+        most = SAME["bf16" if computes_in_bf16(model) else "fp32"]
+        if not apart <= most:
+            raise ModelError(f"{name}: {what} gives its tokens other log-probs than its own forward pass, by "
+                             f"{apart:.2g} nats on average ({most:g} is rounding): {kind} has parts that "
+                             "engine or shared prefixes do not know")
+    kind = model.config.get_text_config().model_type
+    try:
+        yield compare
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError) as error:
+        if isinstance(error, ModelError):
+            raise
+        words = " ".join(str(error).split())
+        raise ModelError(f"{name}: {what} cannot compute this model ({kind}): {words[:200]}") from error
 
 
 def load_policy(name, lora=0, **how):
@@ -179,9 +268,11 @@ def load_policy(name, lora=0, **how):
                          "set tokenizer.chat_template and save it")
     model = load_model(name, lora, **how)
     rows = model.get_output_embeddings().weight.shape[0]
-    if rows < len(tokenizer):
-        raise ModelError(f"{name}: the tokenizer has {len(tokenizer)} ids, the model {rows}: weights and "
+    model.vocabulary = max(tokenizer.get_vocab().values()) + 1
+    if rows < model.vocabulary:
+        raise ModelError(f"{name}: the tokenizer has {model.vocabulary} ids, the model {rows}: weights and "
                          "tokenizer of different models")
+    check_training_pass(name, model, tokenizer)
     ends = end_of_sequence(model, tokenizer)
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
         raise ModelError(
@@ -192,13 +283,15 @@ def load_policy(name, lora=0, **how):
 
 
 def end_of_sequence(model, tokenizer):
-    """The ids that end a sequence: those of the model, or else the tokenizer's."""
+    """The ids that end a sequence: those of the model, or else the tokenizer's, and the token with which the
+    chat template closes a turn (base models often have another end)."""
     eos = None
     if model.generation_config is not None:
         eos = model.generation_config.eos_token_id
     if eos is None:
         eos = tokenizer.eos_token_id
-    return set(eos if isinstance(eos, list) else [eos]) - {None}
+    ends = set(eos if isinstance(eos, list) else [eos])
+    return (ends | {chat.end_of_turn(tokenizer)}) - {None}
 
 
 ENCODERS = {  # what a script may want beside a language model
@@ -232,8 +325,23 @@ def describe(name, model):
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     gigabytes = (weights + 12 * trained) / 1e9
-    return (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
+    told = (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
             f"{gigabytes:.2f} GB with gradients and optimizer")
+    if hasattr(model, "peft_config"):
+        told += f"; adapters on {adapted_share(model):.0%} of the weights"
+    return told
+
+
+def adapted_share(model):
+    """Share of the model's own weights that have adapters."""
+    adapted = set()
+    for module in model.modules():
+        if getattr(module, "lora_A", None):
+            weight = module.get_base_layer()
+            name = getattr(module, "parameter_name", "weight")  # of experts
+            adapted.add(getattr(weight, name))
+    own = [p for name, p in model.named_parameters() if ".lora_" not in name]
+    return sum(p.numel() for p in adapted) / sum(p.numel() for p in own)
 
 
 # ---------------------------------------------------------------- log-probs
@@ -241,7 +349,7 @@ def describe(name, model):
 def hidden_states(model, batch):
     """The decoder's last hidden states over the packs of a rollout.Batch, (P, N, H); in bf16 where it
     computes in bf16, as the head's product takes them (fp32 master weights leave the last norm in fp32)."""
-    # transformers recomputes activations in train mode only; no model has dropout
+    # transformers recomputes activations in train mode only; there is no dropout (remove_dropout)
     model.train(torch.is_grad_enabled())
     decoder = model.get_decoder()
     P, N = batch.packed_ids.shape
@@ -303,13 +411,19 @@ def _of_sampled(model, batch, temperature, kernels, hidden, entropy=False):
     """turn_logprob of the batch's R distinct sampled tokens."""
     return turn_logprob(
         hidden,
-        distributed.whole(model.get_output_embeddings().weight),
+        head_rows(model, distributed.whole(model.get_output_embeddings().weight)),
         batch.target,
         rows=batch.predecessor,
         temperature=temperature,
         entropy=entropy,
         backend=BACKENDS[kernels],
     )
+
+
+def head_rows(model, weight):
+    """The head's rows that are tokens of its tokenizer; those that pad it to a round number are never
+    sampled."""
+    return weight[:getattr(model, "vocabulary", None)]
 
 
 def token_values(head, batch, hidden):
@@ -362,6 +476,7 @@ def load_reference(model, source, lora):
     attention = "tree" if model.config._attn_implementation == "tree" else "dense"
     precision = "bf16" if computes_in_bf16(model) else "fp32"
     frozen = load_model(source, attention=attention, precision=precision, frozen=True)
+    frozen.vocabulary = getattr(model, "vocabulary", None)
     return distributed.shard(frozen)
 
 

@@ -10,6 +10,7 @@ box. `run_agents` drives any number of them; engine and retriever batch whatever
 
 import asyncio
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -63,6 +64,12 @@ class Trajectory:
     def length(self):
         after_prompt = sum(len(t.ids) + len(t.observation_ids) for t in self.turns)
         return len(self.prompt_ids) + after_prompt
+
+
+def sampled_text(tokenizer, ids, stop_reason):
+    """What was sampled, as text, without the token that ends the sequence. Special tokens are text too: a
+    model's tags may be registered as such."""
+    return tokenizer.decode(ids[:-1] if stop_reason == "eos" else ids)
 
 
 def context_ids(prompt_ids, turns):
@@ -230,8 +237,31 @@ def run_agents(agents, engine, search, progress=None):
     for agent in set(agents) - set(own):
         agent.close()
     done = []
-    asyncio.run(_drive(own, engine, search, progress, done))
+    _run(_drive(own, engine, search, progress, done))
     return distributed.gather(done)
+
+
+def _run(coroutine):
+    """asyncio.run; in a thread of its own where a loop runs already, as in a cell of a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    running = []  # the thread's loop and task
+
+    async def main():
+        running.extend((asyncio.get_running_loop(), asyncio.current_task()))
+        await coroutine
+
+    with ThreadPoolExecutor(1) as pool:
+        driven = pool.submit(asyncio.run, main())
+        try:
+            return driven.result()
+        except KeyboardInterrupt:
+            if running:
+                loop, task = running
+                loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 # ---------------------------------------------------------------- batches

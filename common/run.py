@@ -339,11 +339,35 @@ def load_policy(cfg, source, trains=True, frozen=None):
     say(models.describe(source, model))
     if trains and not whole:
         distributed.shard(model)
-    engine = make_engine(cfg, model, tokenizer, trains)
+    policy = rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer, trains))
     if trains and whole:
         distributed.shard(model)
-    engine.sleep()  # what is loaded next, a reference or moments, finds room
-    return rollout.Policy(model, tokenizer, engine)
+    check_engine(source, policy)
+    policy.engine.sleep()  # what is loaded next, a reference or moments, finds room
+    return policy
+
+
+def check_engine(source, policy):
+    """Refuses a model whose log-probs the engine computes otherwise than training (which load_policy has
+    compared with the model's own forward pass): two rows of different length, two turns of eight tokens, the
+    second on what is kept of the first."""
+    async def two_turns(prompt_ids):
+        turns = []
+        for seed in range(2):
+            context = rollout.context_ids(prompt_ids, turns)
+            g = await policy.engine.generate(context, max_tokens=8, seed=seed)
+            turns.append(rollout.Turn(g.token_ids, g.logprobs, g.stop_reason, ""))
+        return rollout.Trajectory("", prompt_ids, turns)
+
+    with models.refusing_other_numbers(source, "sampling", policy.model) as compare:
+        policy.engine.sync(policy.model)
+        prompts = [models.probe_ids(policy.tokenizer, n, n) for n in (5, 12)]
+        rows = rollout.run_agents(
+            map(two_turns, prompts), policy.engine, rollout.BatchedSearch(None), rollout.no_progress)
+        batch = rollout.collate(rows).to(policy.model.device)
+        with torch.no_grad():
+            found = models.token_logprobs(policy.model, batch)
+        compare([(found[batch.response_mask], batch.rollout_logprobs[batch.response_mask])])
 
 
 def make_engine(cfg, model, tokenizer, trains=False):

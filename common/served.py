@@ -76,7 +76,7 @@ class TextTokenizer:
         first = len(self.marks) if skip_special_tokens else 0
         return "".join(self.pieces[i] for i in ids if i >= first)
 
-    def apply_chat_template(self, messages, add_generation_prompt=True, tokenize=False):
+    def apply_chat_template(self, messages, **how):
         written = [f"<|{m['role']}|>{m['content']}{self.END}" for m in messages]
         return "".join(written) + "<|assistant|>"
 

@@ -36,7 +36,7 @@ from common import distributed
 from common.checkpoint import ModelError
 from common.engine import Generation
 from common.files import say
-from common.model import computes_in_bf16, end_of_sequence
+from common.model import computes_in_bf16, end_of_sequence, head_dim, head_rows
 
 VOLATILE = (  # a tokenizer's files that differ from load to load, and say nothing that vLLM is asked for
     "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
@@ -62,29 +62,58 @@ def installed():
 # ---------------------------------------------------------------- weights
 
 def checkpoint_name(name):
-    """The name that a parameter has in a Hugging Face checkpoint, without what LoRA puts around it.
+    """The name that a parameter has in a Hugging Face checkpoint, without what adapters put around it.
 
     >>> checkpoint_name("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
     'model.layers.0.mlp.up_proj.weight'
+    >>> checkpoint_name("base_model.model.lm_head.modules_to_save.default.weight")
+    'lm_head.weight'
     """
-    return re.sub(r"^base_model\.model\.|\.base_layer(?=\.)", "", name)
+    return re.sub(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save\.default(?=\.)", "", name)
+
+
+def own_parameters(model):
+    """{checkpoint name: parameter} of the language model: what adapters add is left out, a layer that was
+    trained as a whole stands in its original's place."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if ".lora_" not in name and ".original_module." not in name:
+            found[checkpoint_name(name)] = parameter
+    return found
+
+
+def refuse_other_adapters(model):
+    """ModelError for adapters that policy_weights does not know how to merge."""
+    for config in getattr(model, "peft_config", {}).values():
+        if config.peft_type != "LORA" or config.lora_bias or config.trainable_token_indices:
+            raise ModelError("--engine vllm: these adapters are more than LoRA on weights "
+                             f"({config.peft_type}, bias or trained tokens): use --engine transformers, or "
+                             "fold them into their base (merge_and_unload)")
+        if config.use_dora and distributed.world() > 1:
+            raise ModelError("--engine vllm: DoRA's norms want whole weights, and here they are cut over "
+                             "several ranks: use one process, or --engine transformers")
 
 
 def policy_weights(model):
-    """Yields (checkpoint name, tensor) of every weight, one at a time: shards gathered, LoRA added to its
-    base."""
+    """Yields (checkpoint name, tensor) of every weight, one at a time: shards gathered, adapters added to
+    their base as peft's own merge does, the head's padding left out."""
     adapted = {}
-    for name, module in model.named_modules():
-        if getattr(module, "lora_A", None):
-            adapted[f"{name}.base_layer.weight"] = module
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            continue
+    for module in model.modules():
+        if getattr(module, "lora_A", None) or getattr(module, "lora_embedding_A", None):
+            field = getattr(module, "parameter_name", "weight")  # of experts it is another
+            adapted[id(getattr(module.get_base_layer(), field))] = module
+    embeddings = {id(m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings())}
+    for name, parameter in own_parameters(model).items():
         weight = distributed.whole(parameter).detach()
-        if name in adapted:
-            delta = distributed.whole(adapted[name].get_delta_weight("default"))
-            weight = weight + delta.detach().to(weight.dtype)
-        yield checkpoint_name(name), weight
+        if id(parameter) in adapted:
+            module = adapted[id(parameter)]
+            variant = getattr(module, "lora_variant", {}).get("default")  # DoRA is one
+            if variant:
+                weight = variant.merge_safe(module, "default", weight).detach()
+            else:
+                delta = distributed.whole(module.get_delta_weight("default"))
+                weight = weight + delta.detach().to(weight.dtype)
+        yield name, head_rows(model, weight) if id(parameter) in embeddings else weight
 
 
 def compare_names(vllm_model, names):
@@ -109,12 +138,12 @@ def compare_names(vllm_model, names):
 def keep_dropped_at_zero(model, dropped):
     """What vLLM would leave out changes nothing while it is zero: it is frozen there. Anything else is
     refused: vLLM drops it without a word, and samples another policy than the one that is trained."""
-    for name, parameter in model.named_parameters():
-        if checkpoint_name(name) not in dropped:
+    for name, parameter in own_parameters(model).items():
+        if name not in dropped:
             continue
         if distributed.whole(parameter).any():
             raise ModelError(
-                f"--engine vllm: vLLM's {_class_of(model).__name__} has no {checkpoint_name(name)}, and this "
+                f"--engine vllm: vLLM's {_class_of(model).__name__} has no {name}, and this "
                 f"model's is not zero ({len(dropped)} such parameters): it would sample another policy than "
                 "the one that is trained. Use --engine transformers")
         parameter.requires_grad_(False)
@@ -150,6 +179,7 @@ def _start(model, tokenizer, options):
         config = copy.deepcopy(model.config)
         config.architectures = [_class_of(model).__name__]
         config.dtype = None  # options say in what it computes; a policy and its frozen sampler differ here
+        config.vocab_size = head_rows(model, model.get_output_embeddings().weight).shape[0]
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         digest = hashlib.sha256(repr(sorted(options.items())).encode())
@@ -243,7 +273,8 @@ class VllmEngine:
         self.in_bf16 = self.gpu or computes_in_bf16(model)
         self.tensor_parallel = tensor_parallel
         self.eos = end_of_sequence(model, tokenizer)
-        options = self._options(model.config, max_batch, cache_gb)
+        refuse_other_adapters(model)
+        options = self._options(model.config.get_text_config(), max_batch, cache_gb)
         self.max_length = options["max_model_len"]
         self.cache_bytes = options["kv_cache_memory_bytes"]
         self.vllm = _start(model, tokenizer, options)
@@ -252,8 +283,7 @@ class VllmEngine:
         self.sampled_tokens = 0
         self.prefilled_tokens = 0
         self.reused_tokens = 0
-        names = [checkpoint_name(name) for name, _ in model.named_parameters() if ".lora_" not in name]
-        compare = functools.partial(compare_names, names=names)
+        compare = functools.partial(compare_names, names=list(own_parameters(model)))
         dropped, unfilled = self.llm.apply_model(compare)[0]
         if unfilled:
             raise ModelError(f"--engine vllm: vLLM wants {', '.join(unfilled[:4])}, which this model lacks. "
@@ -264,8 +294,7 @@ class VllmEngine:
     def _options(self, config, max_batch, cache_gb):
         """What vLLM is started with."""
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        bytes_per_token = config.num_hidden_layers * 2 * heads * dim * (2 if self.in_bf16 else 4)
+        bytes_per_token = config.num_hidden_layers * 2 * heads * head_dim(config) * (2 if self.in_bf16 else 4)
         longest = config.max_position_embeddings
         wanted = max_batch * longest * bytes_per_token
         cache_bytes = int(2 * min(cache_gb * 2**30, wanted))

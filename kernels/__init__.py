@@ -2,9 +2,40 @@
 same passes.
 
     from kernels import turn_logprob, weighted_cross_entropy, think_weights
+
+Hugging Face has a package of this name too, for which transformers looks. Where it is installed, this one
+answers for both: its modules are found behind ours, its names through __getattr__.
 """
 
-from kernels.turn_logprob import turn_logprob
-from kernels.weighted_ce import think_weights, weighted_cross_entropy
+import functools
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)
+
+from kernels.turn_logprob import turn_logprob  # noqa: E402
+from kernels.weighted_ce import think_weights, weighted_cross_entropy  # noqa: E402
 
 __all__ = ["think_weights", "turn_logprob", "weighted_cross_entropy"]
+
+
+@functools.cache
+def _theirs():
+    """Hugging Face's package; None where it is not installed."""
+    behind = [str(Path(folder).parent) for folder in __path__[1:]]
+    spec = PathFinder.find_spec(__name__, behind)
+    if spec is None or spec.loader is None:
+        return None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def __getattr__(name):
+    if name == "__version__" or not name.startswith("_"):
+        found = getattr(_theirs(), name, None)
+        if found is not None:
+            return found
+    raise AttributeError(f"module 'kernels' has no attribute '{name}'")

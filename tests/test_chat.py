@@ -147,9 +147,9 @@ def test_a_passage_is_cut_before_it_is_tokenised(qwen, monkeypatch):
     tokenizer, longest = AutoTokenizer.from_pretrained(qwen), []
     real_ids = chat._ids
 
-    def watched(tokenizer, text):
+    def watched(tokenizer, text, begins=False):
         longest.append(len(text))
-        return real_ids(tokenizer, text)
+        return real_ids(tokenizer, text, begins)
 
     monkeypatch.setattr(chat, "_ids", watched)
     at2po.render_observation(tokenizer, [Passage("1", "T", "word " * 200_000)], 1000)

@@ -309,7 +309,8 @@ def test_the_end_of_sequence_is_kept(Engine, wide):
     model.generation_config.eos_token_id = list(range(20, 30))
     results, engine = generate((model, tokenizer), REQUESTS, Engine=Engine, max_tokens=40)
     ended = [g for g in results if g.stop_reason == "eos"]
-    assert engine.eos == set(range(20, 30)) and len(ended) > 10
+    # and that with which the chat template closes a turn
+    assert engine.eos == {*range(20, 30), tokenizer.eos_token_id} and len(ended) > 10
     for g in ended:
         assert g.token_ids[-1] in engine.eos and not engine.eos & set(g.token_ids[:-1])
         assert len(g.token_ids) == len(g.logprobs)
@@ -351,7 +352,13 @@ def test_a_stop_string_inside_a_token_keeps_the_token(policy):
     model, tokenizer = policy
     engine = TransformersEngine(model, tokenizer)
     sampled = generate(policy, [([5, 6], 0)])[0][0].token_ids
-    engine.pieces = {t: " y" for t in range(len(tokenizer))} | {sampled[0]: "b</a", sampled[1]: ">x"}
+    pieces = {t: " y" for t in range(len(tokenizer))} | {sampled[0]: "b</a", sampled[1]: ">x"}
+
+    class Pieces:
+        def decode(self, ids):
+            return "".join(pieces[i] for i in ids)
+
+    engine.tokenizer = Pieces()
     g = generate(policy, [([5, 6], 0)], engine=engine, stop=("</a>",))[0][0]
     assert g.token_ids == sampled[:2] and g.stop_reason == "</a>"
 
