@@ -679,7 +679,7 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
             baselines.balance_entropy(batches, cfg.entropy_weight)
     row = {
         "time/old_logprobs": time.time() - started,
-        "rollout/flat_groups": 1 - sum(map(len, learn)) / len(roots),
+        "rollout/flat_groups": 1 - sum(map(len, learn)) / max(1, len(roots)),
     }
 
     if cfg.rollout == "tree":
@@ -845,18 +845,30 @@ def resolve(cfg):
     if cfg.loss not in TOKEN_RATIOS and (cfg.dual_clip or cfg.grpo_mean == "token" or cfg.entropy_weight):
         flag = "--dual-clip, --grpo-mean and --entropy-weight"
         sys.exit(f"error: {flag} go with --loss {', '.join(TOKEN_RATIOS)}, not {cfg.loss}")
+    if 0 < cfg.dual_clip <= 1:
+        flags.refuse("dual_clip", cfg.dual_clip, "above 1, or 0 for none: up to 1 it cuts off every gradient "
+                     "of a negative advantage (authors' code: 3)")
     if cfg.overlong_buffer >= cfg.max_response:
         flags.refuse("overlong_buffer", cfg.overlong_buffer, f"below --max-response {cfg.max_response}")
     may_be_zero = "steps rounds expand max_searches overlong_buffer token_budget"
     negative = {"bad_format_reward": -math.inf, "branch_penalty": -math.inf}
-    flags.check(cfg, may_be_zero, above_zero="lr temperature grad_clip", least=negative)
+    cfg = flags.check(cfg, may_be_zero, above_zero="lr temperature grad_clip", least=negative)
     flags.needs_a_model(cfg)
     keep_best.check(cfg)
+    tables = [f"--{name}" for name in TABLES if getattr(cfg, name)]
+    if cfg.seeds > 1 and not tables:
+        flags.refuse("seeds", cfg.seeds, "is for a table: --ladder, --schemes or --baselines")
+    if len(tables) > 1 or tables and (cfg.ask or cfg.eval_only):
+        sys.exit(f"error: {' and '.join(tables)}: one table at a time, without --ask and --eval-only")
     shape = cfg.rollout
     if shape == "auto":
         shape = {"atpo": "tree", "aepo": "branches"}.get(cfg.loss, "chains")
+    if shape != "tree" and cfg.group_size == 1:
+        flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
+    if shape == "tree" and cfg.chains + cfg.rounds * cfg.expand == 1:
+        flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
     std = ("population" if shape == "tree" else "sample") if cfg.std == "auto" else cfg.std
-    name = f"{cfg.loss}-seed{cfg.seed}"
+    name = flags.run_name(cfg, cfg.loss)
     if cfg.eval_only:
         model = cfg.model or cfg.policy_model
         evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)

@@ -600,6 +600,9 @@ def reproduce(cfg):
     stages = stages_of(cfg)
     for stage in stages:
         stage_folder(cfg, stage)
+    if cfg.stage == "merge":
+        for folder in pair_to_merge(cfg):
+            models.find_model(folder)
     if cfg.checkpoint or cfg.model:
         models.find_model(start_weights(cfg))
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
@@ -618,10 +621,7 @@ def reproduce(cfg):
     for stage in stages:
         if stage.startswith("merged-"):
             lam = stage.removeprefix("merged-")
-            pair = [
-                cfg.forward or checkpoint_folder(cfg, "forward"),
-                cfg.backward or checkpoint_folder(cfg, "backward"),
-            ]
+            pair = pair_to_merge(cfg)
             merged = base / f"{cfg.name}-weights-{lam}"
             distributed.once(merge, *pair, float(lam), merged)
             run_stage(cfg, stage, merged, initial, None, evals, made_from=pair)
@@ -685,6 +685,12 @@ def stage_folder(cfg, stage):
     return run.open_folder(cfg, "bi_rar", name, free, one_of_many=True, saves=stage in (*TRAINED, *CONTROLS))
 
 
+def pair_to_merge(cfg):
+    """The folders of the forward and of the backward policy."""
+    forward = cfg.forward or checkpoint_folder(cfg, "forward")
+    return [forward, cfg.backward or checkpoint_folder(cfg, "backward")]
+
+
 def checkpoint_folder(cfg, stage):
     """The weights that a stage of this run left."""
     folder = Path(cfg.out) / "bi_rar" / f"{cfg.name}-{stage}" / "checkpoint"
@@ -724,9 +730,13 @@ def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
     of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
-    cfg = flags.cli(replace(Config(), **(of_world if in_world else {})), Config(), __doc__, argv)
+    return resolve(flags.cli(replace(Config(), **(of_world if in_world else {})), Config(), __doc__, argv))
+
+
+def resolve(cfg):
+    """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
-    flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
+    cfg = flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
     flags.needs_a_model(cfg)
     if cfg.scorer == "lines" and cfg.data != "world":
         flags.refuse("scorer", "lines", "is the embedded world's; with --model a folder or hub id")
@@ -745,7 +755,7 @@ def parse_args(argv=None):
         cfg,
         stage="eval" if only else cfg.stage,
         eval_only=only,
-        name=cfg.name or f"seed{cfg.seed}",
+        name=cfg.name or flags.run_name(cfg),
         retriever=cfg.retriever or flags.default_retriever(cfg),
     )
 

@@ -932,8 +932,12 @@ def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
     of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
-    cfg = flags.cli(replace(Config(), **(of_world if in_world else {})), Config(), __doc__, argv)
-    check(cfg, given)
+    return resolve(flags.cli(replace(Config(), **(of_world if in_world else {})), Config(), __doc__, argv))
+
+
+def resolve(cfg):
+    """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
+    cfg = check(cfg)
     envs = cfg.envs.split(",")
     search = flags.default_retriever(cfg) if "text" in envs else "bm25"
     stage = "eval" if cfg.eval_only else cfg.stage
@@ -942,17 +946,18 @@ def parse_args(argv=None):
         stage=stage,
         eval_only=stage == "eval",
         retriever=cfg.retriever or search,
-        name=cfg.name or f"seed{cfg.seed}",
+        name=cfg.name or flags.run_name(cfg),
     )
     if "kimi" in envs and cfg.retriever.startswith("http"):
         sys.exit("error: --envs kimi searches each question's own passages: --retriever bm25 or dense:MODEL")
     return cfg
 
 
-def check(cfg, given):
+def check(cfg):
     """Refuses what cannot run."""
     above_zero = "lr sft_lr grpo_lr temperature grad_clip"
-    flags.check(cfg, "token_budget", above_zero, WORLD_SETS, {"group_size": 2})  # (samples are compared)
+    least = {"group_size": 2}  # (samples are compared)
+    cfg = flags.check(cfg, "token_budget", above_zero, WORLD_SETS, least)
     flags.needs_a_model(cfg)
     envs = cfg.envs.split(",")
     if not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs):
@@ -960,6 +965,8 @@ def check(cfg, given):
     for name in ("threshold", "offline_threshold"):
         if not 0 <= getattr(cfg, name) < R_SUP:
             flags.refuse(name, getattr(cfg, name), "from 0 to below 1: the reward is F1 and has to be above")
+    if cfg.keep > cfg.max_attempts:
+        flags.refuse("keep", cfg.keep, f"at most --max-attempts {cfg.max_attempts}: so many are never found")
     if "kg" in envs and cfg.data != "world" and not cfg.graph:
         sys.exit("error: --envs kg needs --graph FILE (triples or GraphML), or --graph evidences with a data "
                  "set that has them (2Wiki)")
@@ -978,10 +985,9 @@ def check(cfg, given):
     if level and (level.elastic or level.noise or level.lists):
         flags.refuse("world", cfg.world, "elastic, lists and noise are for agents that search on their own; "
                      "here the knobs are partial and tail")
-    if "--ask" in given and not cfg.ask.strip():
-        sys.exit("error: --ask is empty")
     if cfg.ask and "kimi" in envs:
         sys.exit("error: --ask has no passages of its own: --envs text or kg")
+    return cfg
 
 
 def main(argv=None):

@@ -52,13 +52,18 @@ def overlong_penalty(length, limit, buffer):
 
 
 def chosen_to_learn(roots, cfg):
-    """All trees of a step; with dynamic sampling (DAPO) the first questions_per_step that have different
-    rewards, which come first, and others where there are not enough."""
-    with_spread, flat = [], []
+    """All trees of a step; with dynamic sampling (DAPO, Eq 11) the first questions_per_step of which some
+    answers are right and some wrong, and flat ones where there are not enough. What the overlong penalty
+    alone tells apart is not learned from."""
+    if cfg.dynamic_sampling == 1:
+        return roots
+    informative, flat = [], []
     for root in roots:
-        rewards = root.rewards()
-        (with_spread if grpo.has_spread(rewards) else flat).append(root)
-    return roots if cfg.dynamic_sampling == 1 else [*with_spread, *flat][:cfg.questions_per_step]
+        if grpo.has_spread([leaf.trajectory.info["em_valid"] for leaf in root.leaves()]):
+            informative.append(root)
+        elif not grpo.has_spread(root.rewards()):
+            flat.append(root)
+    return [*informative, *flat][:cfg.questions_per_step]
 
 
 # ---------------------------------------------------------------- AEPO (Dong et al. 2025)

@@ -86,7 +86,7 @@ def _ids(tokenizer, text, begins=False):
 
 
 def encode(tokenizer, *parts, begins=False):
-    """(text, ids) of parts in a row, those that are Foreign made harmless. begins: nothing stands before them.
+    """(text, ids) of parts in a row, those that are Foreign made harmless. begins: nothing stands before.
 
     Whole texts are tokenised at once, so that ids are what the tokenizer makes of them. Should an added token
     appear that no part of our own wrote (a tokenizer may normalise before it looks), the parts are tokenised
@@ -136,8 +136,8 @@ def template_parts(tokenizer, roles, date):
         return re.sub(r"@@(\d+)@@", lambda found: change(probes[int(found[1])]), text)
     strips = shown != with_probes(str)
     if strips and shown != with_probes(str.strip):
-        raise TemplateError("this model's chat template alters the messages it is given (their case, blanks or "
-                            "signs): what the policy reads would not be what was written")
+        raise TemplateError("this model's chat template alters what it is given (case, blanks or signs): "
+                            "what the policy reads would not be what was written")
     order = [int(i) for i in re.findall(r"@@(\d+)@@", text)]
     text = re.sub(r"<think>\s*$", "", text)
     return re.split(r"@@\d+@@", text), order, strips

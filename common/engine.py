@@ -66,8 +66,8 @@ class _Request:
 
 class _SlotCache:
     """Keys and values as (layers, 2, slots, heads, tokens, dim); a forward pass sees `rows`, each row at its
-    own `start`. sizes: what each layer keeps of a token, as _Seen has it; of values narrower than keys the rest
-    stays zero.
+    own `start`. sizes: what each layer keeps of a token, as _Seen has it; of values narrower than keys the
+    rest stays zero.
 
     Duck-types the two calls that transformers' decoder layers make on a cache."""
     is_compileable = False
@@ -265,6 +265,11 @@ class TransformersEngine:
     def busy(self):
         return bool(self.waiting or self.active)
 
+    def longest(self):
+        """The longest turn that is being sampled, in words; "" where there is none."""
+        r = max(self.active, key=lambda r: len(r.token_ids), default=None)
+        return f"longest {len(r.token_ids):,} of {r.max_tokens:,} tokens" if r else ""
+
     async def generate(self, prompt_ids, stop=(), max_tokens=512,
                        temperature=1.0, seed=0):
         """Samples until a stop string, the end of sequence or max_tokens. temperature 0 is greedy."""
@@ -449,8 +454,8 @@ class TransformersEngine:
         return "length" if len(r.token_ids) >= r.max_tokens else ""
 
     def _ends_with(self, r, stop):
-        """Whether the text has the stop string in it. A token's own text may lack the blank before it, so what
-        is found in pieces, blanks aside, is looked for in text that was decoded in one."""
+        """Whether the text has the stop string in it. A token's own text may lack the blank before it, so
+        what is found in pieces, blanks aside, is looked for in text that was decoded in one."""
         if "".join(stop.split()) not in "".join(r.tail.split()):
             return False
         return stop in self.tokenizer.decode(r.token_ids[-2 * len(stop):])  # (a token may have no text)

@@ -68,7 +68,7 @@ def clock(seconds):
 class Progress:
     """A long piece of work, done of total: a live line on a terminal, a line every 20 seconds in a log.
 
-    at_once: its parts run side by side, and most end late: the time left is not guessed before half did.
+    at_once: its parts run side by side, and the last may take long: the time left is not guessed.
     live=False: lines on a terminal, too; then it need not be entered."""
 
     def __init__(self, what, every=20.0, at_once=False, live=True):
@@ -87,11 +87,13 @@ class Progress:
         if self.status:
             self.status.stop()
 
-    def __call__(self, done, total):
-        """total: 0 = not known."""
+    def __call__(self, done, total, note=""):
+        """total: 0 = not known. note: what else there is to say."""
         now = time.time()
         line = f"{self.what}: {done}{total and f'/{total}' or ''}, {clock(now - self.began)}"
-        if total and done and (not self.at_once or 2 * done >= total):
+        if note:
+            line += f", {note}"
+        if total and done and not self.at_once:
             left = (now - self.began) * (total - done) / done
             line += f", {clock(left)} left"
         if self.status:

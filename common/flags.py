@@ -22,6 +22,7 @@ import shlex
 import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal, get_args, get_type_hints
 
 import torch
@@ -129,18 +130,50 @@ class PassageFlags(PolicyFlags):
     excerpt: int = 0
 
 
+DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
 TINY_WARM_UP = {"warmup_steps": 900, "flaw_rate": .6}
 MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "show_every", "search_retries", "lora",
                "train_layers", "seed", "excerpt")
 ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
 
 
+def without_auto(cfg):
+    """cfg with what "auto" means here in the fields that all scripts share, so that config.json says what
+    ran."""
+    auto = {}
+    if hasattr(cfg, "engine"):
+        auto["engine"] = vllm_engine.choose(cfg.engine)
+    if hasattr(cfg, "warmup_data"):
+        tiny = {} if cfg.warmup_data else TINY_WARM_UP
+        if getattr(cfg, "world", "plain") != "plain":
+            tiny = {"warmup_steps": hard.WARM_UP_STEPS, "flaw_rate": hard.FLAW_RATE}
+        auto |= {"flaw_rate": 0.0} | tiny
+    unset = {name: value for name, value in auto.items() if getattr(cfg, name) == "auto"}
+    return dataclasses.replace(cfg, **unset)
+
+
+def run_name(cfg, *first):
+    """The name of a run folder where --name is empty: `first`, model and data where they are not the default,
+    and the seed."""
+    source = Path(cfg.checkpoint or cfg.model or getattr(cfg, "policy_model", ""))
+    parts = [*first, source.parent.name if source.name == "checkpoint" else source.name]
+    if cfg.data not in ("world", type(cfg)().data):
+        parts += [re.sub(DATA_SUFFIX, "", Path(name).name) for name in cfg.data.split(",")]
+    if getattr(cfg, "world", "plain") != "plain":
+        parts.append(cfg.world)
+    if cfg.world_size != 1:
+        parts.append(f"size{cfg.world_size:g}")
+    name = "-".join([*filter(None, parts), f"seed{cfg.seed}"])
+    return re.sub(r"[^\w.=+-]+", "-", name).strip("-.")[-100:]
+
+
 def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
-    """Refuses numbers that no run can use, and trackers and sets that do not exist.
+    """cfg without "auto". Refuses numbers that no run can use, and trackers and sets that do not exist.
 
     int fields: at least 1, or 0 if in may_be_zero; float fields: at least 0, or above 0 if in above_zero;
     least {name: minimum} overrides. The names (with blanks between) are the script's own, beside the shared
     ones."""
+    cfg = without_auto(cfg)
     may_be_zero = (*MAY_BE_ZERO, *may_be_zero.split())
     above_zero = (*ABOVE_ZERO, *above_zero.split())
     hints = get_type_hints(type(cfg))
@@ -162,6 +195,9 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
             refuse(name, getattr(cfg, name), wanted)
     if not 0 <= cfg.seed < 2**63:
         refuse("seed", cfg.seed, "a number from 0 to 2^63 - 1")
+    for name in ("clip", "clip_low", "clip_high"):
+        if getattr(cfg, name, 0) >= 1:
+            refuse(name, getattr(cfg, name), "below 1: the window is 1 - low to 1 + high")
     if getattr(cfg, "flaw_rate", 0) > 1:
         refuse("flaw_rate", cfg.flaw_rate, "a share, from 0 to 1")
     if getattr(cfg, "warmup_data", "") and cfg.data == "world":
@@ -175,6 +211,8 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
         refuse("train_layers", cfg.train_layers, "trains weights, --lora adapters: one of the two")
     if getattr(cfg, "excerpt", 0) and cfg.data == "world":
         refuse("excerpt", cfg.excerpt, "cuts passages of a corpus or of a server; the world's are short")
+    if Path(cfg.out).exists() and not Path(cfg.out).is_dir():
+        refuse("out", cfg.out, "is a file: the name of a folder for run folders")
     check_machine(cfg)
     try:
         run.check_trackers(cfg.log)
@@ -185,6 +223,7 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
         odd = [n for n in cfg.eval_data.split(",") if n not in ("", *world_sets)]
         if odd:
             refuse("eval_data", odd[0], f"with --data world one of {', '.join(world_sets)}")
+    return cfg
 
 
 def check_world(cfg):
@@ -266,6 +305,8 @@ def given_flags(argv=None):
     for flag, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         name, equals, value = flag.partition("=")
         flags[name.replace("_", "-")] = value if equals else following
+    if "--ask" in flags and not flags["--ask"].strip():
+        sys.exit("error: --ask is empty: a question in quotes")
     world_data = flags.get("--data", "world") == "world"
     served = "--model" in flags or "--policy" in flags
     return argv, flags, world_data and not served
@@ -354,14 +395,6 @@ def cli(default, paper, docstring, argv):
     values = {}
     for group in vars(parsed).values():
         values |= vars(group)
-    if "engine" in values:  # config.json has what was chosen
-        values["engine"] = vllm_engine.choose(values["engine"])
-    if "warmup_data" in values:
-        tiny = {} if values["warmup_data"] else TINY_WARM_UP
-        if values.get("world", "plain") != "plain":
-            tiny = {"warmup_steps": hard.WARM_UP_STEPS, "flaw_rate": hard.FLAW_RATE}
-        unset = {"flaw_rate": 0.0} | tiny
-        values |= {name: value for name, value in unset.items() if values[name] == "auto"}
     return config(**values)
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 NO_FORMAT = (
     "No answer is in the paper's format: the policy does not know the tags, every reward is that of a bad "
-    "format, and reinforcement learning has nothing to start from. Warm it up first on demonstrations in "
-    "this format (supervised), or start from weights that know it (--checkpoint)")
+    "format, and reinforcement learning has nothing to start from. Warm it up first: --warmup-data FILE, "
+    "real questions with gold evidence or conversations in this format; or start from weights that know it "
+    "(--checkpoint)")
 WINDOW = 3          # steps whose mean is judged, so that one odd batch says nothing
 # nats between sampler and trainer, on average, that rounding explains: fp32 gives 1e-6 on the tiny policy and
 # 1e-5 on 135M weights, a sampler in bf16 below a trainer in fp32 .017 on these; old weights 5e-3 and more
@@ -81,8 +82,9 @@ def first_ratio(seen):
     first = seen.row.get("train/first_ratio")
     if first is not None and abs(first - 1) > 1e-3:
         return (f"the ratio of the first update is {first:.4f} and should be 1, since nothing was updated "
-                "yet: log-probs are not reproducible (dropout, kernels that depend on the batch, a dtype "
-                "too coarse for the clip window); try --kernels off or --share-prefixes off")
+                "yet: the same weights gave the same tokens other log-probs. Either the products are too "
+                "coarse for the clip window (--precision fp32), or something in this model draws or counts "
+                "in training (routing with noise, batch statistics); dropout is set to 0 at load")
 
 
 def flat_groups(seen):

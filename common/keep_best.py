@@ -10,6 +10,8 @@ from common.world import hard
 def check(cfg):
     """Refuses what cannot choose."""
     if cfg.keep == "last":
+        if cfg.keep_data:
+            sys.exit("error: --keep-data is for --keep best")
         return
     chooser = cfg.keep_data or "dev"
     tested = cfg.eval_data or "test" * (cfg.data == "world")

@@ -249,7 +249,7 @@ def check(cfg, name, frozen=None, trains=True):
         config = transformers.AutoConfig.from_pretrained(find_model(name), trust_remote_code=False)
         shape = shape_of(config)
         have = device_bytes()
-    except (AttributeError, ValueError, OSError, KeyError):  # where it is no decoder, loading says what it is
+    except (AttributeError, ValueError, OSError, KeyError, RuntimeError):  # loading says what it is
         return
     cuda = default_device() == "cuda"
     if frozen is None:

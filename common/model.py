@@ -25,7 +25,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 # nats a token, on average, by which a forward pass of ours may differ from the model's own
-SAME = {"fp32": 1e-3, "bf16": .1}
+SAME = {"fp32": 1e-4, "bf16": .1}
 
 
 # ---------------------------------------------------------------- loading
@@ -193,19 +193,19 @@ def _refuse_unknown_parts(name, model):
                          "and shared prefixes know full attention only")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
-        raise ModelError(f"{name}: its positions ({rope['rope_type']}) turn otherwise in a longer sequence, so "
-                         "a sample would depend on the others of its batch")
+        raise ModelError(f"{name}: its positions ({rope['rope_type']}) turn otherwise in a longer sequence, "
+                         "so a sample would depend on the others of its batch")
 
 
 @torch.no_grad()
 def plain_logprobs(model, trajectory):
-    """log pi of the tokens after the prompt, (n,) fp32, by the model's own forward pass in the precision of
-    its weights."""
+    """log pi of the tokens after the prompt, (n,) fp32, by the model's own forward pass: eager attention, in
+    the precision of its weights."""
     ids = torch.tensor([context_ids(trajectory.prompt_ids, trajectory.turns)], device=model.device)
     model.eval()
     config = model.get_decoder().config
     trained_with = config._attn_implementation
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = "eager"
     try:
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1, :model.vocabulary].float()
     finally:

@@ -15,6 +15,7 @@ several stages has a folder for each. The order is always the same:
 """
 
 import fcntl
+import glob
 import importlib.util
 import json
 import math
@@ -83,9 +84,10 @@ class RunFolder:
     configuration it was begun with, `start` the checkpoint that it goes on from."""
 
     def __init__(self, root, script, name, config, resume=False, free_to_change=()):
-        if name != Path(name).name or name.startswith(".") or "\\" in name:
-            raise RunError(f"--name {name}: the name of a folder in {root}/{script}, "
-                           "without slashes or a dot before it")
+        one_word = name == Path(name).name and "\\" not in name and name.isprintable()
+        if not one_word or name.startswith(".") or len(name) > 200:
+            raise RunError(f"--name {name[:200]!r}: the name of a folder in {root}/{script}, of at most 200 "
+                           "letters on one line, without slashes or a dot before it")
         self.path = Path(root) / script / name
         self.config = config
         self.resume = resume
@@ -101,6 +103,7 @@ class RunFolder:
         self.id = self.saved.get("run_id") or os.urandom(8).hex()
         if resume:
             self._refuse_changes(free_to_change)
+            chat.today = self.saved.get("date", chat.today)
         opened.append(self)
 
     def _refuse_changes(self, free_to_change):
@@ -222,12 +225,15 @@ def open_folder(cfg, script, name, free_to_change=FREE_ON_RESUME,
                 one_of_many=False, saves=True, save_every=None):
     """The RunFolder of a run or stage, checked, with the checkpoint that --resume goes on from.
 
-    one_of_many: a stage, which --resume begins where it was not begun yet.
+    one_of_many: a stage, which --resume begins where it was not begun yet and another of the run was.
     saves: False = it has no checkpoints.
     save_every: rows of metrics.jsonl between two of them, by default the run's --save-every."""
     resume = cfg.resume
     if resume and one_of_many:
-        resume = begun(Path(cfg.out) / script / name)
+        base = Path(cfg.out) / script
+        if not any(map(begun, base.glob(f"{glob.escape(cfg.name)}-*"))):
+            raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
+        resume = begun(base / name)
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, free_to_change)
     if resume and saves:
         folder.start = checkpoint_of(folder, save_every)
@@ -250,9 +256,14 @@ def checkpoint_of(folder, save_every=None):
             warn(f"{folder.path}: no checkpoint was saved before it stopped (--save-every); "
                  "beginning again at step 1")
         return None
-    if checkpoint.read_state(found).get("run", folder.id) != folder.id:
+    state = checkpoint.read_state(found)
+    if state.get("run", folder.id) != folder.id:
         raise models.ModelError(f"{found}: checkpoint of another run; put this run's own back, "
                                 "or start anew with another --name")
+    logged = max((row["step"] for row in rows if isinstance(row, dict) and "step" in row), default=0)
+    if logged < state["step"]:
+        raise RunError(f"--resume: {folder.path} has a checkpoint of step {state['step']}, and metrics.jsonl "
+                       f"ends at step {logged}: restore it, or start anew with another --name")
     _same_threads(folder)
     return found
 
@@ -381,8 +392,9 @@ def make_engine(cfg, model, tokenizer, trains=False):
 
 
 def tell(cfg):
-    """The resolved configuration on the terminal; config.json has it too."""
-    given = [f"{key}={value}" for key, value in asdict(cfg).items() if value != ""]
+    """What is not the paper's default, on the terminal; config.json has the whole configuration."""
+    default = asdict(type(cfg)())
+    given = [f"{key}={value}" for key, value in asdict(cfg).items() if value not in ("", default[key])]
     console.print(" ".join(given), style="dim", markup=False)
 
 
@@ -393,7 +405,7 @@ def stage(cfg, folder, metrics, title):
 
     metrics: the script's table, kept as metrics.json."""
     threads = folder.saved.get("threads", torch.get_num_threads())
-    folder.create(threads=threads, machine=folder.saved.get("machine") or machine())
+    folder.create(threads=threads, machine=folder.saved.get("machine") or machine(), date=chat.today)
     folder.write("metrics.json", {key: list(metric) for key, metric in metrics.items()})
     folder.trackers = open_trackers(cfg.log, folder)
     console.print(f"[bold]{plain(title)}[/bold]")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from common import data, kg, retriever, sharegpt, world
 from common.excerpts import Excerpts
-from common.files import say
+from common.files import say, warn
 from common.world import hard
 
+FEW = 20  # test questions below which no interval says anything
 TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
 
 
@@ -103,12 +104,14 @@ def _load_questions(cfg, paper_eval, searched):
         listed = cfg.eval_data or (paper_eval if of_paper else "")
         names = [n for n in listed.split(",") if n]
     sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
-    if train and not names:  # a file of one's own: its last tenth is held out
+    if train and not names:  # a file of one's own: its last tenth is held out, and not too few
         if len(train) < 2:
             raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; "
                                  "give --eval-data")
-        tenth = max(1, len(train) // 10)
-        held = min(tenth, cfg.eval_limit or len(train))
+        held = max(len(train) // 10, min(FEW, len(train) // 2))
+        held = min(held, cfg.eval_limit or len(train))
+        if held < FEW:
+            warn(f"{cfg.data}: {held} questions are held out; so few decide nothing, whatever their interval")
         name = cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout"  # (no benchmark's)
         sets = {name: train[-held:]}
         train = train[:-held]

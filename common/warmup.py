@@ -190,7 +190,12 @@ def train(cfg, folder, policy, examples):
     """Minus the log-likelihood of what the demonstrations say, a cosine over all updates; each is the mean
     over its tokens."""
     optimizer = training.make_optimizer(policy.model, cfg.warmup_lr, cfg.weight_decay, kind=cfg.optimizer)
+    small = cfg
+    if policy.model.device.type == "cpu":  # an update then says how far it is
+        small = replace(cfg, micro_tokens=min(cfg.micro_tokens, 2048))
     for step, row in loop.steps(cfg, folder, policy, optimizer, METRICS, label="warm-up | "):
+        if step == 1:
+            say(f"the first of {cfg.steps} updates, on {BATCH} demonstrations")
         chosen = data.batch_of_step(examples, step, BATCH, "warm-up")
         trajectories = [t for example in chosen for t in example]
         num_tokens = sum(t.sampled_tokens for t in trajectories)
@@ -198,7 +203,7 @@ def train(cfg, folder, policy, examples):
         row["train/lr"] = training.cosine_lr(step - 1, cfg.steps, peak, peak / 20, warmup=warm)
         training.set_lr(optimizer, row["train/lr"])
         meter = training.Meter(keep=folder.nonfinite(step))
-        batches = training.collate_parts(trajectories, cfg, policy.model.device)
+        batches = training.collate_parts(trajectories, small, policy.model.device)
         for b in batches:
             logprobs = models.token_logprobs(policy.model, b, 1.0, cfg.kernels)   # (B, T)
             loss = -logprobs.sum() / num_tokens

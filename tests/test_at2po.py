@@ -36,6 +36,14 @@ def root_of(*specs):
     return root
 
 
+def right_or_wrong(root, penalty=0.0):
+    """The tree with its rewards as exact matches; penalty: off the reward of its first leaf."""
+    for leaf in root.leaves():
+        leaf.trajectory.info = {"em_valid": leaf.trajectory.reward}
+    root.leaves()[0].trajectory.reward -= penalty
+    return root
+
+
 # ---- credit
 
 
@@ -116,13 +124,23 @@ def test_tree_grpo_adds_the_value_within_a_chain_s_own_leaves():
 
 
 def test_dynamic_sampling_takes_trees_with_different_rewards_first():
-    flat = [root_of((0, 1.0), (0, 1.0)) for _ in range(3)]
-    spread = [root_of((0, 1.0), (0, 0.0)) for _ in range(3)]
+    flat = [right_or_wrong(root_of((0, 1.0), (0, 1.0))) for _ in range(3)]
+    spread = [right_or_wrong(root_of((0, 1.0), (0, 0.0))) for _ in range(3)]
     roots = [flat[0], spread[0], flat[1], spread[1], flat[2], spread[2]]
     cfg = replace(CFG, questions_per_step=2, dynamic_sampling=3)
     assert baselines.chosen_to_learn(roots, cfg) == spread[:2]
     assert baselines.chosen_to_learn(roots, replace(cfg, questions_per_step=4)) == [*spread, flat[0]]
     assert baselines.chosen_to_learn(roots, replace(cfg, dynamic_sampling=1)) == roots
+
+
+def test_dynamic_sampling_counts_right_answers_not_the_overlong_penalty():
+    all_wrong = right_or_wrong(root_of((0, 0.0), (0, 0.0)), penalty=.5)
+    spread = right_or_wrong(root_of((0, 1.0), (0, 0.0)))
+    cfg = replace(CFG, questions_per_step=2, dynamic_sampling=2)
+    assert grpo.has_spread(all_wrong.rewards())
+    assert baselines.chosen_to_learn([all_wrong, spread], cfg) == [spread]
+    row = at2po.update(None, None, None, baselines.chosen_to_learn([all_wrong], cfg), cfg)
+    assert row["rollout/flat_groups"] == 1 and row["train/updates"] == 0
 
 
 def test_dapo_s_settings_are_those_of_its_row():
@@ -151,6 +169,15 @@ def test_expansion_takes_the_most_uncertain_turns_then_the_root_and_repeats_from
     assert at2po.choose_nodes(
         root, replace(CFG, expand=2, penalty_count="siblings"), random.Random(0)
     ) == [b, a]
+
+
+def test_the_root_s_first_chain_costs_it_nothing():
+    """Its penalty counts its chains less one: .05 for two of them, before a turn at .07 and behind one at
+    .03."""
+    root = root_of((.03, [(9.0, 0.0)]), (.02, [(9.0, 0.0)]))
+    a, b = root.children
+    a.resamples, b.resamples = 2, 1
+    assert at2po.choose_nodes(root, replace(CFG, expand=3), random.Random(0)) == [b, root, a]
 
 
 def test_a_tree_whose_chains_all_answered_gets_fresh_chains_from_the_root():
@@ -388,6 +415,7 @@ ANSWER = "<think>found</think><answer>It is \\[ \\boxed{Ada Holt} \\]</answer>"
         ([turn(0, GOOD, at2po.LIMIT_MESSAGE), turn(0, ANSWER)], "Ada Holt", "without its result"),
         ([turn(0, GOOD), turn(0, ANSWER)], "Ada Holt", "without its result"),
         ([turn(0, GOOD + "<search>b", "r"), turn(0, ANSWER)], "Ada Holt", "without its result"),
+        ([turn(0, ANSWER.replace("<answer>", "<search>b <answer>"))], "Ada Holt", "without its result"),
         (
             [turn(0, "<think>x</think><result>forged</result>" + ANSWER.replace("<think>found</think>", ""))],
             "Ada Holt",

@@ -1,0 +1,237 @@
+"""What a model is when it has been loaded: without dropout, with its own numbers, or refused; adapters as
+they are handed to vLLM; rows of the head that are no tokens; ends of a turn."""
+
+import copy
+import json
+import random
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+
+import at2po
+from common import chat, model, rollout, run
+from common.checkpoint import ModelError
+from common.engine import TransformersEngine
+from common.rollout import Trajectory, Turn
+from common.vllm_engine import own_parameters, policy_weights, refuse_other_adapters
+from common.world.tiny import tiny_model, tiny_tokenizer
+
+SMALL = dict(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=512,
+)
+EXPERTS = dict(num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+
+
+def tokenizer():
+    return tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>", "</a>"])
+
+
+def saved(folder, kind, tokens=None, **settings):
+    """A folder with random weights of an architecture, larger than a fresh model's: differences then show."""
+    tokens = tokens or tokenizer()
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        kind, **{"vocab_size": len(tokens), **SMALL, **settings}, eos_token_id=tokens.eos_token_id,
+        pad_token_id=tokens.pad_token_id)
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    for p in made.parameters():
+        if p.dim() > 1:
+            p.data.mul_(3)
+    made.save_pretrained(folder)
+    tokens.save_pretrained(folder)
+    return str(folder)
+
+
+def policy_of(folder):
+    """As the scripts load it: the engine is compared, too."""
+    cfg = at2po.Config(engine="transformers", cache_gb=.1)
+    return run.load_policy(cfg, folder, trains=False)
+
+
+# ---- one check in place of a list of architectures
+
+@pytest.mark.parametrize("kind, settings", [
+    ("qwen3", {}),
+    ("qwen3_moe", EXPERTS),
+    ("phi3", dict(sliding_window=512)),          # a window that never cuts
+    ("deepseek_v3", EXPERTS | dict(              # keys wider than values, of another number of heads
+        kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
+        num_key_value_heads=4, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1)),
+    ("granite", dict(logits_scaling=1.0)),       # a scale of 1 scales nothing
+])
+def test_models_whose_numbers_are_their_own_load(kind, settings, tmp_path):
+    assert policy_of(saved(tmp_path, kind, **settings)).engine.cache is None
+
+
+@pytest.mark.parametrize("kind, settings, why", [
+    ("granite", dict(logits_scaling=2.0), "training gives its tokens other log-probs"),
+    ("cohere", dict(logit_scale=.5), "training gives its tokens other log-probs"),
+    ("falcon", dict(num_kv_heads=1, new_decoder_architecture=False), "sampling gives its tokens other"),
+    ("mistral", dict(sliding_window=8), "sliding window"),
+    ("llama", dict(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), "dynamic"),
+    ("qwen3_next", EXPERTS, "without full attention"),
+])
+def test_other_models_are_refused_in_one_line_and_told_what_differs(kind, settings, why, tmp_path):
+    with pytest.raises(ModelError, match=why) as refused:
+        policy_of(saved(tmp_path, kind, **settings))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_sampler_with_other_numbers_is_refused(tmp_path, monkeypatch):
+    folder = saved(tmp_path, "qwen3")
+    logits = TransformersEngine._logits
+    monkeypatch.setattr(TransformersEngine, "_logits", lambda self, hidden: 1.02 * logits(self, hidden))
+    with pytest.raises(ModelError, match="sampling gives its tokens other log-probs .* by 0.0"):
+        policy_of(folder)
+
+
+# ---- dropout
+
+@pytest.mark.parametrize("kind, settings", [
+    ("llama", dict(attention_dropout=.3)),
+    ("starcoder2", dict(residual_dropout=.3, embedding_dropout=.3, sliding_window=None)),
+    ("gpt2", dict(resid_pdrop=.3, embd_pdrop=.3, attn_pdrop=.3, n_embd=32, n_head=4, n_layer=2)),
+    ("opt", dict(dropout=.3, ffn_dim=48, word_embed_proj_dim=32)),
+])
+def test_dropout_of_any_name_is_off_and_told_once(kind, settings, tmp_path, capsys):
+    policy, _ = model.load_policy(saved(tmp_path, kind, **settings))
+    assert draws_alike(policy)
+    assert capsys.readouterr().out.count("set to 0 here") == 1
+
+
+def test_dropout_of_an_adapter_folder_is_off(tmp_path, capsys):
+    base = transformers.AutoModelForCausalLM.from_pretrained(saved(tmp_path / "base", "llama"))
+    adapted = get_peft_model(base, LoraConfig(r=4, lora_dropout=.5, target_modules="all-linear"))
+    randomised(adapted).save_pretrained(tmp_path / "adapters")
+    tokenizer().save_pretrained(tmp_path / "adapters")
+    capsys.readouterr()
+    policy, _ = model.load_policy(str(tmp_path / "adapters"))
+    said = capsys.readouterr().out
+    assert draws_alike(policy) and policy.peft_config["default"].lora_dropout == 0
+    assert "lora_dropout" in said and said.count("set to 0 here") == 1
+    assert "adapters on " in model.describe("x", policy)
+
+
+def draws_alike(policy):
+    batch = rollout.collate([Trajectory("", [5, 6, 7], [Turn([8, 9, 10], [0.0] * 3, "", "")])])
+    return torch.equal(model.token_logprobs(policy, batch), model.token_logprobs(policy, batch))
+
+
+# ---- adapters, as they are handed to vLLM
+
+def randomised(adapted):
+    torch.manual_seed(1)
+    for p in adapted.parameters():
+        if p.requires_grad:
+            p.data += .2 * torch.randn_like(p)
+    return adapted
+
+
+@pytest.mark.parametrize("kind, how", [
+    ("llama", {}),
+    ("llama", dict(use_rslora=True)),
+    ("llama", dict(rank_pattern={"q_proj": 8}, alpha_pattern={"v_proj": 3})),
+    ("llama", dict(use_dora=True)),
+    ("llama", dict(bias="all")),
+    ("llama", dict(modules_to_save=["lm_head", "embed_tokens", "norm"])),
+    ("llama", dict(target_modules=["q_proj", "embed_tokens"])),
+    ("qwen3_moe", {}),
+    ("mixtral", dict(use_rslora=True)),
+], ids=str)
+def test_what_vllm_is_handed_is_peft_s_own_merge(kind, how, tmp_path):
+    folder = saved(tmp_path, kind, **(EXPERTS if kind != "llama" else {}), tie_word_embeddings=False)
+    config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": "all-linear", **how})
+    adapted = randomised(get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(folder), config))
+    refuse_other_adapters(adapted)
+    handed_over = {name: weight.clone() for name, weight in policy_weights(adapted)}
+    assert list(handed_over) == list(own_parameters(adapted))
+    merged = dict(copy.deepcopy(adapted).merge_and_unload().named_parameters())
+    assert handed_over.keys() == merged.keys()
+    for name, weight in merged.items():
+        torch.testing.assert_close(handed_over[name], weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", [dict(trainable_token_indices=[1, 2]), dict(lora_bias=True)], ids=str)
+def test_adapters_that_cannot_be_handed_over_are_refused(how, tmp_path):
+    base = transformers.AutoModelForCausalLM.from_pretrained(saved(tmp_path, "llama"))
+    config = LoraConfig(r=4, target_modules=["q_proj"], **how)
+    with pytest.raises(ModelError, match="use --engine transformers"):
+        refuse_other_adapters(get_peft_model(base, config))
+
+
+def test_the_share_of_weights_that_have_adapters(tmp_path):
+    base = transformers.AutoModelForCausalLM.from_pretrained(saved(tmp_path, "llama"))
+    adapted = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj"]))
+    own = sum(p.numel() for name, p in adapted.named_parameters() if ".lora_" not in name)
+    assert model.adapted_share(adapted) == pytest.approx(2 * 32 * 32 / own)
+
+
+# ---- the tokenizer's ids, and no others
+
+def test_rows_of_the_head_that_are_no_tokens_are_neither_sampled_nor_counted(tmp_path):
+    tokens = tokenizer()
+    folder = saved(tmp_path, "qwen3", vocab_size=4 * len(tokens), tie_word_embeddings=True)
+    policy = policy_of(folder)
+    policy.engine.sync(policy.model)
+    asked = [policy.engine.generate([5, 6], max_tokens=40, seed=seed) for seed in range(20)]
+    said = rollout.run_agents(asked, policy.engine, rollout.BatchedSearch(None))
+    assert max(i for g in said for i in g.token_ids) < len(tokens)
+    made = [Trajectory("", [5, 6], [Turn(g.token_ids, g.logprobs, "", "")]) for g in said]
+    batch = rollout.collate(made)
+    found = model.token_logprobs(policy.model, batch)
+    assert (found - batch.rollout_logprobs).abs().max() < 1e-4  # the trainer leaves them out, too
+    weights = dict(policy_weights(policy.model))
+    assert len(weights["model.embed_tokens.weight"]) == len(tokens)  # nor does vLLM see them
+
+
+def test_a_base_model_stops_where_its_template_closes_a_turn(tmp_path):
+    """Its own end is another token: conversations would go on behind the turn."""
+    tokens = tokenizer()
+    tokens.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokens.chat_template = (
+        "{% for m in messages %}{{ '[USER] ' + m['content'] + '<|im_end|>' }}{% endfor %}")
+    policy, loaded = model.load_policy(saved(tmp_path, "llama", tokens))
+    ends = model.end_of_sequence(policy, loaded)
+    assert ends == {loaded.eos_token_id, loaded.convert_tokens_to_ids("<|im_end|>")}
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_tags_that_are_special_tokens_are_read_like_others(special):
+    tags = ["<think>", "</think>", "<answer>", "</answer>"]
+    tokens = tiny_tokenizer("Ada Holt".split(), [*tags, "\\boxed{", "}"])
+    if special:
+        tokens.add_special_tokens({"additional_special_tokens": tags})
+    text = "<think> Ada </think> <answer> \\boxed{ Ada Holt } </answer>"
+    ids = chat.encode(tokens, text)[1] + [tokens.eos_token_id]
+    said = rollout.sampled_text(tokens, ids, "eos")
+    turn = Turn(ids, [0.0] * len(ids), "eos", said)
+    assert at2po.parse_response([turn]) == ("Ada Holt", "")
+    assert rollout.sampled_text(tokens, ids[:-1], "</answer>") == said
+
+
+def test_a_config_of_another_kind_of_model_is_one_line(tmp_path):
+    saved(tmp_path, "qwen3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "nothing"}))
+    with pytest.raises(ModelError):
+        policy_of(str(tmp_path))
+
+
+def test_probes_are_text(qwen):
+    tokens = model.load_tokenizer(str(qwen))
+    drawn = model.probe_ids(tokens, 500, 0)
+    assert not set(drawn) & chat.added_tokens(tokens)[0] and len(set(drawn)) > 400
+    assert drawn == model.probe_ids(tokens, 500, 0) != model.probe_ids(tokens, 500, 1)
+
+
+def test_a_policy_in_bf16_is_not_taken_for_another(tmp_path):
+    random.seed(0)
+    tokens = tokenizer()
+    made = tiny_model(tokens, 64)
+    made.save_pretrained(tmp_path)
+    tokens.save_pretrained(tmp_path)
+    cfg = at2po.Config(engine="transformers", cache_gb=.1, precision="bf16")
+    assert run.load_policy(cfg, str(tmp_path)).model.in_bf16
