@@ -115,6 +115,9 @@ def main():
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("--corpus", required=True, help="JSONL with id, contents")
     parser.add_argument("--retriever", default="bm25", help="bm25, dense:MODEL or dense:MODEL@INDEX")
+    parser.add_argument("--query-prefix", default="auto", help="what a dense encoder reads before a query")
+    parser.add_argument("--passage-prefix", default="auto", help="and before a passage; auto = as it was "
+                        "trained, where its prompts or its name tell")
     http_server.address_flags(parser, 8000)
     args = parser.parse_args()
     http_server.check_port(args.port)
@@ -129,7 +132,8 @@ def serve(args):
     listener = http_server.bind(args.host, args.port)
     try:
         corpus = load_corpus(args.corpus)
-        retriever = make_retriever(args.retriever, corpus)
+        retriever = make_retriever(args.retriever, corpus, query_prefix=args.query_prefix,
+                                   passage_prefix=args.passage_prefix)
     except (DataError, RetrieverError) as error:
         sys.exit(f"error: {error}")
     what = f"{len(corpus):,} passages ({args.retriever})"

@@ -411,9 +411,10 @@ def test_many_threads_hold_as_many_blocks_of_scores_as_there_are_cores(monkeypat
 class Letters:
     """An encoder: how often each letter occurs."""
     encoded = []
+    prompts = {}
 
-    def encode(self, texts, **options):
-        Letters.encoded += texts
+    def encode(self, texts, prompt="", **options):
+        Letters.encoded += [prompt + text for text in texts]
         counts = [[text.lower().count(letter) + .01 for letter in "abcdefgh"] for text in texts]
         vectors = np.array(counts, np.float32)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -522,6 +523,20 @@ def test_encoded_names_are_kept_under_a_hash_of_names_and_encoder(tmp_path, lett
     assert matched(NAMES[:4])[1] == [*NAMES[:4], "ddd"]
     assert matched(NAMES, "others")[1] == [*NAMES, "ddd"]
     assert len(list(tmp_path.glob("entities-*.npy"))) == 3
+
+
+def test_names_and_what_is_asked_for_are_read_with_the_prefix_of_passages(tmp_path, letters, monkeypatch):
+    def matched(prompts):
+        monkeypatch.setattr(letters, "prompts", prompts)
+        letters.encoded = []
+        graph = kg.KnowledgeGraph.from_triples([("aab", "r", "bbc")], "letters")
+        graph.cache = tmp_path
+        graph.match(["bb"], 1)
+        return letters.encoded
+
+    assert matched({"query": "Q: ", "document": "D: "}) == ["D: aab", "D: bbc", "D: bb"]
+    assert matched({}) == ["aab", "bbc", "bb"]  # not from the file of another prefix
+    assert matched({"document": "D: "}) == ["D: bb"]
 
 
 def test_faiss_finds_what_the_product_finds(monkeypatch, letters, tmp_path):
