@@ -52,26 +52,39 @@ STOP_WORDS = frozenset(  # Lucene's English list
     "they this to was will with".split())
 UNSPACED = ("\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"  # kana
             "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff")                   # ideographs
-TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+MARKS = "".join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c).startswith("M"))
+TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+(?:[{MARKS}]+[^\W{UNSPACED}]*)*")
+ACCENTS = re.compile("[" + "".join(  # 10 to 36: Hebrew points, Arabic vowel signs; from 200 on: accents
+    c for c in MARKS if 10 <= unicodedata.combining(c) <= 36 or unicodedata.combining(c) >= 200) + "]")
 ENDING = re.compile(r"(?<=\w)['’][sdmt]\b")
 
 
 def tokens(text):
-    """What BM25 counts: runs of word characters (letters, digits, "_"), in lower case and not stemmed. One
-    character is enough, else "Henry V" and "Toy Story 3" lose what tells them apart.
+    """What BM25 counts: runs of word characters (letters, digits, "_") and their marks, without case and
+    accents, and not stemmed. One character is enough, else "Henry V" and "Toy Story 3" lose what tells them
+    apart.
 
     Ideographs and kana are written without spaces, so each is a token: two of them are found within a longer
     run. The letter behind the apostrophe of "Alice's" or "don't" is none, an initial is one. Stop words are
-    left out unless there is nothing else: "It" and "To Be or Not to Be" are titles. Spellings of one letter
-    by several code points or widths are the same (NFKC); vowel signs that stay apart, as in Hindi or Thai,
-    cut words.
+    left out unless there is nothing else: "It" and "To Be or Not to Be" are titles.
 
     >>> tokens("Toy Story 3"), tokens("Alice's A. B. Fisher"), tokens("北京 is It"), tokens("It")
     (['toy', 'story', '3'], ['alice', 'b', 'fisher'], ['北', '京'], ['it'])
+    >>> tokens("İstanbul, Besançon und Straße"), tokens("दिल्ली"), tokens("عَاصِمَة")
+    (['istanbul', 'besancon', 'und', 'strasse'], ['दिल्ली'], ['عاصمة'])
     """
-    text = unicodedata.normalize("NFKC", text).lower()
-    found = TOKEN.findall(ENDING.sub("", text))
+    found = TOKEN.findall(ENDING.sub("", folded(text)))
     return [word for word in found if word not in STOP_WORDS] or found
+
+
+def folded(text):
+    """Letters in one spelling (NFKC), without case, and without the marks that writers leave out: accents,
+    Hebrew points, Arabic vowel signs. Those of kana, Thai and Indian scripts tell words apart and stay."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    if text.isascii():
+        return text
+    letters = ACCENTS.sub("", unicodedata.normalize("NFD", text))
+    return unicodedata.normalize("NFC", letters)
 
 
 class BM25Retriever:

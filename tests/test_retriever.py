@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import retriever, splits
+from common import data, retriever, splits
 from common.excerpts import Excerpts, excerpt
 from common.retriever import BM25Retriever, HTTPRetriever, RetrieverError, make_app, make_retriever
+from tests.conftest import sample
 
 CORPUS = [
     {"id": "a", "title": "Silent Harbor", "text": "Silent Harbor is a film. Its director was Ada Holt."},
@@ -84,7 +85,49 @@ def test_titles_of_nothing_but_stop_words_are_found_and_do_not_crowd_out_others(
 
 
 def test_one_letter_in_two_spellings_is_one_token():
-    assert retriever.tokens("Cafe\u0301 １９") == retriever.tokens("CAFÉ 19") == ["café", "19"]
+    assert retriever.tokens("Cafe\u0301 １９") == retriever.tokens("CAFÉ 19") == ["cafe", "19"]
+
+
+@pytest.mark.parametrize("written, typed", [
+    ("Besançon", "besancon"), ("BEYONCÉ", "beyonce"), ("Straße", "STRASSE"), ("İstanbul", "istanbul"),
+    ("Αθήνα", "ΑΘΗΝΑ"), ("Хрущёв", "хрущев"), ("أحمد", "احمد"), ("عَاصِمَة", "عاصمة"), ("עִיר", "עיר"),
+    ("Nguyễn", "nguyen"), ("ﾄｳｷｮｳ", "トウキョウ"), ("ガ", "カ\u3099"),
+    ("서울", "\u1109\u1165\u110b\u116e\u11af"),
+])
+def test_bm25_finds_words_without_their_accents_and_case(written, typed):
+    for title, query in ((written, typed), (typed, written)):
+        assert ids(BM25Retriever(titled(title, "Oslo")).search([query], 1)) == [[title]]
+
+
+@pytest.mark.parametrize("word", [
+    "दिल्ली", "กรุงเทพ", "ที่", "தமிழ்", "বাংলা", "عَاصِمَة", "İstanbul", "e\u0323\u0301",
+])
+def test_marks_belong_to_words(word):
+    assert len(retriever.tokens(word)) == 1
+
+
+def test_marks_that_tell_words_apart_stay():
+    for one, other in (("バス", "ハス"), ("दिल", "दल"), ("กุ", "กู")):
+        assert retriever.tokens(one) != retriever.tokens(other)
+
+
+def test_titles_typed_without_accents_are_found_and_no_other_is_lost():
+    import unicodedata
+
+    questions = data.load_questions(sample("2wikimultihopqa/train.json"))
+    rows = data.pool_contexts(questions)
+    search = BM25Retriever(rows).search
+
+    def recall(titles, queries):
+        return np.mean([any(p.title == title for p in hits)
+                        for title, hits in zip(titles, search(queries, 3), strict=True)])
+
+    titles = sorted({row["title"] for row in rows})
+    plain = [unicodedata.normalize("NFD", title).encode("ascii", "ignore").decode() for title in titles]
+    accented = [(title, typed) for title, typed in zip(titles, plain, strict=True)
+                if len(title) == len(typed) and title != typed]
+    assert len(accented) > 20 and recall(*zip(*accented, strict=True)) >= .95
+    assert recall(titles, titles) >= .98
 
 
 def test_the_stop_words_are_those_of_bm25s():
