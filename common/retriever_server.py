@@ -114,6 +114,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m common.retriever", description=main.__doc__)
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("--corpus", required=True, help="JSONL with id, contents")
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad records out, and count them")
     parser.add_argument("--retriever", default="bm25", help="bm25, dense:MODEL or dense:MODEL@INDEX")
     parser.add_argument("--query-prefix", default="auto", help="what a dense encoder reads before a query")
     parser.add_argument("--passage-prefix", default="auto", help="and before a passage; auto = as it was "
@@ -131,7 +132,7 @@ def serve(args):
     from common.data import DataError, load_corpus  # the one place where the server needs files read
     listener = http_server.bind(args.host, args.port)
     try:
-        corpus = load_corpus(args.corpus)
+        corpus = load_corpus(args.corpus, args.skip_bad)
         retriever = make_retriever(args.retriever, corpus, query_prefix=args.query_prefix,
                                    passage_prefix=args.passage_prefix)
     except (DataError, RetrieverError) as error:

@@ -74,7 +74,7 @@ def load_splits(cfg, paper_eval, searched=True):
                 everything += questions
             corpus = data.pool_contexts(everything)
         else:
-            corpus = data.load_corpus(cfg.corpus)
+            corpus = data.load_corpus(cfg.corpus, cfg.skip_bad)
     search = make_retriever(cfg, corpus) if searched else None
     names = sorted(map(set_name, sets))
     if len(set(names)) < len(sets):

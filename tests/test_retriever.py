@@ -372,6 +372,21 @@ def test_a_port_in_use_is_one_line_before_the_corpus_is_read(tmp_path, monkeypat
             retriever_server.main()
 
 
+def test_a_server_leaves_bad_lines_of_its_corpus_out_where_it_is_told(tmp_path, monkeypatch):
+    from common import retriever_server
+
+    said = []
+    monkeypatch.setattr(retriever_server.http_server, "run", lambda *arguments: said.append(arguments[3]))
+    monkeypatch.setattr(sys, "argv", serve(tmp_path, "--port", "0"))
+    with open(sys.argv[3], "a") as file:
+        file.write('{"id": "d", "cont')
+    with pytest.raises(SystemExit, match="corpus.jsonl: record 4: not valid JSON"):
+        retriever_server.main()
+    sys.argv.append("--skip-bad")
+    retriever_server.main()
+    assert said == ["3 passages (bm25)"]
+
+
 # ---- our client
 
 
