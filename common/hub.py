@@ -5,12 +5,14 @@ once.
     hub.locate("Qwen/Qwen3-4B")               the hub's, or the copy in the local cache where the hub cannot
                                               be reached
     hub.locate("runs/at2po/b/checkpoint")     HubError at once: it looks like a path, and is none
-    hub.load_encoder("intfloat/e5-base-v2")   a SentenceTransformer, and prefixes(name, encoder) of its texts
+    hub.load_encoder("intfloat/e5-base-v2")   a SentenceTransformer; prefixes(name, encoder) of its texts;
+                                              encode(encoder, texts, …)
 """
 
 import functools
 import os
 import re
+import threading
 from pathlib import Path
 
 from common.files import say
@@ -92,6 +94,17 @@ def load_encoder(name):
     if bare and any(called.startswith("bge-") for called in _names(name)):
         encoder[1].pooling_mode = "cls"
     return encoder
+
+
+ENCODING = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
+
+
+def encode(encoder, texts, prefix, task, batch_size=32, progress=False):
+    """(n, d) float32, rows of length 1. task: "query" or "document", for models that have layers for each."""
+    with ENCODING:
+        vectors = encoder.encode(texts, prompt=prefix, task=task, batch_size=batch_size,
+                                 normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=progress)
+    return vectors.astype("float32")
 
 
 WEB_SEARCH = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "

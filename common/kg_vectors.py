@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.hub import HubError, load_encoder, prefixes
+from common.hub import HubError, encode, load_encoder, prefixes
 from common.kg_lightrag import GraphError, plain
 
 FAISS_ABOVE = 50_000
@@ -103,7 +103,6 @@ class Index:
         self.numbers = np.arange(len(names))  # of the names that have vectors
         self.vectors = None                   # (n, d), of length 1
         self.tfidf = None
-        self.lock = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
         self.cores = threading.Semaphore(os.cpu_count() or 1)  # more blocks at once cost memory alone
         if encoder:
             try:
@@ -158,11 +157,7 @@ class Index:
 
     def _encode(self, texts):
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # (half a character is no text)
-        with self.lock:
-            vectors = self.model.encode(texts, prompt=self.prefix, task="document",
-                                        normalize_embeddings=True, convert_to_numpy=True,
-                                        show_progress_bar=len(texts) > 5000)
-        return vectors.astype(np.float32)
+        return encode(self.model, texts, self.prefix, "document", progress=len(texts) > 5000)
 
     def _on_disk(self, names, cache):
         """(n, d) of all names, from the file of earlier runs or encoded and written there."""

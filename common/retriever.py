@@ -28,7 +28,7 @@ import numpy as np
 from common import http_client
 from common.files import locked, weights_in
 from common.http_client import RETRIES as RETRIES
-from common.hub import HubError, load_encoder, prefixes
+from common.hub import HubError, encode, load_encoder, prefixes
 
 
 class RetrieverError(RuntimeError):
@@ -190,7 +190,7 @@ class DenseRetriever:
 
     def _make(self, faiss, spec, nprobe):
         """The index that the factory string names, without vectors."""
-        dimension = self._encode(["x"], self.passage_prefix, "document").shape[1]
+        dimension = encode(self.encoder, ["x"], self.passage_prefix, "document").shape[1]
         try:
             index = faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
@@ -215,21 +215,15 @@ class DenseRetriever:
     def _encode_passages(self, numbers):
         rows = [self.corpus[i] for i in numbers]
         texts = [f"{row['title']}\n{row['text']}" for row in rows]
-        return self._encode(texts, self.passage_prefix, "document", progress=len(texts) > 500)
-
-    def _encode(self, texts, prefix, task, progress=False):
-        """(n, d). task: "query" or "document", for models that encode the two by layers of their own."""
-        vectors = self.encoder.encode(texts, prompt=prefix, task=task, batch_size=self.batch_size,
-                                      normalize_embeddings=True, convert_to_numpy=True,
-                                      show_progress_bar=progress)
-        return vectors.astype(np.float32)
+        return encode(self.encoder, texts, self.passage_prefix, "document", self.batch_size,
+                      progress=len(texts) > 500)
 
     def search(self, queries, k):
         """list of at most k passages a query, best first; an approximate index may find fewer."""
         if not len(queries):
             return []
         with self.lock:
-            vectors = self._encode(queries, self.query_prefix, "query")
+            vectors = encode(self.encoder, queries, self.query_prefix, "query", self.batch_size)
             scores, ids = self.index.search(vectors, min(k, len(self.corpus)))  # (queries, k); -1: none found
         results = []
         for row in zip(scores, ids, strict=True):

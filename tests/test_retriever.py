@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -811,9 +812,10 @@ def test_a_default_prompt_is_not_put_before_passages(tmp_path):
     folder = copied_minilm(tmp_path / "own", prompts=prompts, default_prompt_name="query")
     r = retriever.DenseRetriever(CORPUS, folder)
     plain = r.encoder.encode(["page: Ada\nA text.", "film: who"], prompt="", normalize_embeddings=True)
+    score = r.search(["who"], 1)[0][0].score
+    assert score == pytest.approx(max(r.index.reconstruct_n(0, 3) @ plain[1]), abs=1e-5)
     r.corpus = titled("Ada", text="A text.")
     np.testing.assert_allclose(r._encode_passages([0])[0], plain[0], atol=1e-5)
-    np.testing.assert_allclose(r._encode(["who"], r.query_prefix, "query")[0], plain[1], atol=1e-5)
 
 
 def test_a_bare_folder_of_the_bge_family_pools_by_its_first_token(tmp_path):
@@ -821,6 +823,22 @@ def test_a_bare_folder_of_the_bge_family_pools_by_its_first_token(tmp_path):
     encoder = retriever.load_encoder(bare)
     first = encoder.encode(["Ada"], output_value="token_embeddings")[0][0]
     np.testing.assert_allclose(encoder.encode(["Ada"])[0], first, atol=1e-5)
+
+
+def test_threads_that_share_an_encoder_encode_one_after_another(encode_with):
+    inside = []
+
+    def vector(text):
+        inside.append(text)
+        time.sleep(.01)
+        assert inside == [text]
+        inside.clear()
+        return [1.0]
+
+    folder = encode_with(vector)
+    both = [retriever.DenseRetriever(CORPUS, folder) for _ in range(2)]
+    with ThreadPoolExecutor(8) as pool:
+        assert len(list(pool.map(lambda i: both[i % 2].search([f"q{i}"], 1), range(16)))) == 16
 
 
 def test_an_index_belongs_to_the_prefix_of_its_passages(tmp_path, encode_with):
