@@ -21,6 +21,7 @@ import argparse
 import csv
 import difflib
 import gzip
+import hashlib
 import io
 import itertools
 import json
@@ -121,6 +122,8 @@ def _from_hub(source, role):
 
 # ---------------------------------------------------------------- files
 
+GZIP = b"\x1f\x8b"  # how such a file begins, whatever it is called
+DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 FORMATS = ".json, .jsonl, .csv, .tsv or .parquet, each also as .gz"
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 
@@ -148,19 +151,42 @@ def read_records(path):
         return
     text = _bytes(path).decode("utf-8-sig", "surrogateescape")  # a bad byte spoils its own record only
     if suffix in (".csv", ".tsv"):
-        yield from _table(path, text, "," if suffix == ".csv" else "\t")
+        yield from _table(path, io.StringIO(text, newline=""), "," if suffix == ".csv" else "\t")
         return
     whole = _whole_json(path, text)
-    yield from _json_lines(text) if whole is None else enumerate(whole, 1)
+    # (splitlines cuts at U+2028 too, which JSON allows)
+    yield from _json_lines(text.split("\n")) if whole is None else enumerate(whole, 1)
 
 
 def _bytes(path):
     raw = path.read_bytes()
-    if raw[:2] != b"\x1f\x8b":  # gzip, whatever the file is called
+    if raw[:2] != GZIP:
         return raw
     try:
         return gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
+    except DAMAGED as error:
+        raise DataError(f"{path}: damaged gzip file ({error})") from None
+
+
+def _large_records(path):
+    """read_records of .jsonl and .tsv, a line at a time; what is one JSON value is read whole."""
+    with open(path, "rb") as file:
+        opened = gzip.open if file.read(2) == GZIP else open
+    table = suffix_of(path) == ".tsv"
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape",
+                    newline="" if table else "\n") as file:
+            if table:
+                yield from _table(path, file, "\t")
+                return
+            lines = (line.strip() for line in file)
+            begin = list(itertools.islice(filter(None, lines), 2))
+            if len(begin) < 2 or begin[0] == "{" or begin[0][0] == "[":
+                yield from read_records(path)
+                return
+            file.seek(0)
+            yield from _json_lines(file)
+    except DAMAGED as error:
         raise DataError(f"{path}: damaged gzip file ({error})") from None
 
 
@@ -182,9 +208,9 @@ def _parquet(path):
         raise DataError(f"{path}: not a parquet file, or a damaged one ({why})") from None
 
 
-def _table(path, text, delimiter):
+def _table(path, lines, delimiter):
     csv.field_size_limit(2**31 - 1)
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    rows = csv.DictReader(lines, delimiter=delimiter)
     try:
         for number, row in enumerate(rows, 1):
             try:
@@ -197,11 +223,11 @@ def _table(path, text, delimiter):
         raise DataError(f"{path}: not a table: {error}") from None
 
 
-def _json_lines(text):
-    for number, line in enumerate(text.split("\n"), 1):  # (splitlines cuts at U+2028 too, which JSON allows)
+def _json_lines(lines):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                row = formats.parse_json(_utf8(line))
+                row = formats.parse_json(_utf8(line.rstrip("\n")))
             except json.JSONDecodeError as error:
                 row = ValueError(f"not valid JSON: {error}")
             except ValueError as error:
@@ -383,8 +409,10 @@ def pool_contexts(questions):
 MEMORY_MAP_FROM = 200e6  # bytes of a corpus file
 
 
-def load_corpus(source):
-    """Corpus rows {"id", "title", "text"} of a file, as a list (a memory-mapped table past 200 MB)."""
+def load_corpus(source, skip_bad=False):
+    """Corpus rows {"id", "title", "text"} of a file, as a list (a memory-mapped table past 200 MB).
+
+    skip_bad: a bad record is left out and counted, else it is an error."""
     path = Path(os.path.expanduser(source))
     if not path.exists():
         raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; TSV with id, text, "
@@ -392,32 +420,51 @@ def load_corpus(source):
     if path.is_dir():
         raise DataError(f"--corpus {source} is a folder; give one file")
     if path.stat().st_size > MEMORY_MAP_FROM and suffix_of(path) in (".jsonl", ".tsv"):
-        return _mapped_corpus(path)
-    rows = [_passage(path, number, row) for number, row in read_records(path)]
-    if not rows:
+        rows, bad = _mapped_corpus(path, skip_bad)
+    else:
+        found = list(_corpus_rows(path, read_records, skip_bad))
+        rows = [row for row in found if row != BAD]
+        bad = len(found) - len(rows)
+    if bad:
+        print(f"{path}: skipped {bad} bad records", file=sys.stderr)
+    if not len(rows):
         raise DataError(f"{path}: the corpus is empty")
     return rows
 
 
-def _mapped_corpus(path):
+BAD = {"id": None, "title": None, "text": None}  # in place of a bad record
+
+
+def _corpus_rows(path, read, skip_bad):
+    for number, row in read(path):
+        try:
+            yield _passage(path, number, row)
+        except DataError as error:
+            if not skip_bad:
+                raise DataError(f"{error} (--skip-bad leaves such records out)") from None
+            yield BAD
+
+
+def _mapped_corpus(path, skip_bad):
+    """(table, number of bad records). `datasets` keeps the table under the file's place, size and time."""
     import datasets
-    form = "json"
-    options = {}
-    if suffix_of(path) == ".tsv":  # every column is text: a title may be "1984", "NA" or "True"
-        opened = gzip.open if path.suffix.lower() == ".gz" else open
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            names = next(csv.reader(file, delimiter="\t"))
-        form = "csv"
-        columns = {name: datasets.Value("string") for name in names}
-        options = {"delimiter": "\t", "na_filter": False, "encoding": "utf-8-sig",
-                   "features": datasets.Features(columns)}
+    stat = path.stat()
+    file = f"{path.resolve()}/{stat.st_size}/{stat.st_mtime_ns}/{skip_bad}"
     try:
-        table = datasets.load_dataset(form, data_files=str(path), split="train", **options)
+        table = datasets.Dataset.from_generator(
+            _corpus_rows,
+            features=datasets.Features({name: datasets.Value("string") for name in BAD}),
+            gen_kwargs={"path": path, "read": _large_records, "skip_bad": skip_bad},
+            fingerprint=hashlib.sha256(file.encode()).hexdigest()[:16])
     except Exception as error:  # its own message says only that it failed
-        why = str(error.__cause__ or error).splitlines()[0][:200]
-        raise DataError(f"{path}: not readable as {suffix_of(path)[1:]} ({why})") from error
-    return table.map(lambda row, i: _passage(path, i + 1, dict(row)), with_indices=True,
-                     remove_columns=table.column_names)
+        cause = error.__cause__ or error
+        if isinstance(cause, DataError):
+            raise cause from None
+        raise DataError(f"{path}: not readable ({str(cause).splitlines()[0][:200]})") from error
+    bad = table.data.column("id").null_count
+    if bad:
+        table = table.filter(lambda name: name is not None, input_columns="id")
+    return table, bad
 
 
 def _passage(path, number, row):

@@ -126,6 +126,9 @@ class PassageFlags(PolicyFlags):
     corpus: str = ""              # JSONL with id, contents; or "contexts" = pooled from the questions
     # bm25, dense:MODEL[@INDEX] or http://HOST:PORT; empty = bm25 with a corpus, else http://127.0.0.1:8000
     retriever: str = ""
+    query_prefix: str = "auto"    # what the encoder of dense:MODEL reads before a query
+    # and before a passage; auto = as it was trained, where its prompts or its name tell
+    passage_prefix: str = "auto"
     # of each passage the sentences around the query's words, at most so many characters; 0 = all of it
     excerpt: int = 0
 
@@ -211,6 +214,10 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
         refuse("train_layers", cfg.train_layers, "trains weights, --lora adapters: one of the two")
     if getattr(cfg, "excerpt", 0) and cfg.data == "world":
         refuse("excerpt", cfg.excerpt, "cuts passages of a corpus or of a server; the world's are short")
+    for name in ("query_prefix", "passage_prefix"):
+        given = getattr(cfg, name, "auto")
+        if given != "auto" and (cfg.data == "world" or not cfg.retriever.startswith("dense:")):
+            refuse(name, given, "is for --retriever dense:MODEL and a corpus")
     if Path(cfg.out).exists() and not Path(cfg.out).is_dir():
         refuse("out", cfg.out, "is a file: the name of a folder for run folders")
     check_machine(cfg)

@@ -3,7 +3,7 @@
     load_graph("triples.jsonl")            a file or folder in any form of kg_formats.py
     load_graphs("cs=FILE,legal=FILE")      several, by graph_type; or a folder of graphs
     KnowledgeGraph.from_triples(rows)      (head, relation, tail) of a data set, a file or the embedded world
-    KnowledgeGraph.from_graphml(path)      what LightRAG and nano-graphrag write
+    KnowledgeGraph.from_graphml(path)      what LightRAG, nano-graphrag and others write
     graph.entity_matcher(name, k=5)        the entities whose names are most alike
     graph.match(names, k=5)                the same for many names at once
     graph.node_info(name)                  description, neighbours and edges of one entity
@@ -50,11 +50,16 @@ class KnowledgeGraph:
 
     @classmethod
     def from_graphml(cls, path, encoder=""):
-        """LightRAG's (undirected), nano-graphrag's or our own file."""
+        """LightRAG's (undirected), nano-graphrag's, our own or another program's file."""
         return cls(kg_lightrag.read_graphml(path), encoder)
 
     def __contains__(self, name):
         return name in self.graph
+
+    def say_left_out(self, name):
+        """Tells what could not be used of the graph that is called so."""
+        for what, count in self.left_out.items():
+            say(f"{name}: left out: {count:,} {what}")
 
     def facts(self, name):
         """[(name, relation, tail)], tails in the order they were first named; [] where there is no such

@@ -7,6 +7,7 @@
 | MuSiQue's OpenIE rows, HippoRAG's file | JSON rows {"title", "text", "extracted_triples"}, or under "docs" |
 | custom_kg | LightRAG's JSON {"chunks", "entities", "relationships"} |
 | LightRAG, nano-graphrag | .graphml, or their working folder with it (and vdb_entities.json) |
+| networkx, Neo4j, Gephi, yEd | .graphml with names of nodes and relations of edges as attributes |
 | CoDEx | a folder with codex-<size>_{train,valid,test}.txt, or the repository's `data` |
 
 What comes of them is described in kg_lightrag.py, which reads and writes LightRAG's own files.

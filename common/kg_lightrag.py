@@ -1,4 +1,5 @@
 """LightRAG's and nano-graphrag's files of a knowledge graph, read and written: GraphML and custom_kg JSON.
+GraphML of other programs is read too.
 
 A graph is a networkx.MultiDiGraph: nodes carry `kind` and `description`, edges `relation` and `description`;
 what came from LightRAG also `weight`, `keywords`, `source_id` and `file_path`. Two edges between a pair stay
@@ -57,41 +58,103 @@ def add_edge(graph, head, tail, relation, **fields):
 
 # ---------------------------------------------------------------- GraphML
 
+# where other programs keep them, the first that is filled; upper case is the same
+NAMES = ("entity_id", "entity_name", "name", "label", "title")
+RELATIONS = ("keywords", "relation", "relationship", "predicate", "label", "edge label", "type",
+             "interaction")
+NUMBER = re.compile(r"(?=.*\d|.*://)\S+")  # "n0", "17", "http://example.org/Oslo": ids that are no names
+
+
 def read_graphml(path):
-    """LightRAG's (undirected), nano-graphrag's or our own file. Names lose the literal quotes of older files,
-    many-valued fields their <SEP>."""
-    try:
-        read = networkx.read_graphml(path)
-    except UNREADABLE as error:
-        raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
+    """LightRAG's (undirected), nano-graphrag's or our own file, or one of networkx, Neo4j, Gephi, yEd. Names
+    lose the literal quotes of older files, many-valued fields their <SEP>. Nodes without a name are left out
+    and counted."""
+    read = _networkx_graph(path)
     ours = "fivehop" in read.graph  # names as they were, quotes and all
-    if any(not plain(name, ours) for name in read):
-        raise GraphError(f"{path}: a node without a name")
+    lightrag = ours or any("entity_type" in node for _, node in read.nodes(data=True))
     directed = read.is_directed()
     if ours:
         directed = read.graph["fivehop"] == "directed"
     graph = empty_graph(directed)
     graph.graph["quotes"] = ours
-    names = {name: name if ours else plain(name) for name in read}
-    for name, node in read.nodes(data=True):
+    left_out = graph.graph["left_out"]
+    names = {name: name if ours else plain(name) for name in read if plain(name, ours)}
+    if not lightrag:
+        names = _names_behind_numbers(path, read) or names
+        _refuse_edges_without_relations(path, read)
+    for number, node in read.nodes(data=True):
+        if number not in names:
+            left_out["nodes without a name"] += 1
+            continue
         kind = plain(node.get("entity_type"), ours)
         description = plain(node.get("description"), ours)
-        graph.add_node(names[name], kind=kind, description=description, **_sources(node))
+        graph.add_node(names[number], kind=kind, description=description, **_sources(node))
     single = []
     for head, tail, edge in read.edges(data=True):
-        if ours and "facts" in edge:
+        if head not in names or tail not in names:
+            left_out["edges of nodes without a name"] += 1
+        elif ours and "facts" in edge:
             single += _facts(path, edge["facts"], graph)
         else:
             _add_lightrag_edge(graph, names[head], names[tail], edge, ours)
+            if not lightrag and not _first(edge, RELATIONS):
+                left_out['relations without a name ("related to" stands for them)'] += 1
     single.sort(key=lambda fact: fact[0])
     for _, head, relation, tail, fields in single:
         add_edge(graph, head, tail, relation, **fields)
     return graph
 
 
+def _networkx_graph(path):
+    try:
+        return networkx.read_graphml(path)
+    except UNREADABLE as error:
+        nameless = re.match("Unknown key for id (.*)[.]$", str(error))
+        if nameless:
+            raise GraphError(f'{path}: <key id="{nameless[1]}"> has no attr.name, which would say what it '
+                             "holds: write one into the file") from None
+        raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
+
+
+def _names_behind_numbers(path, read):
+    """{id: name} of the nodes that have one, where nearly all ids are numbers; {} where ids are names. Nodes
+    of one name keep their ids behind it."""
+    numbers = sum(bool(NUMBER.fullmatch(number)) for number in read)
+    if numbers < .9 * len(read) or not len(read):
+        return {}
+    found = {number: _first(node, NAMES) for number, node in read.nodes(data=True)}
+    found = {number: name for number, name in found.items() if name}
+    if not found:
+        attributes = _attributes(node for _, node in read.nodes(data=True))
+        raise GraphError(f"{path}: ids such as {next(iter(read))} are no names, and no node has one of "
+                         f"{', '.join(NAMES)}; its nodes have {attributes or 'no attributes'}")
+    twice = Counter(found.values())
+    return {number: f"{name} ({number})" if twice[name] > 1 else name for number, name in found.items()}
+
+
+def _refuse_edges_without_relations(path, read):
+    """GraphError: edges have attributes, but none that says how their ends are related."""
+    edges = [edge for _, _, edge in read.edges(data=True)]
+    attributes = _attributes(edges)
+    if attributes and not any(_first(edge, (*RELATIONS, "description")) for edge in edges):
+        raise GraphError(f"{path}: no edge has one of {', '.join(RELATIONS)}, which would name its relation; "
+                         f"its edges have {attributes}")
+
+
+def _attributes(rows):
+    return ", ".join(sorted({key for row in rows for key in row} - {"id"}))
+
+
+def _first(row, keys, quotes=False):
+    """The first text in some attributes, however their names are written."""
+    row = {key.lower(): value for key, value in row.items()}
+    found = (plain(row.get(key), quotes) for key in keys)
+    return next(filter(None, found), "")
+
+
 def _add_lightrag_edge(graph, head, tail, edge, quotes=False):
     keywords = plain(edge.get("keywords"), quotes)
-    relation = keywords or plain(edge.get("relation"), quotes) or "related to"
+    relation = _first(edge, RELATIONS, quotes) or "related to"
     description = plain(edge.get("description"), quotes)
     add_edge(graph, head, tail, relation, description=description, keywords=keywords,
              weight=_weight(edge), **_sources(edge))

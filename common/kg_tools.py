@@ -210,4 +210,7 @@ def make_tools(spec, encoder="", max_edges=kg_text.MAX_EDGES, max_words=kg_text.
     """The tools that `--graph spec` names. patience: timeout (seconds a request) and retries of a server."""
     if spec.startswith(("http://", "https://")):
         return HTTPTools(spec, **patience)
-    return LocalTools(kg.load_graphs(spec, encoder), max_edges, max_words)
+    graphs = kg.load_graphs(spec, encoder)
+    for name, graph in graphs.items():
+        graph.say_left_out(name)
+    return LocalTools(graphs, max_edges, max_words)

@@ -1,8 +1,8 @@
 """Vectors of entity names, and the names nearest to a query.
 
     Index(names, encoder="")                 character n-grams (tf-idf): no download
-    Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk under a hash of names
-                                             and encoder
+    Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk under a hash of
+                                             names, encoder and prefix
     Index(names, encoder, Stored)            the vectors of LightRAG's vdb_entities.json
 
 Above FAISS_ABOVE names dense vectors lie in a (flat, exact) FAISS index.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common import hub
+from common.hub import HubError, encode, load_encoder, prefixes
 from common.kg_lightrag import GraphError, plain
 
 FAISS_ABOVE = 50_000
@@ -76,19 +76,6 @@ def best(scores, k):
     return found[np.lexsort((found, -scores[found]))]
 
 
-def load_encoder(name):
-    """A SentenceTransformer."""
-    from sentence_transformers import SentenceTransformer
-    try:
-        found = hub.locate(name)
-        return SentenceTransformer(found, local_files_only=Path(found).is_dir())
-    except hub.HubError as error:
-        raise GraphError(str(error)) from error
-    except Exception as error:  # hub, network and format errors all have the same remedy
-        raise GraphError(f"encoder {name} did not load ({type(error).__name__}); "
-                         "give a folder with a sentence-transformers model") from error
-
-
 def rows_among(stored, names):
     """The row of each name among stored vectors, -1 = none. GraphError: they are another graph's."""
     rows = [stored.rows.get(name, -1) for name in names]
@@ -116,10 +103,13 @@ class Index:
         self.numbers = np.arange(len(names))  # of the names that have vectors
         self.vectors = None                   # (n, d), of length 1
         self.tfidf = None
-        self.lock = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
         self.cores = threading.Semaphore(os.cpu_count() or 1)  # more blocks at once cost memory alone
         if encoder:
-            self.model = load_encoder(encoder)
+            try:
+                self.model = load_encoder(encoder)
+            except HubError as error:
+                raise GraphError(str(error)) from error
+            _, self.prefix = prefixes(encoder, self.model)  # names among names: both sides as passages
         if stored is not None:
             self._use_stored()
         elif encoder:
@@ -167,10 +157,7 @@ class Index:
 
     def _encode(self, texts):
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # (half a character is no text)
-        with self.lock:
-            vectors = self.model.encode(texts, normalize_embeddings=True, convert_to_numpy=True,
-                                        show_progress_bar=len(texts) > 5000)
-        return vectors.astype(np.float32)
+        return encode(self.model, texts, self.prefix, "document", progress=len(texts) > 5000)
 
     def _on_disk(self, names, cache):
         """(n, d) of all names, from the file of earlier runs or encoded and written there."""
@@ -179,7 +166,7 @@ class Index:
         if folder.is_dir():  # another model in a folder of the same name
             for file in sorted(folder.glob("*.safetensors")):
                 digest.update(f"{file.name}{file.stat().st_size}{file.stat().st_mtime_ns}".encode())
-        digest.update(json.dumps(names).encode())
+        digest.update(json.dumps([self.prefix, names]).encode())
         path = Path(cache or Path.home() / ".cache/fivehop") / f"entities-{digest.hexdigest()[:16]}.npy"
         if path.exists():
             vectors = np.load(path, allow_pickle=False)

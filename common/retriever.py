@@ -14,7 +14,6 @@ The HTTP form (see retriever_server.py): POST /retrieve {"queries": […], "topk
 -> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'.
 """
 
-import functools
 import hashlib
 import math
 import os
@@ -26,9 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-from common import http_client, hub
+from common import http_client
 from common.files import locked, weights_in
 from common.http_client import RETRIES as RETRIES
+from common.hub import HubError, encode, load_encoder, prefixes
 
 
 class RetrieverError(RuntimeError):
@@ -52,26 +52,39 @@ STOP_WORDS = frozenset(  # Lucene's English list
     "they this to was will with".split())
 UNSPACED = ("\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"  # kana
             "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff")                   # ideographs
-TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+MARKS = "".join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c).startswith("M"))
+TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+(?:[{MARKS}]+[^\W{UNSPACED}]*)*")
+ACCENTS = re.compile("[" + "".join(  # 10 to 36: Hebrew points, Arabic vowel signs; from 200 on: accents
+    c for c in MARKS if 10 <= unicodedata.combining(c) <= 36 or unicodedata.combining(c) >= 200) + "]")
 ENDING = re.compile(r"(?<=\w)['’][sdmt]\b")
 
 
 def tokens(text):
-    """What BM25 counts: runs of word characters (letters, digits, "_"), in lower case and not stemmed. One
-    character is enough, else "Henry V" and "Toy Story 3" lose what tells them apart.
+    """What BM25 counts: runs of word characters (letters, digits, "_") and their marks, without case and
+    accents, and not stemmed. One character is enough, else "Henry V" and "Toy Story 3" lose what tells them
+    apart.
 
     Ideographs and kana are written without spaces, so each is a token: two of them are found within a longer
     run. The letter behind the apostrophe of "Alice's" or "don't" is none, an initial is one. Stop words are
-    left out unless there is nothing else: "It" and "To Be or Not to Be" are titles. Spellings of one letter
-    by several code points or widths are the same (NFKC); vowel signs that stay apart, as in Hindi or Thai,
-    cut words.
+    left out unless there is nothing else: "It" and "To Be or Not to Be" are titles.
 
     >>> tokens("Toy Story 3"), tokens("Alice's A. B. Fisher"), tokens("北京 is It"), tokens("It")
     (['toy', 'story', '3'], ['alice', 'b', 'fisher'], ['北', '京'], ['it'])
+    >>> tokens("İstanbul, Besançon und Straße"), tokens("दिल्ली"), tokens("عَاصِمَة")
+    (['istanbul', 'besancon', 'und', 'strasse'], ['दिल्ली'], ['عاصمة'])
     """
-    text = unicodedata.normalize("NFKC", text).lower()
-    found = TOKEN.findall(ENDING.sub("", text))
+    found = TOKEN.findall(ENDING.sub("", folded(text)))
     return [word for word in found if word not in STOP_WORDS] or found
+
+
+def folded(text):
+    """Letters in one spelling (NFKC), without case, and without the marks that writers leave out: accents,
+    Hebrew points, Arabic vowel signs. Those of kana, Thai and Indian scripts tell words apart and stay."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    if text.isascii():
+        return text
+    letters = ACCENTS.sub("", unicodedata.normalize("NFD", text))
+    return unicodedata.normalize("NFC", letters)
 
 
 class BM25Retriever:
@@ -126,28 +139,6 @@ class BM25Retriever:
 MEMORY_ONLY_BELOW = 200  # passages: such an index is built faster than it is found on disk
 
 
-@functools.cache
-def load_encoder(model):
-    """One SentenceTransformer a model and process. A mistyped name costs a moment, a folder no network."""
-    try:
-        found = hub.locate(model)
-    except hub.HubError as error:
-        raise RetrieverError(f"--retriever dense:{error}") from error
-    from sentence_transformers import SentenceTransformer
-    try:
-        return SentenceTransformer(found, local_files_only=Path(found).is_dir())
-    except Exception as error:  # format errors of every kind have the same remedy
-        raise RetrieverError(f"--retriever dense:{model}: the encoder did not load ({type(error).__name__}); "
-                             "give a folder or a hub id with a sentence-transformers model") from error
-
-
-# how an encoder wants its input: (query prefix, passage prefix), by what its name contains
-PREFIXES = {
-    "e5": ("query: ", "passage: "),
-    "bge": ("Represent this sentence for searching relevant passages: ", ""),
-}
-
-
 class DenseRetriever:
     """Cosine similarity of sentence-transformers vectors in a FAISS index, on the GPUs if FAISS sees any.
 
@@ -157,12 +148,12 @@ class DenseRetriever:
     is missed (2 of 32 lists lost .13 of Flat's recall on 2Wiki and HotpotQA). Default: a quarter of the
     lists, at least 8 and at most 256.
 
-    Pooling and normalisation come from the model's own modules.json; a bare encoder folder of the e5 family
-    gets mean pooling, one of the bge family its first token. Corpora are encoded in pieces, and the index is
-    cached under a hash of corpus, model and index (not of nprobe, which only a search needs)."""
+    What stands before queries and passages is hub.prefixes'. Corpora are encoded in pieces, and the index is
+    cached under a hash of corpus, model, passage prefix and index (not of nprobe and the query's prefix,
+    which only a search needs)."""
 
     def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256,
-                 piece=100_000):
+                 piece=100_000, query_prefix="auto", passage_prefix="auto"):
         import faiss
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")
@@ -170,22 +161,19 @@ class DenseRetriever:
         self.corpus = corpus
         self.batch_size = batch_size
         self.lock = threading.Lock()  # a server asks from many threads, and FAISS on a GPU knows one
-        self.encoder = load_encoder(model)
-        name = Path(model).name.lower()
-        family = next((family for family in PREFIXES if family in name), None)
-        self.query_prefix, self.passage_prefix = PREFIXES.get(family, ("", ""))
-        bare = Path(model).is_dir() and not (Path(model) / "modules.json").exists()
-        if family == "bge" and bare:
-            self.encoder[1].pooling_mode_mean_tokens = False
-            self.encoder[1].pooling_mode_cls_token = True
+        try:
+            self.encoder = load_encoder(model)
+        except HubError as error:
+            raise RetrieverError(f"--retriever dense:{error}") from error
+        self.query_prefix, self.passage_prefix = prefixes(model, self.encoder, query_prefix, passage_prefix)
         self.encoder.max_seq_length = min(max_tokens, self.encoder.max_seq_length or max_tokens)
 
         empty = self._make(faiss, index, nprobe)  # what cannot be is refused before hours of encoding
         if len(corpus) < MEMORY_ONLY_BELOW:
             self.index = self._fill(empty, index, piece)
             return
-        digest = hashlib.sha256(
-            f"{model}/{weights_in(model)}/{index}/{max_tokens}/{len(corpus)}".encode())
+        made_with = [model, weights_in(model), self.passage_prefix, index, max_tokens, len(corpus)]
+        digest = hashlib.sha256(repr(made_with).encode())
         for row in corpus:
             digest.update(f"{row['title']}\n{row['text']}".encode())
         path = Path(cache_dir or Path.home() / ".cache/fivehop") / f"dense-{digest.hexdigest()[:16]}.faiss"
@@ -202,7 +190,7 @@ class DenseRetriever:
 
     def _make(self, faiss, spec, nprobe):
         """The index that the factory string names, without vectors."""
-        dimension = self.encoder.encode(["x"]).shape[1]
+        dimension = encode(self.encoder, ["x"], self.passage_prefix, "document").shape[1]
         try:
             index = faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
@@ -226,20 +214,16 @@ class DenseRetriever:
 
     def _encode_passages(self, numbers):
         rows = [self.corpus[i] for i in numbers]
-        texts = [f"{self.passage_prefix}{row['title']}\n{row['text']}" for row in rows]
-        return self._encode(texts, progress=len(texts) > 500)
-
-    def _encode(self, texts, progress=False):
-        vectors = self.encoder.encode(texts, batch_size=self.batch_size, normalize_embeddings=True,
-                                      convert_to_numpy=True, show_progress_bar=progress)
-        return vectors.astype(np.float32)
+        texts = [f"{row['title']}\n{row['text']}" for row in rows]
+        return encode(self.encoder, texts, self.passage_prefix, "document", self.batch_size,
+                      progress=len(texts) > 500)
 
     def search(self, queries, k):
         """list of at most k passages a query, best first; an approximate index may find fewer."""
         if not len(queries):
             return []
         with self.lock:
-            vectors = self._encode([self.query_prefix + query for query in queries])
+            vectors = encode(self.encoder, queries, self.query_prefix, "query", self.batch_size)
             scores, ids = self.index.search(vectors, min(k, len(self.corpus)))  # (queries, k); -1: none found
         results = []
         for row in zip(scores, ids, strict=True):
@@ -352,17 +336,20 @@ class HTTPRetriever(http_client.Client):
         return self.text(query[:MAX_QUERY], "queries")
 
 
-def make_retriever(spec, corpus, timeout=60.0, retries=RETRIES):
+def make_retriever(spec, corpus, timeout=60.0, retries=RETRIES, query_prefix="auto", passage_prefix="auto"):
     """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none.
 
-    timeout (seconds a request) and retries are those of a server."""
+    timeout (seconds a request) and retries are those of a server, the prefixes an encoder's."""
+    if (query_prefix, passage_prefix) != ("auto", "auto") and not spec.startswith("dense:"):
+        raise RetrieverError(f"--retriever {spec}: --query-prefix and --passage-prefix are for dense:MODEL")
     if spec.startswith(("http://", "https://")):
         return HTTPRetriever(spec, timeout, retries)
     if spec == "bm25":
         return BM25Retriever(corpus)
     if spec.startswith("dense:"):
         model, _, index = spec.removeprefix("dense:").partition("@")
-        return DenseRetriever(corpus, model, index or "Flat")
+        return DenseRetriever(corpus, model, index or "Flat", query_prefix=query_prefix,
+                              passage_prefix=passage_prefix)
     raise RetrieverError(f"--retriever {spec}: "
                          "expected bm25, dense:MODEL, dense:MODEL@INDEX or http://HOST:PORT")
 

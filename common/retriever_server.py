@@ -114,7 +114,11 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m common.retriever", description=main.__doc__)
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("--corpus", required=True, help="JSONL with id, contents")
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad records out, and count them")
     parser.add_argument("--retriever", default="bm25", help="bm25, dense:MODEL or dense:MODEL@INDEX")
+    parser.add_argument("--query-prefix", default="auto", help="what a dense encoder reads before a query")
+    parser.add_argument("--passage-prefix", default="auto", help="and before a passage; auto = as it was "
+                        "trained, where its prompts or its name tell")
     http_server.address_flags(parser, 8000)
     args = parser.parse_args()
     http_server.check_port(args.port)
@@ -128,8 +132,9 @@ def serve(args):
     from common.data import DataError, load_corpus  # the one place where the server needs files read
     listener = http_server.bind(args.host, args.port)
     try:
-        corpus = load_corpus(args.corpus)
-        retriever = make_retriever(args.retriever, corpus)
+        corpus = load_corpus(args.corpus, args.skip_bad)
+        retriever = make_retriever(args.retriever, corpus, query_prefix=args.query_prefix,
+                                   passage_prefix=args.passage_prefix)
     except (DataError, RetrieverError) as error:
         sys.exit(f"error: {error}")
     what = f"{len(corpus):,} passages ({args.retriever})"

@@ -44,9 +44,9 @@ def world_split(name, size=1.0, questions=400, spec="bm25", level=None):
 
 
 def make_retriever(cfg, corpus):
-    """The retriever of --retriever with the run's time-outs, its passages cut by --excerpt."""
+    """The retriever of --retriever with the run's time-outs and prefixes, its passages cut by --excerpt."""
     whole = retriever.make_retriever(
-        cfg.retriever, corpus, timeout=cfg.search_timeout, retries=cfg.search_retries)
+        cfg.retriever, corpus, cfg.search_timeout, cfg.search_retries, cfg.query_prefix, cfg.passage_prefix)
     characters = getattr(cfg, "excerpt", 0)
     return Excerpts(whole, characters) if characters else whole
 
@@ -75,7 +75,7 @@ def load_splits(cfg, paper_eval, searched=True):
                 everything += questions
             corpus = data.pool_contexts(everything)
         else:
-            corpus = data.load_corpus(cfg.corpus)
+            corpus = data.load_corpus(cfg.corpus, cfg.skip_bad)
     search = make_retriever(cfg, corpus) if searched else None
     names = sorted(map(set_name, sets))
     if len(set(names)) < len(sets):

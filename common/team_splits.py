@@ -64,6 +64,7 @@ def load_splits(cfg, paper_eval):
         graph = kg.KnowledgeGraph.from_triples(triples)
     else:
         graph = kg.load_graph(cfg.graph)
+        graph.say_left_out(cfg.graph)
     for s in filter(None, (split, *evals)):
         lost = sum(not topic_entities(q, graph) for q in s.questions)
         if lost:

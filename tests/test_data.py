@@ -667,6 +667,82 @@ def test_a_large_corpus_is_memory_mapped_and_reads_the_same(tmp_path, monkeypatc
     assert not isinstance(large, list) and [large[i] for i in range(50)] == small and len(large) == 50
 
 
+ROWS = [{"id": str(i), "contents": f'"Title {i}"\nText {i}.'} for i in range(40)]
+OF_TWO_LAYOUTS = [{"id": i, "title": "1984", "text": "A year."} for i in range(20)] + ROWS[20:]
+AS_LINES = {
+    "ids of two types": [row | {"id": i if i < 20 else f"p{i}"} for i, row in enumerate(ROWS)],
+    "no ids": [{"contents": row["contents"]} for row in ROWS],
+    "two layouts": OF_TWO_LAYOUTS,
+    "dates as titles": [{"id": str(i), "title": f"2001-01-0{1 + i % 9}", "text": "x"} for i in range(40)],
+    "times as ids": [row | {"id": "2001-01-01 00:00:00"} for row in ROWS],
+    "half a character": [row | {"contents": "Text \ud800."} for row in ROWS],
+    "other columns": [row | {"year": i if i < 20 else "?"} for i, row in enumerate(ROWS)],
+}
+
+
+def small_and_large(file, monkeypatch, **options):
+    """What the reader of small files and that of large ones make of a corpus: rows, or an error's text."""
+    made = []
+    for limit in (200e6, 0):
+        monkeypatch.setattr(data, "MEMORY_MAP_FROM", limit)
+        try:
+            made.append([dict(row) for row in data.load_corpus(file, **options)])
+        except data.DataError as error:
+            made.append(str(error))
+    return made
+
+
+@pytest.mark.parametrize("name", AS_LINES)
+def test_a_large_corpus_has_the_texts_of_a_small_one(tmp_path, monkeypatch, name):
+    file = write(tmp_path, AS_LINES[name])
+    small, large = small_and_large(file, monkeypatch)
+    assert small == large and len(small) == len(AS_LINES[name])
+    assert all(isinstance(value, str) for row in large for value in row.values())
+
+
+@pytest.mark.parametrize("name, text", [
+    ("a.jsonl", json.dumps(ROWS)),
+    ("b.jsonl", json.dumps(ROWS, indent=1)),
+    ("c.jsonl", json.dumps({"data": ROWS})),
+    ("d.jsonl", json.dumps({"data": ROWS}, indent=1)),
+    ("e.jsonl", "\ufeff\n" + "\n\n".join(map(json.dumps, ROWS))),
+    ("f.tsv", "id\ttext\ttitle\r\n" + "".join(f'{i}\t"Text\n{i}."\tNA\r\n' for i in range(40))),
+])
+def test_a_large_corpus_is_read_in_the_forms_of_a_small_one(tmp_path, monkeypatch, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+    small, large = small_and_large(tmp_path / name, monkeypatch)
+    assert small == large and len(small) == 40
+
+
+@pytest.mark.parametrize("name, bad", [
+    ("a.jsonl", b'{"id": "60", "contents": "cut \n'), ("b.jsonl", b'{"id": "60"}\n'),
+    ("c.jsonl", b'{"contents": "Gen\xe8ve"}\n'), ("d.jsonl.gz", b'{"id": "60", "cont\n'),
+])
+def test_a_bad_line_of_a_corpus_is_named_or_left_out_whatever_its_size(tmp_path, monkeypatch, capfd, name,
+                                                                       bad):
+    lines = [json.dumps(row).encode() + b"\n" for row in ROWS]
+    content = b"".join([*lines[:20], b"\n", bad, *lines[20:], bad])
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    small, large = small_and_large(file, monkeypatch)
+    assert small == large and f"{name}: record 22: " in small
+    assert small.endswith("(--skip-bad leaves such records out)")
+    small, large = small_and_large(file, monkeypatch, skip_bad=True)
+    assert small == large and [row["id"] for row in small] == [row["id"] for row in ROWS]
+    small_and_large(file, monkeypatch, skip_bad=True)  # the large one from its cache
+    assert capfd.readouterr().err.count(f"{name}: skipped 2 bad records") == 4
+
+
+def test_a_large_corpus_that_is_damaged_or_changed_is_noticed(tmp_path, monkeypatch):
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(gzip.compress(json.dumps(ROWS[0]).encode() * 99)[:-9])
+    small, large = small_and_large(file, monkeypatch)
+    assert small == large and "a.jsonl.gz: damaged gzip file" in small
+    for row in ROWS[:2]:
+        file.write_bytes(gzip.compress(json.dumps(row).encode()))
+        assert small_and_large(file, monkeypatch)[1][0]["id"] == row["id"]
+
+
 def test_line_separators_inside_strings(tmp_path):
     file = tmp_path / "q.jsonl"
     file.write_text(json.dumps({"question": "one\u2028line?", "answer": "Ada"}, ensure_ascii=False) + "\n")

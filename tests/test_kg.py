@@ -134,6 +134,102 @@ def test_qald_questions_of_both_forms():
         data.load_questions(sample("qald10/qald_10.json"))
 
 
+# ---- GraphML of other programs
+
+def graphml(tmp_path, keys, body, directed="directed"):
+    """The path of a file. keys: (id, for, name), or with the whole attribute in place of a name."""
+    declared = ""
+    for number, of, name in keys:
+        name = name if "=" in name else f'attr.name="{name}" attr.type="string"'
+        declared += f'<key id="{number}" for="{of}" {name}/>'
+    path = tmp_path / "a.graphml"
+    path.write_text('<?xml version="1.0"?><graphml xmlns="http://graphml.graphdrawing.org/xmlns" '
+                    f'xmlns:y="http://www.yworks.com/xml/graphml">{declared}'
+                    f'<graph edgedefault="{directed}">{body}</graph></graphml>')
+    return path
+
+
+def node(number, *values):
+    return f'<node id="{number}">{values_of(values)}</node>'
+
+
+def edge(head, tail, *values):
+    return f'<edge source="{head}" target="{tail}">{values_of(values)}</edge>'
+
+
+def values_of(values):
+    return "".join(f'<data key="{key}">{value}</data>' for key, value in values)
+
+
+@pytest.mark.parametrize("of_node, of_edge, ids", [
+    ("name", "label", ["n0", "n1"]),              # Neo4j
+    ("label", "Edge Label", ["0", "1"]),          # Gephi
+    ("Label", "type", ["4:5e2a-77:0", "4:5e2a-77:1"]),
+    ("title", "predicate", ["http://example.org/a", "http://example.org/b"]),
+    ("entity_id", "relationship", ["a0f3", "77b1"]),
+    ("shared name", "interaction", ["Ada Holt", "Oslo"]),  # ids that are names stay
+    ("label", "relation", ["Ada Holt", "Oslo"]),
+])
+def test_graphml_of_other_programs_has_its_names_and_relations(tmp_path, of_node, of_edge, ids):
+    head, tail = ids
+    values = ("Person", "City") if head == "Ada Holt" else ("Ada Holt", "Oslo")
+    body = node(head, ("n", values[0])) + node(tail, ("n", values[1])) + edge(head, tail, ("e", "born in"))
+    graph = kg.load_graph(graphml(tmp_path, [("n", "node", of_node), ("e", "edge", of_edge)], body))
+    assert graph.facts("Ada Holt") == [("Ada Holt", "born in", "Oslo")] and len(graph.graph) == 2
+    assert not graph.left_out
+
+
+def test_graphml_of_networkx_whose_ids_are_numbers(tmp_path):
+    made = networkx.DiGraph()
+    for number, name in enumerate(["Ada Holt", "Oslo", "Oslo"]):
+        made.add_node(number, name=name)
+    made.add_edge(0, 1, relation="born in", weight=2.0)
+    made.add_edge(0, 2, relation="film of")
+    networkx.write_graphml(made, tmp_path / "a.graphml")
+    facts = kg.load_graph(tmp_path / "a.graphml").facts("Ada Holt")
+    assert facts == [("Ada Holt", "born in", "Oslo (1)"), ("Ada Holt", "film of", "Oslo (2)")]
+
+
+def test_yed_keeps_labels_in_elements_of_its_own(tmp_path):
+    keys = [("d5", "node", 'yfiles.type="nodegraphics"'), ("d9", "edge", 'yfiles.type="edgegraphics"')]
+    shape = "<y:ShapeNode><y:NodeLabel>{}\n</y:NodeLabel></y:ShapeNode>"
+    line = "<y:PolyLineEdge><y:EdgeLabel>born in</y:EdgeLabel></y:PolyLineEdge>"
+    body = node("n0", ("d5", shape.format("Ada Holt"))) + node("n0::n1", ("d5", shape.format("Oslo")))
+    path = graphml(tmp_path, keys, body + edge("n0", "n0::n1", ("d9", line)))
+    assert kg.load_graph(path).facts("Ada Holt") == [("Ada Holt", "born in", "Oslo")]
+
+
+def test_nodes_without_a_name_are_left_out_counted_and_told(tmp_path, capsys):
+    keys = [("n", "node", "name"), ("e", "edge", "label")]
+    body = node("n0", ("n", "Ada Holt")) + node("n1", ("n", "Oslo")) + node("n2") + node("n3", ("n", " "))
+    body += edge("n0", "n1", ("e", "born in")) + edge("n0", "n2", ("e", "wrote")) + edge("n1", "n0")
+    path = graphml(tmp_path, keys, body)
+    counts = {"nodes without a name": 2, "edges of nodes without a name": 1,
+              'relations without a name ("related to" stands for them)': 1}
+    graph = kg.load_graph(path)
+    assert list(graph.graph) == ["Ada Holt", "Oslo"] and graph.left_out == counts
+    kg_tools.make_tools(str(path))
+    said = capsys.readouterr().out
+    assert [said.count(f"a: left out: {count} {what}\n") for what, count in counts.items()] == [1, 1, 1]
+    path = graphml(tmp_path, [("k", "edge", "keywords"), ("t", "node", "entity_type")],
+                   node("Ada Holt", ("t", "person")) + node("") + edge("Ada Holt", "", ("k", "knows")))
+    assert list(kg.load_graph(path).graph) == ["Ada Holt"]  # LightRAG's
+
+
+@pytest.mark.parametrize("keys, body, said", [
+    ([("n", "node", "color")], node("n0", ("n", "red")) + edge("n0", "n0"),
+     "a.graphml: ids such as n0 are no names, and no node has one of .*name, label.*; its nodes have color$"),
+    ([], node("1") + edge("1", "1"), "its nodes have no attributes$"),
+    ([("e", "edge", "kind"), ("w", "edge", "weight")], edge("Ada", "Oslo", ("e", "x"), ("w", "1")),
+     "a.graphml: no edge has one of .*relation.*; its edges have kind, weight$"),
+    ([("e", "edge", 'attr.type="string"')], edge("Ada", "Oslo", ("e", "x")),
+     'a.graphml: <key id="e"> has no attr.name, which would say what it holds'),
+])
+def test_graphml_that_names_nothing_is_one_line_with_what_it_has(tmp_path, keys, body, said):
+    with pytest.raises(kg.GraphError, match=said):
+        kg.load_graph(graphml(tmp_path, keys, body))
+
+
 # ---- files: what is read, what is written, and that nothing is lost between
 
 GRAPHS = ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix")
@@ -411,9 +507,10 @@ def test_many_threads_hold_as_many_blocks_of_scores_as_there_are_cores(monkeypat
 class Letters:
     """An encoder: how often each letter occurs."""
     encoded = []
+    prompts = {}
 
-    def encode(self, texts, **options):
-        Letters.encoded += texts
+    def encode(self, texts, prompt="", **options):
+        Letters.encoded += [prompt + text for text in texts]
         counts = [[text.lower().count(letter) + .01 for letter in "abcdefgh"] for text in texts]
         vectors = np.array(counts, np.float32)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -522,6 +619,20 @@ def test_encoded_names_are_kept_under_a_hash_of_names_and_encoder(tmp_path, lett
     assert matched(NAMES[:4])[1] == [*NAMES[:4], "ddd"]
     assert matched(NAMES, "others")[1] == [*NAMES, "ddd"]
     assert len(list(tmp_path.glob("entities-*.npy"))) == 3
+
+
+def test_names_and_what_is_asked_for_are_read_with_the_prefix_of_passages(tmp_path, letters, monkeypatch):
+    def matched(prompts):
+        monkeypatch.setattr(letters, "prompts", prompts)
+        letters.encoded = []
+        graph = kg.KnowledgeGraph.from_triples([("aab", "r", "bbc")], "letters")
+        graph.cache = tmp_path
+        graph.match(["bb"], 1)
+        return letters.encoded
+
+    assert matched({"query": "Q: ", "document": "D: "}) == ["D: aab", "D: bbc", "D: bb"]
+    assert matched({}) == ["aab", "bbc", "bb"]  # not from the file of another prefix
+    assert matched({"document": "D: "}) == ["D: bb"]
 
 
 def test_faiss_finds_what_the_product_finds(monkeypatch, letters, tmp_path):

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common import retriever, splits
+from common import data, retriever, splits
 from common.excerpts import Excerpts, excerpt
 from common.retriever import BM25Retriever, HTTPRetriever, RetrieverError, make_app, make_retriever
+from tests.conftest import sample
 
 CORPUS = [
     {"id": "a", "title": "Silent Harbor", "text": "Silent Harbor is a film. Its director was Ada Holt."},
@@ -84,7 +86,49 @@ def test_titles_of_nothing_but_stop_words_are_found_and_do_not_crowd_out_others(
 
 
 def test_one_letter_in_two_spellings_is_one_token():
-    assert retriever.tokens("Cafe\u0301 １９") == retriever.tokens("CAFÉ 19") == ["café", "19"]
+    assert retriever.tokens("Cafe\u0301 １９") == retriever.tokens("CAFÉ 19") == ["cafe", "19"]
+
+
+@pytest.mark.parametrize("written, typed", [
+    ("Besançon", "besancon"), ("BEYONCÉ", "beyonce"), ("Straße", "STRASSE"), ("İstanbul", "istanbul"),
+    ("Αθήνα", "ΑΘΗΝΑ"), ("Хрущёв", "хрущев"), ("أحمد", "احمد"), ("عَاصِمَة", "عاصمة"), ("עִיר", "עיר"),
+    ("Nguyễn", "nguyen"), ("ﾄｳｷｮｳ", "トウキョウ"), ("ガ", "カ\u3099"),
+    ("서울", "\u1109\u1165\u110b\u116e\u11af"),
+])
+def test_bm25_finds_words_without_their_accents_and_case(written, typed):
+    for title, query in ((written, typed), (typed, written)):
+        assert ids(BM25Retriever(titled(title, "Oslo")).search([query], 1)) == [[title]]
+
+
+@pytest.mark.parametrize("word", [
+    "दिल्ली", "กรุงเทพ", "ที่", "தமிழ்", "বাংলা", "عَاصِمَة", "İstanbul", "e\u0323\u0301",
+])
+def test_marks_belong_to_words(word):
+    assert len(retriever.tokens(word)) == 1
+
+
+def test_marks_that_tell_words_apart_stay():
+    for one, other in (("バス", "ハス"), ("दिल", "दल"), ("กุ", "กู")):
+        assert retriever.tokens(one) != retriever.tokens(other)
+
+
+def test_titles_typed_without_accents_are_found_and_no_other_is_lost():
+    import unicodedata
+
+    questions = data.load_questions(sample("2wikimultihopqa/train.json"))
+    rows = data.pool_contexts(questions)
+    search = BM25Retriever(rows).search
+
+    def recall(titles, queries):
+        return np.mean([any(p.title == title for p in hits)
+                        for title, hits in zip(titles, search(queries, 3), strict=True)])
+
+    titles = sorted({row["title"] for row in rows})
+    plain = [unicodedata.normalize("NFD", title).encode("ascii", "ignore").decode() for title in titles]
+    accented = [(title, typed) for title, typed in zip(titles, plain, strict=True)
+                if len(title) == len(typed) and title != typed]
+    assert len(accented) > 20 and recall(*zip(*accented, strict=True)) >= .95
+    assert recall(titles, titles) >= .98
 
 
 def test_the_stop_words_are_those_of_bm25s():
@@ -329,6 +373,21 @@ def test_a_port_in_use_is_one_line_before_the_corpus_is_read(tmp_path, monkeypat
             retriever_server.main()
 
 
+def test_a_server_leaves_bad_lines_of_its_corpus_out_where_it_is_told(tmp_path, monkeypatch):
+    from common import retriever_server
+
+    said = []
+    monkeypatch.setattr(retriever_server.http_server, "run", lambda *arguments: said.append(arguments[3]))
+    monkeypatch.setattr(sys, "argv", serve(tmp_path, "--port", "0"))
+    with open(sys.argv[3], "a") as file:
+        file.write('{"id": "d", "cont')
+    with pytest.raises(SystemExit, match="corpus.jsonl: record 4: not valid JSON"):
+        retriever_server.main()
+    sys.argv.append("--skip-bad")
+    retriever_server.main()
+    assert said == ["3 passages (bm25)"]
+
+
 # ---- our client
 
 
@@ -563,6 +622,7 @@ def encode_with(monkeypatch, tmp_path):
     def install(vector):
         class Encoder:
             max_seq_length = 256
+            prompts = {}
 
             def __init__(self, folder, local_files_only=False):
                 pass
@@ -684,6 +744,122 @@ def test_a_folder_without_an_encoder_is_named(tmp_path):
         make_retriever(f"dense:{tmp_path}", CORPUS)
 
 
+QUERY, PASSAGE = "query: ", "passage: "
+INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
+BGE = "Represent this sentence for searching relevant passages: "
+README = "---\ntags:\n- embeddings\nbase_model: intfloat/multilingual-e5-small\n---\n# Ours\n"
+
+
+@pytest.mark.parametrize("folder, prompts, files, before", [
+    ("intfloat/e5-base-v2", {}, {}, (QUERY, PASSAGE)),
+    ("models--intfloat--e5-base-v2/snapshots/0a1b", {}, {}, (QUERY, PASSAGE)),
+    ("a/multilingual-e5-large-instruct", {}, {}, (INSTRUCT, "")),
+    ("a/e5-mistral-7b-instruct", {"sts_query": "Compare: "}, {}, (INSTRUCT, "")),
+    ("a/stage5-encoder", {}, {}, ("", "")),
+    ("a/bge-m3", {}, {}, ("", "")),
+    ("a/bge-base-en-v1.5", {}, {}, (BGE, "")),
+    ("a/bge-base-zh-v1.5", {}, {}, ("为这个句子生成表示以用于检索相关文章：", "")),
+    ("a/e5-base-v2", {"query": "Q! ", "document": ""}, {}, ("Q! ", "")),
+    ("a/own", {"query": "Q! ", "document": "", "passage": "P! "}, {}, ("Q! ", "P! ")),
+    ("e5/checkpoint-500", {"query": "", "document": ""}, {}, ("", "")),
+    ("e5/checkpoint-500", {}, {"config.json": '{"_name_or_path": "a/e5-small"}'}, (QUERY, PASSAGE)),
+    ("a/ours", {}, {"README.md": README}, (QUERY, PASSAGE)),
+    ("a/ours", {}, {"README.md": README.replace(": i", ":\n- i")}, (QUERY, PASSAGE)),
+])
+def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
+        folder, prompts, files, before, encode_with, tmp_path, capsys, monkeypatch):
+    read = []
+    encode_with(lambda text: [1.0])
+    encoder = sys.modules["sentence_transformers"].SentenceTransformer
+
+    def encode(self, texts, prompt="", **options):
+        read.append(prompt + texts[0])
+        return np.ones((len(texts), 1), np.float32)
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    monkeypatch.setattr(encoder, "prompts", prompts)
+    path = tmp_path / folder
+    path.mkdir(parents=True)
+    for name, text in {"modules.json": "", **files}.items():
+        (path / name).write_text(text)
+    r = retriever.DenseRetriever(CORPUS, str(path))
+    said = capsys.readouterr().out
+    assert f"{before[0]!r} before queries, {before[1]!r} before passages" in said
+    assert ("its name is not known" in said) is (before == ("", ""))
+    r.search(["who"], 1)
+    query, passage = before
+    assert read[-2:] == [passage + "Silent Harbor\n" + CORPUS[0]["text"], query + "who"]
+    retriever.DenseRetriever(CORPUS, str(path))
+    assert capsys.readouterr().out == ""  # said once
+    r = retriever.DenseRetriever(CORPUS, str(path), query_prefix="", passage_prefix="G: ")
+    r.search(["who"], 1)
+    assert read[-2:] == ["G: Silent Harbor\n" + CORPUS[0]["text"], "who"]
+    assert "'' before queries, 'G: ' before passages and names (as given)" in capsys.readouterr().out
+
+
+def copied_minilm(folder, left_out="", **settings):
+    folder.mkdir()
+    for path in Path(minilm()).iterdir():
+        if path.name not in (left_out, "config_sentence_transformers.json"):
+            (folder / path.name).symlink_to(path)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    retriever.load_encoder.cache_clear()
+    return str(folder)
+
+
+def test_a_default_prompt_is_not_put_before_passages(tmp_path):
+    prompts = {"query": "film: ", "document": "page: "}
+    folder = copied_minilm(tmp_path / "own", prompts=prompts, default_prompt_name="query")
+    r = retriever.DenseRetriever(CORPUS, folder)
+    plain = r.encoder.encode(["page: Ada\nA text.", "film: who"], prompt="", normalize_embeddings=True)
+    score = r.search(["who"], 1)[0][0].score
+    assert score == pytest.approx(max(r.index.reconstruct_n(0, 3) @ plain[1]), abs=1e-5)
+    r.corpus = titled("Ada", text="A text.")
+    np.testing.assert_allclose(r._encode_passages([0])[0], plain[0], atol=1e-5)
+
+
+def test_a_bare_folder_of_the_bge_family_pools_by_its_first_token(tmp_path):
+    bare = copied_minilm(tmp_path / "bge-small-en", left_out="modules.json")
+    encoder = retriever.load_encoder(bare)
+    first = encoder.encode(["Ada"], output_value="token_embeddings")[0][0]
+    np.testing.assert_allclose(encoder.encode(["Ada"])[0], first, atol=1e-5)
+
+
+def test_threads_that_share_an_encoder_encode_one_after_another(encode_with):
+    inside = []
+
+    def vector(text):
+        inside.append(text)
+        time.sleep(.01)
+        assert inside == [text]
+        inside.clear()
+        return [1.0]
+
+    folder = encode_with(vector)
+    both = [retriever.DenseRetriever(CORPUS, folder) for _ in range(2)]
+    with ThreadPoolExecutor(8) as pool:
+        assert len(list(pool.map(lambda i: both[i % 2].search([f"q{i}"], 1), range(16)))) == 16
+
+
+def test_an_index_belongs_to_the_prefix_of_its_passages(tmp_path, encode_with):
+    folder, cache = encode_with(bag_of_words), tmp_path / "cache"
+    corpus = titled(*[f"w{n % 16} " for n in range(300)])
+    for passage, query, files in (("auto", "auto", 1), ("w3 ", "auto", 2), ("w3 ", "Q", 2), ("", "auto", 2)):
+        retriever.DenseRetriever(corpus, folder, cache_dir=cache, query_prefix=query, passage_prefix=passage)
+        assert len(list(cache.glob("*.faiss"))) == files
+
+
+def test_prefixes_without_a_dense_encoder_are_refused(tmp_path, monkeypatch):
+    from common import retriever_server
+
+    said = "bm25: --query-prefix and --passage-prefix are for dense:MODEL"
+    with pytest.raises(RetrieverError, match=said):
+        make_retriever("bm25", CORPUS, query_prefix="q: ")
+    monkeypatch.setattr(sys, "argv", serve(tmp_path, "--port", "0", "--passage-prefix", ""))
+    with pytest.raises(SystemExit, match=said):
+        retriever_server.main()
+
+
 # ---- excerpts
 
 
@@ -718,6 +894,7 @@ def test_a_retrievers_excerpts_keep_all_else(monkeypatch):
 
     class Flags:
         retriever, search_timeout, search_retries, excerpt = "bm25", 1.0, 0, 26
+        query_prefix = passage_prefix = "auto"
 
     def first():
         return splits.make_retriever(Flags, CORPUS).search(["director of Silent Harbor"], 1)[0][0].text
