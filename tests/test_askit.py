@@ -1,5 +1,6 @@
 """Search and reward of ASKiT against numbers worked by hand, its searches against exhaustive ones."""
 
+import gzip
 import json
 import math
 import random
@@ -27,6 +28,7 @@ from common import (
     metrics,
     reader,
     report,
+    results,
     supervised,
     training,
     world,
@@ -564,6 +566,29 @@ def test_how_a_search_went_wrong():
     assert evidence.ending(case(6, ()), (3,)) == ("wrong path", 1)
 
 
+def test_nothing_is_said_of_evidence_that_it_cannot_have(tmp_path, capsys):
+    """No lots to draw and no format; a ranking has neither an EM nor an F1."""
+    found = []
+    for n, kind in enumerate(("comparison", "bridge")):
+        row = {"id": f"q{n}", "question": "A or B?", "gold": ["A"], "type": kind, "hops": 2, "problem": ""}
+        found.append(row | {"em": 1.0, "f1": 1.0, "answer": None, "sentences": 2})
+    summary = metrics.summarize(found, ("em", "f1", "sentences"))
+    assert not {"guess", "format"} & set(summary)
+    line = results.summary_line("test", summary | {"names": {"em": "hit@1", "f1": "recall@6"}})
+    assert "hit@1 1.000" in line and "recall@6 1.000" in line
+    assert not any(word in line for word in ("EM", "F1", "guess", "format"))
+    folder = tmp_path / "seed0-ppo"
+    folder.mkdir()
+    lines = "".join(json.dumps(row | {"set": "test", "when": "after"}) + "\n" for row in found)
+    with gzip.open(folder / "predictions.jsonl.gz", "wt") as file:
+        file.write(lines)
+    (folder / "config.json").write_text("{}")
+    capsys.readouterr()
+    report.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
+    said = capsys.readouterr().out
+    assert "1.000" in said and "guess" not in said and "rest" not in said
+
+
 def test_ranking_counts_the_missing_gold_among_the_best():
     c = case(4, (0, 2), missing=1)
     c.vectors = torch.eye(4)
@@ -580,6 +605,7 @@ def test_ranking_counts_the_missing_gold_among_the_best():
     c.tokens["coarse"] = [1], [[2]] * 4
     rows, summary = evaluate_ranking(Ranks(), Questions("test", [c]), CFG)
     assert rows[0]["em"] == 0 and rows[0]["percentile"] == pytest.approx(2 / 3)   # best gold in second place
+    assert summary["names"] == {"em": "hit@1", "f1": "recall@6"}
     assert summary["recall_at"][0][:4] == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3])  # one gold is out of reach
     assert summary["recall_at"][1][:4] == pytest.approx([0, .5, .5, .5])           # 0 was given
     assert 2 not in summary["recall_at"]
