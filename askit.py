@@ -34,7 +34,7 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     reward            paper: discounted F1, +1 if exact; code: gamma 1, no bonus for submitting; ours: the
                       bonus on every exact end, not discounted (--gamma, --bonus)
     a path's return   code: F1 after one action, its greedy rollout being dropped (--returns action --baseline
-                      candidates); ours: the sampled path's
+                      candidates); ours: the sampled path's, F1 times gamma^(T - t)
     baseline b(s)     paper: paths sampled from s; code: greedy ones after every candidate, weighed by pi;
                       ours: other paths of the question through the same evidence, fresh ones where they are
                       few (--baseline, --baseline-rollouts)
@@ -265,13 +265,21 @@ PAPER = {  # EM / F1, HotpotQA distractor dev
 # A state is (case, steps): a question with its sentences, and in their order the numbers of the sentences
 # taken and the SubQuestions asked (common/evidence.py).
 
-def path_reward(case, steps, cfg):
-    """gamma^T F1 + bonus if the evidence is exactly the gold (sec. 3.1.2), less what its sub-questions cost;
-    T = actions of the path, submitting included."""
+def path_reward(case, steps, cfg, t=0):
+    """gamma^(T - t) F1 + bonus if the evidence is exactly the gold (sec. 3.1.2), less what its sub-questions
+    cost; T = actions of the path, submitting included, t = those before the one that is judged."""
     em, f1, _, _ = evidence_scores(case, steps)
     cost = cfg.question_cost * len(asked_of(steps))
-    discount = cfg.gamma ** (len(steps) + 1)
+    discount = cfg.gamma ** (len(steps) + 1 - t)
     return discount * f1 + cfg.bonus * em - cost
+
+
+def returns_of(path, cfg):
+    """R_t of every action of a path."""
+    if cfg.reward == "answer":  # not discounted
+        return [path.reward] * len(path.actions)
+    times = range(path.first, path.first + len(path.actions))
+    return [path_reward(path.case, path.steps, cfg, t) for t in times]
 
 
 def rewarded(policy, paths):
@@ -544,15 +552,15 @@ def baselines(policy, paths, min_others, *seed):
     """b(s) before every action of every path: the mean return of other paths of the question through the same
     steps, in whatever order. Where they are fewer than `min_others`, fresh ones are sampled from there; with
     min_others = 0 a state that one path alone came through has the baseline of the state before it."""
-    through = {}  # state -> paths
+    through = {}  # state -> [(path, its return from there)]
 
     def same(case, steps):
         """Orders of the same sentences are one state; a sub-question's place matters."""
         return case, steps if asked_of(steps) else frozenset(steps)
 
     def note(path):
-        for state in path.states():
-            through.setdefault(same(*state), []).append(path)
+        for state, value in zip(path.states(), returns_of(path, policy.cfg), strict=True):
+            through.setdefault(same(*state), []).append((path, value))
 
     for p in paths:
         note(p)
@@ -577,18 +585,19 @@ def baselines(policy, paths, min_others, *seed):
         values = []
         for state in p.states():
             here = through[same(*state)]
-            others = [q.reward for q in here if q is not p]
+            others = [value for q, value in here if q is not p]
             values.append(sum(others) / len(others) if others else values[-1])
         found.append(values)
     return found
 
 
 def advantages_of(policy, paths, cfg, *seed):
-    """A_t = R_t - b(s_t) of every action (sec. 3.1.2); R_t is the path's reward."""
-    returns = [[p.reward] * len(p.actions) for p in paths]
+    """A_t = R_t - b(s_t) of every action (sec. 3.1.2)."""
+    returns = [returns_of(p, cfg) for p in paths]
     if cfg.baseline == "candidates":
         finish = partial(finish_paths, policy, choose=best)
-        returns, values = authors_credit(paths, cfg, path_reward, partial(policy_of, policy), finish)
+        scores = partial(policy_of, policy)
+        returns, values = authors_credit(paths, cfg, path_reward, returns_of, scores, finish)
     elif cfg.baseline == "paths":
         values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
     else:

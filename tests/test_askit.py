@@ -150,7 +150,7 @@ def test_where_paths_are_few_fresh_ones_are_sampled_from_the_state(monkeypatch):
 def credit(policy, paths, cfg):
     """(R, b(s)) of the authors' code, with this policy's greedy paths."""
     of, finish = partial(askit.policy_of, policy), partial(askit.finish_paths, policy, choose=askit.best)
-    return authors_credit(paths, cfg, askit.path_reward, of, finish)
+    return authors_credit(paths, cfg, askit.path_reward, askit.returns_of, of, finish)
 
 
 def test_other_baselines_and_returns_of_the_authors_code_by_hand(toy):
@@ -180,6 +180,23 @@ def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(t
         assert p.done and p.reward == askit.path_reward(p.case, p.steps, cfg)
         ends.append((p.reward, askit.path_reward(p.case, p.steps[:1], cfg)))
     assert len({whole for whole, _ in ends}) > 1 and any(whole != first for whole, first in ends)
+
+
+def test_a_return_is_discounted_for_the_actions_that_are_left(toy):
+    c, cfg = case(), replace(CFG, gamma=.5, bonus=.25, baseline="none")
+    whole, half = askit.rewarded(toy(0, cfg), [path(c, 0, 2, SUBMIT), path(c, 0, SUBMIT)])
+    found = askit.advantages_of(toy(0, cfg), [whole, half], cfg)
+    assert found[0] == pytest.approx([.125 + .25, .25 + .25, .5 + .25])    # gamma^3, gamma^2, gamma
+    assert found[1] == pytest.approx([.25 * 2 / 3, .5 * 2 / 3])
+    values = askit.baselines(toy(0, cfg), [whole, half], 0)                # of the other's return from there
+    assert values[0][:2] == pytest.approx(found[1]) and values[1] == pytest.approx(found[0][:2])
+    later = SearchPath(c, (0,), first=1).after(2, -1.0).after(SUBMIT, -1.0)
+    assert askit.returns_of(later, cfg) == pytest.approx(found[0][1:])
+    assert credit(toy(0, cfg), [whole, later], cfg)[0] == [askit.returns_of(p, cfg) for p in (whole, later)]
+    one, _ = credit(toy(0, cfg), [whole], replace(cfg, returns="action", baseline="candidates"))
+    assert one[0] == pytest.approx([.25 * 2 / 3, .25 + .25, .5])           # a sentence, then submitting
+    answered = replace(whole, reward=.7)
+    assert askit.returns_of(answered, replace(cfg, reward="answer")) == [.7] * 3
 
 
 def test_ppo_loss_by_hand_where_the_advantage_is_negative():
