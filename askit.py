@@ -44,11 +44,12 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     unreachable gold  code: such questions are left out; ours: they stay where some gold can be found
     long states       code: cut at 512 tokens; ours: the oldest sentences are left out
     beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
-    Spearman          paper: cov / (cov cov), 1,000 validation questions; code: temperature .5, F1, 8 actions;
-                      ours: of ranks, over evaluation questions whose paths differ (--correlate); log p is
-                      without T5's
-    question's target paper: the approximation of the evidence found; code: of the evidence found later, from
-                      one too late on; ours: of the gold that is missing (--sqg-target)
+    Spearman          paper: cov / (cov cov), 1,000 validation questions; code: of F1, 8 actions, paths drawn
+                      from softmax(pi / 2), nearly uniform: another quantity (--correlate-sampling authors);
+                      ours: of ranks, paths drawn from pi, over evaluation questions whose paths differ
+                      (--correlate); log p is without T5's
+    question's target paper and ours: the approximation of the evidence found, never of none; code: of the
+                      evidence found later, from one too late on; --sqg-target suffix: of the missing gold
     joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO; a sub-question
                       alone is the coarse query of the next step, the policy's text keeps it
     "+ sub-questions" code: where the policy would not submit, a sub-question takes the question's place in a
@@ -196,6 +197,8 @@ class Config(flags.Flags):
     precision: Literal["fp32", "bf16"] = "fp32"     # of products; bf16 = autocast | ours
     save_every: int = 1             # steps between checkpoints, which are small here | ours
     correlate: int = 1000           # questions whose p and reward are correlated, of 10 paths each | sec. 4.4
+    # what these paths are drawn from: pi, or softmax(pi / 2), which is nearly uniform (authors' code)
+    correlate_sampling: Literal["policy", "authors"] = "policy"
 
     # ---- asking
     qap_steps: int = 52500          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
@@ -449,18 +452,20 @@ def finish_paths(policy, paths, choose, draws=None):
     return rewarded(policy, paths)
 
 
-def sample_from(policy, starts, seeds):
-    """The paths that begin as `starts`, each with a seed of its own."""
+def sample_from(policy, starts, seeds, sampling="policy"):
+    """The paths that begin as `starts`, each with a seed of its own; sampling: see --correlate-sampling."""
     draws = [random.Random(seed) for seed in seeds]
 
     def draw(n, actions, logprobs):
         weights = [math.exp(x) for x in logprobs]
+        if sampling == "authors":
+            weights = [math.exp(p / 2) for p in weights]
         return draws[n].choices(range(len(actions)), weights)[0]
 
     return finish_paths(policy, list(starts), draw, draws)
 
 
-def sample_paths(policy, cases, size, *seed):
+def sample_paths(policy, cases, size, *seed, sampling="policy"):
     """`size` paths a question; a path depends on its own seed alone."""
     starts, seeds, times = [], [], Counter()
     for case in cases:
@@ -468,7 +473,7 @@ def sample_paths(policy, cases, size, *seed):
             starts.append(SearchPath(case))
             seeds.append(stable_seed(*seed, case.question.id, times[case]))
             times[case] += 1
-    return sample_from(policy, starts, seeds)
+    return sample_from(policy, starts, seeds, sampling)
 
 
 def best(n, actions, logprobs):
@@ -831,7 +836,7 @@ def evaluate(policy, split, cfg, progress):
     rows, summary = scored(policy, paths, split, cfg)
     if split.search == "greedy" and cfg.correlate:
         cases = split.cases[: cfg.correlate]
-        paths = sample_paths(policy, cases, 10, cfg.seed, "correlate")
+        paths = sample_paths(policy, cases, 10, cfg.seed, "correlate", sampling=cfg.correlate_sampling)
         for p in paths:  # by the labels, whatever it was trained on
             p.reward = path_reward(p.case, p.steps, cfg)
         summary |= correlation(paths, 10, cfg.seed, "correlate")

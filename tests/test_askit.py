@@ -283,6 +283,31 @@ def test_samples_do_not_depend_on_who_else_is_sampled(toy):
     assert len({p.actions for p in together}) > 4
 
 
+def test_paths_to_correlate_are_drawn_from_pi_or_nearly_uniformly(monkeypatch):
+    """Of pi = .9 and .1 the authors' softmax(pi / 2) makes .6 and .4."""
+    start, drawn = ([SUBMIT, 0], [math.log(.9), math.log(.1)]), {}
+    monkeypatch.setattr(askit, "policy_of", lambda policy, states: [
+        ([SUBMIT], [0.0]) if steps else start for _, steps in states])
+    monkeypatch.setattr(askit, "scored", lambda *a: ([], {}))
+
+    def noted(paths, *more):
+        drawn[cfg.correlate_sampling] = paths
+        return {}
+
+    monkeypatch.setattr(askit, "correlation", noted)
+    cases = [case() for _ in range(60)]
+    for n, c in enumerate(cases):
+        c.question.id = f"q{n}"
+    for sampling in ("policy", "authors"):
+        cfg = replace(CFG, correlate=60, correlate_sampling=sampling)
+        policy = Toy(0, cfg)
+        policy.forget = lambda: None
+        askit.evaluate(policy, Questions("test", cases), cfg, lambda *a: None)
+    share = {name: sum(not p.taken for p in paths) / 600 for name, paths in drawn.items()}
+    assert share["policy"] == pytest.approx(.9, abs=.04) and share["authors"] == pytest.approx(.6, abs=.06)
+    assert {p.logprob for p in drawn["authors"]} == {math.log(.9), math.log(.1)}    # log p is of pi in both
+
+
 def test_spearman_with_ties_by_hand():
     """p ranks 1 2 3 4, rewards 1.5 1.5 3.5 3.5: covariance 4 over the root of 5 times 4."""
     c = case()
