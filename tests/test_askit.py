@@ -218,6 +218,7 @@ def test_training_states_leave_gold_missing_or_none_and_take_nothing_twice():
         taken = evidence.training_state(c, rng, .5, complete=False)
         assert len(set(taken)) == len(taken) and c.gold - set(taken)
         seen.add(len(c.gold & set(evidence.training_state(c, rng, .5, complete=True))))
+        assert set(evidence.training_state(case(3, ()), rng, .5, complete=False)) <= {0, 1, 2}  # no gold
     assert seen == {0, 1, 2, 3}
 
 
