@@ -21,8 +21,8 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     texts             paper: <sep> between question and evidence; code: blanks. A sentence is "Title, text"
                       for the fine models, "Title: text" for the coarse stage (code)
     yes/no questions  code: not trained on; ours: trained on (--drop-yes-no)
-    coarse vectors    code and ours: the sentences' are normalised and frozen, the state's is not: its norm is
-                      the temperature
+    coarse vectors    code: the sentences' are frozen; normalised on its branch main, not in the searches of
+                      its branch Agent; ours: normalised. The state's is not: its norm is the temperature
     coarse loss       paper: cross-entropy, "-.456" (minus a mean probability); code: sum over the missing
                       gold of -log p; ours: its mean (--coarse-loss)
     submit's score    paper: answerability; code: start logits of positions 0 and 1; ours: start and end logit
@@ -38,9 +38,9 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     baseline b(s)     paper: paths sampled from s; code: greedy ones after every candidate, weighed by pi;
                       ours: other paths of the question through the same evidence, fresh ones where they are
                       few (--baseline, --baseline-rollouts)
-    PPO               paper: "batch size 6"; code: a replay buffer, a loss over all candidates of a state;
-                      ours: sampled actions. With the paper's numbers a step is one update, where r = 1 and
-                      nothing is clipped; several where --mini-batch is smaller than the step's paths
+    PPO               paper: "batch size 6"; code: a replay buffer; ours: none. Both: a loss of the sampled
+                      action. With the paper's numbers a step is one update, where r = 1 and nothing is
+                      clipped; several where --mini-batch is smaller than the step's paths
     unreachable gold  code: such questions are left out; ours: they stay where some gold can be found
     long states       code: cut at 512 tokens; ours: the oldest sentences are left out
     beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
