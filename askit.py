@@ -21,8 +21,8 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     texts             paper: <sep> between question and evidence; code: blanks. A sentence is "Title, text"
                       for the fine models, "Title: text" for the coarse stage (code)
     yes/no questions  code: not trained on; ours: trained on (--drop-yes-no)
-    coarse vectors    code and ours: the sentences' are normalised and frozen, the state's is not: its norm is
-                      the temperature
+    coarse vectors    code: the sentences' are frozen; normalised on its branch main, not in the searches of
+                      its branch Agent; ours: normalised. The state's is not: its norm is the temperature
     coarse loss       paper: cross-entropy, "-.456" (minus a mean probability); code: sum over the missing
                       gold of -log p; ours: its mean (--coarse-loss)
     submit's score    paper: answerability; code: start logits of positions 0 and 1; ours: start and end logit
@@ -34,28 +34,32 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     reward            paper: discounted F1, +1 if exact; code: gamma 1, no bonus for submitting; ours: the
                       bonus on every exact end, not discounted (--gamma, --bonus)
     a path's return   code: F1 after one action, its greedy rollout being dropped (--returns action --baseline
-                      candidates); ours: the sampled path's
+                      candidates); ours: the sampled path's, F1 times gamma^(T - t)
     baseline b(s)     paper: paths sampled from s; code: greedy ones after every candidate, weighed by pi;
                       ours: other paths of the question through the same evidence, fresh ones where they are
                       few (--baseline, --baseline-rollouts)
-    PPO               paper: "batch size 6"; code: a replay buffer, a loss over all candidates of a state;
-                      ours: sampled actions. With the paper's numbers a step is one update, where r = 1 and
-                      nothing is clipped; several where --mini-batch is smaller than the step's paths
+    PPO               paper: "batch size 6"; code: a replay buffer; ours: none. Both: a loss of the sampled
+                      action. With the paper's numbers a step is one update, where r = 1 and nothing is
+                      clipped; several where --mini-batch is smaller than the step's paths
     unreachable gold  code: such questions are left out; ours: they stay where some gold can be found
     long states       code: cut at 512 tokens; ours: the oldest sentences are left out
     beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
-    Spearman          paper: cov / (cov cov), 1,000 validation questions; code: temperature .5, F1, 8 actions;
-                      ours: of ranks, over evaluation questions whose paths differ (--correlate); log p is
-                      without T5's
-    question's target paper: the approximation of the evidence found; code: of the evidence found later, from
-                      one too late on; ours: of the gold that is missing (--sqg-target)
+    Spearman          paper: cov / (cov cov), 1,000 validation questions; code: of F1, 8 actions, paths drawn
+                      from softmax(pi / 2), nearly uniform: another quantity (--correlate-sampling authors);
+                      ours: of ranks, paths drawn from pi, over evaluation questions whose paths differ
+                      (--correlate); log p is without T5's
+    question's target paper and ours: the approximation of the evidence found, never of none; code: of the
+                      evidence found later, from one too late on; --sqg-target suffix: of the missing gold
     joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO; a sub-question
-                      alone is the coarse query of the next step, the policy's text keeps it
-    "+ sub-questions" code: where the policy would not submit, a sub-question takes the question's place in a
-                      search whose finds are all kept; the asker reads evidence with blanks between all
-                      letters. Ours: without those blanks (--ask-mode replace); beside it the sub-question
-                      as coarse query for one sentence, and behind the evidence in the policy's
-                      text (--ask-mode append)
+                      alone is the coarse query of the next step, the policy's text keeps it. It may ask
+                      before anything is found, a state that --sqg-target prefix never learns from
+    "+ sub-questions" code: one sentence first; then, where the policy would not submit, a sub-question takes
+                      the question's place in a search from no evidence (commit 2ad87c8) or with what was
+                      found (5064f6f), whose finds are all kept; the asker reads evidence with blanks between
+                      all letters. Ours: both, without those blanks (--ask-mode replace, replace-keep);
+                      beside them the sub-question as coarse query for one sentence, and behind the evidence
+                      in the policy's text, as in joint training (--ask-mode append). Without comparisons
+                      in the world, where the tiny T5 often writes one of the two names twice
 
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
@@ -111,7 +115,15 @@ from common.evidence_evaluation import (
     write_unlabelled,
 )
 from common.evidence_models import Policy, load_writer, with_models
-from common.evidence_stages import checkpoint_of, load_stage, open_stage, sets_of, show_table
+from common.evidence_stages import (
+    ASK_MODES,
+    checkpoint_of,
+    load_stage,
+    need_earlier,
+    open_stage,
+    sets_of,
+    show_table,
+)
 from common.files import Progress, say
 from common.metric_table import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
@@ -143,7 +155,7 @@ class Config(flags.Flags):
 
     # ---- search
     candidates: int = 6             # candidates of the coarse stage beside submit | sec. 4.3.3
-    max_evidence: int = 10          # sentences a search may take | authors' code
+    max_evidence: int = 10          # sentences a search may take | authors' code (8 in its PPO)
     beam: int = 4                   # hypotheses of the beam search | sec. 4.5.1
     # tokens of a state and a sentence together; a sentence has a quarter, a state leaves out its oldest ones
     max_tokens: int = 508
@@ -196,18 +208,22 @@ class Config(flags.Flags):
     precision: Literal["fp32", "bf16"] = "fp32"     # of products; bf16 = autocast | ours
     save_every: int = 1             # steps between checkpoints, which are small here | ours
     correlate: int = 1000           # questions whose p and reward are correlated, of 10 paths each | sec. 4.4
+    # what these paths are drawn from: pi, or softmax(pi / 2), which is nearly uniform (authors' code)
+    correlate_sampling: Literal["policy", "authors"] = "policy"
 
     # ---- asking
-    qap_steps: int = 52500          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
-    sqg_steps: int = 35000          # updates; 7 epochs of 40,000 states, drawn from all | sec. 4.3.1
-    question_batch: int = 8         # rows an update; not printed
+    qap_steps: int = 26250          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
+    sqg_steps: int = 17500          # updates; 7 epochs of 40,000 states, drawn from all | sec. 4.3.1
+    question_batch: int = 16        # rows an update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
-    # what a sub-question is trained to say: the approximation of the evidence found (paper) or missing
-    sqg_target: Literal["prefix", "suffix"] = "suffix"
-    # what sqg is evaluated in, where a sub-question is asked before every sentence: in place of the question
-    # (the authors' search, the paper's naive one), behind the evidence (ours), or one after the other
-    ask_mode: Literal["both", "replace", "append"] = "both"
+    # what a sub-question is trained to say: the approximation of the evidence found (paper), which never is
+    # none, or missing (ours)
+    sqg_target: Literal["prefix", "suffix"] = "prefix"
+    # what sqg is evaluated in. replace: a sub-question takes the question's place in a search from no
+    # evidence (authors' code at 2ad87c8); replace-keep: in one that keeps the evidence (their last, 5064f6f);
+    # append: it stands behind the evidence, as in joint training; all: one after the other
+    ask_mode: Literal["all", "replace", "replace-keep", "append"] = "all"
     ask_steps: int = 1000           # joint: supervised updates that teach when to ask | ours
     max_questions: int = 2          # sub-questions a search may ask | ours
     question_cost: float = .02      # of the reward, a sub-question | ours
@@ -239,7 +255,6 @@ WORLD = dict(
     correlate=100,
     qap_steps=1600,
     sqg_steps=1600,
-    question_batch=16,
     question_lr=3e-3,
     question_tokens=24,
     ask_steps=100,
@@ -265,13 +280,21 @@ PAPER = {  # EM / F1, HotpotQA distractor dev
 # A state is (case, steps): a question with its sentences, and in their order the numbers of the sentences
 # taken and the SubQuestions asked (common/evidence.py).
 
-def path_reward(case, steps, cfg):
-    """gamma^T F1 + bonus if the evidence is exactly the gold (sec. 3.1.2), less what its sub-questions cost;
-    T = actions of the path, submitting included."""
+def path_reward(case, steps, cfg, t=0):
+    """gamma^(T - t) F1 + bonus if the evidence is exactly the gold (sec. 3.1.2), less what its sub-questions
+    cost; T = actions of the path, submitting included, t = those before the one that is judged."""
     em, f1, _, _ = evidence_scores(case, steps)
     cost = cfg.question_cost * len(asked_of(steps))
-    discount = cfg.gamma ** (len(steps) + 1)
+    discount = cfg.gamma ** (len(steps) + 1 - t)
     return discount * f1 + cfg.bonus * em - cost
+
+
+def returns_of(path, cfg):
+    """R_t of every action of a path."""
+    if cfg.reward == "answer":  # not discounted
+        return [path.reward] * len(path.actions)
+    times = range(path.first, path.first + len(path.actions))
+    return [path_reward(path.case, path.steps, cfg, t) for t in times]
 
 
 def rewarded(policy, paths):
@@ -441,18 +464,20 @@ def finish_paths(policy, paths, choose, draws=None):
     return rewarded(policy, paths)
 
 
-def sample_from(policy, starts, seeds):
-    """The paths that begin as `starts`, each with a seed of its own."""
+def sample_from(policy, starts, seeds, sampling="policy"):
+    """The paths that begin as `starts`, each with a seed of its own; sampling: see --correlate-sampling."""
     draws = [random.Random(seed) for seed in seeds]
 
     def draw(n, actions, logprobs):
         weights = [math.exp(x) for x in logprobs]
+        if sampling == "authors":
+            weights = [math.exp(p / 2) for p in weights]
         return draws[n].choices(range(len(actions)), weights)[0]
 
     return finish_paths(policy, list(starts), draw, draws)
 
 
-def sample_paths(policy, cases, size, *seed):
+def sample_paths(policy, cases, size, *seed, sampling="policy"):
     """`size` paths a question; a path depends on its own seed alone."""
     starts, seeds, times = [], [], Counter()
     for case in cases:
@@ -460,7 +485,7 @@ def sample_paths(policy, cases, size, *seed):
             starts.append(SearchPath(case))
             seeds.append(stable_seed(*seed, case.question.id, times[case]))
             times[case] += 1
-    return sample_from(policy, starts, seeds)
+    return sample_from(policy, starts, seeds, sampling)
 
 
 def best(n, actions, logprobs):
@@ -502,15 +527,19 @@ def grow_beams(policy, cases, width):
 def forced_questions(policy, cases, mode):
     """Wherever the policy would not submit, a sub-question is asked: "PPO + sub-questions" (sec. 4.5.1).
 
-    The policy itself does not ask. mode: "replace" = the authors' search: the sub-question takes the
-    question's place in a greedy search of its own, from no evidence, and all that it finds is kept; "append"
-    = it stands behind the evidence, and the policy's best sentence for this state is taken."""
+    The policy itself does not ask. mode: "replace" and "replace-keep" = the authors' searches. One sentence
+    is taken first; then a sub-question takes the question's place in a greedy search of its own, which begins
+    with no evidence (their commit 2ad87c8) or with what was found (their last one, 5064f6f), and all that it
+    finds is kept. "append" = as joint training asks: a sub-question stands behind the evidence, and the best
+    sentence for this state is taken."""
 
     def seen(path):
         """The state that the policy sees."""
-        return path.case, path.taken if mode == "replace" else path.steps
+        return path.case, path.steps if mode == "append" else path.taken
 
     paths = [SearchPath(case) for case in cases]
+    if mode != "append":
+        paths = with_best_sentence(policy, paths)
     while running := [n for n, p in enumerate(paths) if not p.done]:
         asking = []
         found = policy_of(policy, [seen(paths[n]) for n in running])
@@ -520,22 +549,42 @@ def forced_questions(policy, cases, mode):
             else:
                 asking.append(n)
         questions = ask_questions(policy, [seen(paths[n]) for n in asking])
-        for n, question in zip(asking, questions, strict=True):
-            paths[n] = paths[n].after(question, 0.0)  # log p of what the policy did not choose
+        asked = [paths[n].after(q, 0.0) for n, q in zip(asking, questions, strict=True)]  # not its own choice
         if mode == "append":
-            found = policy_of(policy, [paths[n].state for n in asking])
-            for n, (actions, logprobs) in zip(asking, found, strict=True):
-                i = 1 + best(n, actions[1:], logprobs[1:])
-                paths[n] = paths[n].after(actions[i], logprobs[i])
-            continue
-        searches = [asked_case(policy, paths[n]) for n in asking]
-        for n, search in zip(asking, greedy_paths(policy, searches), strict=True):
-            room = policy.cfg.max_evidence - len(paths[n].taken)
-            for i in search.taken[:room]:
-                paths[n] = paths[n].after(i, 0.0)
-            if not search.taken:  # it would ask the same again, for ever
-                paths[n] = paths[n].after(SUBMIT, 0.0)
+            grown = with_best_sentence(policy, asked)
+        else:
+            grown = with_searches(policy, asked, keep=mode == "replace-keep")
+        for n, path in zip(asking, grown, strict=True):
+            paths[n] = path
     return rewarded(policy, paths)
+
+
+def with_best_sentence(policy, paths):
+    """Each path and the policy's best sentence, even where it would submit."""
+    grown = []
+    found = policy_of(policy, [p.state for p in paths])
+    for n, (actions, logprobs) in enumerate(found):
+        i = 1 + best(n, actions[1:], logprobs[1:])
+        grown.append(paths[n].after(actions[i], logprobs[i]))
+    return grown
+
+
+def with_searches(policy, paths, keep):
+    """Each path and all that a greedy search for its last sub-question finds; keep: from its evidence on."""
+    searches = []
+    for p in paths:
+        begin = p.taken if keep else ()
+        searches.append(SearchPath(asked_case(policy, p), begin, len(begin)))
+    grown = []
+    for p, search in zip(paths, finish_paths(policy, searches, best), strict=True):
+        found = search.taken[search.first:]
+        room = policy.cfg.max_evidence - len(p.taken)
+        for i in found[:room]:
+            p = p.after(i, 0.0)
+        if not found:  # it would ask the same again, for ever
+            p = p.after(SUBMIT, 0.0)
+        grown.append(p)
+    return grown
 
 
 # ---------------------------------------------------------------- credit
@@ -544,15 +593,15 @@ def baselines(policy, paths, min_others, *seed):
     """b(s) before every action of every path: the mean return of other paths of the question through the same
     steps, in whatever order. Where they are fewer than `min_others`, fresh ones are sampled from there; with
     min_others = 0 a state that one path alone came through has the baseline of the state before it."""
-    through = {}  # state -> paths
+    through = {}  # state -> [(path, its return from there)]
 
     def same(case, steps):
         """Orders of the same sentences are one state; a sub-question's place matters."""
         return case, steps if asked_of(steps) else frozenset(steps)
 
     def note(path):
-        for state in path.states():
-            through.setdefault(same(*state), []).append(path)
+        for state, value in zip(path.states(), returns_of(path, policy.cfg), strict=True):
+            through.setdefault(same(*state), []).append((path, value))
 
     for p in paths:
         note(p)
@@ -577,18 +626,19 @@ def baselines(policy, paths, min_others, *seed):
         values = []
         for state in p.states():
             here = through[same(*state)]
-            others = [q.reward for q in here if q is not p]
+            others = [value for q, value in here if q is not p]
             values.append(sum(others) / len(others) if others else values[-1])
         found.append(values)
     return found
 
 
 def advantages_of(policy, paths, cfg, *seed):
-    """A_t = R_t - b(s_t) of every action (sec. 3.1.2); R_t is the path's reward."""
-    returns = [[p.reward] * len(p.actions) for p in paths]
+    """A_t = R_t - b(s_t) of every action (sec. 3.1.2)."""
+    returns = [returns_of(p, cfg) for p in paths]
     if cfg.baseline == "candidates":
         finish = partial(finish_paths, policy, choose=best)
-        returns, values = authors_credit(paths, cfg, path_reward, partial(policy_of, policy), finish)
+        scores = partial(policy_of, policy)
+        returns, values = authors_credit(paths, cfg, path_reward, returns_of, scores, finish)
     elif cfg.baseline == "paths":
         values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
     else:
@@ -822,7 +872,7 @@ def evaluate(policy, split, cfg, progress):
     rows, summary = scored(policy, paths, split, cfg)
     if split.search == "greedy" and cfg.correlate:
         cases = split.cases[: cfg.correlate]
-        paths = sample_paths(policy, cases, 10, cfg.seed, "correlate")
+        paths = sample_paths(policy, cases, 10, cfg.seed, "correlate", sampling=cfg.correlate_sampling)
         for p in paths:  # by the labels, whatever it was trained on
             p.reward = path_reward(p.case, p.steps, cfg)
         summary |= correlation(paths, 10, cfg.seed, "correlate")
@@ -836,7 +886,7 @@ def search_all(policy, cases, search, progress):
         part = cases[start:start + 64]
         if search == "beam":
             paths += beam_search(policy, part, policy.cfg.beam)
-        elif search in ("replace", "append"):
+        elif search in ASK_MODES:
             paths += forced_questions(policy, part, search)
         else:
             paths += greedy_paths(policy, part)
@@ -866,8 +916,10 @@ def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first (opening a folder only checks)."""
     stages = STAGES.get(cfg.stage, (cfg.stage,))
-    for stage in () if cfg.ask else stages:
-        open_stage(cfg, stage)
+    if cfg.ask:
+        need_earlier(cfg, "eval")
+    for n, stage in enumerate(() if cfg.ask else stages):
+        need_earlier(cfg, stage, open_stage(cfg, stage).start, stages[:n])
     split, evals = load_cases(cfg, PAPER_EVAL)
     if cfg.ask:
         case = find_case(evals[0], cfg.ask)
@@ -921,20 +973,25 @@ def run_stage(cfg, stage, split, evals):
 def losses_of(cfg, stage, folder, learner, policy, cases, name):
     """losses(rng) of a supervised stage; policy: what finds the evidence that a T5 learns from."""
     if stage in ("qap", "sqg"):
-        make = partial(question_rows, cfg, stage, learner, policy, cases)
+        make = partial(question_rows, cfg, stage, learner, policy, cases, name)
         rows = folder.kept(f"{name}.json", make)
-        return partial(question_losses, learner, rows, cfg)
+        return partial(question_losses, learner, rows, cfg) if rows else None
     kinds = {"coarse": coarse_losses, "supervised": supervised_losses, "reader": reader_losses}
     return partial(kinds[stage], learner, cases, cfg)
 
 
-def question_rows(cfg, stage, writer, policy, cases):
+def question_rows(cfg, stage, writer, policy, cases, name):
     """[(input ids, target ids)] of a T5, from what the policy finds for training questions."""
     with Progress("evidence") as progress:
         paths = search_all(policy, cases, "greedy", progress)
     policy.forget()
     approximator = load_writer(cfg, checkpoint_of(cfg, "qap")) if stage == "sqg" else None
-    return rows_of(paths, writer, approximator, cfg.sqg_target)
+    rows = rows_of(paths, writer, approximator, cfg.sqg_target)
+    if not rows and name == "rows":
+        raise data.DataError(
+            f"{stage}: the policy of ppo submits at once on all of {len(cases)} training questions, so there "
+            "is no evidence to ask from: train it for longer, or name another run's with --before")
+    return rows
 
 
 def parse_args(argv=None):

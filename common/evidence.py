@@ -80,7 +80,7 @@ def training_state(case, rng, noise_rate, complete):
     """Sentences taken in a made-up state: some gold in random order, and wrong ones among it. complete:
     whether all gold may be there (then the right action is to submit)."""
     gold = sorted(case.gold)
-    most = len(gold) if complete else len(gold) - 1
+    most = len(gold) if complete else max(0, len(gold) - 1)
     taken = rng.sample(gold, rng.randint(0, most))
     wrong = [i for i in range(len(case.texts)) if i not in case.gold]
     noise = min(round(rng.expovariate(noise_rate)), len(wrong))

@@ -7,29 +7,26 @@ from dataclasses import replace
 from common.evidence import ASK, SUBMIT, SearchPath
 
 
-def authors_credit(paths, cfg, path_reward, policy_of, finish):
+def authors_credit(paths, cfg, path_reward, returns_of, policy_of, finish):
     """(R, b(s)) of every action of every path. --returns path: of whole paths, --returns action: of the
-    evidence after one action. path_reward(case, steps, cfg); policy_of(states) -> [(actions, log-probs)];
-    finish(paths): takes them greedily to their ends."""
-    def whole_returns(path):
-        return [path.reward] * len(path.actions)
-
-    def action_returns(path):
+    evidence after one action. path_reward(case, steps, cfg, t); returns_of(path, cfg) -> R of whole paths;
+    policy_of(states) -> [(actions, log-probs)]; finish(paths): takes them greedily to their ends."""
+    def action_returns(path, cfg):
         """The reward of the evidence after each action, without a bonus for submitting."""
         no_bonus = replace(cfg, bonus=0.0)
         found = []
-        for t, action in enumerate(path.actions):
-            steps = path.steps[: path.first + t + 1]
-            found.append(path_reward(path.case, steps, no_bonus if action == SUBMIT else cfg))
+        for t, action in enumerate(path.actions, path.first):
+            own = no_bonus if action == SUBMIT else cfg
+            found.append(path_reward(path.case, path.steps[: t + 1], own, t))
         return found
 
-    returns_of = action_returns if cfg.returns == "action" else whole_returns
+    own_returns = action_returns if cfg.returns == "action" else returns_of
 
     def returns_after(starts):
         ends = starts if cfg.returns == "action" else finish(starts)
-        return [returns_of(p)[0] for p in ends]
+        return [own_returns(p, cfg)[0] for p in ends]
 
-    return [returns_of(p) for p in paths], candidate_baselines(paths, policy_of, returns_after)
+    return [own_returns(p, cfg) for p in paths], candidate_baselines(paths, policy_of, returns_after)
 
 
 def candidate_baselines(paths, policy_of, returns_after):

