@@ -151,11 +151,28 @@ def test_good_drafts_hold_also_against_the_edges_direction(kind, path, answer):
     ("University College Dublin (UCD)", "Who taught at University College Dublin?", True),
     ("UCD (Dublin)", "Where is Dublin?", False),
     ("Straße", "Which STRASSE?", True),
+    ("上海", "谁在上海出生？", True),
+    ("东京", "谁在上海出生？", False),
+    ("東京", "東京の知事は誰か。", True),
+    ("ガンダム", "機動戦士ガンダムの作者は？", True),
+    ("กรุงเทพ", "ใครเกิดที่กรุงเทพมหานคร", True),
+    ("서울", "서울의 시장은 누구인가?", True),
+    ("가", "각하는 누구입니까?", False),
+    ("Ann", "谁是Ann的姑姑？", True),
+    ("Ann", "谁是Anna的姑姑？", False),
+    ("1915", "1915年に何があったか。", True),
     ("\u0301", "What?", False),
     ("", "What?", False),
 ])
 def test_names_are_compared_on_word_boundaries_case_and_accents_apart(name, question, named):
     assert kg_paths.is_named(name, question) == named
+
+
+def test_a_chinese_draft_holds_and_its_leak_is_seen():
+    graph = graph_of([("北京", "市长", "王"), ("王", "出生于", "上海")])
+    path = ["北京", "王", "上海"]
+    assert kg_paths.fault(graph, "12", path, "北京的市长出生于哪里？", "上海") is None
+    assert kg_paths.fault(graph, "12", path, "北京的市长在上海出生吗？", "上海")[0] == kg_paths.TOLD
 
 
 def test_another_node_by_the_same_labels_is_seen_up_to_the_answer():
