@@ -34,11 +34,10 @@ from common.kg_paths import seeds as seeds
 from common.kg_paths import split_seeds as split_seeds
 from common.rollout import stable_seed
 from common.synthesis_files import TITLES, Answers, Ledger, mark_of, markdown, settle
-from common.teacher import BadAnswer, Draft, Item, Previous
+from common.teacher import BAD_LIMIT, BadAnswer, Draft, Item, Previous
 
 ATTEMPTS = 3      # at a question, each with what was wrong with the last (ours)
 ROUNDS = 10       # turns that a seed node has at most (ours)
-BAD_LIMIT = 300   # answers in a row that are none: the teacher is not one (ours)
 WAITING = 4       # items in work or waiting for an earlier one, a thread
 JUDGED = "judge says no"
 
