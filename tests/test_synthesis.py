@@ -301,15 +301,20 @@ def test_the_rows_of_a_question(tmp_path):
          "ambiguous": False}]
 
 
-def test_unique_rejects_what_is_otherwise_only_marked(tmp_path):
+def test_what_has_another_answer_is_left_out_or_marked_and_its_share_is_said(tmp_path, capsys):
     graph = tree()
     graph.graph.add_edge("Root", "N00", "child 0", relation="child 0", description="")
     drafts = (root_question("N0"), root_question("N1"))
-    rows = synthesize({"tree": graph}, tmp_path / "a", Words(*drafts), 2, **ROOT)
+    rows = synthesize({"tree": graph}, tmp_path / "a", Words(*drafts), 2, **ROOT, unique=False)
     assert [row["ambiguous"] for row in rows] == [True, False] and rules(tmp_path / "a") == []
-    rows = synthesize({"tree": graph}, tmp_path / "b", Words(*drafts), 1, **ROOT, unique=True)
+    assert "2 questions, 0 drafts rejected; 1 (50% of those that are fit) lead to another answer as well: " \
+        "kept" in capsys.readouterr().out
+    rows = synthesize({"tree": graph}, tmp_path / "b", Words(*drafts), 1, **ROOT)
     assert [row["golden_answer"] for row in rows] == ["N1"]
     assert rules(tmp_path / "b") == ["another node reached"]
+    assert capsys.readouterr().out.splitlines()[-1].endswith(
+        "1 questions, 1 drafts rejected; 1 (50% of those that are fit) lead to another answer as well: "
+        "left out (--no-unique keeps them)")
 
 
 def test_too_few_questions_are_a_warning_and_none_an_error(tmp_path, capsys):
