@@ -241,7 +241,8 @@ VARIANTS = {"think": dict(think="on"), "no-think": dict(think="off", sft_lora=0)
 
 STOP = ("</tool_call>", "</answer>")
 NO_THOUGHT = "<think>\n\n</think>\n\n"
-INSIDE = r"(?:(?!</?(?:think|tool_call|answer)>).)*"  # of tags: text without another tag
+NO_TAG = r"(?!</?(?:think|tool_call|answer)>)"
+INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"     # of tags: text that is not blank, without another tag
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 ACTION = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
 ROUND = {
@@ -275,8 +276,8 @@ def render_observation(tokenizer, turn_ids, text, think):
 
 
 def read_round(text):
-    """("call", (tool, arguments) or Fault), ("answer", text) or ("", None) of a turn; what stands in closed
-    thoughts is not read.
+    """("call", (tool, arguments) or Fault), ("answer", text, None where it is blank) or ("", None) of a turn;
+    what stands in closed thoughts is not read.
 
     >>> read_round('<think> I answer </think> <answer> Rome </answer>')
     ('answer', 'Rome')
@@ -286,7 +287,7 @@ def read_round(text):
         return "", None
     kind, inside = actions[-1]
     if kind == "answer":
-        return "answer", inside.strip()
+        return "answer", inside.strip() or None
     found = parse_tool_call(inside)
     if isinstance(found, Fault):
         return "call", found

@@ -123,9 +123,25 @@ ANSWER = "<think> so it is </think> <answer> Velia </answer>"
     (NODE.replace('"film"', "film"), False),
     ("<think> only this </think>", False),
     (ANSWER, False),  # an answer is the last round's
+    (NODE.replace(" read it ", ""), False),
+    (NODE.replace(" read it ", " \n "), False),
+    (NODE.replace(" read it ", "a"), True),
+    ("<think> read it </think> <tool_call> </tool_call>", False),
 ])
 def test_a_round_is_one_thought_and_one_readable_call(text, right):
     assert omne_r1.round_is_right(text, "on", last=False) == right
+
+
+def test_a_blank_thought_or_answer_earns_nothing():
+    for inside in ("", " ", "\n\n"):
+        for thought, answer in ((inside, inside), ("a", inside), (inside, "a")):
+            text = f"<think>{thought}</think><answer>{answer}</answer>"
+            done = played(text)
+            assert done.info["problem"] == ("form" if answer.strip() else "no answer")
+            assert omne_r1.first_reward(done, CFG) == omne_r1.third_reward(done, CFG) == 0
+        bare = played(f"<answer>{inside}</answer>", think="off")
+        assert bare.info["answer"] is None and bare.info["pattern"] == "-" and not bare.info["format"]
+    assert not played("<think>a</think><answer>b</answer>").info["problem"]
 
 
 def test_the_last_round_is_one_thought_and_the_answer():
