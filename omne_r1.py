@@ -107,6 +107,7 @@ from common.direct import evaluate_directly
 from common.files import Progress, console, plain, say, warn
 from common.graph_questions import has_hops
 from common.judge import Judge, score_answers
+from common.kg_text import one_line
 from common.kg_tools import Call
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
@@ -348,10 +349,10 @@ def refusal(action, graph_type):
 
 
 def judge(trajectory, question, cfg, lost=False):
-    """Fills info. "em" is the paper's accuracy (sec. 4.1.2): the same string but for blanks around it.
-    "format": share of the rounds in the right form; "repetitions": calls written before (sec. 3.5), also by
-    the one too many that no tool answers; "lost": ended by a tool's server, so that nothing is learned from
-    it (ours)."""
+    """Fills info. "em" is the paper's accuracy (sec. 4.1.2): the same string but for blanks around it, as the
+    tools print it, since a policy can write no other. "format": share of the rounds in the right form;
+    "repetitions": calls written before (sec. 3.5), also by the one too many that no tool answers; "lost":
+    ended by a tool's server, so that nothing is learned from it (ours)."""
     *earlier, last = trajectory.turns
     right_form = [round_is_right(turn.text, cfg.think, last=False) for turn in earlier]
     right_form.append(round_is_right(last.text, cfg.think, last=True))
@@ -368,13 +369,14 @@ def judge(trajectory, question, cfg, lost=False):
         made.append((tool, *arguments.values()))
         faults["wrong graph"] += arguments["graph_type"] != question.type
     answer = action if kind == "answer" else None
-    gold = question.answers[0]
+    said = one_line(answer or "")
+    gold = one_line(question.answers[0])
     problem = "" if all(right_form) else "no answer" if answer is None else "form"
     trajectory.info = {
         "answer": answer,
-        "em": float(answer is not None and answer.strip() == gold.strip()),
-        "normalised": metrics.exact_match(answer, gold) if answer else 0.0,
-        "f1": metrics.f1(answer, gold) if answer else 0.0,
+        "em": float(said == gold) if said else 0.0,
+        "normalised": metrics.exact_match(said, gold) if said else 0.0,
+        "f1": metrics.f1(said, gold) if said else 0.0,
         "problem": "a tool's server failed" if lost else problem,
         "lost": lost,
         "format": sum(right_form) / len(right_form),

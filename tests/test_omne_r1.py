@@ -178,6 +178,18 @@ def test_accuracy_is_the_same_string_but_for_blanks():
     assert two.info["answer"] == "Torin"  # the last block
 
 
+def test_accuracy_reads_a_name_as_the_tools_print_it():
+    for gold in ("List<String>", "Velia  of\nRome", "a</think>b"):
+        shown = kg_tools.LocalTools({"film": kg.KnowledgeGraph.from_triples([(gold, "is", "it")])}).search(
+            [kg_tools.Call("node_info", gold, "film")])[0]
+        name = re.match("Entity: (.*)", shown)[1]
+        info = played(MATCH, ANSWER.replace("Velia", name), answer=gold).info
+        assert (info["em"], info["normalised"], info["f1"]) == (1, 1, 1)
+    assert played(ANSWER.replace("Velia", "List<String>"), answer="List<String>").info["em"] == 1
+    assert played(ANSWER.replace("Velia", "List<Text>"), answer="List<String>").info["em"] == 0
+    assert played("<think> a </think> <answer> </answer>", answer="The").info["normalised"] == 0
+
+
 def test_repetitions_do_not_depend_on_order_and_quotes():
     again = "<think> a </think> <tool_call> node_info(graph_type='film', node_name=' Velia ') </tool_call>"
     as_json = '{"name": "node_info", "arguments": {"node_name": "Velia", "graph_type": "film"}}'
