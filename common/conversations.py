@@ -21,7 +21,7 @@ TEACHERS = 8  # requests at a time
 FIELDS = ("id", "graph_type", "question")
 MAKES_ROWS = (
     "sft_sampled", "sft_templates", "teacher", "teacher_model", "seed", "train_hops", "graph", "data",
-    "matches", "max_edges", "max_words", "max_calls", "max_turn", "temperature")
+    "matches", "max_edges", "max_words", "max_rounds", "max_turn", "max_train_turn", "temperature")
 
 
 def read_file(file):
