@@ -105,6 +105,7 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, read_jsonl, say, warn
+from common.kg_paths import as_words
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams
 from common.retriever import BM25Retriever
@@ -1039,7 +1040,7 @@ def ask(cfg, policy, place):
     policy.engine.sync(policy.model)
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":  # the entities that the question names
-        names = [n for n in place.graph.graph if re.search(rf"(?<!\w){re.escape(n)}(?!\w)", cfg.ask)]
+        names = [n for n in place.graph.graph if re.search(as_words(n), cfg.ask)]
         question.entities = [[n, ""] for n in names]
         if not names:
             raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")

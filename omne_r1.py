@@ -22,28 +22,40 @@ Where paper and authors' code differ, or the paper is silent:
                             with Qwen3-14B as released; stage 3 goes on from two models of stage 2, adapters
                             with thoughts at w = .001, and full weights without thoughts. Ours: all of it
                             from one base (--sft-from stage1 is not the paper's; --warmup-data makes two)
-    accuracy                paper: the same string but for blanks around it; "normalised" is ours (SQuAD's
-                            rules), and the code's in its reward. The gold answer is a node's name: no aliases
-    rounds                  7 calls of 3,000 tokens, 32 at once (ours: --max-batch), then a turn to answer in;
-                            code: 5 calls. Temperature not printed: greedy (in the world 1)
+    accuracy                paper: the same string but for blanks around it. Ours: as the tools print names,
+                            in one line and with a look-alike of "<". Code: SQuAD's rules ("normalised"), in
+                            reward and evaluation. The gold answer is a node's name: no aliases
+    prompt                  the evaluator's in the code ends "Your answer should only contain one entity
+                            name. Don't include any other text."; the paper's and ours say nothing of it
+    rounds                  paper: at most 7 of 3,000 tokens, that of the answer too, 32 at once (ours:
+                            --max-batch). Code: the same in evaluation; in training 5 calls and a turn more,
+                            of 1,024 tokens. Ours: 7 in both, of 1,024 tokens in training (--max-train-turn)
+    temperature             paper: not printed; code: evaluation is greedy, and so is ours (in the world 1)
     a call that fails       unreadable, or for another graph: an error text, counted; the round goes on
-    calls                   paper: Python style; code splits them at commas. Ours: parsed, never evaluated;
-                            JSON style too. Blanks around a name do not count
+    calls                   paper: Python style, which the code splits at commas; its evaluator asks for JSON.
+                            Ours: both are read, never evaluated. Blanks around a name do not count
     R_format of stage 1     paper: in [0, 1]; code: 0, .1, .4, .6, 1, for tags that touch, are empty, for two
-                            tools; ours: share of the rounds in the right form (--format-score)
+                            tools; ours: share of the rounds in the right form (--format-score). Any of them
+                            pays for form alone, so a base that seldom calls learns not to call: the guard
+                            "calls" says so
     right form              exactly one thought, then exactly one call that can be read, or the answer, which
-                            the last round has to be. Without thoughts: the same without
+                            the last round has to be; none of them blank. Without thoughts: the same without
     reward of stage 3       as printed: a wrong answer in the right form is worth .5, and it may fall below 0.
                             A repeated call: same tool and same arguments, in whatever order and quotes
-    GAE                     the printed exponent T - t + 1 must be T - t - 1. Observations are skipped: the
-                            next value is that of the next sampled token
-    PPO                     not printed. Clip .2, gamma 1, lambda 1, one epoch: ours, as in verl; KL .001 as a
-                            cost a token, whitened advantages: code; value loss not clipped: ours
+    GAE                     the printed exponent T - t + 1 must be T - t - 1. Ours: observations are skipped,
+                            the next value is that of the next sampled token. Code: they are not, in GAE,
+                            whitening and the critic's loss
+    PPO                     L^PPO is printed (3.3.1), its settings are not. Code (train_ppo_mix_0518.sh, one
+                            of three versions): 256 questions a step in one update, lr 1e-6 and 1e-5 (critic),
+                            both rising over .05 of the steps; 1,000 steps planned, step 350 evaluated;
+                            whitened advantages. Ours: 350 steps; clip .2, gamma 1, lambda 1, one epoch, as in
+                            verl; value loss not clipped. Stage 3's settings are in neither: the same
+    KL                      code: .001 is set, but use_kl_in_reward is not, so there was probably none. Ours:
+                            .001 as a cost a token (--kl-coef 0)
     critic                  paper: shares the actor's encoder; code: a model of its own. Ours: a linear head
                             on the policy's hidden states (--critic separate)
-    learning rates          not printed; code, for another task: 1e-5; ours: 1e-6, and 1e-5 for the head
-    loss of stage 2         paper: the mean over a forward pass, one conversation; ours: over all of an update
-                            (--loss-total forward)
+    loss of stage 2         paper: the mean over a forward pass, one conversation; over all of an update with
+                            --loss-total update
     tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
     adapters                paper: "+ RL (LoRA)"; ours: where stage 2 or 3 begins with some, they are folded
                             into their base, and PPO trains all weights (--lora: new adapters)
@@ -107,6 +119,7 @@ from common.direct import evaluate_directly
 from common.files import Progress, console, plain, say, warn
 from common.graph_questions import has_hops
 from common.judge import Judge, score_answers
+from common.kg_text import one_line
 from common.kg_tools import Call
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
@@ -143,13 +156,14 @@ class Config(flags.PolicyFlags):
     matches: int = 5                # entities that entity_matcher shows | app. A
     max_edges: int = 60             # edges that node_info shows; those that share words with the question
     max_words: int = 2000           # words of a tool's answer
-    max_calls: int = 7              # calls a question | sec. 3.1
+    max_rounds: int = 7             # turns a question, that of the answer too | sec. 4.1.1
     max_turn: int = 3000            # tokens a turn | sec. 3.1
+    max_train_turn: int = 1024      # in training, where it is less than --max-turn | authors' code
     max_prompt: int = 4096          # tokens of the first prompt
     max_context: int = 32768        # tokens of prompt, turns and answers of tools
     curve_questions: int = 512      # of an evaluation between steps (--eval-every), the same ones | Fig. 4
     temperature: float = 1.0        # of sampling in training; not printed
-    eval_temperature: float = 0.0   # of evaluation and --ask; not printed; 0 = greedy
+    eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | authors' code
 
     # ---- answers that need a judge
     # an OpenAI-compatible endpoint that says whether free answers are right (Tables 2 and 7)
@@ -168,16 +182,17 @@ class Config(flags.PolicyFlags):
     test_share: float = .1          # of seed nodes, and of as many questions more, that are the test's
     attempts: int = 3               # of the teacher at a question
     largest_ball: int = 400         # nodes within three steps of a seed node, at most | sec. 2
-    unique: bool = False            # refuse questions whose relations lead to another node too
+    unique: bool = True             # leave out questions whose relations lead to another node too | app. C
 
     # ---- PPO (stages 1 and 3)
-    steps: int = 100                # PPO steps; not printed
-    questions_per_step: int = 128   # questions a step | authors' code
+    steps: int = 350                # PPO steps; 1,000 were planned, step 350 evaluated | authors' code
+    questions_per_step: int = 256   # questions a step | authors' code
     group_size: int = 1             # trajectories a question | authors' code
-    mini_batch: int = 64            # trajectories an update | authors' code
+    mini_batch: int = 256           # trajectories an update | authors' code
     epochs: int = 1                 # passes over a step's trajectories | ours, verl's
-    lr: float = 1e-6                # learning rate of the policy, constant | ours
+    lr: float = 1e-6                # learning rate of the policy | authors' code
     head_lr: float = 1e-5           # of the value head, or of a separate critic | authors' code
+    lr_warmup: float = .05          # share of the steps in which the learning rates rise | authors' code
     clip: float = .2                # half width of the clip window | ours, verl's
     gamma: float = 1.0              # discount a token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
@@ -197,7 +212,8 @@ class Config(flags.PolicyFlags):
     sft_sampled: int = 5000         # trajectories of stage 1, at most; not printed
     sft_templates: int = 5000       # template trajectories, at most; not printed
     think_weight: float = .001      # w, what a thought's tokens count | Table 5
-    loss_total: Literal["update", "forward"] = "update"     # what the weighted mean is taken over
+    # what the weighted mean is taken over: a forward pass of one conversation, or all of an update
+    loss_total: Literal["forward", "update"] = "forward"    # | Algorithm 1
     # rank of its adapters; 0 = full weights; auto = 8, and 0 without thoughts (the variants of sec. 3.5)
     sft_lora: Literal["auto"] | int = "auto"
     sft_lr: float = 1e-4            # of adapters, after a tenth of warm-up | sec. 3.4.2
@@ -207,7 +223,7 @@ class Config(flags.PolicyFlags):
     max_length: int = 6144          # tokens of a conversation; longer ones are left out | sec. 3.4.2
 
 
-# What differs in the embedded world. Ours.
+# What differs in the embedded world, where sentences tell apart what relations do not. Ours.
 WORLD = dict(
     data="world",
     graph_encoder="",
@@ -218,12 +234,14 @@ WORLD = dict(
     curve_questions=100,
     eval_temperature=1.0,
     per_graph=300,
+    unique=False,
     eval_limit=400,
     steps=30,
     questions_per_step=96,
     mini_batch=48,
     lr=2e-4,
     head_lr=1e-3,
+    lr_warmup=0.0,
     sft_sampled=500,
     sft_templates=500,
     sft_lr=2e-4,
@@ -241,7 +259,8 @@ VARIANTS = {"think": dict(think="on"), "no-think": dict(think="off", sft_lora=0)
 
 STOP = ("</tool_call>", "</answer>")
 NO_THOUGHT = "<think>\n\n</think>\n\n"
-INSIDE = r"(?:(?!</?(?:think|tool_call|answer)>).)*"  # of tags: text without another tag
+NO_TAG = r"(?!</?(?:think|tool_call|answer)>)"
+INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"     # of tags: text that is not blank, without another tag
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 ACTION = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
 ROUND = {
@@ -275,8 +294,8 @@ def render_observation(tokenizer, turn_ids, text, think):
 
 
 def read_round(text):
-    """("call", (tool, arguments) or Fault), ("answer", text) or ("", None) of a turn; what stands in closed
-    thoughts is not read.
+    """("call", (tool, arguments) or Fault), ("answer", text, None where it is blank) or ("", None) of a turn;
+    what stands in closed thoughts is not read.
 
     >>> read_round('<think> I answer </think> <answer> Rome </answer>')
     ('answer', 'Rome')
@@ -286,7 +305,7 @@ def read_round(text):
         return "", None
     kind, inside = actions[-1]
     if kind == "answer":
-        return "answer", inside.strip()
+        return "answer", inside.strip() or None
     found = parse_tool_call(inside)
     if isinstance(found, Fault):
         return "call", found
@@ -314,7 +333,7 @@ async def play(policy, tools, question, path, cfg, seed, temperature, watch=None
         turns.append(turn)
         kind, action = read_round(text)
         lost = False
-        if kind == "call" and len(turns) <= cfg.max_calls:
+        if kind == "call" and len(turns) < cfg.max_rounds:
             shown = await answer_of(tools, action, question, cfg)
             lost = shown is None
             if not lost:
@@ -347,10 +366,10 @@ def refusal(action, graph_type):
 
 
 def judge(trajectory, question, cfg, lost=False):
-    """Fills info. "em" is the paper's accuracy (sec. 4.1.2): the same string but for blanks around it.
-    "format": share of the rounds in the right form; "repetitions": calls written before (sec. 3.5), also by
-    the one too many that no tool answers; "lost": ended by a tool's server, so that nothing is learned from
-    it (ours)."""
+    """Fills info. "em" is the paper's accuracy (sec. 4.1.2): the same string but for blanks around it, as the
+    tools print it, since a policy can write no other. "format": share of the rounds in the right form;
+    "repetitions": calls written before (sec. 3.5), also by the one too many that no tool answers; "lost":
+    ended by a tool's server, so that nothing is learned from it (ours)."""
     *earlier, last = trajectory.turns
     right_form = [round_is_right(turn.text, cfg.think, last=False) for turn in earlier]
     right_form.append(round_is_right(last.text, cfg.think, last=True))
@@ -367,13 +386,14 @@ def judge(trajectory, question, cfg, lost=False):
         made.append((tool, *arguments.values()))
         faults["wrong graph"] += arguments["graph_type"] != question.type
     answer = action if kind == "answer" else None
-    gold = question.answers[0]
+    said = one_line(answer or "")
+    gold = one_line(question.answers[0])
     problem = "" if all(right_form) else "no answer" if answer is None else "form"
     trajectory.info = {
         "answer": answer,
-        "em": float(answer is not None and answer.strip() == gold.strip()),
-        "normalised": metrics.exact_match(answer, gold) if answer else 0.0,
-        "f1": metrics.f1(answer, gold) if answer else 0.0,
+        "em": float(said == gold) if said else 0.0,
+        "normalised": metrics.exact_match(said, gold) if said else 0.0,
+        "f1": metrics.f1(said, gold) if said else 0.0,
         "problem": "a tool's server failed" if lost else problem,
         "lost": lost,
         "format": sum(right_form) / len(right_form),
@@ -407,6 +427,7 @@ def rollouts(policy, tools, questions, cfg, *seed, ended=None):
     """group_size trajectories a question, all played at once; each depends on its own seed alone.
     ended(trajectory, question): told of each as soon as it is there."""
     search = rollout.BatchedSearch(tools)
+    cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
 
     async def one(question, path, own):
         trajectory = await play(policy, search, question, path, cfg, own, cfg.temperature)
@@ -584,6 +605,15 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
     return row | meter.means()
 
 
+def set_rates(optimizer, cfg, step):
+    """The learning rates of a step: both rise in the first --lr-warmup of the steps, then stay."""
+    rise = min(1.0, step / max(1, round(cfg.lr_warmup * cfg.steps)))
+    *of_policy, of_critic = optimizer.param_groups
+    for group in of_policy:
+        group["lr"] = rise * cfg.lr
+    of_critic["lr"] = rise * cfg.head_lr
+
+
 def train(cfg, stage, folder, policy, source, place, evaluate_now):
     """PPO with the reward of stage 1 or 3: sample, score, update; once a step."""
     actor = load_actor_critic(policy.model, source, cfg, folder.start)
@@ -595,6 +625,7 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
     steps = loop.steps(
         cfg, folder, learner, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
     for step, row in steps:
+        set_rates(optimizer, cfg, step)
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
         with loop.timed(row, "time/rollout"):
@@ -993,9 +1024,9 @@ def parse_args(argv=None):
 
 def check(cfg):
     """Refuses what cannot run."""
-    may_be_zero = "max_calls critic_warmup sft_sampled sft_templates sft_lora"
+    may_be_zero = "critic_warmup sft_sampled sft_templates sft_lora"
     flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
-    for name in ("gamma", "lam"):
+    for name in ("gamma", "lam", "lr_warmup"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
     if cfg.weights:

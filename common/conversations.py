@@ -8,19 +8,20 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from common import data, sharegpt, synthesis
+from common import data, sharegpt
 from common.files import RunError, read_json, say, warn, write_atomic, write_json
 from common.graph_questions import GRAPH_TYPE
 from common.graph_sources import teacher_of
 from common.kg_text import one_line
 from common.path_thoughts import template_calls, thoughts_by_teacher, thoughts_by_template
 from common.synthesis_files import Answers
+from common.teacher import NEVER_READ, Patience
 
 TEACHERS = 8  # requests at a time
 FIELDS = ("id", "graph_type", "question")
 MAKES_ROWS = (
     "sft_sampled", "sft_templates", "teacher", "teacher_model", "seed", "train_hops", "graph", "data",
-    "matches", "max_edges", "max_words", "max_calls", "max_turn", "temperature")
+    "matches", "max_edges", "max_words", "max_rounds", "max_turn", "max_train_turn", "temperature")
 
 
 def read_file(file):
@@ -80,18 +81,21 @@ def walked_paths(cfg, questions, tools, writer, progress):
         fine = None not in shown and steps_are_shown(question, calls, shown)
         return calls, shown, fine, writer(question, calls, shown) if fine else None
 
-    found, failed = [], 0
+    found = []
+    patience = Patience()
+    number = 0
     with ThreadPoolExecutor(1 if cfg.teacher == "template" else TEACHERS) as pool:
-        paths = pool.map(walked, questions)
-        for number, (q, path) in enumerate(zip(questions, paths, strict=True), 1):
-            calls, shown, fine, written = path
-            progress(number, len(questions))
-            if fine:
-                failed = failed + 1 if written is None else 0
-            if failed == synthesis.BAD_LIMIT:
-                raise RunError(f"--teacher {cfg.teacher}: {failed} answers in a row could not be read")
-            if written is not None:
-                found.append((q, calls, shown, written))
+        for part in (questions[:NEVER_READ], questions[NEVER_READ:]):  # no more, where none could be read
+            for q, path in zip(part, pool.map(walked, part), strict=True):
+                calls, shown, fine, written = path
+                number += 1
+                progress(number, len(questions))
+                if fine and patience.ends(written is not None):
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise RunError(f"--teacher {cfg.teacher}: {patience.bad} answers in a row could not be "
+                                   "read")
+                if written is not None:
+                    found.append((q, calls, shown, written))
     if len(found) < len(questions):
         warn(f"{len(questions) - len(found)} of {len(questions)} templates without thoughts that could be "
              "read, or without a step in what the tools said: left out")

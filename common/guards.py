@@ -126,6 +126,15 @@ def length(seen):
                 "--max-response (--max-turn)")
 
 
+def calls(seen):
+    now = seen.recent("rollout/searches")
+    before = seen.start("rollout/searches")
+    if seen.settled and now is not None and now < .5 and now < .5 * before:
+        return (f"calls fall towards none: {before:.2f} a trajectory at the start, {now:.2f} now. Those that "
+                "call are hardly ever right, and an answer at once is paid for its form as well. Begin with "
+                "weights that call and are right at times (--warmup-data, --checkpoint), or lower --lr")
+
+
 def entropy(seen):
     now = seen.recent("rollout/entropy")
     before = seen.start("rollout/entropy")
@@ -152,6 +161,7 @@ GUARDS = {  # name: (the metric that it looks at, what it says)
     "flat_groups": ("rollout/flat_groups", flat_groups),
     "format": ("reward/format", bad_format),
     "length": ("rollout/response_tokens", length),
+    "calls": ("rollout/searches", calls),
     "entropy": ("rollout/entropy", entropy),
     "kl": ("train/kl", kl),
 }

@@ -78,15 +78,18 @@ class Judge:
         return value["correct"], str(value.get("reason", ""))
 
     def verdicts(self, asked, progress):
-        """In the order of [(question, gold, answer)]. RunError where none could be understood."""
+        """In the order of [(question, gold, answer)]. RunError where none of the first thirty could be
+        understood: more are not asked for before one could."""
+        numbered = list(enumerate(asked))
         found = []
         with ThreadPoolExecutor(self.chat.concurrency) as pool:
-            for one in pool.map(lambda number, one: self.verdict(*one, number), range(len(asked)), asked):
-                found.append(one)
-                progress(len(found), len(asked))
-        if found and all(right is None for right, _ in found):
-            raise RunError(f"--judge {self.chat.url}: none of {len(found)} verdicts could be read; the first "
-                           f"one: {found[0][1]}")
+            for part in (numbered[:teacher.NEVER_READ], numbered[teacher.NEVER_READ:]):
+                for one in pool.map(lambda pair: self.verdict(*pair[1], pair[0]), part):
+                    found.append(one)
+                    progress(len(found), len(asked))
+                if found and all(right is None for right, _ in found):
+                    raise RunError(f"--judge {self.chat.url}: none of {len(found)} verdicts could be read; "
+                                   f"the first one: {found[0][1]}")
         return found
 
 

@@ -33,6 +33,10 @@ TOLD = "answer named"
 AMBIGUOUS = "another node reached"
 OF_THE_PATH = (UNKNOWN, TWICE, APART, ELSEWHERE, SHORT, LONG)  # the other rules are of the question
 
+# letters with no space between words: Thai, Lao, Tibetan, Myanmar; Khmer; Han and Kana; and Hangul, whose
+# particles stand at a name
+UNSPACED = "\u0e00-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff\uac00-\ud7ff"
+SPACED = rf"[^\W{UNSPACED}]"
 QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2013", "''\"\"---")
 
 
@@ -125,20 +129,30 @@ def fold(text):
     ("fianna fail's", 'strasse')
     """
     parts = unicodedata.normalize("NFKD", kg_text.one_line(text).translate(QUOTES))
-    return "".join(c for c in parts if not unicodedata.combining(c)).casefold()
+    bare = "".join(c for c in parts if not unicodedata.combining(c))
+    return unicodedata.normalize("NFC", bare).casefold()  # (NFKD takes syllables of Hangul apart)
+
+
+def as_words(name):
+    """A pattern of the name between word boundaries, which UNSPACED letters have on either side of them."""
+    begins = rf"(?:(?=[{UNSPACED}])|(?<!{SPACED}))"
+    ends = rf"(?:(?<=[{UNSPACED}])|(?!{SPACED}))"
+    return begins + re.escape(name) + ends
 
 
 def is_named(name, question):
-    """Whether the name stands in the question between word boundaries, case and accents apart. A name in
-    brackets behind it may be missing: the paper's example has "Colony Collapse Disorder (CCD)" so.
+    """Whether the name stands in the question as a word, case and accents apart. A name in brackets behind it
+    may be missing: the paper's example has "Colony Collapse Disorder (CCD)" so.
 
     >>> is_named("Hive", "Whose hives?"), is_named("hive", "Whose HIVE's?"), is_named("C++ (85)", "Why C++?")
     (False, True, True)
+    >>> is_named("上海", "他在上海出生吗？"), is_named("Ann", "谁是Ann的姑姑？")
+    (True, True)
     """
     question = fold(question)
     name = fold(name)
     for form in (name, re.sub(r"\s*\([^()]*\)$", "", name)):
-        if form and re.search(rf"(?<!\w){re.escape(form)}(?!\w)", question):
+        if form and re.search(as_words(form), question):
             return True
     return False
 

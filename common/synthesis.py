@@ -34,11 +34,10 @@ from common.kg_paths import seeds as seeds
 from common.kg_paths import split_seeds as split_seeds
 from common.rollout import stable_seed
 from common.synthesis_files import TITLES, Answers, Ledger, mark_of, markdown, settle
-from common.teacher import BadAnswer, Draft, Item, Previous
+from common.teacher import BAD_LIMIT, BadAnswer, Draft, Item, Previous
 
 ATTEMPTS = 3      # at a question, each with what was wrong with the last (ours)
 ROUNDS = 10       # turns that a seed node has at most (ours)
-BAD_LIMIT = 300   # answers in a row that are none: the teacher is not one (ours)
 WAITING = 4       # items in work or waiting for an earlier one, a thread
 JUDGED = "judge says no"
 
@@ -54,7 +53,7 @@ class Tried:
     ambiguous: bool = False
 
 
-def attempt_all(graph, teacher, item, answers, attempts=ATTEMPTS, unique=False):
+def attempt_all(graph, teacher, item, answers, attempts=ATTEMPTS, unique=True):
     """[Tried] of an item, up to the first that holds."""
     tried = []
     previous = None
@@ -96,7 +95,7 @@ def attempt_one(graph, teacher, item, attempt, previous, answers, unique):
 # ---------------------------------------------------------------- all of them
 
 def synthesize(graphs, folder, teacher, count, seed=0, kinds=tuple(KINDS), attempts=ATTEMPTS, rounds=ROUNDS,
-               unique=False, only=None, smallest=SMALLEST, largest=LARGEST, bad_limit=BAD_LIMIT,
+               unique=True, only=None, smallest=SMALLEST, largest=LARGEST, bad_limit=BAD_LIMIT,
                progress=Progress):
     """The rows of questions.jsonl: `count` a graph and kind, or as many as all seed nodes give in `rounds`;
     a folder that had more keeps them.
@@ -131,7 +130,7 @@ def synthesize(graphs, folder, teacher, count, seed=0, kinds=tuple(KINDS), attem
     write_atomic(folder / "questions.md", markdown(ledger.questions.rows, ledger.rejected.rows))
     if not ledger.questions.rows:
         raise RunError(nothing(ledger.rejected))
-    say(f"{folder}: {len(ledger.questions.rows)} questions, {len(ledger.rejected.rows)} drafts rejected")
+    say(f"{folder}: {outcome(ledger.questions.rows, ledger.rejected.rows, unique)}")
     return [row for row in ledger.questions.rows if (row["graph_type"], row["kind"]) in pairs]
 
 
@@ -234,6 +233,16 @@ class Meter:
         rate = (self._drafts() - self.before) / max(1e-6, time.monotonic() - self.began)
         self.bar.what = f"questions ({rate:.1f} drafts/s)"
         self.bar(self.done, self.total)
+
+
+def outcome(questions, rejected, unique):
+    """The last line: how many questions, and what share of what was fit has several right answers."""
+    left_out = sum(row["rule"] == kg_paths.AMBIGUOUS for row in rejected)
+    ambiguous = left_out + sum(row["ambiguous"] for row in questions)
+    share = ambiguous / (left_out + len(questions))
+    fate = "left out (--no-unique keeps them)" if unique else "kept"
+    return (f"{len(questions)} questions, {len(rejected)} drafts rejected; {ambiguous} ({share:.0%} of those "
+            f"that are fit) lead to another answer as well: {fate}")
 
 
 def missing(graph_type, kind, found, count, names, rounds):

@@ -11,10 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 from common.files import RunError, read_json, read_jsonl, write_json
-from common.teacher import NO_ANSWER, UNREADABLE, BadAnswer
+from common.teacher import NO_ANSWER, UNREADABLE, BadAnswer, Patience
 
 TITLES = {"12": "1/2 hop", "3": "3+ hop"}
 DUPLICATE = "duplicate"
+NOT_READ = (UNREADABLE, NO_ANSWER)
 
 
 # ---------------------------------------------------------------- files that grow
@@ -98,8 +99,8 @@ class Ledger:
         self.questions = Lines(folder / "questions.jsonl")
         self.rejected = Lines(folder / "rejected.jsonl")
         self.attempts = attempts
-        self.bad_limit = bad_limit
-        self.bad = 0     # unusable answers in a row, of this run
+        known = [row for row in self.rejected.rows if row["rule"] not in NOT_READ]
+        self.patience = Patience(bad_limit, read=bool(known or self.questions.rows))
         self.kept = {row["id"] for row in self.questions.rows}
         self.turned_down = {}
         for row in self.rejected.rows:
@@ -130,9 +131,8 @@ class Ledger:
                "reason": tried.reason}
         self.rejected.add(row)
         self.turned_down.setdefault(item.id, []).append(row)
-        self.bad = self.bad + 1 if tried.rule in (UNREADABLE, NO_ANSWER) else 0
-        if self.bad >= self.bad_limit:
-            raise RunError(f"the teacher gave {self.bad} unusable answers in a row, the last: "
+        if self.patience.ends(tried.rule not in NOT_READ):
+            raise RunError(f"the teacher gave {self.patience.bad} unusable answers in a row, the last: "
                            f"{tried.reason[:200]!r}. See {self.rejected.path}; with a better one the same "
                            "command goes on from here")
 
@@ -145,7 +145,7 @@ class Ledger:
             "ambiguous": tried.ambiguous})
         self.kept.add(item.id)
         self.seen.add((draft.question, draft.answer))
-        self.bad = 0
+        self.patience.ends(readable=True)
 
     def close(self):
         self.questions.close()

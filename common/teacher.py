@@ -25,6 +25,8 @@ TIMEOUT = 600.0             # seconds an answer: a reasoning model thinks for mi
 MAX_ANSWER = 20_000         # characters, thoughts apart
 MAX_QUESTION = 4000         # characters
 MAX_PATH = 50               # nodes read; how many are right is kg_paths.KINDS
+BAD_LIMIT = 300             # unreadable answers in a row: the teacher is not one (ours)
+NEVER_READ = 30             # the same, where none before them could be read either (ours)
 MAX_RELATIONS = 2000        # lines of a prompt, nearest the seed first (ours)
 SHOWN = 300                 # characters of an unreadable answer that its rejection keeps
 REFUSED = (400, 413, 422)   # HTTP: of this prompt (too long, most often), not of the address
@@ -68,6 +70,21 @@ class BadAnswer(Exception):
         super().__init__(reason)
         self.rule = rule
         self.reason = reason
+
+
+class Patience:
+    """Counts answers that cannot be read: how many in a row (`bad`), and whether one ever could (`read`)."""
+
+    def __init__(self, limit=BAD_LIMIT, read=False):
+        self.limit = limit
+        self.read = read
+        self.bad = 0
+
+    def ends(self, readable):
+        """Whether this answer was one too many."""
+        self.read |= readable
+        self.bad = 0 if readable else self.bad + 1
+        return self.bad >= self.limit or not self.read and self.bad >= NEVER_READ
 
 
 # ---------------------------------------------------------------- without a model
@@ -249,17 +266,15 @@ def judge_prompt(draft):
 # ---------------------------------------------------------------- a model's words
 
 def read_object(text):
-    """The JSON object of an answer; a markdown fence around it is looked past. Raises BadAnswer."""
+    """The first whole JSON object of an answer; what is said around it is looked past. Raises BadAnswer."""
     if len(text) > MAX_ANSWER:
         raise BadAnswer(UNREADABLE, f"more than {MAX_ANSWER:,} characters: {text[:SHOWN]}")
-    inside = re.fullmatch(r"\s*```(?:json)?\s*(.*?)\s*```\s*", text, re.DOTALL)
-    try:
-        value = json.loads(inside[1] if inside else text)
-    except (ValueError, RecursionError):
-        raise BadAnswer(UNREADABLE, f"not JSON: {text[:SHOWN]}") from None
-    if not isinstance(value, dict):
-        raise BadAnswer(UNREADABLE, f"not an object: {text[:SHOWN]}")
-    return value
+    for brace in re.finditer("{", text):
+        try:
+            return json.JSONDecoder().raw_decode(text, brace.start())[0]
+        except (ValueError, RecursionError):
+            pass
+    raise BadAnswer(UNREADABLE, f"no JSON object: {text[:SHOWN]}")
 
 
 def read_draft(text):

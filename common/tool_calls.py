@@ -62,13 +62,14 @@ def parse_tool_call(text):
 
 
 def _json_call(text):
-    """(tool, positional values, [(argument, value)]). `arguments` may be an object, a list, or the text of
-    either, as some APIs have it."""
+    """(tool, positional values, [(argument, value)]). `arguments`, which Omne-R1's code and Llama call
+    `parameters`, may be an object, a list, or the text of either, as some APIs have it."""
     call = _object(_json(text))
-    if "name" not in call or call.keys() - {"name", "arguments"}:
+    key = "parameters" if "parameters" in call else "arguments"
+    if "name" not in call or call.keys() - {"name", key}:
         raise _Refused(NO_CALL, 'expected {"name": …, "arguments": {…}}')
     _check_tool(call["name"])
-    given = call.get("arguments", _Pairs())
+    given = call.get(key, _Pairs())
     if isinstance(given, str):
         given = _json(given)
     if isinstance(given, _Pairs):

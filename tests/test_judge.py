@@ -62,6 +62,17 @@ def test_a_judge_that_is_never_understood_stops_it(said):
         judge.Judge("http://127.0.0.1:9/v1", "r1").verdicts([("q", "g", "a")] * 2, rollout.no_progress)
 
 
+def test_a_judge_that_was_never_understood_is_asked_no_more_after_thirty(said):
+    prompts = said("well")
+    asked = [("q", "g", f"a{i}") for i in range(300)]
+    with pytest.raises(RunError, match="none of 30 verdicts could be read"):
+        judge.Judge("http://127.0.0.1:9/v1", "r1").verdicts(asked, rollout.no_progress)
+    assert len(prompts) == 30
+    said(verdict(True), "well")
+    found = judge.Judge("http://127.0.0.1:9/v1", "r1").verdicts(asked, rollout.no_progress)
+    assert len(found) == 300
+
+
 def test_answers_made_elsewhere_are_scored_beside_their_file(said, tmp_path, capsys):
     said(verdict(True), verdict(False))
     file = tmp_path / "answers.jsonl"
@@ -121,6 +132,13 @@ def test_a_teacher_writes_a_thought_a_turn_and_is_asked_once(said, tmp_path):
     (tmp_path / "answers.jsonl").unlink()
     said('{"thoughts": ["too few"]}')
     assert rows() == []  # left out, and counted
+    (tmp_path / "answers.jsonl").unlink()
+    place.questions = [omne_r1.replace(QUESTION, id=str(i), question=f"{i}?") for i in range(300)]
+    cfg = omne_r1.replace(cfg, sft_templates=300)
+    prompts = said("well")
+    with pytest.raises(RunError, match="30 answers in a row could not be read"):
+        rows()
+    assert len(prompts) == 30
 
 
 @pytest.fixture

@@ -123,9 +123,25 @@ ANSWER = "<think> so it is </think> <answer> Velia </answer>"
     (NODE.replace('"film"', "film"), False),
     ("<think> only this </think>", False),
     (ANSWER, False),  # an answer is the last round's
+    (NODE.replace(" read it ", ""), False),
+    (NODE.replace(" read it ", " \n "), False),
+    (NODE.replace(" read it ", "a"), True),
+    ("<think> read it </think> <tool_call> </tool_call>", False),
 ])
 def test_a_round_is_one_thought_and_one_readable_call(text, right):
     assert omne_r1.round_is_right(text, "on", last=False) == right
+
+
+def test_a_blank_thought_or_answer_earns_nothing():
+    for inside in ("", " ", "\n\n"):
+        for thought, answer in ((inside, inside), ("a", inside), (inside, "a")):
+            text = f"<think>{thought}</think><answer>{answer}</answer>"
+            done = played(text)
+            assert done.info["problem"] == ("form" if answer.strip() else "no answer")
+            assert omne_r1.first_reward(done, CFG) == omne_r1.third_reward(done, CFG) == 0
+        bare = played(f"<answer>{inside}</answer>", think="off")
+        assert bare.info["answer"] is None and bare.info["pattern"] == "-" and not bare.info["format"]
+    assert not played("<think>a</think><answer>b</answer>").info["problem"]
 
 
 def test_the_last_round_is_one_thought_and_the_answer():
@@ -160,6 +176,18 @@ def test_accuracy_is_the_same_string_but_for_blanks():
     assert played(MATCH, NODE).info["answer"] is None
     two = played(MATCH, ANSWER + " <answer> Torin </answer>")
     assert two.info["answer"] == "Torin"  # the last block
+
+
+def test_accuracy_reads_a_name_as_the_tools_print_it():
+    for gold in ("List<String>", "Velia  of\nRome", "a</think>b"):
+        shown = kg_tools.LocalTools({"film": kg.KnowledgeGraph.from_triples([(gold, "is", "it")])}).search(
+            [kg_tools.Call("node_info", gold, "film")])[0]
+        name = re.match("Entity: (.*)", shown)[1]
+        info = played(MATCH, ANSWER.replace("Velia", name), answer=gold).info
+        assert (info["em"], info["normalised"], info["f1"]) == (1, 1, 1)
+    assert played(ANSWER.replace("Velia", "List<String>"), answer="List<String>").info["em"] == 1
+    assert played(ANSWER.replace("Velia", "List<Text>"), answer="List<String>").info["em"] == 0
+    assert played("<think> a </think> <answer> </answer>", answer="The").info["normalised"] == 0
 
 
 def test_repetitions_do_not_depend_on_order_and_quotes():
@@ -236,6 +264,26 @@ def test_the_reward_stands_on_the_last_sampled_token_and_the_log_ratio_on_each()
 
 
 # ---- PPO on small problems
+
+
+def test_the_papers_setting_is_that_of_the_authors_script():
+    """train_ppo_mix_0518.sh, and a twentieth of the steps in which both learning rates rise."""
+    cfg = omne_r1.parse_args(["--model", "x", "--graph", "g=x.jsonl"])
+    assert (cfg.questions_per_step, cfg.mini_batch, cfg.steps) == (256, 256, 350)
+    assert (cfg.lr, cfg.head_lr) == (1e-6, 1e-5)
+    assert (cfg.loss_total, cfg.max_rounds, cfg.max_turn, cfg.max_train_turn) == ("forward", 7, 3000, 1024)
+    assert cfg.unique and not CFG.unique  # in the world sentences tell them apart
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    optimizer.add_param_group({"params": [torch.zeros(1)]})
+    rates = []
+    for step in (1, 9, 18, 19, 350):
+        omne_r1.set_rates(optimizer, cfg, step)
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    shares = [rate / 1e-6 for rate, _ in rates]
+    assert shares == pytest.approx([1 / 18, 9 / 18, 1, 1, 1])
+    assert [rate / 1e-5 for _, rate in rates] == pytest.approx(shares)
+    omne_r1.set_rates(optimizer, CFG, 1)
+    assert [group["lr"] for group in optimizer.param_groups] == [CFG.lr, CFG.head_lr]  # the world has none
 
 
 def bandit(policy_folder, cfg, steps, reward, tokenizer):
@@ -404,7 +452,8 @@ def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tok
     forward = loss(omne_r1.replace(CFG, loss_total="forward"), examples)
     assert forward == pytest.approx(sum(alone) / 2, rel=1e-5)
     whole = sum(a * n for a, n in zip(alone, tokens)) / sum(tokens)
-    assert loss(CFG, examples) == pytest.approx(whole, rel=1e-5)
+    assert loss(omne_r1.replace(CFG, loss_total="update"), examples) == pytest.approx(whole, rel=1e-5)
+    assert loss(CFG, examples) == forward  # the paper's is the default
 
 
 # ---- the agent
@@ -443,11 +492,37 @@ def test_calls_that_cannot_be_made_are_told_why_and_counted(tokenizer, tools):
     assert done.info["searches"] == 3 and done.info["format"] == .75
 
 
-def test_after_seven_calls_comes_one_turn_to_answer_in(tokenizer, tools):
-    done, _ = play(tokenizer, [NODE] * 9, tools, asked(), max_calls=7)
-    assert len(done.turns) == 8 and done.info["answer"] is None and not done.turns[-1].observation
-    done, _ = play(tokenizer, [NODE] * 7 + [ANSWER], tools, asked(), max_calls=7)
-    assert done.info["em"] == 1
+def test_the_seventh_turn_is_the_last(tokenizer, tools):
+    done, _ = play(tokenizer, [NODE] * 9, tools, asked())
+    assert len(done.turns) == 7 and done.info["answer"] is None and not done.turns[-1].observation
+    done, _ = play(tokenizer, [NODE] * 6 + [ANSWER], tools, asked())
+    assert done.info["em"] == 1 and len(done.turns) == 7
+    done, _ = play(tokenizer, [NODE, ANSWER], tools, asked(), max_rounds=1)
+    assert len(done.turns) == 1 and done.info["problem"] == "no answer"
+
+
+def test_training_and_evaluation_have_seven_turns_and_training_shorter_ones(tokenizer, tools):
+    class Asked(Scripted):
+        async def generate(self, *args, max_tokens, **more):
+            self.most = max_tokens
+            return await super().generate(*args, max_tokens=max_tokens, **more)
+
+    lengths = []
+    for max_turn in (3000, 500):
+        cfg = omne_r1.replace(CFG, max_turn=max_turn, max_context=9000)
+        for how in ("training", "evaluation"):
+            engine = Asked(tokenizer, [NODE] * 9)
+            engine.sync = lambda model: None
+            policy = Policy(None, tokenizer, engine)
+            place = graph_questions.Place("3-hop", [asked()], tools)
+            if how == "training":
+                done, = omne_r1.rollouts(policy, tools, place.questions, cfg)
+                assert len(done.turns) == 7
+            else:
+                rows, _ = omne_r1.evaluate(policy, place, cfg, rollout.no_progress)
+                assert rows[0]["rounds"] == 7
+            lengths.append(engine.most)
+    assert lengths == [1024, 3000, 500, 500]
 
 
 def test_a_turn_without_call_or_answer_ends_it(tokenizer, tools):
@@ -1021,7 +1096,7 @@ def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     small = (
         "--graph-encoder= --questions-per-step 2 --mini-batch 2 --per-graph 3 --eval-limit 2 --sft-sampled 0 "
         "--sft-templates 3 --sft-epochs 2 --sft-batch 1 --max-turn 8 --steps 2 --max-words 60 "
-        "--max-calls 2").split()
+        "--max-rounds 3").split()
     args = ["--model", str(qwen), "--graph", f"cs={source}", *small, "--out", str(tmp_path), "--name", "a"]
     omne_r1.main([*args])
     base = tmp_path / "omne_r1"
@@ -1259,6 +1334,8 @@ def test_bad_flags_and_files(tmp_path, policy_folder):
     refuse("--weights .1,.10", "--weights", ".1,.10")
     refuse("--format-score graded", "--format-score", "graded", "--think", "off")
     refuse("--test-share 0", "--test-share", "0")
+    refuse("--max-rounds 0", "--max-rounds", "0")
+    refuse("--lr-warmup 1.5", "--lr-warmup", "1.5")
     refuse("--graph :", *at)
     refuse("--model :", "--graph", "cs=a.graphml")
     refuse("no such file", *at, "--graph", "cs=nowhere.graphml")

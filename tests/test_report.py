@@ -489,7 +489,7 @@ def test_pieces_join_to_the_text():
 HEALTHY = {
     "train/not_finite": 0, "rollout/logprob_drift_mean": 1e-6, "train/first_ratio": 1.0,
     "rollout/flat_groups": 0.3, "reward/mean": 0.5, "reward/format": 0.9, "rollout/response_tokens": 100.0,
-    "rollout/entropy": 0.5, "train/kl": 0.002,
+    "rollout/entropy": 0.5, "train/kl": 0.002, "rollout/searches": 2.0,
 }
 
 
@@ -501,6 +501,7 @@ HEALTHY = {
     ("format", {"reward/format": 0.5}, "--lr"),
     ("length", {"rollout/response_tokens": 300.0}, "--max-response"),
     ("length", {"rollout/response_tokens": 20.0}, "--kl-coef"),
+    ("calls", {"rollout/searches": 0.1}, "--warmup-data"),
     ("entropy", {"rollout/entropy": 0.01}, "--clip-high"),
     ("entropy", {"rollout/entropy": 2.0}, "clip window"),
     ("kl", {"train/kl": 0.5}, "--mini-batch"),
@@ -518,3 +519,18 @@ def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, fla
     counts = guards.watch(ill[-1], healthy + ill[:-1], said.append, more=own)
     assert counts[f"guard/{name}"] == 1 and sum(counts.values()) == 1
     assert said == [f"guard {name}: {fired[0][1]}"]
+
+
+@pytest.mark.parametrize("begins, ends, fires", [
+    (.75, .10, True),   # of a base that called little, and forgot to
+    (.75, .45, False),
+    (4.0, 1.0, False),  # fewer, and still one each
+    (.10, .08, False),  # there was nothing to fall from
+    (.02, .10, False),
+])
+def test_calls_that_fall_towards_none_are_named(begins, ends, fires):
+    counts = [begins] * 3 + [(begins + ends) / 2] * 4 + [ends] * 3
+    rows = [HEALTHY | {"rollout/searches": count} for count in counts]
+    fired = dict(guards.check(rows[-1], rows[:-1]))
+    assert ("calls" in fired) == fires
+    assert not fires or f"{begins:.2f} a trajectory at the start, {ends:.2f} now" in fired["calls"]

@@ -151,11 +151,28 @@ def test_good_drafts_hold_also_against_the_edges_direction(kind, path, answer):
     ("University College Dublin (UCD)", "Who taught at University College Dublin?", True),
     ("UCD (Dublin)", "Where is Dublin?", False),
     ("Straße", "Which STRASSE?", True),
+    ("上海", "谁在上海出生？", True),
+    ("东京", "谁在上海出生？", False),
+    ("東京", "東京の知事は誰か。", True),
+    ("ガンダム", "機動戦士ガンダムの作者は？", True),
+    ("กรุงเทพ", "ใครเกิดที่กรุงเทพมหานคร", True),
+    ("서울", "서울의 시장은 누구인가?", True),
+    ("가", "각하는 누구입니까?", False),
+    ("Ann", "谁是Ann的姑姑？", True),
+    ("Ann", "谁是Anna的姑姑？", False),
+    ("1915", "1915年に何があったか。", True),
     ("\u0301", "What?", False),
     ("", "What?", False),
 ])
 def test_names_are_compared_on_word_boundaries_case_and_accents_apart(name, question, named):
     assert kg_paths.is_named(name, question) == named
+
+
+def test_a_chinese_draft_holds_and_its_leak_is_seen():
+    graph = graph_of([("北京", "市长", "王"), ("王", "出生于", "上海")])
+    path = ["北京", "王", "上海"]
+    assert kg_paths.fault(graph, "12", path, "北京的市长出生于哪里？", "上海") is None
+    assert kg_paths.fault(graph, "12", path, "北京的市长在上海出生吗？", "上海")[0] == kg_paths.TOLD
 
 
 def test_another_node_by_the_same_labels_is_seen_up_to_the_answer():
@@ -284,15 +301,20 @@ def test_the_rows_of_a_question(tmp_path):
          "ambiguous": False}]
 
 
-def test_unique_rejects_what_is_otherwise_only_marked(tmp_path):
+def test_what_has_another_answer_is_left_out_or_marked_and_its_share_is_said(tmp_path, capsys):
     graph = tree()
     graph.graph.add_edge("Root", "N00", "child 0", relation="child 0", description="")
     drafts = (root_question("N0"), root_question("N1"))
-    rows = synthesize({"tree": graph}, tmp_path / "a", Words(*drafts), 2, **ROOT)
+    rows = synthesize({"tree": graph}, tmp_path / "a", Words(*drafts), 2, **ROOT, unique=False)
     assert [row["ambiguous"] for row in rows] == [True, False] and rules(tmp_path / "a") == []
-    rows = synthesize({"tree": graph}, tmp_path / "b", Words(*drafts), 1, **ROOT, unique=True)
+    assert "2 questions, 0 drafts rejected; 1 (50% of those that are fit) lead to another answer as well: " \
+        "kept" in capsys.readouterr().out
+    rows = synthesize({"tree": graph}, tmp_path / "b", Words(*drafts), 1, **ROOT)
     assert [row["golden_answer"] for row in rows] == ["N1"]
     assert rules(tmp_path / "b") == ["another node reached"]
+    assert capsys.readouterr().out.splitlines()[-1].endswith(
+        "1 questions, 1 drafts rejected; 1 (50% of those that are fit) lead to another answer as well: "
+        "left out (--no-unique keeps them)")
 
 
 def test_too_few_questions_are_a_warning_and_none_an_error(tmp_path, capsys):
@@ -500,7 +522,7 @@ def test_nonsense_then_a_leak_then_a_good_question_with_the_feedback_of_each(ope
     assert row["golden_answer"] == "N02" and row["relations"] == ["child 0", "child 2"]
     assert rules(tmp_path) == ["unreadable JSON", "inner node named", "judge says no"]
     reasons = [row["reason"] for row in files.read_jsonl(tmp_path / "rejected.jsonl")]
-    assert reasons[0] == "not JSON: Of course! Here is your question." and reasons[2] == "Too easy."
+    assert reasons[0] == "no JSON object: Of course! Here is your question." and reasons[2] == "Too easy."
     asked = prompts(server)
     assert [JUDGE in prompt for prompt in asked] == [False, False, False, True, False, True]
     assert "not good enough" not in asked[0] + asked[1]
@@ -588,7 +610,8 @@ def test_the_key_comes_from_the_environment_and_goes_into_no_file(openai, tmp_pa
 
 
 @pytest.mark.parametrize("text,reason", [
-    ("", "not JSON"), ("[" * 15_000, "not JSON"), ("[1]", "not an object"), ("null", "not an object"),
+    ("", "no JSON object"), ("[" * 15_000, "no JSON object"), ("[1]", "no JSON object"),
+    ("null", "no JSON object"), ("Here: {path}", "no JSON object"), ('{"a":[' * 3333, "no JSON object"),
     ('{"path": ["Root"], "question": "q"}', "not a path, a question and an answer"),
     ('{"path": "Root", "question": "q", "answer": "a"}', "not a path"),
     ('{"path": [], "question": "q", "answer": "a"}', "not a path"),
@@ -596,13 +619,23 @@ def test_the_key_comes_from_the_environment_and_goes_into_no_file(openai, tmp_pa
     ('{"path": ["Root", " "], "question": "q", "answer": "a"}', "not a path"),
     ('{"path": ["Root"], "question": "' + "q" * 4001 + '", "answer": "a"}', "not a path"),
     (as_json(["a"] * 51, "q", "a"), "not a path"),
-    ("__import__('os').system('true')", "not JSON"),
+    ("__import__('os').system('true')", "no JSON object"),
     ('{"path": ["' + "x" * 20_000 + '"]}', "more than 20,000 characters"),
 ])
 def test_what_is_no_draft_is_named_and_bounded(text, reason):
     with pytest.raises(teacher.BadAnswer, match=reason) as raised:
         teacher.read_draft(text)
     assert raised.value.rule == "unreadable JSON" and len(raised.value.reason) < 400
+
+
+@pytest.mark.parametrize("around", [
+    "{}", "```json\n{}\n```", "Sure! Here is the JSON:\n{}\nIs it what you wanted?",
+    "The path {{A, B}} is short: ```\n{}\n``` {{}}", "[{}]",
+])
+def test_what_is_said_around_an_answer_is_looked_past(around):
+    text = around.format(as_json(["Root", "N0"], "What {of} is \"below\" Root?", "N0"))
+    assert teacher.read_draft(text) == Draft(["Root", "N0"], "What {of} is \"below\" Root?", "N0")
+    assert teacher.read_verdict(around.format(YES)) == (True, "fine")
 
 
 @pytest.mark.parametrize("text", [
@@ -633,13 +666,29 @@ def test_an_answer_without_a_text_is_counted_and_a_run_of_them_stops(openai, tmp
 
 def test_nonsense_stops_after_the_limit_and_a_better_teacher_goes_on(openai, tmp_path):
     server = openai(lambda prompt: "I would rather not.")
-    message = "7 unusable answers in a row, the last: 'not JSON: I would rather not.'.*goes on from here"
+    message = "7 unusable answers in a row, the last: 'no JSON object: I would rather.*goes on from here"
     with pytest.raises(files.RunError, match=message):
         synthesize({"tree": tree()}, tmp_path, server.teacher(), 5, kinds=("12",), bad_limit=7)
     assert rules(tmp_path) == ["unreadable JSON"] * 7 and not (tmp_path / "questions.md").exists()
     server.answer = good_answers
-    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 4, kinds=("12",), bad_limit=30)) == 4
+    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 3, kinds=("12",), bad_limit=30)) == 3
     assert synthesis.BAD_LIMIT == 300
+
+
+def test_a_teacher_that_was_never_understood_stops_after_thirty(openai, tmp_path):
+    server = openai(lambda prompt: "I would rather not.")
+    asker = server.teacher(concurrency=1)
+    with pytest.raises(files.RunError, match="the teacher gave 30 unusable answers in a row"):
+        synthesize({"tree": tree()}, tmp_path, asker, 90)
+    assert len(server.asked) < 40
+    server.asked.clear()
+    with pytest.raises(files.RunError, match="30 unusable"):  # nothing on file was read either
+        synthesize({"tree": tree()}, tmp_path, asker, 90)
+    server.answer = good_answers
+    synthesize({"tree": tree()}, tmp_path, asker, 1, kinds=("12",))
+    server.answer = lambda prompt: "no"
+    with pytest.raises(files.RunError, match="50 unusable"):  # it could once
+        synthesize({"tree": tree()}, tmp_path, asker, 90, bad_limit=50)
 
 
 def test_one_good_answer_among_bad_ones_starts_the_count_anew(openai, tmp_path):
@@ -649,7 +698,8 @@ def test_one_good_answer_among_bad_ones_starts_the_count_anew(openai, tmp_path):
 
     server = openai(answer)
     asker = server.teacher(concurrency=1)
-    rows = synthesize({"tree": tree()}, tmp_path, asker, 4, kinds=("12",), bad_limit=3)
+    options = {"kinds": ("12",), "bad_limit": 3, "unique": False}
+    rows = synthesize({"tree": tree()}, tmp_path, asker, 4, **options)
     assert len(rows) == 4 and rules(tmp_path) == ["unreadable JSON"] * 8
 
 
@@ -683,7 +733,7 @@ def good_answers(prompt):
 def test_killed_at_any_answer_no_question_is_asked_twice_and_the_rows_are_the_same(
         openai, tmp_path, monkeypatch):
     server = openai(good_answers)
-    options = {"kinds": ("12",), "attempts": 2, "rounds": 2}
+    options = {"kinds": ("12",), "attempts": 2, "rounds": 2, "unique": False}
     graphs = {"path": path_graph(3, 18)}  # 20 seed nodes; each gives the same draft again in its second turn
     whole = synthesize(graphs, tmp_path / "whole", server.teacher(), 20, **options)
     assert len(whole) == 19
@@ -710,7 +760,8 @@ def test_killed_at_any_answer_no_question_is_asked_twice_and_the_rows_are_the_sa
 
 def test_no_more_is_asked_for_than_is_missing(openai, tmp_path):
     server = openai(good_answers)
-    rows = synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=8), 2, kinds=("12",))
+    options = {"kinds": ("12",), "unique": False}
+    rows = synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=8), 2, **options)
     assert len(rows) == 2 and len(server.asked) == 4  # a draft and a verdict each
 
 
@@ -726,9 +777,9 @@ def test_requests_are_concurrent(openai, tmp_path):
 
     server = openai(good_answers)
     server.lock = Meets()
-    only = {"tree": ["N0", "N1", "N2", "Root"]}
+    options = {"kinds": ("12",), "only": {"tree": ["N0", "N1", "N2", "Root"]}, "rounds": 1, "unique": False}
     asker = server.teacher(concurrency=4)
-    assert len(synthesize({"tree": tree()}, tmp_path, asker, 4, kinds=("12",), only=only, rounds=1)) == 4
+    assert len(synthesize({"tree": tree()}, tmp_path, asker, 4, **options)) == 4
     assert len(server.asked) == 8
 
 
@@ -818,7 +869,8 @@ def holds(row, graph):
     ("lightrag_graph/ultradomain_mix/graph_chunk_entity_relation.graphml", {}),
     ("musique/openie_train_passages.json", {}),
     # every ball of this graph has more than 400 nodes
-    ("wikidata_codex", {"largest": 2034, "only": {"g": ["Q44519", "Q49734", "Q104668", "Q311450"]}}),
+    ("wikidata_codex", {"largest": 2034, "only": {"g": ["Q44519", "Q49734", "Q104668", "Q311450"]},
+                        "unique": False}),
 ])
 def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, source, options):
     path = sample(source)

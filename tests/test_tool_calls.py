@@ -25,6 +25,7 @@ ODD = [
     'node_info("Pays " "de Caux", """agriculture""")',
     '{"name": "node_info", "arguments": {"graph_type": "agriculture", "node_name": "Pays de Caux"}}',
     '{"name": "node_info", "arguments": ["Pays de Caux", "agriculture"]}',
+    '{"name": "node_info", "parameters": {"node_name": "Pays de Caux", "graph_type": "agriculture"}}',
     r'{"name": "node_info", "arguments": "[\"Pays de Caux\", \"agriculture\"]"}',
     '\n{"arguments": {"node_name": "Pays de Caux", "graph_type": "agriculture"}, "name": "node_info"} ',
 ])
@@ -112,6 +113,9 @@ def test_commas_quotes_backslashes_newlines_and_brackets_survive():
     ('{"arguments": {}}', tool_calls.NO_CALL),
     ('{"name": "node_info", "name": "node_info", "arguments": {}}', tool_calls.NO_CALL),
     ('{"name": "node_info", "arguments": {}, "more": 1}', tool_calls.NO_CALL),
+    ('{"name": "node_info", "arguments": {}, "parameters": {}}', tool_calls.NO_CALL),
+    ('{"parameters": {}}', tool_calls.NO_CALL),
+    ('{"name": "node_info", "parameters": 7}', tool_calls.NO_CALL),
     ('{"name": "node_info", "arguments": 7}', tool_calls.NO_CALL),
     ('{"name": "node_info", "arguments": "x"}', tool_calls.NO_CALL),
     ('{"name": "search", "arguments": {}}', tool_calls.UNKNOWN_TOOL),
