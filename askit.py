@@ -76,6 +76,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -1003,9 +1004,9 @@ def parse_args(argv=None):
     may_be_zero = ("coarse_warmup supervised_warmup fine_layers baseline_rollouts correlate ask_steps "
                    "max_questions validate")
     above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
-    flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
+    cfg = flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
     stage = "eval" if cfg.eval_only else cfg.stage
-    name = cfg.name or f"seed{cfg.seed}"
+    name = cfg.name or flags.run_name(cfg, Path(cfg.encoder).name)
     cfg = replace(cfg, stage=stage, eval_only=stage == "eval", name=name)
     return with_models(cfg, PAPER_MODELS)
 

@@ -601,8 +601,7 @@ def reproduce(cfg):
     for stage in stages:
         stage_folder(cfg, stage)
     if cfg.stage == "merge":
-        for folder in pair_to_merge(cfg):
-            models.find_model(folder)
+        weights.files_of_one_architecture(*map(Path, pair_to_merge(cfg)))
     if cfg.checkpoint or cfg.model:
         models.find_model(start_weights(cfg))
     split, evals = splits.load_splits(cfg, PAPER_EVAL)

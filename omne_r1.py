@@ -83,6 +83,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -276,7 +277,7 @@ def is_tiny(tokenizer):
 
 def opening(tokenizer, think):
     """Ids that stand before a turn without thoughts, and are not the policy's."""
-    return tokenizer(NO_THOUGHT, add_special_tokens=False)["input_ids"] if think == "off" else []
+    return chat.encode(tokenizer, NO_THOUGHT)[1] if think == "off" else []
 
 
 def render_prompt(tokenizer, question, graph_type, think):
@@ -829,7 +830,7 @@ UPDATES_A_STEP = 25  # of stage 2, in one line of metrics
 def train_sft(cfg, folder, policy, examples, evaluate_now):
     """sft_epochs over the conversations, a cosine over all of it."""
     tokenizer = policy.tokenizer
-    tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
+    tags = [chat.encode(tokenizer, tag)[1] for tag in ("<think>", "</think>")]
     peak, warmup = (cfg.sft_lr, .1) if cfg.sft_lora else (cfg.sft_full_lr, .01)
     optimizer = training.make_optimizer(policy.model, peak, cfg.weight_decay, kind=cfg.optimizer)
     total = -(-len(examples) * cfg.sft_epochs // cfg.sft_batch)
@@ -891,7 +892,8 @@ def reproduce(cfg):
     if cfg.score:
         return score_answers(cfg.score, Judge(cfg.judge, cfg.judge_model))
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
-    configs = [replace(cfg, seed=seed, name=cfg.name or f"seed{seed}") for seed in seeds]
+    configs = [replace(cfg, seed=seed) for seed in seeds]
+    configs = [replace(one, name=one.name or run_name(one)) for one in configs]
     if not cfg.ask:
         for one in configs:
             for job in jobs_of(one):
@@ -1016,16 +1018,22 @@ def parse_args(argv=None):
     default = replace(Config(), **WORLD) if in_world else Config()
     cfg = flags.cli(default, Config(), __doc__, argv)
     cfg = replace(cfg, eval_only=cfg.eval_only or cfg.stage in ("eval", "direct"))
-    check(cfg)
+    cfg = check(cfg)
     stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
-    name = cfg.name or (f"seed{cfg.seed}" if cfg.seeds == 1 else "")
+    name = cfg.name or (run_name(cfg) if cfg.seeds == 1 else "")
     return replace(cfg, stage=stage, name=name)
+
+
+def run_name(cfg):
+    """With the names of --graph."""
+    graphs = [Path(graph.partition("=")[0]).stem for graph in cfg.graph.split(",")]
+    return flags.run_name(cfg, *graphs)
 
 
 def check(cfg):
     """Refuses what cannot run."""
     may_be_zero = "critic_warmup sft_sampled sft_templates sft_lora"
-    flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
+    cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
     for name in ("gamma", "lam", "lr_warmup"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
@@ -1044,6 +1052,7 @@ def check(cfg):
     graph_sources.check(cfg)
     if cfg.seeds > 1 and cfg.name:
         flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")
+    return cfg
 
 
 def main(argv=None):

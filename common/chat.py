@@ -145,10 +145,13 @@ def template_parts(tokenizer, roles, date):
 
 def stripped(content):
     """The parts of a message without blanks at its ends."""
-    first = type(content[0])(content[0].lstrip())
-    content = [first, *content[1:]]
-    last = type(content[-1])(content[-1].rstrip())
-    return [*content[:-1], last]
+    parts = list(content)
+    for order, strip in ((range(len(parts)), str.lstrip), (reversed(range(len(parts))), str.rstrip)):
+        for i in order:
+            parts[i] = type(parts[i])(strip(parts[i]))
+            if parts[i]:
+                break
+    return parts
 
 
 def render_chat(tokenizer, messages):

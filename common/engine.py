@@ -74,7 +74,8 @@ class _SlotCache:
 
     def __init__(self, sizes, dtype, device):
         layers = len(sizes)
-        if set(sizes) != set(range(layers)) or len(set(sizes.values())) > 1:
+        kinds = set(sizes.values())
+        if len(kinds) > 1 or set(sizes) != set(range(layers)):
             raise ValueError(f"its layers do not all keep keys and values of one size: {sizes}")
         heads, self.key_dim, self.value_dim = sizes[0]
         dim = max(self.key_dim, self.value_dim)
@@ -267,8 +268,10 @@ class TransformersEngine:
 
     def longest(self):
         """The longest turn that is being sampled, in words; "" where there is none."""
-        r = max(self.active, key=lambda r: len(r.token_ids), default=None)
-        return f"longest {len(r.token_ids):,} of {r.max_tokens:,} tokens" if r else ""
+        if not self.active:
+            return ""
+        r = max(self.active, key=lambda r: len(r.token_ids))
+        return f"longest {len(r.token_ids):,} of {r.max_tokens:,} tokens"
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512,
                        temperature=1.0, seed=0):
@@ -351,8 +354,13 @@ class TransformersEngine:
         config._attn_implementation = "grouped"
         try:
             with computing(self.model):
-                output = decoder(input_ids=ids, attention_mask=mask, position_ids=positions,
-                                 past_key_values=cache, use_cache=True)
+                output = decoder(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                )
         finally:
             config._attn_implementation = training_attention
         return output.last_hidden_state
@@ -456,9 +464,11 @@ class TransformersEngine:
     def _ends_with(self, r, stop):
         """Whether the text has the stop string in it. A token's own text may lack the blank before it, so
         what is found in pieces, blanks aside, is looked for in text that was decoded in one."""
-        if "".join(stop.split()) not in "".join(r.tail.split()):
+        without_blanks = "".join(r.tail.split())
+        if "".join(stop.split()) not in without_blanks:
             return False
-        return stop in self.tokenizer.decode(r.token_ids[-2 * len(stop):])  # (a token may have no text)
+        last = r.token_ids[-2 * len(stop):]  # (a token may have no text)
+        return stop in self.tokenizer.decode(last)
 
     def _retire(self):
         """Hands finished requests back; the last row moves into each hole, so that running rows stay

@@ -158,8 +158,7 @@ def without_auto(cfg):
 def run_name(cfg, *first):
     """The name of a run folder where --name is empty: `first`, model and data where they are not the default,
     and the seed."""
-    source = Path(cfg.checkpoint or cfg.model or getattr(cfg, "policy_model", ""))
-    parts = [*first, source.parent.name if source.name == "checkpoint" else source.name]
+    parts = [*first, Path(cfg.model or getattr(cfg, "policy_model", "")).name]
     if cfg.data not in ("world", type(cfg)().data):
         parts += [re.sub(DATA_SUFFIX, "", Path(name).name) for name in cfg.data.split(",")]
     if getattr(cfg, "world", "plain") != "plain":
@@ -203,6 +202,22 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
             refuse(name, getattr(cfg, name), "below 1: the window is 1 - low to 1 + high")
     if getattr(cfg, "flaw_rate", 0) > 1:
         refuse("flaw_rate", cfg.flaw_rate, "a share, from 0 to 1")
+    check_together(cfg)
+    check_machine(cfg)
+    try:
+        run.check_trackers(cfg.log)
+    except run.RunError as error:
+        sys.exit(f"error: {error}")
+    check_world(cfg)
+    if cfg.data == "world":
+        odd = [n for n in cfg.eval_data.split(",") if n not in ("", *world_sets)]
+        if odd:
+            refuse("eval_data", odd[0], f"with --data world one of {', '.join(world_sets)}")
+    return cfg
+
+
+def check_together(cfg):
+    """Refuses flags that are for something else that is not there."""
     if getattr(cfg, "warmup_data", "") and cfg.data == "world":
         refuse("warmup_data", cfg.warmup_data, "is for --model and --data FILE; the world's tiny policy has "
                "its own")
@@ -220,17 +235,6 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
             refuse(name, given, "is for --retriever dense:MODEL and a corpus")
     if Path(cfg.out).exists() and not Path(cfg.out).is_dir():
         refuse("out", cfg.out, "is a file: the name of a folder for run folders")
-    check_machine(cfg)
-    try:
-        run.check_trackers(cfg.log)
-    except run.RunError as error:
-        sys.exit(f"error: {error}")
-    check_world(cfg)
-    if cfg.data == "world":
-        odd = [n for n in cfg.eval_data.split(",") if n not in ("", *world_sets)]
-        if odd:
-            refuse("eval_data", odd[0], f"with --data world one of {', '.join(world_sets)}")
-    return cfg
 
 
 def check_world(cfg):

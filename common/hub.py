@@ -84,7 +84,12 @@ def load_encoder(name):
     Pooling and normalisation come from the model's own modules.json. A folder without one gets mean pooling,
     or its first token where it holds a model of the bge family."""
     found = locate(name)
-    from sentence_transformers import SentenceTransformer
+    try:
+        import faiss  # noqa: F401  (which will hold its vectors)
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise HubError(f"{name}: an encoder wants sentence-transformers and faiss ({error}): pip install "
+                       "-r requirements.txt, or the extra [dense]") from error
     try:
         encoder = SentenceTransformer(found, local_files_only=Path(found).is_dir())
     except Exception as error:  # format errors of every kind have the same remedy

@@ -154,7 +154,6 @@ class DenseRetriever:
 
     def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256,
                  piece=100_000, query_prefix="auto", passage_prefix="auto"):
-        import faiss
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")
         index, nprobe = _split_nprobe(index)
@@ -165,6 +164,7 @@ class DenseRetriever:
             self.encoder = load_encoder(model)
         except HubError as error:
             raise RetrieverError(f"--retriever dense:{error}") from error
+        import faiss
         self.query_prefix, self.passage_prefix = prefixes(model, self.encoder, query_prefix, passage_prefix)
         self.encoder.max_seq_length = min(max_tokens, self.encoder.max_seq_length or max_tokens)
 

@@ -247,8 +247,10 @@ def run_agents(agents, engine, search, progress=None):
 def _run(coroutine):
     """asyncio.run; in a thread of its own where a loop runs already, as in a cell of a notebook."""
     try:
-        asyncio.get_running_loop()
+        a_loop_runs = bool(asyncio.get_running_loop())
     except RuntimeError:
+        a_loop_runs = False
+    if not a_loop_runs:
         return asyncio.run(coroutine)
     running = []  # the thread's loop and task
 

@@ -366,7 +366,7 @@ def check_engine(source, policy):
         turns = []
         for seed in range(2):
             context = rollout.context_ids(prompt_ids, turns)
-            g = await policy.engine.generate(context, max_tokens=8, seed=seed)
+            g = await policy.engine.generate(context, stop=(), max_tokens=8, temperature=1.0, seed=seed)
             turns.append(rollout.Turn(g.token_ids, g.logprobs, g.stop_reason, ""))
         return rollout.Trajectory("", prompt_ids, turns)
 

@@ -147,7 +147,7 @@ def test_dapo_s_settings_are_those_of_its_row():
     cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo"])
     assert (cfg.clip_low, cfg.clip_high, cfg.kl_coef) == (.2, .28, 0)
     assert (cfg.grpo_mean, cfg.dynamic_sampling, cfg.rollout, cfg.std) == ("token", 3, "chains", "sample")
-    assert cfg.name == "dapo-seed0" and cfg.overlong_buffer == 2000
+    assert cfg.name == "dapo-m-q-seed0" and cfg.overlong_buffer == 2000
     with pytest.raises(SystemExit, match="below --max-response"):
         at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo", "--max-response", "500"])
 

@@ -1,9 +1,11 @@
 """Text from outside cannot become a token of the tokenizer or a tag, through any renderer of any script."""
 
+import json
 import random
 
 import pytest
-from transformers import AutoTokenizer, BertTokenizer
+import tokenizers
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
 import at2po
 import bi_rar
@@ -202,3 +204,106 @@ def test_a_template_that_prints_no_assistant_is_refused_in_words():
     tokenizer.chat_template = users + "[USER] {{ m['content'] }} {% endfor %}"
     with pytest.raises(chat.TemplateError, match="user, assistant, user"):
         chat.render_reply(tokenizer, [1], chat.Foreign("next"))
+
+
+# ---- SentencePiece: what is tokenised alone begins with a blank
+
+TEMPLATES = {
+    "lines": "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + eos_token + '\n' }}"
+             "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
+    "inst": "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}"
+            "{{ '[INST] ' + m['content'] + ' [/INST]' }}{% else %}{{ ' ' + m['content'] + eos_token }}"
+            "{% endif %}{% endfor %}",
+    "trim": "{{ bos_token }}{% for m in messages %}{{ '<turn>' + m['role'] + '\n' + (m['content'] | trim)"
+            " + '</turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<turn>model\n' }}{% endif %}",
+}
+
+
+def sentencepiece(template="lines"):
+    """As those of Llama 2 and Mistral: pieces of words with a mark for the blank before them, bytes for what
+    is in no piece."""
+    words = ["Who wrote the book about search trees? I look it up now. </search> <search> </information>"] * 3
+    byte = [f"<0x{i:02X}>" for i in range(256)]
+    special = ["<unk>", "<s>", "</s>"]
+    learned = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learned.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+    learned.train_from_iterator(
+        words, tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=[*special, *byte]))
+    model = json.loads(learned.to_str())["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(
+        model["vocab"], merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    parts = tokenizers.decoders
+    made.decoder = parts.Sequence(
+        [parts.Replace("▁", " "), parts.ByteFallback(), parts.Fuse(), parts.Strip(" ", 1, 0)])
+    made.add_special_tokens(special)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<unk>")
+    tokenizer.chat_template = TEMPLATES[template]
+    return tokenizer
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("question", ["Who wrote it?", " Who wrote it?", "Who wrote it?\n"])
+def test_a_prompt_is_what_the_template_s_own_rendering_is(template, question):
+    tokenizer = sentencepiece(template)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)
+    expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert chat.render_chat(tokenizer, [("user", question)]) == expected
+    assert chat.render_chat(tokenizer, [("user", ["", chat.Foreign(question)])]) == expected
+
+
+def test_what_follows_a_turn_begins_without_a_blank():
+    tokenizer = sentencepiece()
+    before = tokenizer("I look", add_special_tokens=False)["input_ids"]
+    for text in ("</search> now", " </search>", "\n\n</information>", "search", ""):
+        ids = chat.encode(tokenizer, text)[1]
+        assert tokenizer.decode(before + ids) == "I look" + text
+    shown, ids = bi_rar.render_observation(tokenizer, [Passage("1", "the book", "about trees")])
+    assert tokenizer.decode(before + ids) == "I look" + shown
+
+
+def test_other_tokenizers_are_asked_nothing_new(qwen):
+    assert chat._blank_before(AutoTokenizer.from_pretrained(qwen)) == chat._blank_before(tiny()) == []
+
+
+# ---- templates
+
+def with_template(template):
+    tokenizer = sentencepiece()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.mark.parametrize("template, why", [
+    ("{% for m in messages %}{{ m['content'] + none }}{% endfor %}", "refuses a conversation of user"),
+    ("{{ raise_exception('only assistants') }}", "refuses a conversation of user: only assistants"),
+    ({"rag": "{{ messages[0]['content'] }}"}, "refuses a conversation of user"),  # without a "default"
+    ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", "alters what it is given"),
+    ("{% for m in messages %}{{ m['content'][:9] }}{% endfor %}", "alters what it is given"),
+    ("{% for m in messages %}{{ m['content'] | replace('<', '') }}{% endfor %}", "alters what it is given"),
+])
+def test_a_template_that_fails_or_alters_is_one_line(template, why):
+    with pytest.raises(chat.TemplateError, match=why) as refused:
+        chat.render_chat(with_template(template), [("user", "Who?")])
+    assert "\n" not in str(refused.value)
+
+
+def test_only_at2po_is_told_of_its_prompt_form():
+    tokenizer = with_template("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}")
+    with pytest.raises(chat.TemplateError) as refused:
+        chat.render_chat(tokenizer, [("system", "Who?")])
+    assert "--prompt-form" not in str(refused.value)
+    with pytest.raises(chat.TemplateError, match="--prompt-form chat"):
+        at2po.render_prompt(tokenizer, "Who?")
+
+
+def test_the_date_of_a_template_is_the_run_s(monkeypatch):
+    tokenizer = with_template(
+        "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ '\n' + m['content'] }}{% endfor %}")
+    monkeypatch.setattr(chat, "today", "2024-07-26")
+    assert tokenizer.decode(chat.render_chat(tokenizer, [("user", "Who?")])) == "26 Jul 2024\nWho?"
+    monkeypatch.setattr(chat, "today", "2025-01-02")
+    assert tokenizer.decode(chat.render_chat(tokenizer, [("user", "Who?")])).startswith("02 Jan 2025")

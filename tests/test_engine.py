@@ -9,11 +9,12 @@ import torch
 
 from common import rollout
 from common.checkpoint import ModelError
-from common.engine import TransformersEngine
+from common.engine import TransformersEngine, _Request
 from common.model import token_logprobs
 from common.vllm_engine import VllmEngine
 from common.world import tiny
 from tests.conftest import NEEDS_VLLM, needs_vllm
+from tests.test_chat import sentencepiece
 
 BOTH = pytest.mark.parametrize(
     "Engine",
@@ -399,3 +400,27 @@ def test_a_failed_agent_leaves_the_engine_usable(Engine, wide):
     engine.sync(wide[0])
     fresh, _ = generate(wide, REQUESTS[:3], engine=engine)
     assert [g.token_ids for g in results] == [g.token_ids for g in fresh]
+
+
+def stopped(tokenizer, text, stop=("</search>",)):
+    """(how sampling of a text's tokens ends, what was said by then)"""
+    engine = TransformersEngine.__new__(TransformersEngine)
+    engine.eos, engine.pieces, engine.tokenizer = set(), {}, tokenizer
+    request = _Request([0], stop, 99, 1.0, None, None)
+    for i in tokenizer(text, add_special_tokens=False)["input_ids"]:
+        request.token_ids.append(i)
+        reason = engine._stop_reason(request)
+        if reason:
+            return reason, tokenizer.decode(request.token_ids)
+    return "", ""
+
+
+def test_a_stop_string_stops_where_the_text_has_it_and_nowhere_else():
+    """Decoded alone, pieces of SentencePiece lose the blank before them."""
+    tokenizer = sentencepiece()
+    for text in ("I look. </search> now", "I look.</search>", "up</search></search>"):
+        reason, said = stopped(tokenizer, text)
+        assert reason == "</search>" and said.endswith("</search>") and said.count("</search>") == 1
+    for text in ("say </ search> now", "< / search>", "</search >", "</sea rch>"):
+        assert stopped(tokenizer, text) == ("", ""), text
+    assert stopped(tokenizer, "say </ search>", ("</ search>",))[0] == "</ search>"

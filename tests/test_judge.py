@@ -5,7 +5,7 @@ import json
 import pytest
 
 import omne_r1
-from common import data, graph_questions, judge, kg, kg_tools, rollout, teacher
+from common import data, graph_questions, judge, kg, kg_tools, rollout, run, teacher
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
 from common.path_thoughts import thoughts_by_teacher
@@ -183,6 +183,7 @@ def test_what_was_said_before_the_judge_went_down_is_not_said_again(said, direct
     assert len(first) >= 2
     generated = []
     monkeypatch.setattr(TransformersEngine, "generate", lambda *a, **k: generated.append(a))
+    monkeypatch.setattr(run, "check_engine", lambda *_: None)
     second = said(verdict(False))
     base = direct(texts, "--resume")
     assert not generated and len(second) == 2 and first[0] not in second

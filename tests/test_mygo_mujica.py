@@ -7,8 +7,12 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -698,6 +702,7 @@ REAL = [
 def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen, tmp_path, monkeypatch):
     flags = [str(sample(f)) if "/" in f else f for f in flags.split()]
     monkeypatch.setattr(run, "TransformersEngine", Oracle)
+    monkeypatch.setattr(run, "check_engine", lambda *_: None)  # (its log-probs are nobody's)
     Oracle.questions = [
         q
         for f in (str(sample(train)), flags[flags.index("--eval-data") + 1])
@@ -705,10 +710,11 @@ def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen,
     ]
     small = (
         "--limit 12 --eval-limit 4 --steps 1 --questions-per-step 4 --sft-trajectories 2 --sft-epochs 1 "
-        "--max-attempts 2 --group-size 3 --lr 1e-3 --sft-lr 1e-3"
+        "--keep 2 --max-attempts 2 --group-size 3 --lr 1e-3 --sft-lr 1e-3"
     )
     common = [
         "--model", str(qwen), "--data", str(sample(train)), "--envs", env, *flags, *small.split(),
+        "--name", "seed0",
         "--out", str(tmp_path), "--gradient-checkpointing", "on" if env == "text" else "off",
     ]
     # the rest has no part that depends on the environment
@@ -738,11 +744,11 @@ def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen,
 def test_the_real_policy_of_random_weights_runs_through_the_real_engine(qwen, tmp_path):
     small = (
         "--corpus contexts --retriever bm25 --eval-limit 2 --limit 8 --max-turn 8 --questions-per-step 2 "
-        "--steps 1 --max-attempts 2 --group-size 2"
+        "--steps 1 --keep 2 --max-attempts 2 --group-size 2"
     )
     common = [
         "--model", str(qwen), "--data", str(sample("2wikimultihopqa/train.json")), "--out", str(tmp_path),
-        *small.split(),
+        "--name", "seed0", *small.split(),
     ]
     m.main([*common, "--stage", "few-shot"])
     result = json.loads((tmp_path / "mygo_mujica/seed0-text-few-shot/eval_train.json").read_text())
@@ -800,6 +806,45 @@ def test_mygo_learns_in_text_and_graph(world):
         assert metrics.paired_difference(few, learned)[1] > 0.1
         gain += sum(learned) - sum(warm)
     assert gain > 0  # of 400 questions; few iterations gain little on the warm-up
+
+
+def test_mygo_killed_while_it_trains_goes_on_with_its_threshold(tmp_path):
+    """SIGKILL in MyGO's own stage, behind iterations that raised K and moved the weights. (The reward is
+    made: a policy of few demonstrations is never right.)"""
+    program = (
+        "import sys, mygo_mujica as m\n"
+        "m.metrics.f1 = lambda answer, golds: len(answer) % 7 / 6\n"
+        "m.main(sys.argv[1:])\n"
+    )
+    start = m.tiny_policy(m.parse_args(["--warmup-steps", "150", "--envs", "text"]))
+    flags = [
+        "--stage", "mygo", "--checkpoint", str(start), "--envs", "text", "--out", str(tmp_path),
+        "--steps", "6", "--questions-per-step", "12", "--mini-batch", "4", "--max-attempts", "4",
+        "--limit", "100", "--eval-limit", "4", "--lr", "1e-3", "--eval-data", "test", "--max-turn", "60",
+        "--max-rounds", "2",
+    ]
+
+    def begun(name, *more):
+        command = [sys.executable, "-c", program, *flags, "--name", name, *more]
+        return subprocess.Popen(command, cwd=Path(m.__file__).parent, stdout=subprocess.DEVNULL)
+
+    whole, killed = (tmp_path / f"mygo_mujica/{name}-text-mygo" for name in ("whole", "killed"))
+    child = begun("killed")
+    while child.poll() is None and len(read_jsonl(killed / "metrics.jsonl")) < 3:
+        time.sleep(.01)
+    child.kill()
+    child.wait()
+    assert 3 <= len(read_jsonl(killed / "metrics.jsonl")) < 6
+    assert begun("killed", "--resume").wait() == 0
+    assert begun("whole").wait() == 0
+    learned = rows(whole)
+    assert rows(killed) == learned and len(learned) == 6
+    thresholds = [row["select/threshold"] for row in learned]
+    assert thresholds == sorted(thresholds) and thresholds[-1] > .5
+    assert all(row["train/updates"] > 0 for row in learned[:3])
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        one, two = (load_file(str(folder / "checkpoint" / name)) for folder in (whole, killed))
+        assert all((one[key] == two[key]).all() for key in one)
 
 
 def test_the_world_is_tried_on_relations_that_were_never_trained_on():

@@ -256,3 +256,64 @@ def test_importing_the_kernels_package_gives_its_three_functions():
     from kernels import think_weights, turn_logprob, weighted_cross_entropy
 
     assert all(map(callable, (think_weights, turn_logprob, weighted_cross_entropy)))
+
+
+# ---- Hugging Face's package of the name kernels
+
+
+def hub_kernels(folder):
+    """A made one, of the names that transformers imports, as a site-packages folder."""
+    package = folder / "kernels"
+    package.mkdir()
+    names = re.findall(r"\w+", (
+        "CUDAProperties Device LayerRepository LocalLayerRepository Mode ROCMProperties get_kernel kernelize "
+        "register_kernel_mapping replace_kernel_forward_from_hub use_kernel_mapping "
+        "use_kernel_forward_from_hub use_kernelized_func"))
+    body = "    def __init__(self, *a, **k): pass\n    def __call__(self, x): return x\n"
+    classes = "".join(f"class {name}:\n{body}" for name in names)
+    (package / "__init__.py").write_text(
+        "import importlib.metadata\n__version__ = importlib.metadata.version('kernels')\n"
+        f"from kernels.layer import {', '.join(names)}\nfrom kernels._parts import part\n")
+    (package / "layer").mkdir()
+    (package / "layer/__init__.py").write_text("from kernels._parts import part\n" + classes)
+    (package / "layer/mode.py").write_text("from kernels.layer import Mode\n")
+    (package / "_parts.py").write_text("part = 'theirs'\n")
+    (folder / "kernels-0.17.2.dist-info").mkdir()
+    (folder / "kernels-0.17.2.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: kernels\nVersion: 0.17.2\n")
+    return folder
+
+
+OURS = "from kernels import turn_logprob, weighted_cross_entropy as w; assert callable(turn_logprob)"
+THEIRS = "import transformers.integrations.hub_kernels as h; assert h.is_kernels_available() and h.Mode"
+
+
+@pytest.mark.parametrize("order", [
+    f"import at2po; {OURS}; {THEIRS}",
+    f"{THEIRS}; {OURS}; import at2po",
+    f"{OURS}; {THEIRS}; import omne_r1",
+    "import kernels.layer.mode, kernels; assert kernels.__version__ == '0.17.2' and kernels.part == 'theirs'",
+])
+def test_the_other_package_of_the_name_kernels_lives_beside_ours(order, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(hub_kernels(tmp_path))}
+    done = subprocess.run(
+        [sys.executable, "-c", order], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("order", [
+    f"import at2po; {OURS}; {THEIRS}",
+    f"{THEIRS}; import at2po; from kernels.turn_logprob import turn_logprob",  # theirs was imported first
+])
+def test_from_another_folder_where_theirs_is_found_first(order, tmp_path):
+    path = os.pathsep.join([str(hub_kernels(tmp_path)), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", order], cwd=tmp_path, env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_the_other_package_a_name_of_theirs_is_none_of_ours():
+    import kernels
+    with pytest.raises(AttributeError, match="no attribute 'get_kernel'"):
+        _ = kernels.get_kernel

@@ -496,7 +496,7 @@ HEALTHY = {
 @pytest.mark.parametrize("name, fault, flag", [
     ("not_finite", {"train/not_finite": 1}, "--lr"),
     ("drift", {"rollout/logprob_drift_mean": 0.2}, "--temperature"),
-    ("first_ratio", {"train/first_ratio": 1.01}, "--share-prefixes"),
+    ("first_ratio", {"train/first_ratio": 1.01}, "--precision"),
     ("flat_groups", {"rollout/flat_groups": 0.95}, "--group-size"),
     ("format", {"reward/format": 0.5}, "--lr"),
     ("length", {"rollout/response_tokens": 300.0}, "--max-response"),

@@ -1,14 +1,18 @@
 """Literal trajectories and their exact masks; packing; the loop that drives agents."""
 
 import asyncio
+import concurrent.futures
+import doctest
 import itertools
+import time
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from common import rollout, tree_attention
+from common import files, rollout, tree_attention
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn, collate
 from common.world import tiny
@@ -240,7 +244,7 @@ def test_progress_is_told_at_every_step_before_any_agent_has_ended():
         return await engine.generate([i]) + await engine.generate([i])
 
     rollout.run_agents([agent(i) for i in range(3)], engine, search, lambda *counts: told.append(counts))
-    assert told[:2] == [(0, 3), (0, 3)] and told[-1] == (3, 3)
+    assert told[:2] == [(0, 3, ""), (0, 3, "")] and told[-1][:2] == (3, 3)
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -259,3 +263,97 @@ def test_the_first_failure_reaches_the_caller(remote):
 def test_seeds_are_stable():
     assert rollout.stable_seed(0, "q", "chain1", 2) == 4496476305615841176  # on every machine
     assert len({rollout.stable_seed(0, "q", p, t) for p in ("a", "b") for t in range(5)}) == 10
+
+
+# ---- where a loop runs already, as in a notebook's cell
+
+class Slow:
+    """An engine of one token a step."""
+
+    def __init__(self):
+        self.waiting = []
+
+    @property
+    def busy(self):
+        return bool(self.waiting)
+
+    async def generate(self):
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append(future)
+        return await future
+
+    def step(self):
+        future = self.waiting.pop()
+        if not future.done():
+            future.set_result(7)
+
+
+async def three(engine, ended):
+    try:
+        return [await engine.generate() for _ in range(3)]
+    finally:
+        ended.append("ended")
+
+
+def in_a_cell(function):
+    async def cell():
+        return function()
+    return asyncio.run(cell())
+
+
+def test_agents_run_in_a_cell_of_a_notebook():
+    def cell():
+        engine, ended = Slow(), []
+        agents = [three(engine, ended) for _ in range(2)]
+        return rollout.run_agents(agents, engine, rollout.BatchedSearch(None)), ended
+    assert in_a_cell(cell) == ([[7] * 3] * 2, ["ended"] * 2)
+
+
+def test_an_exception_in_a_cell_comes_out_and_ends_the_agents():
+    async def fails():
+        raise KeyError("mine")
+
+    def cell():
+        engine = Slow()
+        with pytest.raises(KeyError, match="mine"):
+            rollout.run_agents([three(engine, ended), fails()], engine, rollout.BatchedSearch(None))
+    ended = []
+    in_a_cell(cell)
+    assert ended == ["ended"]
+
+
+def test_ctrl_c_in_a_cell_ends_the_agents(monkeypatch):
+    def interrupted(self, timeout=None):
+        raise KeyboardInterrupt
+
+    class Endless(Slow):
+        def step(self):
+            time.sleep(.001)
+
+    def cell():
+        monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
+        engine = Endless()
+        with pytest.raises(KeyboardInterrupt):
+            rollout.run_agents([three(engine, ended)], engine, rollout.BatchedSearch(None))
+    ended = []
+    in_a_cell(cell)
+    assert ended == ["ended"]
+
+
+def test_the_walkthrough_runs_in_a_cell():
+    """Its lines as one cell, with what they print left aside."""
+    text = (Path(__file__).resolve().parents[1] / "docs/walkthrough.md").read_text()
+    examples = doctest.DocTestParser().get_examples(text)
+    source = "".join(example.source for example in examples)
+    assert "run_agents" in source
+
+    def cell():
+        exec(compile(source, "walkthrough", "exec"), {"__name__": "cell"})
+    in_a_cell(cell)
+
+
+def test_an_answer_that_holds_up_all_others_is_named(capsys):
+    progress = files.Progress("evaluating x", every=0, at_once=True, live=False)
+    progress(39, 40, "longest 4,100 of 6,192 tokens")
+    said = capsys.readouterr().out
+    assert "39/40" in said and "longest 4,100 of 6,192 tokens" in said and "left" not in said

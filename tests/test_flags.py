@@ -1,0 +1,189 @@
+"""Names of runs, "auto" on the command line and in Python, flags that do not go together, what --resume
+refuses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import askit
+import at2po
+import bi_rar
+import mygo_mujica
+import omne_r1
+from common import flags, run, splits
+from common.files import RunError
+
+SCRIPTS = {"at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica, "askit": askit, "omne_r1": omne_r1}
+
+
+def refused(script, line, capsys):
+    with pytest.raises(SystemExit) as end:
+        SCRIPTS[script].parse_args(line.split())
+    said = str(end.value)
+    assert said.startswith("error: ") and "\n" not in said
+    return said
+
+
+# ---- names
+
+@pytest.mark.parametrize("script, line, name", [
+    ("at2po", "", "atpo-seed0"),
+    ("at2po", "--loss grpo --seed 3", "grpo-seed3"),
+    ("at2po", "--world hard:elastic=.3", "atpo-hard-elastic=.3-seed0"),
+    ("at2po", "--world-size .5", "atpo-size0.5-seed0"),
+    ("at2po", "--model Qwen/Qwen3-4B", "atpo-Qwen3-4B-seed0"),
+    ("at2po", "--model a/b.c --data d/my.jsonl.gz --retriever bm25 --corpus c", "atpo-b.c-my-seed0"),
+    ("at2po", "--model m --data owner/name:part", "atpo-m-name-part-seed0"),
+    ("bi_rar", "", "seed0"),
+    ("bi_rar", "--model Qwen/Qwen3-4B --data nq", "Qwen3-4B-nq-seed0"),
+    ("mygo_mujica", "--model m --data x.json", "m-x-seed0"),
+    ("askit", "", "seed0"),
+    ("askit", "--encoder e/mini --fine-layers 2 --data d.json", "mini-d-seed0"),
+    ("omne_r1", "", "seed0"),
+    ("omne_r1", "--model m --graph cs=a/cs.graphml,b/law.graphml", "cs-law-m-seed0"),
+])
+def test_names_tell_model_and_data_where_they_are_not_the_default(script, line, name):
+    assert SCRIPTS[script].parse_args(line.split()).name == name
+
+
+def test_commands_of_the_readme_do_not_collide():
+    lines = ["", "--model Qwen/Qwen3-4B", "--model Qwen/Qwen3-0.6B --data my.jsonl --corpus c.jsonl"]
+    names = {at2po.parse_args(line.split()).name for line in lines}
+    assert len(names) == 3
+
+
+# ---- auto
+
+@pytest.mark.parametrize("script", ["at2po", "bi_rar", "mygo_mujica"])
+def test_a_config_of_python_is_that_of_the_command_line(script):
+    module = SCRIPTS[script]
+    resolved = module.resolve(replace(module.Config(), **module.WORLD))
+    assert resolved == module.parse_args([])
+    assert resolved.flaw_rate == .6 and resolved.warmup_steps == 900 and resolved.engine == "transformers"
+    hard = module.resolve(replace(module.Config(), **module.HARD, world="hard"))
+    line = ["--world", "hard"]
+    assert replace(hard, lr=0, name="") == replace(module.parse_args(line), lr=0, name="")
+
+
+def test_a_flaw_rate_above_one_is_refused_in_python_too():
+    with pytest.raises(SystemExit, match="--flaw-rate 2"):
+        at2po.resolve(replace(at2po.Config(), **at2po.WORLD, flaw_rate=2.0))
+
+
+# ---- flags that do something else, or nothing
+
+@pytest.mark.parametrize("script, line, why", [
+    ("at2po", "--loss grpo --dual-clip .5", "--dual-clip 0.5: above 1"),
+    ("at2po", "--loss grpo --dual-clip 1", "--dual-clip 1.0: above 1"),
+    ("at2po", "--loss grpo --group-size 1", "--group-size 1: at least 2"),
+    ("at2po", "--rollout chains --group-size 1", "--group-size 1: at least 2"),
+    ("at2po", "--chains 1 --rounds 0", "--chains 1: at least 2"),
+    ("at2po", "--clip-low 1", "--clip-low 1.0: below 1"),
+    ("at2po", "--clip-high 2", "--clip-high 2.0: below 1"),
+    ("bi_rar", "--clip 1.5", "--clip 1.5: below 1"),
+    ("mygo_mujica", "--clip 1", "--clip 1.0: below 1"),
+    ("omne_r1", "--clip 1", "--clip 1.0: below 1"),
+    ("askit", "--clip 1", "--clip 1.0: below 1"),
+    ("mygo_mujica", "--keep 5 --max-attempts 3", "--keep 5: at most --max-attempts 3"),
+    ("at2po", "--ladder --schemes", "--ladder and --schemes: one table"),
+    ("at2po", "--ladder --eval-only --checkpoint x", "without --ask and --eval-only"),
+    ("at2po", "--baselines --ask Who?", "without --ask and --eval-only"),
+    ("at2po", "--seeds 3", "--seeds 3: is for a table"),
+    ("at2po", "--keep-data dev", "--keep-data is for --keep best"),
+    *((script, "--ask=", "--ask is empty") for script in SCRIPTS),
+])
+def test_flags_that_would_do_something_else_are_one_line(script, line, why, capsys):
+    assert why in refused(script, line, capsys)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_runs_do_not_go_into_a_file(script, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert f"--out {file}: is a file" in refused(script, f"--out {file}", capsys)
+    assert file.read_text() == "mine"
+
+
+def test_a_pair_that_is_not_there_is_all_that_merge_says(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="forward/checkpoint: no config.json"):
+        bi_rar.main(["--stage", "merge", "--out", str(tmp_path)])
+    assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a\nb", "x" * 201, "../up", ".hidden"])
+def test_names_are_those_of_a_folder(name, tmp_path):
+    with pytest.raises(RunError, match="the name of a folder"):
+        run.RunFolder(tmp_path, "at2po", name, {})
+
+
+# ---- what --resume refuses
+
+@pytest.mark.parametrize("script, line", [
+    ("at2po", ""), ("bi_rar", ""), ("mygo_mujica", ""), ("askit", ""), ("omne_r1", "--stage ppo"),
+])
+def test_a_name_that_holds_no_run_is_not_begun_anew(script, line, tmp_path, capsys):
+    (tmp_path / script / "seed0-forward").mkdir(parents=True)  # another run's
+    (tmp_path / script / "seed0-forward/config.json").write_text("{}")
+    with pytest.raises(SystemExit, match="--resume: .* holds no (run|stage)"):
+        SCRIPTS[script].main([*line.split(), "--resume", "--name", "mistyped", "--out", str(tmp_path)])
+    assert [f.name for f in (tmp_path / script).iterdir()] == ["seed0-forward"]
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+def test_metrics_shorter_than_the_checkpoint_are_refused(lines, tmp_path):
+    cfg = replace(at2po.parse_args([]), out=str(tmp_path), name="a")
+    folder = run.open_folder(cfg, "at2po", "a")
+    folder.create()
+    rows = [{"step": step, "train/loss": .5} for step in (1, 2, 3)]
+    folder.append("metrics.jsonl", rows)
+    checkpoint = tmp_path / "at2po/a/checkpoint"
+    checkpoint.mkdir()
+    state = {"step": 3, "run": folder.id, "weights": 0, "sha256": {}}
+    (checkpoint / "trainer.json").write_text(json.dumps(state))
+    again = replace(cfg, resume=True)
+    assert run.open_folder(again, "at2po", "a").start == checkpoint
+    metrics = tmp_path / "at2po/a/metrics.jsonl"
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows[:lines]))
+    with pytest.raises(RunError, match=f"checkpoint of step 3, and metrics.jsonl ends at step {lines}"):
+        run.open_folder(again, "at2po", "a")
+    metrics.unlink()
+    with pytest.raises(RunError, match="ends at step 0"):
+        run.open_folder(again, "at2po", "a")
+
+
+def test_a_resumed_run_keeps_its_date(tmp_path, monkeypatch):
+    from common import chat
+    cfg = replace(at2po.parse_args([]), out=str(tmp_path), name="a")
+    monkeypatch.setattr(chat, "today", "2026-01-31")
+    run.open_folder(cfg, "at2po", "a").create(date=chat.today)
+    monkeypatch.setattr(chat, "today", "2026-02-01")
+    run.open_folder(replace(cfg, resume=True), "at2po", "a")
+    assert chat.today == "2026-01-31"
+
+
+# ---- own questions
+
+@pytest.mark.parametrize("n, held, said", [(40, 20, False), (400, 40, False), (12, 6, True)])
+def test_what_is_held_out_can_decide_something_or_is_said_not_to(n, held, said, tmp_path, capsys):
+    file = tmp_path / "own.jsonl"
+    rows = [json.dumps({"question": f"Who is {i}?", "answer": f"a{i}"}) for i in range(n)]
+    file.write_text("\n".join(rows))
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"id": "1", "contents": "\"T\"\nText"}))
+    line = ["--model", "m", "--data", str(file), "--corpus", str(corpus), "--retriever", "bm25"]
+    train, [test] = splits.load_splits(at2po.parse_args(line), at2po.PAPER_EVAL)
+    assert (len(test.questions), len(train.questions)) == (held, n - held)
+    assert ("decide nothing" in capsys.readouterr().out) == said
+
+
+def test_what_is_printed_is_what_is_not_default(capsys):
+    cfg = at2po.parse_args(["--model", "m", "--steps", "7"])
+    run.tell(cfg)
+    shown = capsys.readouterr().out.split()
+    assert {"model=m", "steps=7"} <= set(shown) and len(shown) < 10
+
+
+def test_run_names_are_short_enough_for_a_folder():
+    cfg = at2po.parse_args(["--model", "m" * 300])
+    assert len(flags.run_name(cfg)) <= 100
