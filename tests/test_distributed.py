@@ -341,11 +341,10 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):
             time.sleep(.2)
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
-        began = time.time()
         _, told = job.communicate(timeout=60)
     finally:
         job.kill()
-    assert job.returncode != 0 and time.time() - began < 60 and "SIGKILL" in told
+    assert job.returncode != 0 and "SIGKILL" in told
     steps = len(read_jsonl(metrics))
     play("at2po", *args, "--steps", steps + 1, "--resume")
     assert [r["step"] for r in read_jsonl(metrics)] == list(range(1, steps + 2))

