@@ -128,7 +128,11 @@ def test_a_library_import_changes_neither_handlers_nor_threads():
 def started(*args):
     """A script as a terminal starts it: Ctrl-C reaches it even where the tests run in the background."""
     return subprocess.Popen(
-        [sys.executable, *map(str, args)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, *map(str, args)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
