@@ -75,12 +75,10 @@ from common import (
     baselines,
     chat,
     data,
-    demonstrations,
     flags,
     grpo,
     guards,
     keep_best,
-    ladder,
     loop,
     metrics,
     report,
@@ -89,16 +87,12 @@ from common import (
     splits,
     training,
     tree_metrics,
-    warmup,
 )
 from common import model as models
-from common.at2po_tables import TABLES
 from common.files import console, plain, warn
-from common.ladder import Row
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record, trees
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.world import tiny
 
 # ---------------------------------------------------------------- config
 
@@ -230,7 +224,7 @@ HARD = WORLD | dict(
     eval_every=5,
 )
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")
-TABLE_FLAGS = ("ladder", "schemes", "baselines", "seeds")
+TABLES = ("ladder", "schemes", "baselines")
 MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
 SINGLE_HOP = ("nq", "triviaqa", "popqa")  # trained on NQ: --data nq
 PAPER_EVAL = ",".join(MULTI_HOP + SINGLE_HOP)
@@ -774,11 +768,12 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
 
 def reproduce(cfg, argv=()):
     """Evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
-    for name, rows in TABLES.items():
-        if getattr(cfg, name):
-            return ladder.run(cfg, "at2po", name, rows, argv, parse_args, before=("ReAct", Row((), "30.01")))
+    if any(getattr(cfg, name) for name in TABLES):
+        from common import at2po_tables
+        return at2po_tables.run(cfg, argv, parse_args)
     if not cfg.ask:
-        folder = run.open_folder(cfg, "at2po", cfg.name, (*run.FREE_ON_RESUME, "token_budget", *TABLE_FLAGS))
+        free = (*run.FREE_ON_RESUME, "token_budget", *TABLES, "seeds")
+        folder = run.open_folder(cfg, "at2po", cfg.name, free)
     source = cfg.checkpoint or cfg.model
     source = source and models.find_model(source)
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
@@ -953,6 +948,7 @@ def render_demonstration(tokenizer, question, demo, index, cfg, box=("\\boxed{ "
 
     before, after = ("", "") if demo.flaw == "bad format" else box
     answer = f"{ANSWER[0]} {before}", chat.Foreign(demo.answer), f"{after} {ANSWER[1]}"
+    from common import demonstrations
     turns = demonstrations.search_turns(tokenizer, demo, observe, *answer)
     prompt_ids = render_prompt(tokenizer, question.question, cfg.prompt_form)
     return Trajectory(question.id, prompt_ids, turns)
@@ -979,6 +975,7 @@ def warmed_up(cfg, source, split):
         shown = chat.Foreign(observation)
         return chat.encode(tokenizer, f" {RESULT[0]}\n", shown, f"\n{RESULT[1]}")[1]
 
+    from common import warmup
     tokenizer = models.load_tokenizer(source)
     ends = "none" if cfg.stop_at_answer else "last"
     examples = warmup.examples_of(cfg, tokenizer, split.retriever, render, reward, reply, ends)
@@ -994,6 +991,7 @@ def tiny_policy(cfg):
     def render(tokenizer, row, demo, index):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
+    from common.world import tiny
     return tiny.tiny_policy(cfg, "at2po", words, tags, render)
 
 

@@ -69,7 +69,6 @@ from common import (
     chat,
     checkpoint,
     data,
-    demonstrations,
     distance_metrics,
     distributed,
     flags,
@@ -82,7 +81,6 @@ from common import (
     run,
     splits,
     training,
-    warmup,
     weights,
 )
 from common import model as models
@@ -91,7 +89,6 @@ from common.files import console, plain, read_jsonl, say, warn
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.world import hard, tiny
 
 # ---------------------------------------------------------------- config
 
@@ -878,6 +875,7 @@ def render_demonstration(tokenizer, question, demo, index, cfg):
 
     opened = "" if demo.flaw == "bad format" else "<answer> "
     answer = opened, chat.Foreign(demo.answer), " </answer>"
+    from common import demonstrations
     turns = demonstrations.search_turns(tokenizer, demo, observe, *answer)
     return Trajectory(question.id, render_prompt(tokenizer, question.question), turns)
 
@@ -895,6 +893,7 @@ def warmed_up(cfg, source, index):
         shown = chat.Foreign(observation)
         return chat.encode(tokenizer, "\n\n<information>", shown, "</information>\n\n")[1]
 
+    from common import warmup
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(cfg, tokenizer, index, render, reward, reply)
     return warmup.warmed_up(cfg, "bi_rar", source, examples)
@@ -911,12 +910,14 @@ def tiny_policy(cfg):
     def render(tokenizer, row, demo, index):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
+    from common.world import tiny
     return tiny.tiny_policy(cfg, "bi_rar", words, tags, render)
 
 
 def line_scorer(cfg, start):
     """Folder of the tiny policy after further training on the very lines that it is asked about: questions,
     right steps and answers in the three orders of scored_paths. Cached like the policy."""
+    from common.world import hard, tiny
     recipe = {
         "script": "bi_rar, lines",
         "start": Path(start).name,

@@ -117,7 +117,7 @@ from common import (
 from common import model as models
 from common.critic import load_actor_critic
 from common.direct import evaluate_directly
-from common.files import Progress, console, plain, say, warn
+from common.files import Lines, Progress, console, plain, say, warn
 from common.graph_questions import has_hops
 from common.judge import Judge, score_answers
 from common.kg_text import one_line
@@ -125,7 +125,6 @@ from common.kg_tools import Call
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.synthesis_files import Lines
 from common.tool_calls import Fault, parse_tool_call, write_tool_call
 from common.world import graph_policy, tiny
 from kernels.weighted_ce import think_weights, weighted_cross_entropy

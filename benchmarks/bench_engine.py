@@ -22,10 +22,11 @@ import torch
 import transformers
 
 import at2po
-from common import run, splits, training
+from common import run, training
 from common.engine import Generation, TransformersEngine
 from common.model import token_logprobs
 from common.rollout import Policy
+from common.world.splits import world_split
 
 
 def setup(args):
@@ -34,7 +35,7 @@ def setup(args):
     engine = "vllm" if args.vllm else "transformers"
     cfg = replace(cfg, engine=engine, precision="fp32", max_response=longest)
     policy = run.load_policy(cfg, args.model or at2po.tiny_policy(cfg))
-    split = splits.world_split("train", questions=2000)
+    split = world_split("train", questions=2000)
     return cfg, policy, replace(split, questions=split.questions[:args.questions])
 
 

@@ -14,10 +14,11 @@ import time
 from dataclasses import replace
 
 import mygo_mujica
-from common import data, splits
+from common import data
 from common.engine import Generation, TransformersEngine
 from common.model import load_policy
 from common.rollout import Policy
+from common.world.splits import world_split
 
 WORKLOADS = (  # name, sub-questions, whether workers wait for one another
     ("one sub-question", 1, False),
@@ -62,7 +63,7 @@ def main():
     repeats = parser.parse_args().repeats
     cfg = replace(mygo_mujica.Config(), **mygo_mujica.WORLD)
     model, tokenizer = load_policy(mygo_mujica.tiny_policy(cfg))
-    split = splits.world_split("dev", questions=50)
+    split = world_split("dev", questions=50)
     place = mygo_mujica.Place("text", **vars(split))
     films = films_with_a_director(place.graph)
     question = data.Question("q", "Which of them?", ["a"])

@@ -16,7 +16,8 @@ import torch
 import transformers
 
 import bi_rar
-from common import run, splits
+from common import run
+from common.world.splits import world_split
 
 
 @torch.no_grad()
@@ -64,7 +65,7 @@ def main():
     transformers.utils.logging.set_verbosity_error()
     cfg = bi_rar.parse_args([])
     policy = run.load_policy(cfg, bi_rar.tiny_policy(cfg))
-    split = splits.world_split("train", questions=2000)
+    split = world_split("train", questions=2000)
     questions = split.questions[:args.questions]
     groups = bi_rar.rollout_groups(policy, split.retriever, questions, cfg, 0)
     right = []

@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 import at2po
-from common import rollout, run, splits, tree_metrics
+from common import rollout, run, tree_metrics
 from common.files import Progress, table, write_json
 from common.world import hard
+from common.world.splits import world_split
 
 SHAPES = ((10, 6, 2), (4, 6, 3))  # M, N, L: the paper's, and that of --world hard
 RULES = ("child-weighted", "child-mean", "leaf-mean")
@@ -113,7 +114,7 @@ def main(argv=None):
     base = at2po.parse_args(["--world", args.world])
     policy = run.load_policy(base, at2po.tiny_policy(base), trains=False)
     policy.engine.sync(policy.model)
-    split = splits.world_split("train", questions=200, level=hard.parse(args.world))
+    split = world_split("train", questions=200, level=hard.parse(args.world))
     questions = split.questions[:args.questions]
     rows = []
     for chains, expand, rounds in SHAPES:

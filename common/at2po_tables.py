@@ -1,5 +1,6 @@
 """The tables of AT2PO's paper as rows for common/ladder.py: flags of each method, and its printed score."""
 
+from common import ladder
 from common.ladder import Row
 
 RANDOM_TREE = ("--rollout", "tree", "--expansion", "random")
@@ -34,3 +35,9 @@ MAIN_TABLE = {
     "Tree-GRPO": Row((*TREE_GRPO, "tree-grpo"), "", "AT2PO"),
 }
 TABLES = {"ladder": TABLE_1, "schemes": TABLE_2, "baselines": MAIN_TABLE}  # by their flags
+
+
+def run(cfg, argv, parse):
+    """The table that cfg asks for; argv and parse as ladder.run takes them."""
+    name = next(name for name in TABLES if getattr(cfg, name))
+    return ladder.run(cfg, "at2po", name, TABLES[name], argv, parse, before=("ReAct", Row((), "30.01")))

@@ -12,8 +12,10 @@ import datetime
 import functools
 import re
 
+from common.files import UserError
 
-class TemplateError(ValueError):
+
+class TemplateError(UserError):
     """A chat template that cannot render the conversation."""
 
 

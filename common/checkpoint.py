@@ -16,9 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from common import distributed
+from common.files import UserError
 
 
-class ModelError(RuntimeError):
+class ModelError(UserError):
     """A model or checkpoint that cannot be used; the message says what to do."""
 
 

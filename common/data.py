@@ -33,12 +33,12 @@ import zlib
 from pathlib import Path
 
 from common import formats, hub, metrics
-from common.files import RunError, write_atomic
+from common.files import RunError, UserError, write_atomic
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """A file, record or field that cannot be used, with where it is and what was expected."""
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import tempfile
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,11 @@ if not console.is_terminal:  # logs are not cut at 80 columns
     console.width = 160
 
 
-class RunError(RuntimeError):
+class UserError(Exception):
+    """What a program ends with in one line that says what to do. Anything else is a bug and shows where."""
+
+
+class RunError(UserError):
     """A run folder or one of its files cannot be used as asked; the message says what to do."""
 
 
@@ -195,3 +200,59 @@ def read_jsonl(path):
                 message = f"{path}: line {number} is not valid JSON ({error.msg}); nothing was changed"
                 raise RunError(message) from error
     return rows
+
+
+# ---------------------------------------------------------------- files that grow
+
+class Lines:
+    """A file of JSON lines that only grows; the last line, if a kill cut it off, is dropped."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.rows = []
+        try:
+            if self.path.exists():
+                self._drop_half_a_line()
+                self.rows = read_jsonl(self.path)
+            self.file = open(self.path, "a", encoding="utf-8", errors="replace", newline="\n")
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be read or written ({error.strerror})") from None
+
+    def _drop_half_a_line(self):
+        with open(self.path, "r+b") as file:
+            data = file.read()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):
+                file.truncate(whole)
+
+    def add(self, row):
+        try:
+            self.file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}: {error.strerror}. What was written before stays: "
+                           "make room and run the same command again") from None
+        self.rows.append(row)
+
+    def close(self):
+        self.file.close()
+
+
+class Keyed:
+    """Rows by their "key", each on file as soon as it is there; threads may add at once."""
+
+    def __init__(self, path):
+        self.lines = Lines(path)
+        self.known = {row["key"]: row for row in self.lines.rows}
+        self.lock = threading.Lock()
+
+    def get(self, key):
+        return self.known.get(key)
+
+    def add(self, row):
+        with self.lock:
+            self.known[row["key"]] = row
+            self.lines.add(row)
+
+    def close(self):
+        self.lines.close()

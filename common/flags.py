@@ -28,8 +28,7 @@ from typing import Annotated, Literal, get_args, get_type_hints
 import torch
 import tyro
 
-from common import distributed, run, vllm_engine, world
-from common.world import hard
+from common import distributed
 
 # ---------------------------------------------------------------- shared fields
 
@@ -135,6 +134,7 @@ class PassageFlags(PolicyFlags):
 
 DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
 TINY_WARM_UP = {"warmup_steps": 900, "flaw_rate": .6}
+HARD_WARM_UP = {"warmup_steps": 1550, "flaw_rate": .8}
 MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "show_every", "search_retries", "lora",
                "train_layers", "seed", "excerpt")
 ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
@@ -145,11 +145,11 @@ def without_auto(cfg):
     ran."""
     auto = {}
     if hasattr(cfg, "engine"):
-        auto["engine"] = vllm_engine.choose(cfg.engine)
+        auto["engine"] = "vllm" if torch.cuda.is_available() and has_vllm() else "transformers"
     if hasattr(cfg, "warmup_data"):
         tiny = {} if cfg.warmup_data else TINY_WARM_UP
         if getattr(cfg, "world", "plain") != "plain":
-            tiny = {"warmup_steps": hard.WARM_UP_STEPS, "flaw_rate": hard.FLAW_RATE}
+            tiny = HARD_WARM_UP
         auto |= {"flaw_rate": 0.0} | tiny
     unset = {name: value for name, value in auto.items() if getattr(cfg, name) == "auto"}
     return dataclasses.replace(cfg, **unset)
@@ -169,7 +169,7 @@ def run_name(cfg, *first):
     return re.sub(r"[^\w.=+-]+", "-", name).strip("-.")[-100:]
 
 
-def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
+def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
     """cfg without "auto". Refuses numbers that no run can use, and trackers and sets that do not exist.
 
     int fields: at least 1, or 0 if in may_be_zero; float fields: at least 0, or above 0 if in above_zero;
@@ -204,15 +204,12 @@ def check(cfg, may_be_zero, above_zero, world_sets=world.SPLITS, least=None):
         refuse("flaw_rate", cfg.flaw_rate, "a share, from 0 to 1")
     check_together(cfg)
     check_machine(cfg)
-    try:
-        run.check_trackers(cfg.log)
-    except run.RunError as error:
-        sys.exit(f"error: {error}")
-    check_world(cfg)
-    if cfg.data == "world":
-        odd = [n for n in cfg.eval_data.split(",") if n not in ("", *world_sets)]
-        if odd:
-            refuse("eval_data", odd[0], f"with --data world one of {', '.join(world_sets)}")
+    for name in filter(None, cfg.log.split(",")):
+        if name not in ("tensorboard", "wandb"):
+            refuse("log", name, "tensorboard, wandb, or both with a comma")
+        if not importlib.util.find_spec(name):
+            refuse("log", name, f"not installed here; pip install {name}")
+    check_world(cfg, world_sets)
     return cfg
 
 
@@ -237,15 +234,25 @@ def check_together(cfg):
         refuse("out", cfg.out, "is a file: the name of a folder for run folders")
 
 
-def check_world(cfg):
-    """Refuses a level of the world that there is not, or without the world."""
+def check_world(cfg, sets):
+    """Refuses a level or a set of the world that there is not, and a level without the world."""
     level = getattr(cfg, "world", "plain")
+    if cfg.data != "world":
+        if level != "plain":
+            refuse("world", level, "is a level of the embedded world, without --model and --data")
+        return
+    from common.world import SPLITS, hard
     try:
         hard.parse(level)
     except ValueError as error:
         refuse("world", level, error)
-    if level != "plain" and cfg.data != "world":
-        refuse("world", level, "is a level of the embedded world, without --model and --data")
+    for name in cfg.eval_data.split(","):
+        if name not in ("", *(sets or SPLITS)):
+            refuse("eval_data", name, f"with --data world one of {', '.join(sets or SPLITS)}")
+
+
+def has_vllm():
+    return importlib.util.find_spec("vllm") is not None
 
 
 def check_machine(cfg):
@@ -261,7 +268,7 @@ def check_machine(cfg):
     if getattr(cfg, "optimizer", "adamw") == "adamw8bit" and distributed.world() > 1:
         sys.exit("error: --optimizer adamw8bit is for one process: bitsandbytes does not know weights that "
                  "are cut over several; with torchrun use adamw, or --lora")
-    if getattr(cfg, "engine", "") == "vllm" and not vllm_engine.installed():
+    if getattr(cfg, "engine", "") == "vllm" and not has_vllm():
         sys.exit("error: --engine vllm: vLLM is not installed here; pip install -r requirements-gpu.txt, "
                  "or use --engine transformers")
     if getattr(cfg, "tensor_parallel", 1) > 1 and cfg.engine != "vllm":

@@ -1,16 +1,19 @@
 """A GGUF file, as llama.cpp reads them, as a folder in Hugging Face form that every script can train.
 
-    python -m common.training convert model.gguf FOLDER
+    python -m common.gguf model.gguf FOLDER
 
 transformers reads GGUF and turns quantised weights back into numbers, but refuses to save what it read: its
 configuration still says "quantised". So the weights go into a new model of the same configuration."""
 
+import argparse
 from pathlib import Path
 
 import torch
 import transformers
 
+from common import process
 from common.checkpoint import ModelError
+from common.files import UserError, say
 
 
 def convert(file, folder):
@@ -50,3 +53,19 @@ def convert(file, folder):
     model.save_pretrained(unfinished)
     unfinished.rename(folder)  # an empty one may be there
     return sum(p.numel() for p in model.parameters())
+
+
+def main(argv=None):
+    """`python -m common.gguf x.gguf FOLDER`"""
+    parser = argparse.ArgumentParser(prog="python -m common.gguf", description=main.__doc__)
+    parser.add_argument("file")
+    parser.add_argument("folder")
+    given = parser.parse_args(argv)
+    with process.ends_cleanly((UserError, OSError), lambda: "nothing was written"):
+        say(f"reading {given.file} (a minute or two)")
+        weights = convert(given.file, given.folder)
+        say(f"{given.folder}: {weights / 1e6:,.1f} M weights; use it as --model {given.folder}")
+
+
+if __name__ == "__main__":
+    main()

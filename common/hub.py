@@ -15,10 +15,10 @@ import re
 import threading
 from pathlib import Path
 
-from common.files import say
+from common.files import UserError, say
 
 
-class HubError(RuntimeError):
+class HubError(UserError):
     """Nothing usable has that name; the message says whether it is misspelt, gated, or the hub is out of
     reach."""
 

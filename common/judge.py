@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common import data, metrics, teacher
-from common.files import Progress, RunError, say, write_atomic
+from common.files import Keyed, Progress, RunError, say, write_atomic
 from common.rollout import stable_seed
-from common.synthesis_files import Keyed
 
 PROMPT = """\
 You will see a question, its golden answer and a predicted answer. Judge whether the predicted answer is \

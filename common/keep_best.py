@@ -5,6 +5,7 @@ import sys
 from common import checkpoint, run, splits
 from common.files import say
 from common.world import hard
+from common.world.splits import world_split
 
 
 def check(cfg):
@@ -34,7 +35,7 @@ def set_that_chooses(cfg, split):
     if cfg.data == "world":
         level = hard.parse(cfg.world)
         name = cfg.keep_data or "dev"
-        return splits.world_split(name, cfg.world_size, limit or 400, cfg.retriever, level)
+        return world_split(name, cfg.world_size, limit or 400, cfg.retriever, level)
     return splits.Split("kept-by", splits.keep_questions(cfg), split.retriever)
 
 

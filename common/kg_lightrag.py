@@ -20,7 +20,7 @@ from collections import Counter
 
 import networkx
 
-from common.files import write_atomic, write_json
+from common.files import UserError, write_atomic, write_json
 
 SEP = "<SEP>"  # LightRAG's, between the values of one field
 EDGE_FIELDS = ("description", "keywords", "weight", "source_id", "file_path")
@@ -28,7 +28,7 @@ EDGE_FIELDS = ("description", "keywords", "weight", "source_id", "file_path")
 UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
 
 
-class GraphError(ValueError):
+class GraphError(UserError):
     """A graph file that cannot be used, with where it is and what was expected."""
 
 

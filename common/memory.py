@@ -7,7 +7,7 @@ copies, its caches), whichever is more. What PyTorch rounds up and leaves unused
 
 import functools
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import transformers
@@ -16,7 +16,6 @@ from common import distributed
 from common.engine import PREFILL
 from common.files import warn
 from common.model import default_device, find_model, head_dim
-from common.vllm_engine import choose
 
 LOGIT_TILE = 2 * 512 * 2**20  # the kernels' tile of logits, and its softmax
 KEPT_LOGITS = 2.0 * 2**30     # of kernels.turn_logprob: larger gradients of logits are computed again
@@ -255,7 +254,7 @@ def check(cfg, name, frozen=None, trains=True):
     if frozen is None:
         frozen = int(getattr(cfg, "kl_coef", 0) > 0 and not cfg.lora)
     found = estimate(
-        shape, replace(cfg, engine=choose(cfg.engine)), cuda, distributed.world(), frozen,
+        shape, cfg, cuda, distributed.world(), frozen,
         critic=getattr(cfg, "critic", "") == "separate", trains=trains,
     )
     if cuda or sum(found.held.values()) + found.update.get("gradients", 0) > have:

@@ -17,7 +17,6 @@ from common import chat, checkpoint, distributed, hub, rollout
 from common.checkpoint import ModelError
 from common.files import locked, say
 from common.rollout import Trajectory, Turn, context_ids
-from common.tree_attention import block_mask, padded_length
 from kernels.turn_logprob import turn_logprob
 
 # bitsandbytes, which LoRA imports, looks for another package of the name of our kernels/, and warns
@@ -126,6 +125,7 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         freeze_below(model, train_layers)
     fits = device != "cpu" and head_dim(model.config) >= 16  # FlexAttention's smallest
     if attention == "tree" or attention == "auto" and fits:
+        flex()
         model.set_attn_implementation("tree")
     model.in_bf16 = in_bf16
     return model.to(device).requires_grad_(False) if frozen else model.to(device)
@@ -354,12 +354,12 @@ def hidden_states(model, batch):
     decoder = model.get_decoder()
     P, N = batch.packed_ids.shape
     is_flex = decoder.config._attn_implementation == "tree"
-    length = padded_length(N) if is_flex else few_lengths(N, model)
+    length = flex().padded_length(N) if is_flex else few_lengths(N, model)
     padding = (0, length - N)
     ids = F.pad(batch.packed_ids, padding)                      # (P, length)
     positions = F.pad(batch.positions, padding)
     if is_flex:
-        mask = block_mask(batch.end, length)
+        mask = flex().block_mask(batch.end, length)
     elif batch.is_tree:
         mask = F.pad(batch.attention_mask(), padding + padding)  # (P, 1, length, length)
         mask[:, :, N:, N:] = True                               # padding sees itself
@@ -374,6 +374,12 @@ def hidden_states(model, batch):
             use_cache=False,
         ).last_hidden_state[:, :N]
     return hidden.to(torch.bfloat16) if computes_in_bf16(model) else hidden
+
+
+def flex():
+    """The room of --attention tree; transformers knows it by that name from here on."""
+    from common import tree_attention
+    return tree_attention
 
 
 def few_lengths(length, model):

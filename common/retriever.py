@@ -26,12 +26,12 @@ from pathlib import Path
 import numpy as np
 
 from common import http_client
-from common.files import locked, weights_in
+from common.files import UserError, locked, weights_in
 from common.http_client import RETRIES as RETRIES
 from common.hub import HubError, encode, load_encoder, prefixes
 
 
-class RetrieverError(RuntimeError):
+class RetrieverError(UserError):
     """The search service cannot be used; the message names the address and the remedy."""
 
 

@@ -6,10 +6,10 @@ box. `run_agents` drives any number of them; engine and retriever batch whatever
     prompt   | turn 0: sampled ids | observation | turn 1: sampled ids | observation | …
     mask       1 1 1 1 1 1 1 1 1 1   0 0 0 0 0 0   1 1 1 1 1 …               (response_mask; prompt 0)
     turn_ids   0 0 0 0 0 0 0 0 0 0  -1 -1 -1 …     1 1 1 1 1 …               (-1 = not the policy's)
-"""
+
+Turn and Trajectory are in common/turns.py, which imports nothing."""
 
 import asyncio
-import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -17,6 +17,14 @@ import torch
 
 from common import distributed
 from common.files import Progress
+from common.turns import (  # noqa: F401  (they are names of this module too)
+    Trajectory,
+    Turn,
+    context_ids,
+    question_seeds,
+    sampled_text,
+    stable_seed,
+)
 
 
 @dataclass
@@ -25,75 +33,6 @@ class Policy:
     model: object         # Hugging Face causal LM, the one that is trained
     tokenizer: object
     engine: object        # samples; engine.sync(model) gives it the model's weights
-
-
-@dataclass(eq=False)
-class Turn:
-    """What the policy sampled in one go, and the observation that followed.
-
-    Paths of a tree share Turn objects."""
-    ids: list[int]                  # sampled, stop token included
-    logprobs: list[float]           # of the sampler, one a token
-    stop_reason: str
-    text: str                       # decoded, for parsing only; training uses ids
-    observation_ids: list[int] = field(default_factory=list)
-    observation: str = ""
-
-    @property
-    def entropy(self):
-        """Mean negative log-likelihood of the sampled tokens, nats (AT2PO Eq 2)."""
-        return -sum(self.logprobs) / max(1, len(self.logprobs))
-
-
-@dataclass(eq=False)
-class Trajectory:
-    """info explains the reward: "answer" (or None), "problem" (what is wrong with the format, or ""), "em",
-    "f1", "searches"; what else a script puts there is listed where it does."""
-    question_id: str
-    prompt_ids: list[int]
-    turns: list[Turn]
-    reward: float = 0.0
-    advantages: list[float] = field(default_factory=list)   # one a turn, from the paper's credit rule
-    info: dict = field(default_factory=dict)
-
-    @property
-    def sampled_tokens(self):
-        return sum(len(t.ids) for t in self.turns)
-
-    @property
-    def length(self):
-        after_prompt = sum(len(t.ids) + len(t.observation_ids) for t in self.turns)
-        return len(self.prompt_ids) + after_prompt
-
-
-def sampled_text(tokenizer, ids, stop_reason):
-    """What was sampled, as text, without the token that ends the sequence. Special tokens are text too: a
-    model's tags may be registered as such."""
-    return tokenizer.decode(ids[:-1] if stop_reason == "eos" else ids)
-
-
-def context_ids(prompt_ids, turns):
-    """What the policy reads next: the prompt and all that was sampled and observed since."""
-    return prompt_ids + [i for t in turns for i in t.ids + t.observation_ids]
-
-
-def stable_seed(*parts):
-    """A 63-bit seed from (run seed, question id, sample path, turn, …).
-
-    The same in every process and on every machine."""
-    text = "/".join(map(str, parts))
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
-def question_seeds(questions, *parts):
-    """A seed a question. One that is drawn twice in a step gets two, so that its samples differ."""
-    ids = [q.id for q in questions]
-    seeds = []
-    for i, question_id in enumerate(ids):
-        drawn_before = ids[:i].count(question_id)
-        seeds.append(stable_seed(*parts, question_id, drawn_before))
-    return seeds
 
 
 class BatchedSearch:

@@ -16,7 +16,6 @@ several stages has a folder for each. The order is always the same:
 
 import fcntl
 import glob
-import importlib.util
 import json
 import math
 import os
@@ -29,26 +28,13 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import (
-    chat,
-    checkpoint,
-    data,
-    distributed,
-    kg,
-    memory,
-    metrics,
-    process,
-    results,
-    retriever,
-    rollout,
-    served,
-)
+from common import chat, checkpoint, distributed, metrics, process, results, rollout
 from common import model as models
-from common.curves import draw_curves
 from common.engine import TransformersEngine
 from common.files import (
     Progress,
     RunError,
+    UserError,
     console,
     plain,
     read_evaluation,
@@ -59,13 +45,7 @@ from common.files import (
     write_atomic,
     write_json,
 )
-from common.page import write_page
-from common.vllm_engine import VllmEngine, choose
 
-# what a program ends with in one line; anything else is a bug and shows where it is
-ERRORS = (
-    data.DataError, kg.GraphError, retriever.RetrieverError, models.ModelError, chat.TemplateError,
-    RunError, OSError)
 FREE_ON_RESUME = (
     "cache_gb",  # a run that was killed for its memory goes on with less
     "steps", "eval_every", "save_every", "show_every", "log", "resume", "out",
@@ -284,20 +264,10 @@ def _same_threads(folder):
 
 # ---------------------------------------------------------------- trackers
 
-def check_trackers(names):
-    """Refuses what --log cannot be, before a run begins."""
-    for name in filter(None, names.split(",")):
-        if name not in ("tensorboard", "wandb"):
-            raise RunError(f"--log {name}: tensorboard, wandb, or both with a comma")
-        if not importlib.util.find_spec(name):
-            raise RunError(f"--log {name}: not installed here; pip install {name}")
-
-
 def open_trackers(names, folder):
     """[function of (numbers, step)] for --log tensorboard,wandb.
 
     Weights & Biases writes offline unless WANDB_MODE says otherwise: no account needed."""
-    check_trackers(names)
     if distributed.rank() > 0:
         return []
     trackers = []
@@ -336,12 +306,14 @@ def load_policy(cfg, source, trains=True, frozen=None):
     frozen: models that will be loaded beside it, where they are not the flags' reference alone
     (memory.check)."""
     if cfg.policy:
+        from common import served
         return served.policy(cfg)
+    from common import memory
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     memory.check(cfg, source, frozen, trains)
     how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
-    whole = choose(cfg.engine) != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
+    whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
     if trains:
         how["train_layers"] = cfg.train_layers
     else:
@@ -384,7 +356,8 @@ def check_engine(source, policy):
 def make_engine(cfg, model, tokenizer, trains=False):
     """What samples `model`: the engine of --engine. Ours shares the weights, vLLM copies them at each sync,
     and so does ours where those that are trained will be cut over several ranks."""
-    if choose(cfg.engine) == "vllm":
+    if cfg.engine == "vllm":
+        from common.vllm_engine import VllmEngine
         return VllmEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.tensor_parallel)
     if trains:
         model = distributed.replica(model)
@@ -436,6 +409,8 @@ def machine():
 
 
 def _draw(folder, title):
+    from common.curves import draw_curves
+    from common.page import write_page
     if read_jsonl(folder.path / "metrics.jsonl"):
         rows = {folder.path.name: results.with_evaluations(folder.path)}
         panels = results.panels_of(folder.path)
@@ -505,7 +480,7 @@ def program(one_process=False):
     one_process: what it trains is small, and not made for several (common/distributed.py)."""
     opened.clear()
     transformers.utils.logging.disable_progress_bar()
-    with process.ends_cleanly(ERRORS, what_is_saved):
+    with process.ends_cleanly((UserError, OSError), what_is_saved):
         distributed.start()
         if one_process and distributed.world() > 1:
             raise RunError("this script trains in one process: start it without torchrun")

@@ -15,10 +15,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from common import http_client
 from common.engine import Generation
-from common.files import RunError, warn
+from common.files import Keyed, RunError, warn
 from common.http_client import KEY
 from common.rollout import Policy
-from common.synthesis_files import Keyed
 
 CONCURRENT = 32         # requests at a time
 TIMEOUT = 600.0         # seconds an answer

@@ -4,10 +4,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import data, kg, retriever, sharegpt, world
+from common import data, retriever
 from common.excerpts import Excerpts
 from common.files import say, warn
-from common.world import hard
 
 FEW = 20  # test questions below which no interval says anything
 TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
@@ -19,28 +18,6 @@ class Split:
     questions: list
     retriever: object     # with search(queries, k); None where nothing is searched
     graph: object = None  # kg.KnowledgeGraph, where there is one
-
-
-def world_split(name, size=1.0, questions=400, spec="bm25", level=None):
-    """A split of the embedded world, or of its second level.
-
-    Test questions come from the world of seed 1 (second level: 2), first evaluated after the learning rate
-    had been chosen on dev (the test world of seed 0 was in view when clip window and warm-up were set); every
-    other split is the world of seed 0."""
-    try:
-        if level:
-            seed = hard.TEST_SEED if name == "test" else 0
-            made = hard.make_hard_world(name, seed, size, questions, level)
-        else:
-            made = world.make_world(name, 1 if name == "test" else 0, size, questions)
-    except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
-        raise data.DataError(f"--world-size {size}: {error}") from error
-    return Split(
-        name,
-        data.load_questions(made.questions),
-        retriever.make_retriever(spec, made.corpus()),
-        kg.KnowledgeGraph.from_triples(made.triples),
-    )
 
 
 def make_retriever(cfg, corpus):
@@ -58,12 +35,8 @@ def load_splits(cfg, paper_eval, searched=True):
     A corpus pooled from contexts is that of all the sets loaded here, so an evaluation on its own searches
     a smaller one than a run that also trains."""
     if cfg.data == "world":
-        evals = []
-        level = hard.parse(cfg.world)
-        for name in (cfg.eval_data or "test").split(","):
-            evals.append(world_split(name, cfg.world_size, cfg.eval_limit or 400, cfg.retriever, level))
-        train = world_split("train", cfg.world_size, cfg.limit or 2000, cfg.retriever, level)
-        return train, evals
+        from common.world import splits as of_world
+        return of_world.load(cfg)
     train, sets = _load_questions(cfg, paper_eval, searched)
     corpus = None
     if searched and not cfg.retriever.startswith("http"):
@@ -120,6 +93,7 @@ def _load_questions(cfg, paper_eval, searched):
 
 def warmup_questions(cfg):
     """Those of --warmup-data, whose contexts are pooled with the others."""
+    from common import sharegpt
     files = [f for f in getattr(cfg, "warmup_data", "").split(",") if f and not sharegpt.is_file(f)]
     return [q for f in files for q in data.load_questions(f, None, cfg.skip_bad, role="train")]
 

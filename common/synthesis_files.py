@@ -6,72 +6,14 @@ questions.md are replaced whole.
 
 import hashlib
 import json
-import threading
 from collections import Counter
-from pathlib import Path
 
-from common.files import RunError, read_json, read_jsonl, write_json
+from common.files import Keyed, Lines, RunError, read_json, write_json
 from common.teacher import NO_ANSWER, UNREADABLE, BadAnswer, Patience
 
 TITLES = {"12": "1/2 hop", "3": "3+ hop"}
 DUPLICATE = "duplicate"
 NOT_READ = (UNREADABLE, NO_ANSWER)
-
-
-# ---------------------------------------------------------------- files that grow
-
-class Lines:
-    """A file of JSON lines that only grows; the last line, if a kill cut it off, is dropped."""
-
-    def __init__(self, path):
-        self.path = Path(path)
-        self.rows = []
-        try:
-            if self.path.exists():
-                self._drop_half_a_line()
-                self.rows = read_jsonl(self.path)
-            self.file = open(self.path, "a", encoding="utf-8", errors="replace", newline="\n")
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be read or written ({error.strerror})") from None
-
-    def _drop_half_a_line(self):
-        with open(self.path, "r+b") as file:
-            data = file.read()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):
-                file.truncate(whole)
-
-    def add(self, row):
-        try:
-            self.file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            self.file.flush()
-        except OSError as error:
-            raise RunError(f"cannot write {self.path}: {error.strerror}. What was written before stays: "
-                           "make room and run the same command again") from None
-        self.rows.append(row)
-
-    def close(self):
-        self.file.close()
-
-
-class Keyed:
-    """Rows by their "key", each on file as soon as it is there; threads may add at once."""
-
-    def __init__(self, path):
-        self.lines = Lines(path)
-        self.known = {row["key"]: row for row in self.lines.rows}
-        self.lock = threading.Lock()
-
-    def get(self, key):
-        return self.known.get(key)
-
-    def add(self, row):
-        with self.lock:
-            self.known[row["key"]] = row
-            self.lines.add(row)
-
-    def close(self):
-        self.lines.close()
 
 
 class Answers(Keyed):

@@ -9,6 +9,7 @@ from common import data, kg, metrics, splits
 from common.files import warn
 from common.rollout import stable_seed
 from common.world import hard
+from common.world.splits import world_split
 
 # relations that no training question has; the questions that need one are the out-of-domain set
 OTHER_RELATIONS = (
@@ -85,7 +86,8 @@ def load_world(cfg):
         return any(relation in OTHER_RELATIONS for _, relation, _ in q.evidences)
 
     def part(name, source, questions):
-        s = splits.world_split(source, cfg.world_size, questions, cfg.retriever, level)
+        graph_of = kg.KnowledgeGraph.from_triples
+        s = world_split(source, cfg.world_size, questions, cfg.retriever, level, graph_of)
         others = name == "other-relations"
         wanted = [q for q in s.questions if needs_other(q) == others]
         if name != "train":

@@ -1,9 +1,6 @@
 """What an update needs: batches with the log-probs of the sampling weights, the optimizer,
-and the step's means.
+and the step's means."""
 
-    python -m common.training convert model.gguf FOLDER      a GGUF file -> a folder for --model"""
-
-import argparse
 import functools
 import math
 import time
@@ -11,9 +8,8 @@ import time
 import torch
 from safetensors.torch import save_file
 
-from common import distributed, gguf, process
-from common.checkpoint import ModelError
-from common.files import Progress, say
+from common import distributed
+from common.files import Progress
 from common.model import hidden_states, reference_weights, token_entropies, token_logprobs
 from common.rollout import collate, micro_batches, portions
 
@@ -254,23 +250,3 @@ def save_batch(path, batch):
         if tensor is not None:
             tensors[name] = tensor.contiguous().cpu()
     save_file(tensors, str(path))
-
-
-# ---------------------------------------------------------------- command line
-
-def main(argv=None):
-    """`python -m common.training convert x.gguf FOLDER`"""
-    parser = argparse.ArgumentParser(prog="python -m common.training", description=main.__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    converter = commands.add_parser("convert", help="a GGUF file as a folder in Hugging Face form")
-    converter.add_argument("file")
-    converter.add_argument("folder")
-    given = parser.parse_args(argv)
-    with process.ends_cleanly((ModelError, OSError), lambda: "nothing was written"):
-        say(f"reading {given.file} (a minute or two)")
-        weights = gguf.convert(given.file, given.folder)
-        say(f"{given.folder}: {weights / 1e6:,.1f} M weights; use it as --model {given.folder}")
-
-
-if __name__ == "__main__":
-    main()

@@ -18,7 +18,6 @@ import copy
 import functools
 import gc
 import hashlib
-import importlib.util
 import itertools
 import os
 import random
@@ -46,17 +45,6 @@ ENVIRONMENT = {  # where the user says nothing
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",   # threads are the program's (common/process.py)
 }
 running = None    # the process's _Running
-
-
-def choose(engine):
-    """What --engine means here: auto is vLLM where a CUDA device and vLLM are, else transformers."""
-    if engine != "auto":
-        return engine
-    return "vllm" if torch.cuda.is_available() and installed() else "transformers"
-
-
-def installed():
-    return importlib.util.find_spec("vllm") is not None
 
 
 # ---------------------------------------------------------------- weights

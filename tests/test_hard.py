@@ -11,9 +11,10 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import demonstrations, metrics, retriever, rollout, run, splits, team_splits, tree_metrics, world
+from common import demonstrations, metrics, retriever, rollout, run, team_splits, tree_metrics, world
 from common.files import read_jsonl
 from common.world import hard
+from common.world.splits import world_split
 
 KNOBS = hard.Level(elastic=.3, noise=.2, partial=.5, tail=.1)
 
@@ -60,11 +61,11 @@ def test_questions_name_relations_by_words_that_no_passage_has(plain):
 
 
 def test_splits_share_no_entity_and_the_test_world_is_one_of_its_own(plain):
-    test = splits.world_split("test", questions=20, level=hard.Level())
+    test = world_split("test", questions=20, level=hard.Level())
     assert test.questions[0].id.startswith(f"test-{hard.TEST_SEED}-")
     names = {t for q in test.questions for t, _ in q.context}
     assert names and not names & set(plain.kinds)
-    assert splits.world_split("test", questions=20).questions[0].id.startswith("test-1-")
+    assert world_split("test", questions=20).questions[0].id.startswith("test-1-")
 
 
 def test_habits_are_relations_of_the_same_kind_at_their_own_rates(plain):
@@ -227,7 +228,7 @@ def test_a_level_is_for_the_world_alone():
 def test_its_settings_are_the_scripts_own():
     cfg = at2po.parse_args(["--world", "hard"])
     assert (cfg.epochs, cfg.chains, cfg.rounds, cfg.eval_limit) == (2, 4, 3, 2000)
-    assert cfg.warmup_steps == hard.WARM_UP_STEPS and cfg.flaw_rate == hard.FLAW_RATE
+    assert (cfg.warmup_steps, cfg.flaw_rate) == (1550, .8)
     assert at2po.parse_args([]).warmup_steps == 900
     assert at2po.parse_args(["--world=hard:noise=.2"]).chains == 4
     cfg = bi_rar.parse_args(["--world", "hard"])
@@ -241,7 +242,7 @@ def start():
     """(configuration, policy, dev questions with their search) of the policy that runs start from."""
     cfg = at2po.parse_args(["--world", "hard", "--max-batch", "384"])
     policy = run.load_policy(cfg, at2po.tiny_policy(cfg))
-    return cfg, policy, splits.world_split("dev", questions=300, level=hard.Level())
+    return cfg, policy, world_split("dev", questions=300, level=hard.Level())
 
 
 def relations_right(row, made):
@@ -269,7 +270,7 @@ def resampled(start):
     """({expansion: share of turns sampled anew that are the same}, share of turns whose value under entropy
     expansion is not their leaf's) of 48 trees."""
     cfg, policy, _ = start
-    train = splits.world_split("train", questions=200, level=hard.Level())
+    train = world_split("train", questions=200, level=hard.Level())
     same = {}
     for expansion in ("random", "entropy"):
         ways = replace(cfg, expansion=expansion)
@@ -307,7 +308,7 @@ def test_a_turns_ratio_is_clipped_often_and_a_tokens_hardly_ever(tmp_path, loss,
 def test_with_elastic_paths_steps_and_lengths_tell_trajectories_apart():
     cfg = bi_rar.parse_args(["--world", "hard:elastic=.3", "--group-size", "10"])
     policy = run.load_policy(cfg, bi_rar.tiny_policy(cfg))
-    train = splits.world_split("train", questions=200, level=hard.parse(cfg.world))
+    train = world_split("train", questions=200, level=hard.parse(cfg.world))
     questions = train.questions[:48]
     groups = bi_rar.rollout_groups(policy, train.retriever, questions, cfg, 0)
     right = [[t for t in group if t.info["em"]] for group in groups]

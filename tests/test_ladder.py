@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 import at2po
-from common import checkpoint, keep_best, ladder, report, splits
+from common import checkpoint, keep_best, ladder, report
 from common.at2po_tables import TABLES
 from common.files import RunError, read_jsonl
 from common.ladder import Row
 from common.results import evaluations, mean_along
+from common.world.splits import world_split
 from tests.test_scripts import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -224,7 +225,7 @@ def test_keeping_the_best_needs_a_set_that_chooses():
         at2po.parse_args(["--keep", "best", "--eval-every", "0"])
     with pytest.raises(SystemExit, match="--keep-data"):
         at2po.parse_args(["--model", "x", "--keep", "best", "--eval-every", "5"])
-    split = splits.world_split("train", questions=4)
+    split = world_split("train", questions=4)
     cfg = at2po.parse_args(["--keep", "best", "--eval-every", "5", "--eval-limit", "3"])
     chooser = keep_best.set_that_chooses(cfg, split)
     assert chooser.name == "dev" and len(chooser.questions) == 3

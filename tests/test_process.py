@@ -16,7 +16,7 @@ import torch
 import at2po
 import bi_rar
 import mygo_mujica
-from common import flags, process, vllm_engine
+from common import flags, process
 from common.files import read_jsonl
 from docs.metrics import SCRIPTS
 
@@ -239,14 +239,14 @@ def test_a_switch_with_a_value_names_both_its_forms(capsys):
 ])
 def test_the_engine_is_vllm_where_cuda_and_vllm_are(cuda, there, chosen, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(vllm_engine, "installed", lambda: there)
+    monkeypatch.setattr(flags, "has_vllm", lambda: there)
     for script in (at2po, bi_rar, mygo_mujica):
         assert script.parse_args([]).engine == chosen
         assert script.parse_args(["--engine", "transformers"]).engine == "transformers"
 
 
 def test_an_engine_that_is_not_here_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr(vllm_engine, "installed", lambda: False)
+    monkeypatch.setattr(flags, "has_vllm", lambda: False)
     with pytest.raises(SystemExit, match="error: --engine vllm: vLLM is not installed here; pip install -r"):
         at2po.parse_args(["--engine", "vllm"])
     with pytest.raises(SystemExit, match="--tensor-parallel 2: is vLLM's: with --engine vllm"):

@@ -28,6 +28,7 @@ from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
 from common.run import RunFolder, load_policy, program, what_is_saved
 from common.world import tiny
+from common.world.splits import world_split
 from tests.conftest import Scripted, sample
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,7 +140,7 @@ def test_aepo_runs_as_chains_that_branch(tmp_path):
 def test_branches_share_what_comes_before():
     cfg = at2po.parse_args([*TINY, "--loss", "aepo", "--group-size", "6"])
     policy = load_policy(cfg, at2po.tiny_policy(cfg))
-    split = splits.world_split("train", questions=6)
+    split = world_split("train", questions=6)
     roots = at2po.rollout_trees(policy, split.retriever, split.questions, cfg, 1)
     branched = [leaf for root in roots for leaf in root.leaves() if "." in leaf.path]
     assert all(len(root.leaves()) == 6 for root in roots) and branched

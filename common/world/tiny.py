@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from common import distributed, retriever, rollout, training, vllm_engine, world
+from common import distributed, retriever, rollout, training, world
 from common.files import locked, say
 from common.model import token_logprobs
 from common.world import demonstrations, hard
@@ -43,7 +43,7 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
     level = hard.parse(getattr(cfg, "world", "plain"))
     if level:
         recipe["world"] = str(level)
-    without_output_bias = vllm_engine.choose(cfg.engine) == "vllm"
+    without_output_bias = cfg.engine == "vllm"
     if without_output_bias:
         recipe["output_bias"] = False
 
