@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import at2po
 from common import curves, data, guards, metric_table, metrics, report, rollout, team_metrics
 from common.files import RunError, read_jsonl
 from common.page import record, write_page
@@ -446,13 +447,13 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path):
 
 
 def test_trackers(tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match="--log mlflow: tensorboard, wandb, or both"):
+        at2po.parse_args(["--log", "tensorboard,mlflow"])
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(SystemExit, match="--log wandb: .*pip install wandb"):
+        at2po.parse_args(["--log", "wandb"])
     run = RunFolder(tmp_path, "at2po", "x", {"lr": 1})
     run.create()
-    with pytest.raises(RunError, match="tensorboard, wandb, or both"):
-        open_trackers("mlflow", run)
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(RunError, match="pip install wandb"):
-        open_trackers("wandb", run)
     pytest.importorskip("tensorboard", reason="pip install tensorboard")
     run.trackers = open_trackers("tensorboard", run)
     run.log({"step": 3, "reward/mean": 0.5})
