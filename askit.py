@@ -26,7 +26,7 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     coarse loss       paper: cross-entropy, "-.456" (minus a mean probability); code: sum over the missing
                       gold of -log p; ours: its mean (--coarse-loss)
     submit's score    paper: answerability; code: start logits of positions 0 and 1; ours: start and end logit
-                      of the first token (--submit-score)
+                      of the first token
     fine stage        paper: a copy of the coarse stage's settings; code: one gold against 6 random sentences,
                       of the first 20,000 questions; ours: the coarse candidates of all, a missing gold put in
                       where none is there (--negatives)
@@ -160,7 +160,6 @@ class Config(flags.Flags):
     beam: int = 4                   # hypotheses of the beam search | sec. 4.5.1
     # tokens of a state and a sentence together; a sentence has a quarter, a state leaves out its oldest ones
     max_tokens: int = 508
-    submit_score: Literal["paper", "code"] = "paper"  # first token's start and end logit, or two start logits
 
     # ---- coarse stage
     coarse_steps: int = 60000       # training steps | sec. 4.3.2
@@ -405,9 +404,8 @@ def log_policy(policy, rows):
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
             logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
-    paper = policy.cfg.submit_score == "paper"
-    second = out.end_logits[:, 0] if paper else out.start_logits[:, 1]
-    no_answer = out.start_logits[:, 0] + second  # SQuAD 2's readers say "no answer" at the first token
+    # SQuAD 2's readers say "no answer" at the first token
+    no_answer = out.start_logits[:, 0] + out.end_logits[:, 0]
     logits[:, 0] = -no_answer.float() / 2
     return logits.log_softmax(-1)
 
