@@ -24,7 +24,7 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     coarse vectors    code: the sentences' are frozen; normalised on its branch main, not in the searches of
                       its branch Agent; ours: normalised. The state's is not: its norm is the temperature
     coarse loss       paper: cross-entropy, "-.456" (minus a mean probability); code: sum over the missing
-                      gold of -log p; ours: its mean (--coarse-loss)
+                      gold of -log p; ours: its mean
     submit's score    paper: answerability; code: start logits of positions 0 and 1; ours: start and end logit
                       of the first token
     fine stage        paper: a copy of the coarse stage's settings; code: one gold against 6 random sentences,
@@ -166,8 +166,6 @@ class Config(flags.Flags):
     coarse_batch: int = 24          # states a step | sec. 4.3.2
     coarse_lr: float = 1e-6         # learning rate after warm-up, half a cosine to 0 | sec. 4.3.2
     coarse_warmup: int = 10000      # steps of linear warm-up | sec. 4.3.2
-    # over the missing gold of a state: mean or sum of -log p, or -log of the sum of p
-    coarse_loss: Literal["mean", "sum", "logsumexp"] = "mean"
     # wrong sentences in a training state: round(Exponential(rate)) | authors' code
     noise_rate: float = 2.0
 
@@ -310,13 +308,10 @@ def rewarded(policy, paths):
 
 # ---------------------------------------------------------------- coarse retrieval (sec. 3.1.1)
 
-def coarse_loss(scores, missing, kind="mean"):
-    """Of one state: scores (sentences,) of all that are not taken and perhaps another question's; missing:
-    the places of gold among them."""
-    logp = scores.log_softmax(0)[missing]
-    if kind == "logsumexp":
-        return -logp.logsumexp(0)
-    return -logp.sum() if kind == "sum" else -logp.mean()
+def coarse_loss(scores, missing):
+    """- mean over the missing gold of log p, of one state: scores (sentences,) of all that are not taken and
+    perhaps another question's; missing: the places of gold among them."""
+    return -scores.log_softmax(0)[missing].mean()
 
 
 def coarse_step(encoder, cases, others, cfg, rng):
@@ -335,7 +330,7 @@ def coarse_step(encoder, cases, others, cfg, rng):
         if other is not case:
             corpus = torch.cat([corpus, other.vectors])
         scores = corpus.to(vector.device) @ vector  # (left + other's,)
-        losses.append(coarse_loss(scores, missing, cfg.coarse_loss))
+        losses.append(coarse_loss(scores, missing))
         right += int(scores.argmax()) in missing
     return torch.stack(losses).mean(), right
 
