@@ -20,7 +20,7 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     candidates        paper: 6 actions; code: 5 and submit; ours: 6 and submit (--candidates)
     texts             paper: <sep> between question and evidence; code: blanks. A sentence is "Title, text"
                       for the fine models, "Title: text" for the coarse stage (code)
-    yes/no questions  code: not trained on; ours: trained on (--drop-yes-no)
+    yes/no questions  code: not trained on; ours: trained on
     coarse vectors    code: the sentences' are frozen; normalised on its branch main, not in the searches of
                       its branch Agent; ours: normalised. The state's is not: its norm is the temperature
     coarse loss       paper: cross-entropy, "-.456" (minus a mean probability); code: sum over the missing
@@ -199,7 +199,6 @@ class Config(flags.Flags):
     # b(s): mean return of other paths through s; of greedy ones after each candidate, weighed by pi; or 0
     baseline: Literal["paths", "candidates", "none"] = "paths"
     baseline_rollouts: int = 4      # other paths through s, at least; 0 = those of the question alone | ours
-    drop_yes_no: bool = False       # leave yes/no questions out of training, as the authors' code
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient
     micro_tokens: int = 16384       # tokens a forward pass; memory only

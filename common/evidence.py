@@ -211,7 +211,7 @@ def load_cases(cfg, paper_eval):
         able += others
     elif others:
         say(f"train: left out {len(others)} questions without labelled evidence")
-    if cfg.drop_yes_no or cfg.reward == "answer":  # no span answers them
+    if cfg.reward == "answer":  # no span answers them
         able = [q for q in able if q.answers[0].lower() not in ("yes", "no", "noanswer")]
     answers_will_do = cfg.reward == "answer" and cfg.stage == "ppo"
     if train and not answers_will_do and not any(make_case(q).gold for q in able):
