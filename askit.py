@@ -33,8 +33,8 @@ Where paper and authors' code differ, or the paper is silent; the flag in bracke
     clip              paper: clip(r, 1 + eps, 1 - eps), its bounds swapped
     reward            paper: discounted F1, +1 if exact; code: gamma 1, no bonus for submitting; ours: the
                       bonus on every exact end, not discounted (--gamma, --bonus)
-    a path's return   code: F1 after one action, its greedy rollout being dropped (--returns action --baseline
-                      candidates); ours: the sampled path's, F1 times gamma^(T - t)
+    a path's return   code: F1 after one action, its greedy rollout being dropped; ours: the sampled path's,
+                      F1 times gamma^(T - t)
     baseline b(s)     paper: paths sampled from s; code: greedy ones after every candidate, weighed by pi;
                       ours: other paths of the question through the same evidence, fresh ones where they are
                       few (--baseline, --baseline-rollouts)
@@ -102,7 +102,6 @@ from common.evidence import (
     text_of,
     training_state,
 )
-from common.evidence_authors import authors_credit
 from common.evidence_evaluation import (
     PATHS,
     RATIOS,
@@ -194,10 +193,7 @@ class Config(flags.Flags):
     reward: Literal["evidence", "answer"] = "evidence"
     gamma: float = 1.0              # discount of F1 for each action; not printed | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
-    # R of an action: its path's, or that of the evidence after it (authors' code, with --baseline candidates)
-    returns: Literal["path", "action"] = "path"
-    # b(s): mean return of other paths through s; of greedy ones after each candidate, weighed by pi; or 0
-    baseline: Literal["paths", "candidates", "none"] = "paths"
+    baseline: Literal["paths", "none"] = "paths"    # b(s): mean return of other paths through s, or 0
     baseline_rollouts: int = 4      # other paths through s, at least; 0 = those of the question alone | ours
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient
@@ -628,11 +624,7 @@ def baselines(policy, paths, min_others, *seed):
 def advantages_of(policy, paths, cfg, *seed):
     """A_t = R_t - b(s_t) of every action (sec. 3.1.2)."""
     returns = [returns_of(p, cfg) for p in paths]
-    if cfg.baseline == "candidates":
-        finish = partial(finish_paths, policy, choose=best)
-        scores = partial(policy_of, policy)
-        returns, values = authors_credit(paths, cfg, path_reward, returns_of, scores, finish)
-    elif cfg.baseline == "paths":
+    if cfg.baseline == "paths":
         values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
     else:
         values = [[0.0] * len(p.actions) for p in paths]

@@ -144,8 +144,6 @@ def with_models(cfg, paper):
         flags.refuse("fine_layers", cfg.fine_layers, "needs --encoder")
     if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "joint", "eval"):
         flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, joint, eval")
-    if cfg.returns == "action" and (cfg.baseline, cfg.reward) != ("candidates", "evidence"):
-        flags.refuse("returns", cfg.returns, "goes with --baseline candidates and --reward evidence")
     if own and cfg.stage == "reader" and not cfg.submit_model:
         flags.refuse("stage", cfg.stage, "needs --submit-model, or give a --reader instead")
     if own and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):

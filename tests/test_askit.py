@@ -36,7 +36,6 @@ from common import (
 )
 from common.checkpoint import ModelError
 from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestion
-from common.evidence_authors import authors_credit
 from common.evidence_evaluation import ORDERS, correlation, evaluate_ranking, offered_gold, redundant
 from common.evidence_models import load_encoder, load_policy
 from common.evidence_stages import checkpoint_of, need_earlier, sets_of, show_table
@@ -149,31 +148,9 @@ def test_where_paths_are_few_fresh_ones_are_sampled_from_the_state(monkeypatch):
     assert [p.actions for p in paths] == [p.actions for p in three_paths()]    # nothing else is learned from
 
 
-def credit(policy, paths, cfg):
-    """(R, b(s)) of the authors' code, with this policy's greedy paths."""
-    of, finish = partial(askit.policy_of, policy), partial(askit.finish_paths, policy, choose=askit.best)
-    return authors_credit(paths, cfg, askit.path_reward, askit.returns_of, of, finish)
-
-
-def test_other_baselines_and_returns_of_the_authors_code_by_hand(toy):
-    c, policy = case(3, (0,)), toy(4, replace(CFG, max_evidence=1))
-    actions, logprobs = policy.of([(c, ())])[0]
-    ends = {SUBMIT: 0.0, 0: 2.0, 1: 0.0, 2: 0.0}              # after one sentence the search is full
-    value = sum(math.exp(x) * ends[a] for a, x in zip(actions, logprobs, strict=True))
-    paths = [path(c, 0, SUBMIT, reward=2.0)]
-    returns, values = credit(policy, paths, replace(CFG, baseline="candidates"))
-    assert values[0] == pytest.approx([value, 2.0]) and returns == [[2.0, 2.0]]
-    code = replace(CFG, returns="action", baseline="candidates")  # the evidence after each action
-    returns, values = credit(policy, paths, code)
-    assert values[0] == pytest.approx([value, 1.0]) and returns == [[2.0, 1.0]]     # none for submitting
-    found = askit.advantages_of(policy, paths, code)
-    assert found[0] == pytest.approx([2 - value, 0])
-    long, whole = path(case(), 0, 1, 2, SUBMIT, reward=.8), path(case(), 0, 2, SUBMIT)
-    one, two = credit(policy, [long, whole], code)[0]
-    assert one == pytest.approx([2 / 3, .5, .8, .8])          # F1 after each action; none knows how it ends
-    assert two == pytest.approx([2 / 3, 2.0, 1.0])            # the bonus for taking, none for submitting
-    none = askit.advantages_of(None, [long], replace(CFG, baseline="none"))
-    assert none == [[.8] * 4]
+def test_without_a_baseline_the_advantage_is_the_return():
+    p = path(case(), 0, 1, 2, SUBMIT, reward=.8)
+    assert askit.advantages_of(None, [p], replace(CFG, baseline="none")) == [[.8] * 4]
 
 
 def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(toy):
@@ -194,9 +171,6 @@ def test_a_return_is_discounted_for_the_actions_that_are_left(toy):
     assert values[0][:2] == pytest.approx(found[1]) and values[1] == pytest.approx(found[0][:2])
     later = SearchPath(c, (0,), first=1).after(2, -1.0).after(SUBMIT, -1.0)
     assert askit.returns_of(later, cfg) == pytest.approx(found[0][1:])
-    assert credit(toy(0, cfg), [whole, later], cfg)[0] == [askit.returns_of(p, cfg) for p in (whole, later)]
-    one, _ = credit(toy(0, cfg), [whole], replace(cfg, returns="action", baseline="candidates"))
-    assert one[0] == pytest.approx([.25 * 2 / 3, .25 + .25, .5])           # a sentence, then submitting
     answered = replace(whole, reward=.7)
     assert askit.returns_of(answered, replace(cfg, reward="answer")) == [.7] * 3
 
@@ -1103,7 +1077,6 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
             (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--stage", "reader"], "--submit-model"),
             (["--fine-layers", "2"], "needs --encoder"),
             (["--checkpoint", "x"], "one of the stages"),
-            (["--returns", "action"], "--baseline candidates"),
             (["--group-size", "1"], "at least 2"),
             (["--candidates", "0"], "at least 1")):
         with pytest.raises(SystemExit) as stop:
