@@ -13,7 +13,7 @@ ask sub-questions; trained inside the PPO loop, it learns which ones help.
     sec. 3.3-4   question approximation, sub-questions   question_losses, ask_questions
     sec. 4.4     correlation of p and reward             correlation (common/evidence_evaluation.py)
     sec. 4.5.1   "PPO + sub-questions"                   forced_questions
-    sec. 6       what it leaves for later                question_loss (joint training), rewarded
+    sec. 6       what it leaves for later                question_loss (joint training)
 
 Where paper and authors' code differ, or the paper is silent; the flag in brackets takes the other:
 
@@ -127,7 +127,6 @@ from common.evidence_stages import (
 from common.files import Progress, say
 from common.metric_table import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
-from common.reader import answer_rewards, evaluate_answers, reader_losses
 from common.rollout import stable_seed
 from common.sub_questions import evaluate_approximations, rows_of, sub_question_input
 from common.supervised import learn_when_to_ask, log_steps, updates
@@ -140,10 +139,8 @@ class Config(flags.Flags):
 
     # ---- stages and models
     # what to do; all = coarse, supervised, ppo; ask = qap (question approximation, which sqg learns from),
-    # sqg (sub-questions), joint; each of them evaluated. reader = that of --reward answer; eval = of
-    # --checkpoint, or of what ppo left
-    stage: Literal[
-        "all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader", "eval"] = "all"
+    # sqg (sub-questions), joint; each of them evaluated. eval = of --checkpoint, or of what ppo left
+    stage: Literal["all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "joint", "eval"] = "all"
     encoder: str = ""               # coarse encoder; empty = the paper's, in the world a tiny one
     action_model: str = ""          # scores (state, sentence) as next sentences
     submit_model: str = ""          # scores whether the evidence answers the question
@@ -187,10 +184,6 @@ class Config(flags.Flags):
     mini_batch: int = 6             # "batch size 6", here of paths | sec. 4.3.3
     lr: float = 1e-6                # learning rate; constant is ours | sec. 4.3.3
     clip: float = .2                # half width of the clip window | sec. 4.3.3
-    # score of the evidence, or of a reader's answer from it, which needs no labels (coarse and supervised
-    # stage do; --gamma and --bonus are the evidence's; yes/no questions, which no span answers, are left
-    # out) | sec. 6
-    reward: Literal["evidence", "answer"] = "evidence"
     gamma: float = 1.0              # discount of F1 for each action; not printed | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
     baseline: Literal["paths", "none"] = "paths"    # b(s): mean return of other paths through s, or 0
@@ -222,11 +215,6 @@ class Config(flags.Flags):
     question_cost: float = .02      # of the reward, a sub-question | ours
     question_kl: float = .05        # weight of the KL to the T5 that joint training begins with | ours
 
-    # ---- answer-based reward
-    reader: str = ""                # extractive reader; empty = the one of --stage reader
-    reader_steps: int = 20000       # updates of a reader, batch and rates as --supervised-… | ours
-    sentence_cost: float = .02      # of the reward, a sentence taken | ours
-
 
 # What differs in the embedded world: encoders of some hundred thousand weights on two cores. Ours.
 WORLD = dict(
@@ -251,7 +239,6 @@ WORLD = dict(
     question_lr=3e-3,
     question_tokens=24,
     ask_steps=100,
-    reader_steps=3000,
 )
 PAPER_MODELS = {
     "encoder": "sentence-transformers/multi-qa-MiniLM-L6-cos-v1",
@@ -284,20 +271,14 @@ def path_reward(case, steps, cfg, t=0):
 
 def returns_of(path, cfg):
     """R_t of every action of a path."""
-    if cfg.reward == "answer":  # not discounted
-        return [path.reward] * len(path.actions)
     times = range(path.first, path.first + len(path.actions))
     return [path_reward(path.case, path.steps, cfg, t) for t in times]
 
 
 def rewarded(policy, paths):
-    """The paths with their rewards: of the evidence, or of a reader's answer from it (sec. 6)."""
-    if policy.cfg.reward == "answer":
-        rewards = answer_rewards(policy.reader, paths, policy.cfg)
-    else:
-        rewards = [path_reward(p.case, p.steps, policy.cfg) for p in paths]
-    for p, reward in zip(paths, rewards, strict=True):
-        p.reward = reward
+    """The paths with their rewards."""
+    for p in paths:
+        p.reward = path_reward(p.case, p.steps, policy.cfg)
     return paths
 
 
@@ -858,8 +839,6 @@ def evaluate(policy, split, cfg, progress):
     if split.search == "greedy" and cfg.correlate:
         cases = split.cases[: cfg.correlate]
         paths = sample_paths(policy, cases, 10, cfg.seed, "correlate", sampling=cfg.correlate_sampling)
-        for p in paths:  # by the labels, whatever it was trained on
-            p.reward = path_reward(p.case, p.steps, cfg)
         summary |= correlation(paths, 10, cfg.seed, "correlate")
     return rows, summary
 
@@ -889,7 +868,7 @@ def evaluate_coarse(encoder, split, cfg, progress):
     return rows, summary | {"by_rule": True}
 
 
-EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations, "reader": evaluate_answers}
+EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations}
 
 
 # ---------------------------------------------------------------- main
@@ -926,8 +905,7 @@ def run_stage(cfg, stage, split, evals):
     if folder.is_done(steps, sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)
-    without_labels = stage == "ppo" and cfg.reward == "answer"
-    able = [c for c in split.cases if c.gold or without_labels] if split else []
+    able = [c for c in split.cases if c.gold] if split else []
     able, kept = kept_apart(able, cfg.validate)
     every = [c for part in (split, *evals) if part for c in part.cases + part.unlabelled]
     # the model that is trained, and what is evaluated: itself, or the policy that a T5 asks for
@@ -961,7 +939,7 @@ def losses_of(cfg, stage, folder, learner, policy, cases, name):
         make = partial(question_rows, cfg, stage, learner, policy, cases, name)
         rows = folder.kept(f"{name}.json", make)
         return partial(question_losses, learner, rows, cfg) if rows else None
-    kinds = {"coarse": coarse_losses, "supervised": supervised_losses, "reader": reader_losses}
+    kinds = {"coarse": coarse_losses, "supervised": supervised_losses}
     return partial(kinds[stage], learner, cases, cfg)
 
 

@@ -27,7 +27,6 @@ from common import (
     evidence,
     loop,
     metrics,
-    reader,
     report,
     results,
     supervised,
@@ -171,8 +170,6 @@ def test_a_return_is_discounted_for_the_actions_that_are_left(toy):
     assert values[0][:2] == pytest.approx(found[1]) and values[1] == pytest.approx(found[0][:2])
     later = SearchPath(c, (0,), first=1).after(2, -1.0).after(SUBMIT, -1.0)
     assert askit.returns_of(later, cfg) == pytest.approx(found[0][1:])
-    answered = replace(whole, reward=.7)
-    assert askit.returns_of(answered, replace(cfg, reward="answer")) == [.7] * 3
 
 
 def test_ppo_loss_by_hand_where_the_advantage_is_negative():
@@ -426,7 +423,7 @@ def asking(toy, monkeypatch, seed, n):
     policy.encoder = policy.action_tokenizer = policy.submit_tokenizer = tokens
     tokens.name, tokens.ids, tokens.pair_tokenizer = "action", lambda text: [text], tokens
     c = case(n)
-    c.tokens |= {"action": (["Who?"], [[t] for t in c.texts]), "reader": "kept"}
+    c.tokens |= {"action": (["Who?"], [[t] for t in c.texts])}
     return policy, c
 
 
@@ -453,7 +450,6 @@ def test_a_forced_sub_question_takes_the_questions_place_behind_a_first_sentence
         for search in searched:     # each over what is left, with the sub-question as question
             own = search.case
             assert own.tokens["action"][0] == [f"why {len(found)}?"] and own.closed == found
-            assert own.tokens["reader"] == "kept"
             assert set(search.steps) == (found if mode == "replace-keep" else set())
             found |= set(real(policy, [search], askit.best)[0].taken)
         assert set(p.taken) <= found and (set(p.taken) == found or len(p.taken) == 3)
@@ -678,17 +674,11 @@ def test_a_sub_question_is_redundant_if_its_best_sentence_was_taken():
     assert redundant(Likes1(), [(after, 1), (before, 1)]) == [True, False]
 
 
-def test_the_reward_without_labels_is_the_readers_f1_less_what_it_took(monkeypatch):
-    monkeypatch.setattr(reader, "answers_of", lambda reader, states: ["x y", "", "x"])
-    paths = [path(case(), 0, 1, SUBMIT), path(case(), SUBMIT), path(case(), 0, SubQuestion("why?"), SUBMIT)]
-    assert reader.answer_rewards(None, paths, CFG) == pytest.approx([2 / 3 - .04, 0, 1 - .02 - .02])
-
-
 # ---- the script
 
 SMALL = ("--limit 20 --validate 4 --eval-limit 6 --coarse-steps 50 --supervised-steps 50 "
          "--supervised-batch 2 --steps 6 --questions-per-step 3 --group-size 3 --max-evidence 4 "
-         "--correlate 3 --save-every 1 --show-every 0 --qap-steps 50 --sqg-steps 50 --reader-steps 50 "
+         "--correlate 3 --save-every 1 --show-every 0 --qap-steps 50 --sqg-steps 50 "
          "--ask-steps 3 --question-batch 2 --coarse-batch 4 --question-tokens 12").split()
 
 
@@ -709,13 +699,13 @@ def rows(folder):
 def whole(tmp_path_factory):
     """All stages of a small run."""
     out = tmp_path_factory.mktemp("runs")
-    for stage in ("all", "ask", "reader"):
+    for stage in ("all", "ask"):
         askit.main([*SMALL, "--out", str(out), "--name", "whole", "--stage", stage])
     return out / "askit"
 
 
 def test_all_stages_leave_what_can_be_read(whole):
-    for stage in ("coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader"):
+    for stage in ("coarse", "supervised", "ppo", "qap", "sqg", "joint"):
         folder = whole / f"whole-{stage}"
         files = {f.name for f in folder.iterdir()}
         assert {"checkpoint", "metrics.json", "trajectories.html"} <= files, stage
@@ -735,7 +725,7 @@ def test_all_stages_leave_what_can_be_read(whole):
     assert asked["summary"]["asked"] >= 1 and 0 <= asked["summary"]["redundant"] <= 1
 
 
-@pytest.mark.parametrize("stage", ["coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader"])
+@pytest.mark.parametrize("stage", ["coarse", "supervised", "ppo", "qap", "sqg", "joint"])
 def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, monkeypatch):
     steps = loop.steps
 
@@ -946,7 +936,7 @@ def test_the_validation_loss_is_of_questions_that_are_not_trained_on(whole, monk
     assert evidence.kept_apart(c, 2) == (c[:3], c[3:]) and evidence.kept_apart(c, 0) == (c, [])
     with pytest.raises(data.DataError, match="--validate 5 leaves none of 5"):
         evidence.kept_apart(c, 5)
-    for stage in ("coarse", "supervised", "qap", "sqg", "reader"):
+    for stage in ("coarse", "supervised", "qap", "sqg"):
         assert all(row["pretrain/validation_loss"] > 0 for row in rows(whole / f"whole-{stage}")), stage
     fewer = evidence.world_questions("train", 20)
     assert [q.question for q in evidence.world_questions("train", 24)][:20] == [q.question for q in fewer]
@@ -1004,28 +994,26 @@ def test_any_encoder_with_new_heads_learns_from_a_file_of_questions(tmp_path, ca
     assert abs(rows(tmp_path / "askit/own-ppo")[0]["train/first_ratio"] - 1) < .05
 
 
-def test_without_labels_a_search_is_kept_and_ppo_learns_from_answers(whole, tmp_path, capsys):
+def test_without_labels_a_search_is_kept_and_nothing_is_learned(whole, tmp_path, capsys):
     made = world.make_world("train", questions=12, distractors="linked").questions
     bare = [q | {"supporting_facts": []} for q in made]
+    (tmp_path / "train.json").write_text(json.dumps([*bare[:2], *made[2:8]]))
     (tmp_path / "bare.json").write_text(json.dumps(bare[:8]))
     (tmp_path / "dev.json").write_text(json.dumps([*made[8:10], *bare[10:]]))
-    reader = checkpoint.find(whole / "whole-reader/checkpoint")
     encoder = tmp_path / "encoder"  # the one that the coarse stage began with, in a folder
     for part in tiny_bert.tiny_model("encoder"):
         part.save_pretrained(encoder)
-    given = [*SMALL, "--encoder", str(encoder), "--fine-layers", "1", "--reader", str(reader),
-             "--data", str(tmp_path / "bare.json"), "--eval-data", str(tmp_path / "dev.json"),
+    given = [*SMALL, "--encoder", str(encoder), "--fine-layers", "1",
+             "--data", str(tmp_path / "train.json"), "--eval-data", str(tmp_path / "dev.json"),
              "--out", str(whole.parent), "--before", "whole", "--name", "bare", "--steps", "1"]
-    askit.main([*given, "--stage", "ppo", "--reward", "answer"])
-    row, = rows(whole / "bare-ppo")
-    assert row["train/updates"] == 2 and "reward/mean" in row and "reward/em" not in row
+    askit.main([*given, "--stage", "ppo"])
+    assert "train: left out 2 questions without labelled evidence" in capsys.readouterr().out
     found = json.loads((whole / "bare-ppo/unlabelled_dev.json").read_text())
     assert [r["id"] for r in found] == [q["_id"] for q in bare[10:]]
     assert all(isinstance(title, str) for r in found for title, _ in r["evidence_found"])
     assert json.loads((whole / "bare-ppo/eval_dev.json").read_text())["summary"]["n"] == 2
-    for stage, reward in (("ppo", "evidence"), ("all", "answer"), ("supervised", "answer")):
-        with pytest.raises(SystemExit, match="no question is left whose evidence is labelled"):
-            askit.main([*given, "--stage", stage, "--reward", reward, "--name", "labels"])
+    with pytest.raises(SystemExit, match="no question is left whose evidence is labelled"):
+        askit.main([*given, "--stage", "ppo", "--data", str(tmp_path / "bare.json"), "--name", "labels"])
     askit.main([*given[:-4], "--name", "bare", "--ask", bare[10]["question"]])
     assert "submit" in capsys.readouterr().out
     shutil.rmtree(whole / "bare-ppo")
@@ -1073,8 +1061,6 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
             (["--encoder", "x"], "needs --fine-layers"),
             (["--action-model", "x"], "and these need it"),
             (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--stage", "qap"], "--question-model"),
-            (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--reward", "answer"], "--reader"),
-            (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--stage", "reader"], "--submit-model"),
             (["--fine-layers", "2"], "needs --encoder"),
             (["--checkpoint", "x"], "one of the stages"),
             (["--group-size", "1"], "at least 2"),
@@ -1084,8 +1070,6 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
         assert words in str(stop.value), args
     with pytest.raises(SystemExit, match="run --stage coarse first"):
         askit.main([*SMALL, "--stage", "supervised", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="run --stage reader first"):   # before anything is trained
-        askit.main([*SMALL, "--reward", "answer", "--out", str(tmp_path)])
     assert not (tmp_path / "askit").exists()
     assert checkpoint.find(tmp_path / "askit/seed0-supervised/checkpoint") is None
 
