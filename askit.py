@@ -13,28 +13,28 @@ ask sub-questions; trained inside the PPO loop, it learns which ones help.
     sec. 3.3-4   question approximation, sub-questions   question_losses, ask_questions
     sec. 4.4     correlation of p and reward             correlation (common/evidence_evaluation.py)
     sec. 4.5.1   "PPO + sub-questions"                   forced_questions
-    sec. 6       what it leaves for later                question_loss (joint training), rewarded
+    sec. 6       what it leaves for later                question_loss (joint training)
 
 Where paper and authors' code differ, or the paper is silent; the flag in brackets takes the other:
 
     candidates        paper: 6 actions; code: 5 and submit; ours: 6 and submit (--candidates)
     texts             paper: <sep> between question and evidence; code: blanks. A sentence is "Title, text"
                       for the fine models, "Title: text" for the coarse stage (code)
-    yes/no questions  code: not trained on; ours: trained on (--drop-yes-no)
+    yes/no questions  code: not trained on; ours: trained on
     coarse vectors    code: the sentences' are frozen; normalised on its branch main, not in the searches of
                       its branch Agent; ours: normalised. The state's is not: its norm is the temperature
     coarse loss       paper: cross-entropy, "-.456" (minus a mean probability); code: sum over the missing
-                      gold of -log p; ours: its mean (--coarse-loss)
+                      gold of -log p; ours: its mean
     submit's score    paper: answerability; code: start logits of positions 0 and 1; ours: start and end logit
-                      of the first token (--submit-score)
+                      of the first token
     fine stage        paper: a copy of the coarse stage's settings; code: one gold against 6 random sentences,
                       of the first 20,000 questions; ours: the coarse candidates of all, a missing gold put in
                       where none is there (--negatives)
     clip              paper: clip(r, 1 + eps, 1 - eps), its bounds swapped
     reward            paper: discounted F1, +1 if exact; code: gamma 1, no bonus for submitting; ours: the
                       bonus on every exact end, not discounted (--gamma, --bonus)
-    a path's return   code: F1 after one action, its greedy rollout being dropped (--returns action --baseline
-                      candidates); ours: the sampled path's, F1 times gamma^(T - t)
+    a path's return   code: F1 after one action, its greedy rollout being dropped; ours: the sampled path's,
+                      F1 times gamma^(T - t)
     baseline b(s)     paper: paths sampled from s; code: greedy ones after every candidate, weighed by pi;
                       ours: other paths of the question through the same evidence, fresh ones where they are
                       few (--baseline, --baseline-rollouts)
@@ -102,7 +102,6 @@ from common.evidence import (
     text_of,
     training_state,
 )
-from common.evidence_authors import authors_credit
 from common.evidence_evaluation import (
     PATHS,
     RATIOS,
@@ -128,7 +127,6 @@ from common.evidence_stages import (
 from common.files import Progress, say
 from common.metric_table import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
-from common.reader import answer_rewards, evaluate_answers, reader_losses
 from common.rollout import stable_seed
 from common.sub_questions import evaluate_approximations, rows_of, sub_question_input
 from common.supervised import learn_when_to_ask, log_steps, updates
@@ -141,10 +139,8 @@ class Config(flags.Flags):
 
     # ---- stages and models
     # what to do; all = coarse, supervised, ppo; ask = qap (question approximation, which sqg learns from),
-    # sqg (sub-questions), joint; each of them evaluated. reader = that of --reward answer; eval = of
-    # --checkpoint, or of what ppo left
-    stage: Literal[
-        "all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader", "eval"] = "all"
+    # sqg (sub-questions), joint; each of them evaluated. eval = of --checkpoint, or of what ppo left
+    stage: Literal["all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "joint", "eval"] = "all"
     encoder: str = ""               # coarse encoder; empty = the paper's, in the world a tiny one
     action_model: str = ""          # scores (state, sentence) as next sentences
     submit_model: str = ""          # scores whether the evidence answers the question
@@ -160,15 +156,12 @@ class Config(flags.Flags):
     beam: int = 4                   # hypotheses of the beam search | sec. 4.5.1
     # tokens of a state and a sentence together; a sentence has a quarter, a state leaves out its oldest ones
     max_tokens: int = 508
-    submit_score: Literal["paper", "code"] = "paper"  # first token's start and end logit, or two start logits
 
     # ---- coarse stage
     coarse_steps: int = 60000       # training steps | sec. 4.3.2
     coarse_batch: int = 24          # states a step | sec. 4.3.2
     coarse_lr: float = 1e-6         # learning rate after warm-up, half a cosine to 0 | sec. 4.3.2
     coarse_warmup: int = 10000      # steps of linear warm-up | sec. 4.3.2
-    # over the missing gold of a state: mean or sum of -log p, or -log of the sum of p
-    coarse_loss: Literal["mean", "sum", "logsumexp"] = "mean"
     # wrong sentences in a training state: round(Exponential(rate)) | authors' code
     noise_rate: float = 2.0
 
@@ -191,18 +184,10 @@ class Config(flags.Flags):
     mini_batch: int = 6             # "batch size 6", here of paths | sec. 4.3.3
     lr: float = 1e-6                # learning rate; constant is ours | sec. 4.3.3
     clip: float = .2                # half width of the clip window | sec. 4.3.3
-    # score of the evidence, or of a reader's answer from it, which needs no labels (coarse and supervised
-    # stage do; --gamma and --bonus are the evidence's; yes/no questions, which no span answers, are left
-    # out) | sec. 6
-    reward: Literal["evidence", "answer"] = "evidence"
     gamma: float = 1.0              # discount of F1 for each action; not printed | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
-    # R of an action: its path's, or that of the evidence after it (authors' code, with --baseline candidates)
-    returns: Literal["path", "action"] = "path"
-    # b(s): mean return of other paths through s; of greedy ones after each candidate, weighed by pi; or 0
-    baseline: Literal["paths", "candidates", "none"] = "paths"
+    baseline: Literal["paths", "none"] = "paths"    # b(s): mean return of other paths through s, or 0
     baseline_rollouts: int = 4      # other paths through s, at least; 0 = those of the question alone | ours
-    drop_yes_no: bool = False       # leave yes/no questions out of training, as the authors' code
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient
     micro_tokens: int = 16384       # tokens a forward pass; memory only
@@ -230,11 +215,6 @@ class Config(flags.Flags):
     question_cost: float = .02      # of the reward, a sub-question | ours
     question_kl: float = .05        # weight of the KL to the T5 that joint training begins with | ours
 
-    # ---- answer-based reward
-    reader: str = ""                # extractive reader; empty = the one of --stage reader
-    reader_steps: int = 20000       # updates of a reader, batch and rates as --supervised-… | ours
-    sentence_cost: float = .02      # of the reward, a sentence taken | ours
-
 
 # What differs in the embedded world: encoders of some hundred thousand weights on two cores. Ours.
 WORLD = dict(
@@ -259,7 +239,6 @@ WORLD = dict(
     question_lr=3e-3,
     question_tokens=24,
     ask_steps=100,
-    reader_steps=3000,
 )
 PAPER_MODELS = {
     "encoder": "sentence-transformers/multi-qa-MiniLM-L6-cos-v1",
@@ -292,32 +271,23 @@ def path_reward(case, steps, cfg, t=0):
 
 def returns_of(path, cfg):
     """R_t of every action of a path."""
-    if cfg.reward == "answer":  # not discounted
-        return [path.reward] * len(path.actions)
     times = range(path.first, path.first + len(path.actions))
     return [path_reward(path.case, path.steps, cfg, t) for t in times]
 
 
 def rewarded(policy, paths):
-    """The paths with their rewards: of the evidence, or of a reader's answer from it (sec. 6)."""
-    if policy.cfg.reward == "answer":
-        rewards = answer_rewards(policy.reader, paths, policy.cfg)
-    else:
-        rewards = [path_reward(p.case, p.steps, policy.cfg) for p in paths]
-    for p, reward in zip(paths, rewards, strict=True):
-        p.reward = reward
+    """The paths with their rewards."""
+    for p in paths:
+        p.reward = path_reward(p.case, p.steps, policy.cfg)
     return paths
 
 
 # ---------------------------------------------------------------- coarse retrieval (sec. 3.1.1)
 
-def coarse_loss(scores, missing, kind="mean"):
-    """Of one state: scores (sentences,) of all that are not taken and perhaps another question's; missing:
-    the places of gold among them."""
-    logp = scores.log_softmax(0)[missing]
-    if kind == "logsumexp":
-        return -logp.logsumexp(0)
-    return -logp.sum() if kind == "sum" else -logp.mean()
+def coarse_loss(scores, missing):
+    """- mean over the missing gold of log p, of one state: scores (sentences,) of all that are not taken and
+    perhaps another question's; missing: the places of gold among them."""
+    return -scores.log_softmax(0)[missing].mean()
 
 
 def coarse_step(encoder, cases, others, cfg, rng):
@@ -336,7 +306,7 @@ def coarse_step(encoder, cases, others, cfg, rng):
         if other is not case:
             corpus = torch.cat([corpus, other.vectors])
         scores = corpus.to(vector.device) @ vector  # (left + other's,)
-        losses.append(coarse_loss(scores, missing, cfg.coarse_loss))
+        losses.append(coarse_loss(scores, missing))
         right += int(scores.argmax()) in missing
     return torch.stack(losses).mean(), right
 
@@ -405,9 +375,8 @@ def log_policy(policy, rows):
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
             logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
-    paper = policy.cfg.submit_score == "paper"
-    second = out.end_logits[:, 0] if paper else out.start_logits[:, 1]
-    no_answer = out.start_logits[:, 0] + second  # SQuAD 2's readers say "no answer" at the first token
+    # SQuAD 2's readers say "no answer" at the first token
+    no_answer = out.start_logits[:, 0] + out.end_logits[:, 0]
     logits[:, 0] = -no_answer.float() / 2
     return logits.log_softmax(-1)
 
@@ -636,11 +605,7 @@ def baselines(policy, paths, min_others, *seed):
 def advantages_of(policy, paths, cfg, *seed):
     """A_t = R_t - b(s_t) of every action (sec. 3.1.2)."""
     returns = [returns_of(p, cfg) for p in paths]
-    if cfg.baseline == "candidates":
-        finish = partial(finish_paths, policy, choose=best)
-        scores = partial(policy_of, policy)
-        returns, values = authors_credit(paths, cfg, path_reward, returns_of, scores, finish)
-    elif cfg.baseline == "paths":
+    if cfg.baseline == "paths":
         values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
     else:
         values = [[0.0] * len(p.actions) for p in paths]
@@ -874,8 +839,6 @@ def evaluate(policy, split, cfg, progress):
     if split.search == "greedy" and cfg.correlate:
         cases = split.cases[: cfg.correlate]
         paths = sample_paths(policy, cases, 10, cfg.seed, "correlate", sampling=cfg.correlate_sampling)
-        for p in paths:  # by the labels, whatever it was trained on
-            p.reward = path_reward(p.case, p.steps, cfg)
         summary |= correlation(paths, 10, cfg.seed, "correlate")
     return rows, summary
 
@@ -905,7 +868,7 @@ def evaluate_coarse(encoder, split, cfg, progress):
     return rows, summary | {"by_rule": True}
 
 
-EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations, "reader": evaluate_answers}
+EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations}
 
 
 # ---------------------------------------------------------------- main
@@ -942,8 +905,7 @@ def run_stage(cfg, stage, split, evals):
     if folder.is_done(steps, sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)
-    without_labels = stage == "ppo" and cfg.reward == "answer"
-    able = [c for c in split.cases if c.gold or without_labels] if split else []
+    able = [c for c in split.cases if c.gold] if split else []
     able, kept = kept_apart(able, cfg.validate)
     every = [c for part in (split, *evals) if part for c in part.cases + part.unlabelled]
     # the model that is trained, and what is evaluated: itself, or the policy that a T5 asks for
@@ -977,7 +939,7 @@ def losses_of(cfg, stage, folder, learner, policy, cases, name):
         make = partial(question_rows, cfg, stage, learner, policy, cases, name)
         rows = folder.kept(f"{name}.json", make)
         return partial(question_losses, learner, rows, cfg) if rows else None
-    kinds = {"coarse": coarse_losses, "supervised": supervised_losses, "reader": reader_losses}
+    kinds = {"coarse": coarse_losses, "supervised": supervised_losses}
     return partial(kinds[stage], learner, cases, cfg)
 
 

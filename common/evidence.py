@@ -207,14 +207,9 @@ def load_cases(cfg, paper_eval):
         train = split.questions if split else []
         evals = [(s.name, s.questions) for s in found]
     able, others = parted("train", train)
-    if cfg.reward == "answer":  # which needs no labels
-        able += others
-    elif others:
+    if others:
         say(f"train: left out {len(others)} questions without labelled evidence")
-    if cfg.drop_yes_no or cfg.reward == "answer":  # no span answers them
-        able = [q for q in able if q.answers[0].lower() not in ("yes", "no", "noanswer")]
-    answers_will_do = cfg.reward == "answer" and cfg.stage == "ppo"
-    if train and not answers_will_do and not any(make_case(q).gold for q in able):
+    if train and not any(make_case(q).gold for q in able):
         raise data.DataError(f"{cfg.data}: no question is left whose evidence is labelled and in its context")
     made = []
     for name, questions in evals:

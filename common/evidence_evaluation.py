@@ -40,7 +40,7 @@ SUPERVISED = {
         "the supervised loss of questions that are not trained on (--validate)",
         "supervised loss", "validation {:.3f}", "validation"),
     "pretrain/right": Metric(
-        "share of states whose best choice is right; of tokens or answers with p over a half",
+        "share of states whose best choice is right; of tokens with p over a half",
         ANSWERS, "right {:.3f}"),
 }
 
@@ -50,13 +50,12 @@ RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_
 
 def path_metrics(paths, max_evidence):
     """Means over the step's paths."""
-    scores = [evidence_scores(p.case, p.steps) for p in paths if p.case.gold_facts]
+    scores = [evidence_scores(p.case, p.steps) for p in paths]
     actions = sum(len(p.actions) for p in paths)
-    row = {"reward/mean": mean(p.reward for p in paths)}
-    if scores:  # no labels are wanted where a reader's answers are the reward
-        row["reward/em"] = mean(em for em, *_ in scores)
-        row["reward/f1"] = mean(f1 for _, f1, *_ in scores)
-    return row | {
+    return {
+        "reward/mean": mean(p.reward for p in paths),
+        "reward/em": mean(em for em, *_ in scores),
+        "reward/f1": mean(f1 for _, f1, *_ in scores),
         "path/sentences": mean(len(p.taken) for p in paths),
         "path/questions": mean(len(p.asked) for p in paths),
         "path/entropy": -sum(p.logprob for p in paths) / actions,

@@ -1,5 +1,5 @@
-"""The models of a search for evidence: a coarse encoder, the scorers of a fine policy, a T5 that asks, a
-reader of answers. Each comes from a folder, from the hub, or is made tiny for the embedded world."""
+"""The models of a search for evidence: a coarse encoder, the scorers of a fine policy, a T5 that asks.
+Each comes from a folder, from the hub, or is made tiny for the embedded world."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +9,6 @@ import torch
 from common import encoders, flags, seq2seq
 from common import model as models
 from common.evidence import asked_of, tokenize
-from common.reader import Reader
 from common.world import tiny_bert, tiny_t5
 
 
@@ -40,7 +39,6 @@ class Policy:
     cfg: object
     asker: seq2seq.Writer | None = None
     may_ask: bool = False  # of its own accord
-    reader: Reader | None = None  # of --reward answer
 
     def __post_init__(self):
         self.coarse_cache = {}  # state -> candidates; the encoder stays as it is
@@ -75,12 +73,12 @@ def load_encoder(cfg, source):
     return encoders.Encoder(model.eval(), pair_tokenizer, cfg.micro_tokens, cfg.precision)
 
 
-def load_policy(cfg, source, encoder, cases, asker="", reader=""):
+def load_policy(cfg, source, encoder, cases, asker=""):
     """The fine policy of a folder, its T5 too where one was saved beside; without a folder of --action-model
     and --submit-model, or the first layers of --encoder with a new head each. No dropout, so that ratios
     begin at 1.
 
-    asker: folder of the T5 of a policy that has none yet; reader: the model of --reward answer."""
+    asker: folder of the T5 of a policy that has none yet."""
     parts, tokenizers = {}, []
     for name in ("action", "submit"):
         if source:
@@ -98,8 +96,7 @@ def load_policy(cfg, source, encoder, cases, asker="", reader=""):
     asker = load_writer(cfg, asker) if asker else None
     if asker:
         parts["question"] = asker.model, asker.tokenizer
-    reader = load_reader(cfg, reader, cases) if reader else None
-    return Policy(Scorers(parts).eval(), encoder, *tokenizers, cfg, asker, asker is not None, reader)
+    return Policy(Scorers(parts).eval(), encoder, *tokenizers, cfg, asker, asker is not None)
 
 
 def load_writer(cfg, source):
@@ -111,14 +108,6 @@ def load_writer(cfg, source):
     return seq2seq.Writer(
         model.eval(), tokenizer, max_new=cfg.question_tokens, micro_tokens=cfg.micro_tokens
     )
-
-
-def load_reader(cfg, source, cases):
-    """An extractive reader, and the cases as it reads them."""
-    model, tokenizer = model_of(source, "submit")
-    pair_tokenizer = encoders.PairTokenizer("reader", tokenizer, cfg.max_tokens)
-    tokenize(pair_tokenizer, cases)
-    return Reader(model.eval(), pair_tokenizer)
 
 
 # ---------------------------------------------------------------- flags
@@ -144,12 +133,6 @@ def with_models(cfg, paper):
         flags.refuse("fine_layers", cfg.fine_layers, "needs --encoder")
     if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "joint", "eval"):
         flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, joint, eval")
-    if cfg.returns == "action" and (cfg.baseline, cfg.reward) != ("candidates", "evidence"):
-        flags.refuse("returns", cfg.returns, "goes with --baseline candidates and --reward evidence")
-    if own and cfg.stage == "reader" and not cfg.submit_model:
-        flags.refuse("stage", cfg.stage, "needs --submit-model, or give a --reader instead")
     if own and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
         flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
-    if own and cfg.reward == "answer" and not cfg.reader and not cfg.submit_model:
-        flags.refuse("reward", cfg.reward, "needs --reader, an extractive question-answering model")
     return cfg

@@ -8,20 +8,19 @@ from common import checkpoint, report, run
 from common import model as models
 from common.encoders import fingerprint
 from common.evidence import Questions, freeze_vectors, tokenize
-from common.evidence_models import load_encoder, load_policy, load_reader, load_writer
+from common.evidence_models import load_encoder, load_policy, load_writer
 from common.files import read_json, say
 from common.metrics import is_two_way
 from common.page.evidence import about
 
 BEFORE = {"ppo": "supervised", "joint": "supervised", "eval": "ppo", "qap": "ppo", "sqg": "ppo"}
-ORDER = ("coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader")
+ORDER = ("coarse", "supervised", "ppo", "qap", "sqg", "joint")
 WRITERS = {"sqg": "qap", "joint": "sqg"}  # whose T5 a stage needs
 ASK_MODES = ("replace", "replace-keep", "append")
 SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
     "coarse": ("ranking", "bm25", "coarse", "oracle"),
     "qap": ("greedy",),
     "sqg": ASK_MODES,
-    "reader": ("greedy",),
 }
 COLUMNS = {
     "F1": ("f1", ".3f"),
@@ -42,13 +41,11 @@ def open_stage(cfg, stage):
 def need_earlier(cfg, stage, start=None, made=()):
     """Refuses a stage whose earlier ones are not there; start: its own checkpoint, where it goes on; made:
     stages that this command makes first."""
-    if stage in ("coarse", "reader"):
+    if stage == "coarse":
         return
     needed = {"coarse", WRITERS.get(stage)}
     if not start and not cfg.checkpoint:
         needed.add(BEFORE.get(stage))
-    if cfg.reward == "answer" and not cfg.reader:
-        needed.add("reader")
     for earlier in ORDER:
         if earlier in needed and earlier not in made:
             checkpoint_of(cfg, earlier)
@@ -124,9 +121,6 @@ def check_beginning(cfg, trained, untrained):
 
 def load_stage(cfg, stage, start, cases):
     """(what a stage trains, what it evaluates), from `start`, its checkpoint, where it goes on."""
-    if stage == "reader":
-        reader = load_reader(cfg, start or cfg.reader or cfg.submit_model, cases)
-        return reader, reader
     trained = start if stage == "coarse" else checkpoint_of(cfg, "coarse")
     untrained = load_encoder(cfg, cfg.encoder)
     if trained:
@@ -136,19 +130,16 @@ def load_stage(cfg, stage, start, cases):
     freeze_vectors(untrained, cases, Path(cfg.out) / "askit" / "vectors")
     if stage == "coarse":
         return encoder, encoder
-    reader = ""
-    if cfg.reward == "answer":
-        reader = cfg.reader or checkpoint_of(cfg, "reader")
     if stage in ("qap", "sqg"):
         writer = load_writer(cfg, start or cfg.question_model)
-        policy = load_policy(cfg, checkpoint_of(cfg, "ppo"), encoder, cases, reader=reader)
+        policy = load_policy(cfg, checkpoint_of(cfg, "ppo"), encoder, cases)
         policy.asker = writer
         return writer, policy
     source = start or cfg.checkpoint
     if not source and stage in BEFORE:
         source = checkpoint_of(cfg, BEFORE[stage])
     asker = checkpoint_of(cfg, "sqg") if stage == "joint" else ""
-    policy = load_policy(cfg, source, encoder, cases, asker, reader)
+    policy = load_policy(cfg, source, encoder, cases, asker)
     return policy, policy
 
 

@@ -1,4 +1,4 @@
-"""The loop of a supervised stage (askit.py has five): updates at a rate that warms up and falls as half a
+"""The loop of a supervised stage (askit.py has four): updates at a rate that warms up and falls as half a
 cosine, some of them to a step of the log; one that was stopped goes on as if it had not been."""
 
 import random

@@ -27,7 +27,6 @@ from common import (
     evidence,
     loop,
     metrics,
-    reader,
     report,
     results,
     supervised,
@@ -36,7 +35,6 @@ from common import (
 )
 from common.checkpoint import ModelError
 from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestion
-from common.evidence_authors import authors_credit
 from common.evidence_evaluation import ORDERS, correlation, evaluate_ranking, offered_gold, redundant
 from common.evidence_models import load_encoder, load_policy
 from common.evidence_stages import checkpoint_of, need_earlier, sets_of, show_table
@@ -149,31 +147,9 @@ def test_where_paths_are_few_fresh_ones_are_sampled_from_the_state(monkeypatch):
     assert [p.actions for p in paths] == [p.actions for p in three_paths()]    # nothing else is learned from
 
 
-def credit(policy, paths, cfg):
-    """(R, b(s)) of the authors' code, with this policy's greedy paths."""
-    of, finish = partial(askit.policy_of, policy), partial(askit.finish_paths, policy, choose=askit.best)
-    return authors_credit(paths, cfg, askit.path_reward, askit.returns_of, of, finish)
-
-
-def test_other_baselines_and_returns_of_the_authors_code_by_hand(toy):
-    c, policy = case(3, (0,)), toy(4, replace(CFG, max_evidence=1))
-    actions, logprobs = policy.of([(c, ())])[0]
-    ends = {SUBMIT: 0.0, 0: 2.0, 1: 0.0, 2: 0.0}              # after one sentence the search is full
-    value = sum(math.exp(x) * ends[a] for a, x in zip(actions, logprobs, strict=True))
-    paths = [path(c, 0, SUBMIT, reward=2.0)]
-    returns, values = credit(policy, paths, replace(CFG, baseline="candidates"))
-    assert values[0] == pytest.approx([value, 2.0]) and returns == [[2.0, 2.0]]
-    code = replace(CFG, returns="action", baseline="candidates")  # the evidence after each action
-    returns, values = credit(policy, paths, code)
-    assert values[0] == pytest.approx([value, 1.0]) and returns == [[2.0, 1.0]]     # none for submitting
-    found = askit.advantages_of(policy, paths, code)
-    assert found[0] == pytest.approx([2 - value, 0])
-    long, whole = path(case(), 0, 1, 2, SUBMIT, reward=.8), path(case(), 0, 2, SUBMIT)
-    one, two = credit(policy, [long, whole], code)[0]
-    assert one == pytest.approx([2 / 3, .5, .8, .8])          # F1 after each action; none knows how it ends
-    assert two == pytest.approx([2 / 3, 2.0, 1.0])            # the bonus for taking, none for submitting
-    none = askit.advantages_of(None, [long], replace(CFG, baseline="none"))
-    assert none == [[.8] * 4]
+def test_without_a_baseline_the_advantage_is_the_return():
+    p = path(case(), 0, 1, 2, SUBMIT, reward=.8)
+    assert askit.advantages_of(None, [p], replace(CFG, baseline="none")) == [[.8] * 4]
 
 
 def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(toy):
@@ -194,11 +170,6 @@ def test_a_return_is_discounted_for_the_actions_that_are_left(toy):
     assert values[0][:2] == pytest.approx(found[1]) and values[1] == pytest.approx(found[0][:2])
     later = SearchPath(c, (0,), first=1).after(2, -1.0).after(SUBMIT, -1.0)
     assert askit.returns_of(later, cfg) == pytest.approx(found[0][1:])
-    assert credit(toy(0, cfg), [whole, later], cfg)[0] == [askit.returns_of(p, cfg) for p in (whole, later)]
-    one, _ = credit(toy(0, cfg), [whole], replace(cfg, returns="action", baseline="candidates"))
-    assert one[0] == pytest.approx([.25 * 2 / 3, .25 + .25, .5])           # a sentence, then submitting
-    answered = replace(whole, reward=.7)
-    assert askit.returns_of(answered, replace(cfg, reward="answer")) == [.7] * 3
 
 
 def test_ppo_loss_by_hand_where_the_advantage_is_negative():
@@ -227,8 +198,6 @@ def test_training_states_leave_gold_missing_or_none_and_take_nothing_twice():
 def test_losses_over_the_missing_gold():
     scores = torch.tensor([0.0, math.log(2), math.log(5)])             # p = 1/8, 2/8, 5/8
     assert askit.coarse_loss(scores, [0, 1]).item() == pytest.approx((math.log(8) + math.log(4)) / 2)
-    assert askit.coarse_loss(scores, [0, 1], "sum").item() == pytest.approx(math.log(32))
-    assert askit.coarse_loss(scores, [0, 1], "logsumexp").item() == pytest.approx(math.log(8 / 3))
     logp = torch.tensor([[.5, .25, .25], [.5, .5, 0.0]]).log()
     correct = torch.tensor([[False, True, True], [True, False, False]])
     expected = (2 * math.log(4) + math.log(2)) / 2   # the -inf of an action that is not there is no fault
@@ -454,7 +423,7 @@ def asking(toy, monkeypatch, seed, n):
     policy.encoder = policy.action_tokenizer = policy.submit_tokenizer = tokens
     tokens.name, tokens.ids, tokens.pair_tokenizer = "action", lambda text: [text], tokens
     c = case(n)
-    c.tokens |= {"action": (["Who?"], [[t] for t in c.texts]), "reader": "kept"}
+    c.tokens |= {"action": (["Who?"], [[t] for t in c.texts])}
     return policy, c
 
 
@@ -481,7 +450,6 @@ def test_a_forced_sub_question_takes_the_questions_place_behind_a_first_sentence
         for search in searched:     # each over what is left, with the sub-question as question
             own = search.case
             assert own.tokens["action"][0] == [f"why {len(found)}?"] and own.closed == found
-            assert own.tokens["reader"] == "kept"
             assert set(search.steps) == (found if mode == "replace-keep" else set())
             found |= set(real(policy, [search], askit.best)[0].taken)
         assert set(p.taken) <= found and (set(p.taken) == found or len(p.taken) == 3)
@@ -706,17 +674,11 @@ def test_a_sub_question_is_redundant_if_its_best_sentence_was_taken():
     assert redundant(Likes1(), [(after, 1), (before, 1)]) == [True, False]
 
 
-def test_the_reward_without_labels_is_the_readers_f1_less_what_it_took(monkeypatch):
-    monkeypatch.setattr(reader, "answers_of", lambda reader, states: ["x y", "", "x"])
-    paths = [path(case(), 0, 1, SUBMIT), path(case(), SUBMIT), path(case(), 0, SubQuestion("why?"), SUBMIT)]
-    assert reader.answer_rewards(None, paths, CFG) == pytest.approx([2 / 3 - .04, 0, 1 - .02 - .02])
-
-
 # ---- the script
 
 SMALL = ("--limit 20 --validate 4 --eval-limit 6 --coarse-steps 50 --supervised-steps 50 "
          "--supervised-batch 2 --steps 6 --questions-per-step 3 --group-size 3 --max-evidence 4 "
-         "--correlate 3 --save-every 1 --show-every 0 --qap-steps 50 --sqg-steps 50 --reader-steps 50 "
+         "--correlate 3 --save-every 1 --show-every 0 --qap-steps 50 --sqg-steps 50 "
          "--ask-steps 3 --question-batch 2 --coarse-batch 4 --question-tokens 12").split()
 
 
@@ -737,13 +699,13 @@ def rows(folder):
 def whole(tmp_path_factory):
     """All stages of a small run."""
     out = tmp_path_factory.mktemp("runs")
-    for stage in ("all", "ask", "reader"):
+    for stage in ("all", "ask"):
         askit.main([*SMALL, "--out", str(out), "--name", "whole", "--stage", stage])
     return out / "askit"
 
 
 def test_all_stages_leave_what_can_be_read(whole):
-    for stage in ("coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader"):
+    for stage in ("coarse", "supervised", "ppo", "qap", "sqg", "joint"):
         folder = whole / f"whole-{stage}"
         files = {f.name for f in folder.iterdir()}
         assert {"checkpoint", "metrics.json", "trajectories.html"} <= files, stage
@@ -763,7 +725,7 @@ def test_all_stages_leave_what_can_be_read(whole):
     assert asked["summary"]["asked"] >= 1 and 0 <= asked["summary"]["redundant"] <= 1
 
 
-@pytest.mark.parametrize("stage", ["coarse", "supervised", "ppo", "qap", "sqg", "joint", "reader"])
+@pytest.mark.parametrize("stage", ["coarse", "supervised", "ppo", "qap", "sqg", "joint"])
 def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, monkeypatch):
     steps = loop.steps
 
@@ -974,7 +936,7 @@ def test_the_validation_loss_is_of_questions_that_are_not_trained_on(whole, monk
     assert evidence.kept_apart(c, 2) == (c[:3], c[3:]) and evidence.kept_apart(c, 0) == (c, [])
     with pytest.raises(data.DataError, match="--validate 5 leaves none of 5"):
         evidence.kept_apart(c, 5)
-    for stage in ("coarse", "supervised", "qap", "sqg", "reader"):
+    for stage in ("coarse", "supervised", "qap", "sqg"):
         assert all(row["pretrain/validation_loss"] > 0 for row in rows(whole / f"whole-{stage}")), stage
     fewer = evidence.world_questions("train", 20)
     assert [q.question for q in evidence.world_questions("train", 24)][:20] == [q.question for q in fewer]
@@ -1032,28 +994,26 @@ def test_any_encoder_with_new_heads_learns_from_a_file_of_questions(tmp_path, ca
     assert abs(rows(tmp_path / "askit/own-ppo")[0]["train/first_ratio"] - 1) < .05
 
 
-def test_without_labels_a_search_is_kept_and_ppo_learns_from_answers(whole, tmp_path, capsys):
+def test_without_labels_a_search_is_kept_and_nothing_is_learned(whole, tmp_path, capsys):
     made = world.make_world("train", questions=12, distractors="linked").questions
     bare = [q | {"supporting_facts": []} for q in made]
+    (tmp_path / "train.json").write_text(json.dumps([*bare[:2], *made[2:8]]))
     (tmp_path / "bare.json").write_text(json.dumps(bare[:8]))
     (tmp_path / "dev.json").write_text(json.dumps([*made[8:10], *bare[10:]]))
-    reader = checkpoint.find(whole / "whole-reader/checkpoint")
     encoder = tmp_path / "encoder"  # the one that the coarse stage began with, in a folder
     for part in tiny_bert.tiny_model("encoder"):
         part.save_pretrained(encoder)
-    given = [*SMALL, "--encoder", str(encoder), "--fine-layers", "1", "--reader", str(reader),
-             "--data", str(tmp_path / "bare.json"), "--eval-data", str(tmp_path / "dev.json"),
+    given = [*SMALL, "--encoder", str(encoder), "--fine-layers", "1",
+             "--data", str(tmp_path / "train.json"), "--eval-data", str(tmp_path / "dev.json"),
              "--out", str(whole.parent), "--before", "whole", "--name", "bare", "--steps", "1"]
-    askit.main([*given, "--stage", "ppo", "--reward", "answer"])
-    row, = rows(whole / "bare-ppo")
-    assert row["train/updates"] == 2 and "reward/mean" in row and "reward/em" not in row
+    askit.main([*given, "--stage", "ppo"])
+    assert "train: left out 2 questions without labelled evidence" in capsys.readouterr().out
     found = json.loads((whole / "bare-ppo/unlabelled_dev.json").read_text())
     assert [r["id"] for r in found] == [q["_id"] for q in bare[10:]]
     assert all(isinstance(title, str) for r in found for title, _ in r["evidence_found"])
     assert json.loads((whole / "bare-ppo/eval_dev.json").read_text())["summary"]["n"] == 2
-    for stage, reward in (("ppo", "evidence"), ("all", "answer"), ("supervised", "answer")):
-        with pytest.raises(SystemExit, match="no question is left whose evidence is labelled"):
-            askit.main([*given, "--stage", stage, "--reward", reward, "--name", "labels"])
+    with pytest.raises(SystemExit, match="no question is left whose evidence is labelled"):
+        askit.main([*given, "--stage", "ppo", "--data", str(tmp_path / "bare.json"), "--name", "labels"])
     askit.main([*given[:-4], "--name", "bare", "--ask", bare[10]["question"]])
     assert "submit" in capsys.readouterr().out
     shutil.rmtree(whole / "bare-ppo")
@@ -1101,11 +1061,8 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
             (["--encoder", "x"], "needs --fine-layers"),
             (["--action-model", "x"], "and these need it"),
             (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--stage", "qap"], "--question-model"),
-            (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--reward", "answer"], "--reader"),
-            (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--stage", "reader"], "--submit-model"),
             (["--fine-layers", "2"], "needs --encoder"),
             (["--checkpoint", "x"], "one of the stages"),
-            (["--returns", "action"], "--baseline candidates"),
             (["--group-size", "1"], "at least 2"),
             (["--candidates", "0"], "at least 1")):
         with pytest.raises(SystemExit) as stop:
@@ -1113,8 +1070,6 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
         assert words in str(stop.value), args
     with pytest.raises(SystemExit, match="run --stage coarse first"):
         askit.main([*SMALL, "--stage", "supervised", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="run --stage reader first"):   # before anything is trained
-        askit.main([*SMALL, "--reward", "answer", "--out", str(tmp_path)])
     assert not (tmp_path / "askit").exists()
     assert checkpoint.find(tmp_path / "askit/seed0-supervised/checkpoint") is None
 

@@ -1,4 +1,4 @@
-"""What encodes sentences, what writes questions, what reads answers."""
+"""What encodes sentences, what writes questions."""
 
 import math
 import random
@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from common import encoders, seq2seq, training
-from common.evidence import make_cases, tokenize, world_questions
-from common.reader import SPAN, Reader, answers_of, reader_row, span_loss
 from common.world import tiny_bert, tiny_t5
 
 TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
@@ -184,65 +182,3 @@ def test_batches_hold_like_lengths_within_the_budget():
     assert sorted(i for part in parts for i in part) == list(range(7))
     for part in parts:
         assert len(part) == 1 or len(part) * max(lengths[i] for i in part) <= 18
-
-
-# ---- an extractive reader
-
-@pytest.fixture(scope="module")
-def case():
-    c = make_cases("dev", [q for q in world_questions("dev", 30) if q.type == "compositional"][:1], 6)[0]
-    return c
-
-
-@pytest.fixture(scope="module")
-def reader(case):
-    model, tokenizer = tiny_bert.tiny_model("submit")
-    tokens = encoders.PairTokenizer("reader", tokenizer, 192)
-    tokenize(tokens, [case])
-    return Reader(model.eval(), tokens)
-
-
-def test_the_answer_is_learned_where_all_gold_is_there_and_nothing_elsewhere(case, reader):
-    gold = sorted(case.gold)
-    pair, spans = reader_row(reader.pair_tokenizer, case, tuple(gold))
-    ids = reader.pair_tokenizer.batch([pair], "cpu")["input_ids"][0]
-    found = {reader.tokenizer.decode(ids[a:b + 1]) for a, b in spans}
-    assert case.question.answers[0] in found and found <= set(case.question.answers)
-    assert reader_row(reader.pair_tokenizer, case, tuple(gold[:-1]))[1] == [(0, 0)]
-    assert reader_row(reader.pair_tokenizer, case, ())[1] == [(0, 0)]
-
-
-def test_a_row_s_loss_does_not_depend_on_the_rows_beside_it(case, reader):
-    gold = sorted(case.gold)
-    short, long = (reader_row(reader.pair_tokenizer, case, tuple(taken)) for taken in (gold[:1], gold))
-    with torch.no_grad():
-        alone = [float(span_loss(reader, [row])[0]) for row in (short, long)]
-        both = float(span_loss(reader, [short, long])[0])
-    assert both == pytest.approx(sum(alone) / 2, abs=1e-5)
-
-
-def test_an_answer_is_the_best_span_of_the_evidence_or_nothing(case, reader, monkeypatch):
-    gold = tuple(sorted(case.gold))
-    pair, spans = reader_row(reader.pair_tokenizer, case, gold)
-
-    class Says:
-        """Logits that are highest at given tokens."""
-        device = "cpu"
-
-        def __init__(self, first, last, null):
-            self.first, self.last, self.null = first, last, null
-
-        def __call__(self, input_ids, **_):
-            start, stop = torch.zeros(input_ids.shape), torch.zeros(input_ids.shape)
-            start[0, self.first], stop[0, self.last] = 5, 5
-            start[0, 0] = self.null
-            return type("Out", (), {"start_logits": start, "end_logits": stop})
-
-    def answer(*logits, state=gold):
-        return answers_of(Reader(Says(*logits), reader.pair_tokenizer), [(case, state)])[0]
-
-    first, last = spans[-1]
-    assert answer(first, last, 9.0) in case.question.answers
-    assert answer(first, last, 11.0) == ""                        # the first token: no answer here
-    assert answer(1, 1, 1.0, state=()) == ""                      # no evidence
-    assert len(answer(last, first, 1.0).split()) <= SPAN          # no span runs backwards
