@@ -201,19 +201,10 @@ def test_repetitions_do_not_depend_on_order_and_quotes():
 
 
 def test_the_first_reward_is_format_times_a_tenth_and_the_rest():
-    def first(trajectory, kind="share"):
-        return omne_r1.first_reward(trajectory, omne_r1.replace(CFG, format_score=kind))
-
-    assert first(played(MATCH, NODE, ANSWER)) == pytest.approx(1.0)
-    assert first(played(MATCH, NODE, ANSWER, answer="Torin")) == pytest.approx(.1)
-    flawed = played("no thought " + MATCH, NODE, ANSWER)
-    assert first(flawed) == pytest.approx(2 / 3) and first(flawed, "whole") == 0
-    # the code's grades: two tools 1, one .6, an empty tag .4, tags that touch .1, no answer last 0
-    assert first(played(MATCH, NODE, ANSWER), "graded") == pytest.approx(1.0)
-    assert first(played(NODE, ANSWER), "graded") == pytest.approx(.6)
-    assert first(played(NODE, ANSWER.replace(" so it is ", " ")), "graded") == pytest.approx(.4)
-    assert first(played(MATCH, NODE.replace("</think> ", "</think>"), ANSWER), "graded") == pytest.approx(.1)
-    assert first(played(MATCH, NODE), "graded") == 0
+    first = omne_r1.first_reward
+    assert first(played(MATCH, NODE, ANSWER), CFG) == pytest.approx(1.0)
+    assert first(played(MATCH, NODE, ANSWER, answer="Torin"), CFG) == pytest.approx(.1)
+    assert first(played("no thought " + MATCH, NODE, ANSWER), CFG) == pytest.approx(2 / 3)
 
 
 def test_the_third_reward_pays_form_alone_and_may_be_negative():
@@ -1332,7 +1323,6 @@ def test_bad_flags_and_files(tmp_path, policy_folder):
     refuse("--weights 1,-1", "--weights", "1,-1")
     refuse("--weights nan", "--weights", "nan")
     refuse("--weights .1,.10", "--weights", ".1,.10")
-    refuse("--format-score graded", "--format-score", "graded", "--think", "off")
     refuse("--test-share 0", "--test-share", "0")
     refuse("--max-rounds 0", "--max-rounds", "0")
     refuse("--lr-warmup 1.5", "--lr-warmup", "1.5")
