@@ -52,7 +52,7 @@ Where paper and authors' code differ, or the paper is silent:
     KL                      code: .001 is set, but use_kl_in_reward is not, so there was probably none. Ours:
                             .001 as a cost a token (--kl-coef 0)
     critic                  paper: shares the actor's encoder; code: a model of its own. Ours: a linear head
-                            on the policy's hidden states (--critic separate)
+                            on the policy's hidden states
     loss of stage 2         paper: the mean over a forward pass, one conversation; over all of an update with
                             --loss-total update
     tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
@@ -191,14 +191,13 @@ class Config(flags.PolicyFlags):
     mini_batch: int = 256           # trajectories an update | authors' code
     epochs: int = 1                 # passes over a step's trajectories | ours, verl's
     lr: float = 1e-6                # learning rate of the policy | authors' code
-    head_lr: float = 1e-5           # of the value head, or of a separate critic | authors' code
+    head_lr: float = 1e-5           # of the value head | authors' code
     lr_warmup: float = .05          # share of the steps in which the learning rates rise | authors' code
     clip: float = .2                # half width of the clip window | ours, verl's
     gamma: float = 1.0              # discount a token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
     kl_coef: float = 1e-3           # cost a token of the log-ratio to the first weights | authors' code
     value_coef: float = .5          # weight of the value loss | ours
-    critic: Literal["shared", "separate"] = "shared"    # a head on the policy, or a model of its own (code)
     critic_warmup: int = 0          # steps in which the critic alone learns | ours
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient
@@ -593,10 +592,10 @@ def set_rates(optimizer, cfg, step):
 
 def train(cfg, stage, folder, policy, source, place, evaluate_now):
     """PPO with the reward of stage 1 or 3: sample, score, update; once a step."""
-    actor = load_actor_critic(policy.model, source, cfg, folder.start)
+    actor = load_actor_critic(policy.model, folder.start)
     reference = models.load_reference(policy.model, source, cfg.lora) if cfg.kl_coef else None
     optimizer = training.make_optimizer(actor.policy, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    of_critic = {"params": actor.critic_parameters(), "lr": cfg.head_lr, "weight_decay": 0.0}
+    of_critic = {"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0}
     optimizer.add_param_group(of_critic)
     learner = replace(policy, model=actor)
     steps = loop.steps(

@@ -283,7 +283,7 @@ def bandit(policy_folder, cfg, steps, reward, tokenizer):
     model = models.load_model(policy_folder)
     actor = critic.ActorCritic(model)
     optimizer = training.make_optimizer(actor.policy, cfg.lr)
-    optimizer.add_param_group({"params": actor.critic_parameters(), "lr": cfg.head_lr})
+    optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr})
     arms = tokenizer.convert_tokens_to_ids(["yes", "no"])
     prompt = tokenizer("Who is it ?")["input_ids"]
     rng = random.Random(0)
@@ -331,7 +331,7 @@ def test_the_value_loss_falls_on_a_fixed_batch_and_warming_leaves_the_policy_alo
     cfg = omne_r1.replace(PPO, critic_warmup=99)
     actor = critic.ActorCritic(models.load_model(policy_folder))
     optimizer = training.make_optimizer(actor.policy, cfg.lr, weight_decay=0.0)
-    optimizer.add_param_group({"params": actor.critic_parameters(), "lr": cfg.head_lr})
+    optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr})
     before = {k: v.clone() for k, v in actor.policy.state_dict().items()}
     losses = []
     for step in range(1, 9):
@@ -874,7 +874,7 @@ def rows(path):
 
 @pytest.mark.parametrize("stage, label, flags", [
     ("ppo", "stage1", ("--group-size", "2")),
-    ("rl", "rl-think", ("--critic", "separate")),
+    ("rl", "rl-think", ()),
     ("rl", "rl-no-think", ("--think", "off", "--lora", "2")),
 ])
 def test_two_steps_and_two_more_equal_four_bit_for_bit(
