@@ -10,7 +10,7 @@
 | networkx, Neo4j, Gephi, yEd | .graphml with names of nodes and relations of edges as attributes |
 | CoDEx | a folder with codex-<size>_{train,valid,test}.txt, or the repository's `data` |
 
-What comes of them is described in kg_lightrag.py, which reads and writes LightRAG's own files.
+What comes of them is described in kg_lightrag.py, which reads LightRAG's own files.
 """
 
 import json
@@ -22,8 +22,6 @@ from common.kg_lightrag import GraphError, empty_graph, graph_of_custom_kg, plai
 
 GRAPHML = "graph_chunk_entity_relation.graphml"  # the names of a LightRAG working folder
 VECTORS = "vdb_entities.json"
-CHUNKS = "kv_store_text_chunks.json"
-CUSTOM_KG = "custom_kg.json"
 KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
 
 
@@ -171,10 +169,7 @@ def read_folder(folder):
     """The graph of a LightRAG working folder or of CoDEx. (Its vectors are kg_vectors' to read.)"""
     folder = Path(folder)
     if (folder / GRAPHML).is_file():
-        graph = read_graphml(folder / GRAPHML)
-        if (folder / CHUNKS).is_file():
-            graph.graph["chunks"] = _chunks(folder / CHUNKS)
-        return graph
+        return read_graphml(folder / GRAPHML)
     if _codex_files(folder):
         return _codex(folder)
     raise GraphError(f"{folder}: a folder with neither {GRAPHML} nor CoDEx's triples "
@@ -183,18 +178,6 @@ def read_folder(folder):
 
 def is_graph_folder(folder):
     return (Path(folder) / GRAPHML).is_file() or bool(_codex_files(folder))
-
-
-def _chunks(path):
-    """The texts of LightRAG's store, as custom_kg has them."""
-    store = _json(path, _text(path))
-    if not isinstance(store, dict):
-        raise GraphError(f"{path}: expected an object of chunks")
-    chunks = []
-    for number, row in store.items():
-        if isinstance(row, dict) and isinstance(row.get("content"), str):
-            chunks.append({"content": row["content"], "source_id": number})
-    return chunks
 
 
 def _codex_files(folder):
