@@ -35,9 +35,8 @@ Where paper and authors' code differ, or the paper is silent:
     calls                   paper: Python style, which the code splits at commas; its evaluator asks for JSON.
                             Ours: both are read, never evaluated. Blanks around a name do not count
     R_format of stage 1     paper: in [0, 1]; code: 0, .1, .4, .6, 1, for tags that touch, are empty, for two
-                            tools; ours: share of the rounds in the right form (--format-score). Any of them
-                            pays for form alone, so a base that seldom calls learns not to call: the guard
-                            "calls" says so
+                            tools; ours: share of the rounds in the right form. All pay for form alone, so a
+                            base that seldom calls learns not to call: the guard "calls" says so
     right form              exactly one thought, then exactly one call that can be read, or the answer, which
                             the last round has to be; none of them blank. Without thoughts: the same without
     reward of stage 3       as printed: a wrong answer in the right form is worth .5, and it may fall below 0.
@@ -53,7 +52,7 @@ Where paper and authors' code differ, or the paper is silent:
     KL                      code: .001 is set, but use_kl_in_reward is not, so there was probably none. Ours:
                             .001 as a cost a token (--kl-coef 0)
     critic                  paper: shares the actor's encoder; code: a model of its own. Ours: a linear head
-                            on the policy's hidden states (--critic separate)
+                            on the policy's hidden states
     loss of stage 2         paper: the mean over a forward pass, one conversation; over all of an update with
                             --loss-total update
     tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
@@ -191,17 +190,14 @@ class Config(flags.PolicyFlags):
     mini_batch: int = 256           # trajectories an update | authors' code
     epochs: int = 1                 # passes over a step's trajectories | ours, verl's
     lr: float = 1e-6                # learning rate of the policy | authors' code
-    head_lr: float = 1e-5           # of the value head, or of a separate critic | authors' code
+    head_lr: float = 1e-5           # of the value head | authors' code
     lr_warmup: float = .05          # share of the steps in which the learning rates rise | authors' code
     clip: float = .2                # half width of the clip window | ours, verl's
     gamma: float = 1.0              # discount a token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
     kl_coef: float = 1e-3           # cost a token of the log-ratio to the first weights | authors' code
     value_coef: float = .5          # weight of the value loss | ours
-    critic: Literal["shared", "separate"] = "shared"    # a head on the policy, or a model of its own (code)
     critic_warmup: int = 0          # steps in which the critic alone learns | ours
-    # R_format of stage 1: share of right rounds, all of them, or the code's grades
-    format_score: Literal["share", "whole", "graded"] = "share"
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient
 
@@ -444,31 +440,10 @@ def rollouts(policy, tools, questions, cfg, *seed, ended=None):
 
 # ---------------------------------------------------------------- rewards (sec. 3.3.2, 3.5)
 
-def format_score(trajectory, kind):
-    """R_format of stage 1, in [0, 1]."""
-    info = trajectory.info
-    if kind == "graded":
-        return graded(trajectory)
-    return info["format"] if kind == "share" else float(not info["problem"])
-
-
-def graded(trajectory):
-    """The authors' grades: .1 for a thought first and an answer last; .4 if no two tags touch; .6 if none is
-    empty; 1 if two different tools are called."""
-    turns = trajectory.turns
-    text = "".join(t.text + t.observation for t in turns).strip()
-    if not (text.startswith("<think>") and text.endswith("</answer>")):
-        return 0.0
-    if any(re.search(r"</think><(tool_call|answer)>", t.text) for t in turns):
-        return .1
-    if re.search(r"<(think|tool_call|answer)>\s*</\1>", text):
-        return .4
-    return 1.0 if {"m", "n"} <= set(trajectory.info["pattern"]) else .6
-
-
 def first_reward(trajectory, cfg):
-    """Stage 1: R_format (.1 + .9 R_result)."""
-    return format_score(trajectory, cfg.format_score) * (.1 + .9 * trajectory.info["em"])
+    """Stage 1: R_format (.1 + .9 R_result), R_format in [0, 1] the share of the rounds in the right form."""
+    info = trajectory.info
+    return info["format"] * (.1 + .9 * info["em"])
 
 
 def third_reward(trajectory, cfg):
@@ -616,10 +591,10 @@ def set_rates(optimizer, cfg, step):
 
 def train(cfg, stage, folder, policy, source, place, evaluate_now):
     """PPO with the reward of stage 1 or 3: sample, score, update; once a step."""
-    actor = load_actor_critic(policy.model, source, cfg, folder.start)
+    actor = load_actor_critic(policy.model, folder.start)
     reference = models.load_reference(policy.model, source, cfg.lora) if cfg.kl_coef else None
     optimizer = training.make_optimizer(actor.policy, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    of_critic = {"params": actor.critic_parameters(), "lr": cfg.head_lr, "weight_decay": 0.0}
+    of_critic = {"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0}
     optimizer.add_param_group(of_critic)
     learner = replace(policy, model=actor)
     steps = loop.steps(
@@ -1039,8 +1014,6 @@ def check(cfg):
     if cfg.weights:
         flags.check_numbers("weights", cfg.weights)
     omne_tables.check(cfg)
-    if cfg.format_score == "graded" and cfg.think == "off":
-        flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
     if cfg.train_layers and any(job.kind == "sft" and job.cfg.sft_lora for job in jobs_of(cfg)):
         flags.refuse("train_layers", cfg.train_layers, "is for whole weights: with --sft-lora 0 alone")
     if cfg.lora and cfg.stage == "sft":

@@ -1,7 +1,7 @@
 """What Omne-R1's critic and its weighted loss cost: python -m benchmarks.bench_omne
 
 The tiny policy, trajectories of random tokens as long as those of the embedded world. Printed: seconds of an
-update with PPO (shared and separate critic) and GRPO on the same trajectories, and tokens a second of stage 2
+update with PPO and GRPO on the same trajectories, and tokens a second of stage 2
 through the weighted loss and through full logits; ratios within one run.
 """
 
@@ -72,22 +72,16 @@ def grpo_update(model, reference, optimizer, done, cfg):
     meter.step(model, optimizer, 1.0, batches)
 
 
-def critics(cfg, folder, done, repeats):
+def updates(cfg, folder, done, repeats):
     """{update: seconds}"""
     found = {}
     reference = models.load_model(folder).requires_grad_(False)
     model = models.load_model(folder)
     optimizer = training.make_optimizer(model, 1e-5)
     found["GRPO"] = timed(lambda: grpo_update(model, reference, optimizer, done, cfg), repeats)
-    for critic in ("shared", "separate"):
-        own = omne_r1.replace(cfg, critic=critic)
-        actor = load_actor_critic(models.load_model(folder), folder, own, None)
-        trained = training.make_optimizer(actor, 1e-5)
-
-        def step(actor=actor, trained=trained, own=own):
-            omne_r1.update(actor, reference, trained, done, own, 1)
-
-        found[f"PPO, {critic} critic"] = timed(step, repeats)
+    actor = load_actor_critic(models.load_model(folder), None)
+    trained = training.make_optimizer(actor, 1e-5)
+    found["PPO"] = timed(lambda: omne_r1.update(actor, reference, trained, done, cfg, 1), repeats)
     return found
 
 
@@ -124,7 +118,7 @@ def main():
     vocabulary = models.load_model(folder).config.vocab_size
     done = trajectories(args.trajectories, vocabulary, random.Random(0))
     cfg = omne_r1.replace(cfg, mini_batch=args.trajectories)
-    seconds = critics(cfg, folder, done, args.repeats)
+    seconds = updates(cfg, folder, done, args.repeats)
     for name, value in seconds.items():
         ratio = value / seconds["GRPO"]
         print(f"{name:24} {value:6.2f} s an update of {len(done)}   {ratio:.2f} x GRPO")

@@ -1,6 +1,6 @@
 """A policy and its critic: the values of a batch's sampled tokens beside their log-probs.
 
-    actor = load_actor_critic(policy.model, source, cfg, folder.start)
+    actor = load_actor_critic(policy.model, folder.start)
     logprobs, values = actor(batch, cfg)        both (B, T)
 
 A reward that is always the same does not leave the policy where it is, unless V is exact or learns nothing
@@ -20,13 +20,12 @@ HEAD = "value_head.safetensors"
 
 
 class ActorCritic(torch.nn.Module):
-    """A policy and V. critic=None: V is a linear head on the policy's hidden states, which it shares; else on
-    those of a model of its own. Saved as the policy's folder with value_head.safetensors (and critic/)."""
+    """A policy and V, a linear head on its hidden states. Saved as the policy's folder with
+    value_head.safetensors."""
 
-    def __init__(self, policy, critic=None):
+    def __init__(self, policy):
         super().__init__()
         self.policy = policy
-        self.critic = critic
         self.head = torch.nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
         torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
         torch.nn.init.zeros_(self.head.bias)
@@ -39,9 +38,7 @@ class ActorCritic(torch.nn.Module):
         """(log-probs, values), both (B, T). detached: the value loss stays out of the shared encoder."""
         hidden = models.hidden_states(self.policy, batch)
         logprobs = models.token_logprobs(self.policy, batch, cfg.temperature, cfg.kernels, hidden)
-        if self.critic is not None:
-            hidden = models.hidden_states(self.critic, batch)
-        elif detached:
+        if detached:
             hidden = hidden.detach()
         return logprobs, models.token_values(self.head, batch, hidden)
 
@@ -53,25 +50,12 @@ class ActorCritic(torch.nn.Module):
         self.policy.save_pretrained(folder, state_dict=of("policy."))
         head = {name: value.cpu() for name, value in of("head.").items()}
         save_file(head, f"{folder}/{HEAD}")
-        if self.critic is not None:
-            self.critic.save_pretrained(Path(folder) / "critic", state_dict=of("critic."))
-
-    def critic_parameters(self):
-        of_its_own = [] if self.critic is None else self.critic.parameters()
-        return [*self.head.parameters(), *of_its_own]
 
 
-def load_actor_critic(policy_model, source, cfg, resumed):
-    """ActorCritic around a loaded policy; a resumed one gets its critic back."""
-    critic = None
-    if cfg.critic == "separate":
-        names = ("gradient_checkpointing", "attention", "precision", "train_layers")
-        how = {name: getattr(cfg, name) for name in names}
-        critic = models.load_model(Path(resumed) / "critic" if resumed else source, **how)
-    actor = ActorCritic(policy_model, critic)
+def load_actor_critic(policy_model, resumed):
+    """ActorCritic around a loaded policy; a resumed one gets its head back."""
+    actor = ActorCritic(policy_model)
     if resumed:
         actor.head.load_state_dict(load_file(str(Path(resumed) / HEAD)))
-    if critic is not None:
-        distributed.shard(critic)
     distributed.cut(actor.head)
     return actor

@@ -9,7 +9,6 @@
     graph.node_info(name)                  description, neighbours and edges of one entity
     graph.facts(name)                      its triples, as head
 
-    python -m common.kg build SOURCE --out FOLDER            any of these forms, as LightRAG's files
     python -m common.kg serve --graph cs=FILE,legal=FOLDER   both tools over HTTP: kg_server.py
 
 The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
@@ -50,7 +49,7 @@ class KnowledgeGraph:
 
     @classmethod
     def from_graphml(cls, path, encoder=""):
-        """LightRAG's (undirected), nano-graphrag's, our own or another program's file."""
+        """LightRAG's (undirected), nano-graphrag's or another program's file."""
         return cls(kg_lightrag.read_graphml(path), encoder)
 
     def __contains__(self, name):
@@ -144,8 +143,7 @@ def load_graph(path, encoder="", cache=None):
     if path.is_dir():
         graph = kg_formats.read_folder(path)
         if (path / kg_formats.VECTORS).is_file():
-            ours = bool(graph.graph.get("quotes"))
-            stored = kg_vectors.read_nano_vectors(path / kg_formats.VECTORS, ours)
+            stored = kg_vectors.read_nano_vectors(path / kg_formats.VECTORS)
     else:
         graph = kg_formats.read_file(path)
     if not graph.number_of_nodes():

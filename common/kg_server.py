@@ -1,7 +1,6 @@
-"""The graph server, and the commands of common/kg.py.
+"""The graph server.
 
     python -m common.kg serve --graph cs=FILE,legal=FOLDER --port 8100
-    python -m common.kg build SOURCE --out FOLDER         (--from-world film: the embedded world's)
 
 | path | body | answer |
 | --- | --- | --- |
@@ -16,13 +15,12 @@ and connections limited as http_server.py says.
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import HTTPException
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from common import http_server, kg, kg_formats, kg_lightrag, kg_text
+from common import http_server, kg, kg_text
 from common.files import RunError, say
 from common.http_server import MAX_BODY, PATIENCE, readable
 from common.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
@@ -80,13 +78,9 @@ def make_app(tools, k=MATCHES, max_body=MAX_BODY, patience=PATIENCE):
 
 
 def main(arguments=None):
-    """Serves graphs, or writes one in LightRAG's forms."""
+    """Serves graphs over HTTP."""
     parser = argparse.ArgumentParser(prog="python -m common.kg", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    building = commands.add_parser("build", help="writes GraphML and custom_kg JSON")
-    building.add_argument("source", nargs="?", help="a file or folder in any form of common/kg_formats.py")
-    building.add_argument("--from-world", metavar="DOMAIN", help="instead: of the embedded world")
-    building.add_argument("--out", required=True, help="folder")
     serving = commands.add_parser("serve", help="answers both tools over HTTP")
     serving.add_argument("--graph", required=True, help="NAME=FILE,NAME=FILE, a file, or a folder of graphs")
     serving.add_argument("--graph-encoder", default="", help="a sentence-transformers model; default tf-idf")
@@ -96,37 +90,11 @@ def main(arguments=None):
     http_server.address_flags(serving, 8100)
     args = parser.parse_args(arguments)
     try:
-        build(args) if args.command == "build" else serve(args)
+        serve(args)
     except (kg.GraphError, RunError) as error:
         sys.exit("error: " + " ".join(str(error).split()))
     except KeyboardInterrupt:
         pass
-
-
-def build(args):
-    if bool(args.source) == bool(args.from_world):
-        raise RunError("build: give a SOURCE, or --from-world DOMAIN")
-    graph = world_graph(args.from_world) if args.from_world else kg.load_graph(args.source)
-    folder = Path(args.out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error.strerror}") from error
-    kg_lightrag.write_graphml(graph.graph, folder / kg_formats.GRAPHML)
-    refused = kg_lightrag.write_custom_kg(graph.graph, folder / kg_formats.CUSTOM_KG)
-    say(f"{described(graph)} -> {folder}/{kg_formats.GRAPHML}, {kg_formats.CUSTOM_KG}")
-    if refused:
-        say(f"{refused:,} rows that LightRAG would refuse (short numbers as names, edges of an entity to "
-            f"itself) stand under \"{kg_lightrag.BESIDE}\" in {kg_formats.CUSTOM_KG}, where it does not look")
-
-
-def world_graph(domain):
-    """The graph of a domain in the embedded test world."""
-    from common.world import graphs, make_world
-
-    if domain not in graphs.DOMAINS:
-        raise RunError(f"--from-world {domain}: one of {', '.join(graphs.DOMAINS)}")
-    return graphs.graph_for(make_world("test", seed=1, questions=1), domain)
 
 
 def described(graph):

@@ -34,8 +34,8 @@ class Stored:
     vectors: np.ndarray
 
 
-def read_nano_vectors(path, quotes=False):
-    """Stored of LightRAG's vdb_entities.json. quotes: whether names keep their double quotes.
+def read_nano_vectors(path):
+    """Stored of LightRAG's vdb_entities.json:
 
     {"embedding_dim", "data": [{"entity_name"}], "matrix"}, the matrix float32 in base64. Rows of length 0 are
     left out."""
@@ -60,7 +60,7 @@ def read_nano_vectors(path, quotes=False):
     rows = {}
     for i, name in enumerate(names):
         if lengths[i] > 0:
-            rows[plain(name, quotes)] = i
+            rows[plain(name)] = i
     return Stored(str(path), rows, vectors / np.maximum(lengths, 1e-12))
 
 

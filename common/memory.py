@@ -83,11 +83,10 @@ def shape_of(config):
     )
 
 
-def estimate(shape, cfg, cuda, ranks=1, frozen=0, critic=False, sampled=.4, trains=True):
+def estimate(shape, cfg, cuda, ranks=1, frozen=0, sampled=.4, trains=True):
     """Estimate of cfg (flags.PolicyFlags) for one of `ranks` processes that share weights and moments.
 
-    frozen: models of this size beside the policy: reference, scorer, sampler. critic: whether a second model
-    is trained, of whole weights even where the policy has adapters.
+    frozen: models of this size beside the policy: reference, scorer, sampler.
     sampled: share of the tokens that the policy samples, the rest being prompts and passages.
     trains: False = weights that are only sampled; every rank has them whole."""
     s = shape
@@ -102,11 +101,6 @@ def estimate(shape, cfg, cuda, ranks=1, frozen=0, critic=False, sampled=.4, trai
     if cfg.train_layers:
         trained = s.matrices * cfg.train_layers // s.layers
         base = s.weights - trained
-    models = 1
-    if critic:
-        models = 2
-        base += base * (not cfg.lora)
-        trained += s.weights if cfg.lora else trained
     moments = 2.03 if cfg.optimizer == "adamw8bit" else 8
     held = {
         "trained weights (fp32)": 4 * trained / ranks,
@@ -124,10 +118,10 @@ def estimate(shape, cfg, cuda, ranks=1, frozen=0, critic=False, sampled=.4, trai
         "gathered embedding, head and layer, with gradients": gathered(s, cfg) if ranks > 1 else 0,
     }
     if checkpointing:  # a forward pass, the head and a layer's backward pass come one after the other
-        update["inputs of layers"] = models * cfg.micro_tokens * s.layers * 4 * s.hidden
+        update["inputs of layers"] = cfg.micro_tokens * s.layers * 4 * s.hidden
         update["bf16 copies, logits, or a layer"] = max(copies, head, 1.5 * layer)
     else:
-        update["activations"] = models * s.layers * layer
+        update["activations"] = s.layers * layer
         update["bf16 copies and logits"] = copies + head
     return Estimate(held, update, sampling(s, cfg, cuda, in_bf16, ranks))
 
@@ -255,7 +249,7 @@ def check(cfg, name, frozen=None, trains=True):
         frozen = int(getattr(cfg, "kl_coef", 0) > 0 and not cfg.lora)
     found = estimate(
         shape, cfg, cuda, distributed.world(), frozen,
-        critic=getattr(cfg, "critic", "") == "separate", trains=trains,
+        trains=trains,
     )
     if cuda or sum(found.held.values()) + found.update.get("gradients", 0) > have:
         refuse_above(have, found, cfg, name)

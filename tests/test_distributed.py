@@ -291,7 +291,7 @@ OTHERS = {
               "--kl-coef .01",
     "mygo_mujica": "--envs text --stage all --sft-trajectories 4 --sft-epochs 1 --max-attempts 4 "
                    "--max-turn 20 --max-rounds 2",
-    "omne_r1": "--stage ppo --group-size 3 --max-turn 12 --kl-coef .01 --critic separate",
+    "omne_r1": "--stage ppo --group-size 3 --max-turn 12 --kl-coef .01",
 }
 SFT = "--stage sft --sft-sampled 4 --sft-templates 6 --sft-epochs 1 --max-turn 12".split()
 

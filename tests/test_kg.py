@@ -14,7 +14,7 @@ import networkx
 import numpy as np
 import pytest
 
-from common import data, kg, kg_formats, kg_lightrag, kg_server, kg_text, kg_tools, kg_vectors, world
+from common import data, kg, kg_formats, kg_text, kg_tools, kg_vectors, world
 from tests.conftest import sample
 
 TRIPLES = [
@@ -230,35 +230,13 @@ def test_graphml_that_names_nothing_is_one_line_with_what_it_has(tmp_path, keys,
         kg.load_graph(graphml(tmp_path, keys, body))
 
 
-# ---- files: what is read, what is written, and that nothing is lost between
+# ---- files
 
 GRAPHS = ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix")
 
 
 def sample_graph(name):
     return kg.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
-
-
-def contents(graph):
-    """Everything that a graph says: nodes in order, edges as they come."""
-    return (
-        list(graph.graph.nodes(data=True)),
-        [(head, tail, edge) for head, tail, edge in graph.graph.edges(data=True)],
-        graph.graph.graph["directed"],
-    )
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("form", ["graphml", "json"])
-def test_a_lightrag_graph_survives_writing_and_reading(tmp_path, name, form):
-    graph = sample_graph(name)
-    write = kg_lightrag.write_graphml if form == "graphml" else kg_lightrag.write_custom_kg
-    write(graph.graph, tmp_path / f"a.{form}")
-    again = kg.load_graph(tmp_path / f"a.{form}")
-    assert contents(again) == contents(graph)
-    for entity in graph.graph:
-        assert again.facts(entity) == graph.facts(entity)
-        assert again.node_info(entity) == graph.node_info(entity)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -272,43 +250,7 @@ def test_edges_keep_the_weight_and_keywords_of_the_file(name):
     assert [e["keywords"] for _, _, e in edges] == [k.replace("<SEP>", " ") for k in keywords]
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_what_is_written_is_a_graph_as_lightrag_reads_it(tmp_path, name):
-    graph = sample_graph(name)
-    kg_lightrag.write_graphml(graph.graph, tmp_path / "a.graphml")
-    read = networkx.read_graphml(tmp_path / "a.graphml")  # LightRAG's NetworkXStorage does just this
-    assert type(read) is networkx.Graph
-    assert len(read) == len(graph.graph) and read.number_of_edges() == graph.graph.number_of_edges()
-    for entity, node in read.nodes(data=True):
-        assert node["entity_id"] == entity
-        assert node.keys() >= {"entity_id", "entity_type", "description", "source_id"}
-    for _, _, edge in read.edges(data=True):
-        assert edge.keys() == {"weight", "description", "keywords", "source_id", "file_path"}
-
-
-AWKWARD = [
-    ('"Weird Al" Yankovic', "wrote", "Eat It"),
-    ('"Weird Al" Yankovic', "sang", "Eat It"),
-    ("Eat It", "sung by", '"Weird Al" Yankovic'),
-    ("A & B <c>", "r", "two\nlines"),
-    ("Eat It", "r", "Eat It"),
-    ("北京", "r", "Zo\u00eb's, [x]\\"),
-]
-
-
-@pytest.mark.parametrize("form", ["graphml", "json"])
-def test_direction_parallel_edges_and_odd_names_survive(tmp_path, form):
-    graph = kg.KnowledgeGraph.from_triples(AWKWARD)
-    write = kg_lightrag.write_graphml if form == "graphml" else kg_lightrag.write_custom_kg
-    write(graph.graph, tmp_path / f"a.{form}")
-    again = kg.load_graph(tmp_path / f"a.{form}")
-    assert list(again.graph) == list(graph.graph)
-    for entity in graph.graph:
-        assert again.facts(entity) == graph.facts(entity)
-    assert again.graph.number_of_edges() == 6
-
-
-def test_two_edges_with_the_same_words_stay_two_and_lightrag_gets_them_joined(tmp_path):
+def test_two_edges_with_the_same_words_stay_two(tmp_path):
     rows = [("first", 2.0), ("second", 3.0), ("second", 3.0)]
     relations = []
     for description, weight in rows:
@@ -317,105 +259,23 @@ def test_two_edges_with_the_same_words_stay_two_and_lightrag_gets_them_joined(tm
     (tmp_path / "a.json").write_text(json.dumps({"entities": [], "relationships": relations}))
     graph = kg.load_graph(tmp_path / "a.json")
     assert [e["description"] for e in graph.node_info("A")["edges"]] == ["first", "second"]
-    kg_lightrag.write_graphml(graph.graph, tmp_path / "a.graphml")
-    joined = networkx.read_graphml(tmp_path / "a.graphml").edges["A", "B"]
-    assert (joined["weight"], joined["description"]) == (5.0, "first<SEP>second")
-    assert joined["keywords"] == "met" and joined["source_id"] == "c1"
-    assert contents(kg.load_graph(tmp_path / "a.graphml"))[1:] == contents(graph)[1:]
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_custom_kg_has_nothing_that_lightrag_refuses(tmp_path, name):
-    kg_lightrag.write_custom_kg(sample_graph(name).graph, tmp_path / "a.json")
-    value = json.loads((tmp_path / "a.json").read_text())
-    names = [row["entity_name"] for row in value["entities"]]
-    assert not any(re.fullmatch(r"\d\d?|[.\d]{0,4}[.][.\d]{0,4}", name) for name in names)
-    for row in value["relationships"]:  # its own checks, of version 1.5.7
-        assert row["src_id"] != row["tgt_id"] and row["weight"] >= 1
-        assert row.keys() >= {"description", "keywords", "source_id"}
-
-
-def test_what_lightrag_refuses_stands_beside_and_comes_back_in_its_place(tmp_path):
-    rows = [("A", "r", "B"), ("B", "likes", "B"), ("12", "s", "A"), ("B", "t", "'B'"), ("B", "u", "1843")]
-    graph = kg_formats.graph_of_triples(rows)
-    graph.edges["A", "B", "r"]["weight"] = -1.0
-    assert kg_lightrag.write_custom_kg(graph, tmp_path / "a.json") == 4
-    value = json.loads((tmp_path / "a.json").read_text())
-    assert [row["entity_name"] for row in value["entities"]] == ["A", "B", "'B'", "1843"]
-    assert [row["keywords"] for row in value["relationships"]] == ["r", "u"]
-    assert value["relationships"][0]["weight"] == 1.0
-    again = kg.load_graph(tmp_path / "a.json")
-    assert list(again.graph) == list(graph)
-    assert [again.facts(name) for name in graph] == [kg.KnowledgeGraph(graph).facts(name) for name in graph]
-    assert again.graph.edges["A", "B", "r"]["weight"] == -1.0
-    value["beside"] = {"entities": [{"entity_name": "C"}]}
-    (tmp_path / "a.json").write_text(json.dumps(value))
-    with pytest.raises(kg.GraphError, match="expected lists in `entities` and in `beside`"):
-        kg.load_graph(tmp_path / "a.json")
-
-
-def test_what_xml_cannot_hold_does_not_make_the_file_unreadable(tmp_path):
-    graph = kg.KnowledgeGraph.from_triples([("A\x00", "r\x1b", "B\ufffe")])
-    kg_lightrag.write_graphml(graph.graph, tmp_path / "a.graphml")
-    assert kg.load_graph(tmp_path / "a.graphml").facts("A\ufffd") == [("A\ufffd", "r\x1b", "B\ufffd")]
-
-
-def test_a_damaged_field_of_single_facts_is_one_clear_error(tmp_path):
-    kg_lightrag.write_graphml(kg.KnowledgeGraph.from_triples(TRIPLES).graph, tmp_path / "a.graphml")
-    text = (tmp_path / "a.graphml").read_text()
-    assert '"director"' in text
-    (tmp_path / "b.graphml").write_text(text.replace('"director"', "7"))
-    with pytest.raises(kg.GraphError, match="b.graphml: a field `facts` that is damaged"):
-        kg.load_graph(tmp_path / "b.graphml")
-
-
-def test_openie_rows_of_musique_lose_only_what_has_not_three_parts(tmp_path):
-    path = sample("musique/openie_train_passages.json")
-    graph = kg.load_graph(path)
-    rows = json.loads(path.read_text())
-    triples = [t for row in rows for t in row["extracted_triples"]]
-    whole = {tuple(part.strip() for part in t) for t in triples if len(t) == 3}
-    assert len(triples) == 8726 and graph.left_out == {"triples without three parts": 60}
-    assert graph.graph.number_of_edges() == len(whole) and len(graph.graph) == 8564
-    assert graph.graph.nodes["Biysky District"]["description"].startswith("Biysky District () is")
-    (tmp_path / "hipporag.json").write_text(json.dumps({"docs": rows[:5]}))
-    assert "Biysky District" in kg.load_graph(tmp_path / "hipporag.json")
-
-
-def test_the_evidences_of_2wiki_are_a_graph():
+def test_the_evidences_of_2wiki_are_a_graph(tmp_path):
     path = sample("2wikimultihopqa/dev.json")
     graph = kg.load_graph(path)
     for row in json.loads(path.read_text()):
         for head, relation, tail in row["evidences"]:
             assert (head.strip(), relation.strip(), tail.strip()) in graph.facts(head.strip())
-
-
-def test_a_codex_folder_has_its_labels_and_all_splits():
-    folder = sample("wikidata_codex")
-    graph = kg.load_graph(folder)
-    lines = []
-    for split in ("train", "valid", "test"):
-        lines += (folder / f"codex-s_{split}.txt").read_text().split()
-    assert graph.graph.number_of_edges() == len(lines) / 3
-    assert ("Q7604", "languages spoken, written, or signed", "Q188") in graph.facts("Q7604")
-    assert graph.graph.nodes["Q7604"]["kind"] == "human"
-
-
-def test_codex_entities_of_one_label_stay_apart_and_sizes_are_not_mixed(tmp_path):
-    (tmp_path / "codex-s_train.txt").write_text("Q1\tP1\tQ2\nQ3\tP1\tQ2\n")
-    labels = {"Q1": {"label": "Springfield"}, "Q3": {"label": "Springfield"}, "Q2": {"label": "USA"}}
-    (tmp_path / "entities_en.json").write_text(json.dumps(labels))
-    assert set(kg.load_graph(tmp_path).graph) == {"Springfield (Q1)", "Springfield (Q3)", "USA"}
-    (tmp_path / "codex-m_train.txt").write_text("Q1\tP1\tQ2\n")
-    with pytest.raises(kg.GraphError, match=r"several sizes \(m, s\)"):
-        kg.load_graph(tmp_path)
+    (tmp_path / "a.json").write_text(json.dumps([{"evidences": [["A", "r", "B"], ["A", "B"]]}]))
+    assert kg.load_graph(tmp_path / "a.json").left_out == {"triples without three parts": 1}
 
 
 @pytest.mark.parametrize("text,message", [
     ('{"entities": []}', "the graph is empty"),
+    ('{"entities": {"A": 1}}', "expected a list in `entities`"),
     ('{"entities": [{"name": "A"}]}', "record 1 of entities: expected entity_name"),
     ('{"relationships": [{"src_id": "A"}]}', "record 1 of relationships: expected src_id and tgt_id"),
-    ('[{"extracted_triples": 5}]', "record 1: expected a list in `extracted_triples`"),
     ('[{"evidences": []}, 7]', "record 2: expected a list in `evidences`"),
     ("5", "expected a list of triples"),
 ])
@@ -426,7 +286,7 @@ def test_bad_json_names_record_and_field(tmp_path, text, message):
 
 
 def test_a_folder_that_is_no_graph_says_what_was_expected(tmp_path):
-    with pytest.raises(kg.GraphError, match="neither graph_chunk_entity_relation.graphml nor CoDEx"):
+    with pytest.raises(kg.GraphError, match="a folder without graph_chunk_entity_relation.graphml"):
         kg.load_graph(tmp_path)
 
 
@@ -532,8 +392,8 @@ def vectors_file(folder, names, dimension=8, matrix=None):
 
 
 def working_folder(folder, names):
-    graph = kg.KnowledgeGraph.from_triples([(name, "r", names[0]) for name in names])
-    kg_lightrag.write_graphml(graph.graph, folder / "graph_chunk_entity_relation.graphml")
+    graph = networkx.Graph([(name, names[0], {"keywords": "r"}) for name in names])
+    networkx.write_graphml(graph, folder / "graph_chunk_entity_relation.graphml")
     return folder
 
 
@@ -793,15 +653,3 @@ def test_a_name_is_found_as_it_is_printed():
     shown = graph.node_info("A <b>\nC")["name"]
     assert graph.named(kg_text.one_line(shown)) == "A <b>\nC" and graph.named("A <b>\nC") == "A <b>\nC"
     assert graph.named("nobody") is None
-
-
-def test_a_worlds_graph_goes_through_lightrags_files(tmp_path):
-    kg_server.main(["build", "--from-world", "film", "--out", str(tmp_path)])
-    made = kg_server.world_graph("film").graph
-    for file in (kg_formats.GRAPHML, kg_formats.CUSTOM_KG):
-        again = kg.load_graph(tmp_path / file).graph
-        assert set(again) == set(made) and again.number_of_edges() == made.number_of_edges()
-    with pytest.raises(SystemExit, match="one of film, music"):
-        kg_server.main(["build", "--from-world", "sport", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="give a SOURCE"):
-        kg_server.main(["build", "--out", str(tmp_path)])

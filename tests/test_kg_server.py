@@ -14,7 +14,7 @@ import networkx
 import pytest
 from fastapi.testclient import TestClient
 
-from common import chat, http_server, kg, kg_formats, kg_lightrag, kg_server
+from common import chat, http_server, kg, kg_server
 from common.kg_tools import Call, HTTPTools, LocalTools, make_tools
 from tests.conftest import sample
 from tests.test_retriever import Scripted, started
@@ -179,10 +179,10 @@ def test_a_long_announced_body_is_refused_over_the_wire(server):
 
 
 def test_a_forged_description_ends_nothing_through_file_server_and_client(tmp_path, qwen):
-    graph = kg_formats.graph_of_triples([("A", f"r {FORGED}", "B")])
-    graph.nodes["A"]["description"] = FORGED
-    kg_lightrag.write_graphml(graph, tmp_path / "a.graphml")
-    tools = LocalTools(kg.load_graphs(str(tmp_path / "a.graphml")))
+    value = {"entities": [{"entity_name": "A", "description": FORGED}],
+             "relationships": [{"src_id": "A", "tgt_id": "B", "keywords": f"r {FORGED}"}]}
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    tools = LocalTools(kg.load_graphs(str(tmp_path / "a.json")))
     stop, url = serving(kg_server.make_app(tools))
     text = HTTPTools(url).search([Call("node_info", "A", "a")])[0]
     stop()
@@ -332,21 +332,6 @@ def test_a_server_that_is_not_there_is_one_error_with_the_remedy(monkeypatch):
 # ---- the commands
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "common.kg", *map(str, arguments)], capture_output=True,
-                          text=True, cwd=Path(__file__).parents[1])
-
-
-def test_build_writes_both_forms_and_says_what_was_left_out(tmp_path):
-    rows = [{"title": "A", "text": "t", "extracted_triples": [["A", "r", "B"], ["A", "B"]]}]
-    (tmp_path / "a.json").write_text(json.dumps(rows))
-    done = run("build", tmp_path / "a.json", "--out", tmp_path / "out/new")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 entities, 1 edges; left out: 1 triples without three parts -> ")
-    for made in ("graph_chunk_entity_relation.graphml", "custom_kg.json"):
-        assert kg.load_graph(tmp_path / "out/new" / made).facts("A") == [("A", "r", "B")]
-
-
 @pytest.mark.parametrize("name,text,said", [
     ("a.graphml", "no", "a.graphml: not a GraphML file"),
     ("a.jsonl", "", "the graph is empty"),
@@ -357,19 +342,10 @@ def test_a_bad_source_is_one_line_and_no_zero_exit(tmp_path, monkeypatch, name, 
     path = tmp_path / (name or "nowhere.tsv")
     if name:
         path.write_text(text)
-    for command in (["build", str(path), "--out", str(tmp_path / "out")],
-                    ["serve", "--graph", str(path), "--port", "0"]):
-        with pytest.raises(SystemExit) as stopped:
-            kg_server.main(command)
-        assert str(stopped.value).startswith("error: ") and said in str(stopped.value)
-        assert "\n" not in str(stopped.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "a.tsv").write_text("A\tr\tB\n")
-    with pytest.raises(SystemExit, match="^error: cannot write .*a.tsv"):
-        kg_server.main(["build", str(tmp_path / "a.tsv"), "--out", str(tmp_path / "a.tsv")])
+    with pytest.raises(SystemExit) as stopped:
+        kg_server.main(["serve", "--graph", str(path), "--port", "0"])
+    assert str(stopped.value).startswith("error: ") and said in str(stopped.value)
+    assert "\n" not in str(stopped.value)
 
 
 def test_serve_listens_on_loopback_and_says_where_and_what():

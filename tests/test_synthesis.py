@@ -867,10 +867,9 @@ def holds(row, graph):
 @pytest.mark.parametrize("source,options", [
     ("lightrag_graph/christmas_carol/graph_chunk_entity_relation.graphml", {}),
     ("lightrag_graph/ultradomain_mix/graph_chunk_entity_relation.graphml", {}),
-    ("musique/openie_train_passages.json", {}),
     # every ball of this graph has more than 400 nodes
-    ("wikidata_codex", {"largest": 2034, "only": {"g": ["Q44519", "Q49734", "Q104668", "Q311450"]},
-                        "unique": False}),
+    ("wikidata_codex/codex-s_train.txt",
+     {"largest": 2034, "only": {"g": ["Q44519", "Q49734", "Q104668", "Q311450"]}, "unique": False}),
 ])
 def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, source, options):
     path = sample(source)
@@ -881,6 +880,6 @@ def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, sourc
     assert f"| g | {sum(row['kind'] == '12' for row in rows)} |" in table and "| path too short |" in table
 
 
-def test_codex_as_it_is_has_no_seed():
-    graph = kg.load_graph(sample("wikidata_codex"))
+def test_wikidata_as_it_is_has_no_seed():
+    graph = kg.load_graph(sample("wikidata_codex/codex-s_train.txt"))
     assert kg_paths.seeds(graph) == []
