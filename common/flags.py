@@ -129,14 +129,12 @@ class PassageFlags(PolicyFlags):
     query_prefix: str = "auto"    # what the encoder of dense:MODEL reads before a query
     # and before a passage; auto = as it was trained, where its prompts or its name tell
     passage_prefix: str = "auto"
-    # of each passage the sentences around the query's words, at most so many characters; 0 = all of it
-    excerpt: int = 0
 
 
 DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
 TINY_WARM_UP = {"warmup_steps": 900, "flaw_rate": .6}
 MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "show_every", "search_retries", "lora",
-               "train_layers", "seed", "excerpt")
+               "train_layers", "seed")
 ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
 
 
@@ -227,8 +225,6 @@ def check_together(cfg):
         refuse("warmup_wordings", cfg.warmup_wordings, "is for --warmup-data")
     if getattr(cfg, "lora", 0) and cfg.train_layers:
         refuse("train_layers", cfg.train_layers, "trains weights, --lora adapters: one of the two")
-    if getattr(cfg, "excerpt", 0) and cfg.data == "world":
-        refuse("excerpt", cfg.excerpt, "cuts passages of a corpus or of a server; the world's are short")
     for name in ("query_prefix", "passage_prefix"):
         given = getattr(cfg, name, "auto")
         if given != "auto" and (cfg.data == "world" or not cfg.retriever.startswith("dense:")):

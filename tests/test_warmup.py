@@ -387,11 +387,9 @@ def test_searches_that_do_not_need_each_other_change_places():
     (["--model", "m", "--data", "q.jsonl", "--warmup-epochs", "0"], "at least 1"),
     (["--checkpoint", "m", "--data", "q.jsonl", "--warmup-data", "q.jsonl"], "begins with --model"),
     (["--model", "m", "--data", "q.jsonl", "--warmup-lr", "0"], "above 0"),
-    (["--excerpt", "300"], "the world's are short"),
     (["--query-prefix", "q: ", "--retriever", "dense:m"], "is for --retriever dense:MODEL and a corpus"),
     (["--model", "m", "--data", "q.jsonl", "--passage-prefix", ""], "is for --retriever dense:MODEL"),
     (["--warmup-wordings", "2"], "is for --warmup-data"),
-    (["--model", "m", "--data", "q.jsonl", "--excerpt", "-1"], "at least 0"),
 ])
 def test_flags_that_no_run_can_use(flags, message):
     with pytest.raises(SystemExit) as stop:
