@@ -1042,8 +1042,6 @@ def check(cfg):
     omne_tables.check(cfg)
     if cfg.format_score == "graded" and cfg.think == "off":
         flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
-    if cfg.train_layers and any(job.kind == "sft" and job.cfg.sft_lora for job in jobs_of(cfg)):
-        flags.refuse("train_layers", cfg.train_layers, "is for whole weights: with --sft-lora 0 alone")
     if cfg.lora and cfg.stage == "sft":
         flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
     if cfg.warmup_wordings > 1:

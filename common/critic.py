@@ -65,8 +65,7 @@ def load_actor_critic(policy_model, source, cfg, resumed):
     """ActorCritic around a loaded policy; a resumed one gets its critic back."""
     critic = None
     if cfg.critic == "separate":
-        names = ("gradient_checkpointing", "attention", "precision", "train_layers")
-        how = {name: getattr(cfg, name) for name in names}
+        how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
         critic = models.load_model(Path(resumed) / "critic" if resumed else source, **how)
     actor = ActorCritic(policy_model, critic)
     if resumed:

@@ -107,7 +107,6 @@ class PolicyFlags(Flags):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products, not weights; auto = bf16 on a GPU
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"   # 8 bit = moments in a quarter of the memory
     lora: int = 0                 # rank of adapters; 0 = full weights
-    train_layers: int = 0         # train the last so many layers alone; 0 = all weights
     # losses with a ratio weighed by trainer over sampler probabilities, at most 2, of a token or of its turn
     sampler_correction: Literal["none", "token", "turn"] = "none"
     # recompute activations; auto = on a GPU; memory only
@@ -134,7 +133,7 @@ class PassageFlags(PolicyFlags):
 DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
 TINY_WARM_UP = {"warmup_steps": 900, "flaw_rate": .6}
 MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "show_every", "search_retries", "lora",
-               "train_layers", "seed")
+               "seed")
 ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
 
 
@@ -223,8 +222,6 @@ def check_together(cfg):
         refuse("warmup_data", cfg.warmup_data, "begins with --model; --checkpoint has learned already")
     if getattr(cfg, "warmup_wordings", 1) > 1 and not cfg.warmup_data:
         refuse("warmup_wordings", cfg.warmup_wordings, "is for --warmup-data")
-    if getattr(cfg, "lora", 0) and cfg.train_layers:
-        refuse("train_layers", cfg.train_layers, "trains weights, --lora adapters: one of the two")
     for name in ("query_prefix", "passage_prefix"):
         given = getattr(cfg, name, "auto")
         if given != "auto" and (cfg.data == "world" or not cfg.retriever.startswith("dense:")):

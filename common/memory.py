@@ -100,18 +100,14 @@ def estimate(shape, cfg, cuda, ranks=1, frozen=0, critic=False, sampled=.4, trai
     checkpointing = cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and cuda
     trained = s.adapters * cfg.lora if cfg.lora else s.weights
     base = s.weights if cfg.lora else 0
-    if cfg.train_layers:
-        trained = s.matrices * cfg.train_layers // s.layers
-        base = s.weights - trained
     models = 1
     if critic:
         models = 2
-        base += base * (not cfg.lora)
-        trained += s.weights if cfg.lora else trained
+        trained += s.weights
     moments = 2.03 if cfg.optimizer == "adamw8bit" else 8
     held = {
         "trained weights (fp32)": 4 * trained / ranks,
-        "weights below adapters or trained layers": (2 if in_bf16 and cfg.lora else 4) * base / ranks,
+        "weights below adapters": (2 if in_bf16 else 4) * base / ranks,
         "moments": moments * trained / ranks,
         "frozen models": (2 if in_bf16 else 4) * s.weights * frozen / ranks,
     }

@@ -342,9 +342,7 @@ def load_policy(cfg, source, trains=True, frozen=None):
     memory.check(cfg, source, frozen, trains)
     how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
     whole = choose(cfg.engine) != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
-    if trains:
-        how["train_layers"] = cfg.train_layers
-    else:
+    if not trains:
         how["frozen"] = not whole  # vLLM computes, and in its own precision
     model, tokenizer = models.load_policy(source, lora, **how)
     say(models.describe(source, model))

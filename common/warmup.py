@@ -76,7 +76,7 @@ def recipe_of(cfg, script, source, examples, steps):
     for e in examples:
         for t in e:
             ids.update(repr((t.prompt_ids, [(u.ids, u.observation_ids) for u in t.turns])).encode())
-    shared = ("lora", "train_layers", "precision", "optimizer", "weight_decay", "warmup_lr")
+    shared = ("lora", "precision", "optimizer", "weight_decay", "warmup_lr")
     return {
         "script": script,
         "version": VERSION,
@@ -173,8 +173,7 @@ def run_folder(cfg, recipe, source, root, name, examples):
     source = str(source)
     if resume:
         folder.start = run.checkpoint_of(folder)
-    names = ("gradient_checkpointing", "attention", "precision", "train_layers")
-    how = {key: getattr(cfg, key) for key in names}
+    how = {key: getattr(cfg, key) for key in ("gradient_checkpointing", "attention", "precision")}
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(folder.start or source, cfg.lora, **how)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)

@@ -383,7 +383,6 @@ def test_searches_that_do_not_need_each_other_change_places():
 
 @pytest.mark.parametrize("flags, message", [
     (["--warmup-data", "x.jsonl"], "is for --model and --data FILE"),
-    (["--model", "m", "--data", "q.jsonl", "--lora", "4", "--train-layers", "2"], "one of the two"),
     (["--model", "m", "--data", "q.jsonl", "--warmup-epochs", "0"], "at least 1"),
     (["--checkpoint", "m", "--data", "q.jsonl", "--warmup-data", "q.jsonl"], "begins with --model"),
     (["--model", "m", "--data", "q.jsonl", "--warmup-lr", "0"], "above 0"),
@@ -403,16 +402,6 @@ def test_a_file_without_evidence_is_one_line(tmp_path, small, capsys):
         at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--warmup-data", file,
                     "--out", str(tmp_path)])
     assert "nothing to learn from" in str(stop.value.code)
-
-
-# ---------------------------------------------------------------- layers
-
-def test_the_last_layers_alone_are_trained(small):
-    model = models.load_model(small, train_layers=1)
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert trained and all(name.startswith(("model.layers.1.", "model.norm.")) for name in trained)
-    with pytest.raises(ModelError, match="has 2 layers"):
-        models.load_model(small, train_layers=3)
 
 
 # ---------------------------------------------------------------- real questions
