@@ -95,7 +95,6 @@ class PolicyFlags(Flags):
     # ---- memory and speed
     # what samples; auto = vllm where CUDA and vLLM are; a run keeps its own, since random streams differ
     engine: Literal["auto", "transformers", "vllm"] = "auto"
-    tensor_parallel: int = 1      # GPUs that vLLM spreads the model over
     max_batch: int = 256          # sequences decoded together, at most
     cache_gb: float = 8.0         # keys and values of running sequences; as much again for finished turns
     micro_tokens: int = 16384     # packed tokens a forward pass; memory only
@@ -257,10 +256,6 @@ def check_machine(cfg):
     if getattr(cfg, "engine", "") == "vllm" and not vllm_engine.installed():
         sys.exit("error: --engine vllm: vLLM is not installed here; pip install -r requirements-gpu.txt, "
                  "or use --engine transformers")
-    if getattr(cfg, "tensor_parallel", 1) > 1 and cfg.engine != "vllm":
-        refuse("tensor_parallel", cfg.tensor_parallel, "is vLLM's: with --engine vllm")
-    if getattr(cfg, "tensor_parallel", 1) > 1 and distributed.world() > 1:
-        refuse("tensor_parallel", cfg.tensor_parallel, "1 under torchrun: each process has its own vLLM")
 
 
 def check_numbers(name, value):

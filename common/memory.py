@@ -153,7 +153,7 @@ def gathered(s, cfg):
 def sampler_weights(s, cfg, cuda, in_bf16, ranks):
     """vLLM has all of them; ours shares the trainer's, but for bf16 copies of matrices that are fp32."""
     if cfg.engine == "vllm":
-        return (2 if in_bf16 else 4) * s.weights / cfg.tensor_parallel
+        return (2 if in_bf16 else 4) * s.weights
     whole = 0 if ranks == 1 else (2 if cfg.lora and in_bf16 else 4) * s.weights  # the trainer's are cut
     if cfg.lora or not in_bf16:
         return whole

@@ -383,7 +383,7 @@ def make_engine(cfg, model, tokenizer, trains=False):
     """What samples `model`: the engine of --engine. Ours shares the weights, vLLM copies them at each sync,
     and so does ours where those that are trained will be cut over several ranks."""
     if choose(cfg.engine) == "vllm":
-        return VllmEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.tensor_parallel)
+        return VllmEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb)
     if trains:
         model = distributed.replica(model)
     return TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
