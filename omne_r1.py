@@ -1044,9 +1044,6 @@ def check(cfg):
         flags.refuse("format_score", cfg.format_score, "grades thoughts: not with --think off")
     if cfg.lora and cfg.stage == "sft":
         flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
-    if cfg.warmup_wordings > 1:
-        wanted = "is for questions; --warmup-data has conversations here"
-        flags.refuse("warmup_wordings", cfg.warmup_wordings, wanted)
     graph_sources.check(cfg)
     if cfg.seeds > 1 and cfg.name:
         flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")

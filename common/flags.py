@@ -85,9 +85,6 @@ class PolicyFlags(Flags):
     warmup_epochs: int = 3        # passes over their demonstrations
     # updates of 8 demonstrations; auto = those of --warmup-epochs, and 900 for the world's tiny policy
     warmup_steps: Literal["auto"] | int = "auto"
-    # demonstrations of a question: the second to fourth in other words, searches in another order, by other
-    # queries where those find the pages
-    warmup_wordings: Literal[1, 2, 3, 4] = 1
     warmup_lr: float = 1e-5       # learning rate, cosine; 3e-4 did well for 135M weights
     # share of flawed demonstrations; auto = 0, and for the tiny policy .6 in the last fifth, .1 before
     flaw_rate: Literal["auto"] | float = "auto"
@@ -219,8 +216,6 @@ def check_together(cfg):
                "its own")
     if getattr(cfg, "warmup_data", "") and cfg.checkpoint:
         refuse("warmup_data", cfg.warmup_data, "begins with --model; --checkpoint has learned already")
-    if getattr(cfg, "warmup_wordings", 1) > 1 and not cfg.warmup_data:
-        refuse("warmup_wordings", cfg.warmup_wordings, "is for --warmup-data")
     for name in ("query_prefix", "passage_prefix"):
         given = getattr(cfg, name, "auto")
         if given != "auto" and (cfg.data == "world" or not cfg.retriever.startswith("dense:")):
