@@ -103,8 +103,8 @@ class PolicyFlags(Flags):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products, not weights; auto = bf16 on a GPU
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"   # 8 bit = moments in a quarter of the memory
     lora: int = 0                 # rank of adapters; 0 = full weights
-    # losses with a ratio weighed by trainer over sampler probabilities, at most 2, of a token or of its turn
-    sampler_correction: Literal["none", "token", "turn"] = "none"
+    # losses with a ratio weighed by a token's trainer over sampler probability, at most 2
+    sampler_correction: Literal["none", "token"] = "none"
     # recompute activations; auto = on a GPU; memory only
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
 
