@@ -43,7 +43,6 @@ Where the paper is silent (there is no public code):
     STaR, RAFT, GRPO    the same agent, group_size attempts a question: any with reward 1 (at most m); those
                         of the highest reward, if it is positive (at most m; raft++: with a clipped ratio);
                         all, with advantages. STaR goes on from the last iteration, like the others
-    --equal-chosen      RAFT learns from as many as STaR would choose of the same attempts, drawn at random
     fixed               MyGO whose K stays at --threshold: threshold apart from allocation of attempts
     asynchronous (D.2)  not here: an iteration is sampled with the weights that the last one left
 
@@ -157,8 +156,6 @@ class Config(flags.PassageFlags):
     threshold: float = .5           # K' at the start
     offline_threshold: float = .8   # K of offline MyGO
     group_size: int = 5             # attempts a question of STaR, RAFT and GRPO
-    # RAFT: learn from as many trajectories an iteration as STaR would choose of the same attempts. Ours
-    equal_chosen: bool = False
     mini_batch: int = 32            # planner trajectories an update, their workers with them
     lr: float = 5e-7                # learning rate at the start | D.3
     lr_final: float = 1e-8          # and at the end, cosine | D.3
@@ -575,13 +572,6 @@ def select(made, stage, K, cfg):
     return [t for t in made if t.reward > K][: cfg.keep]
 
 
-def thin(chosen, size, seed):
-    """`size` of the chosen trajectories at random, each still with its question (--equal-chosen)."""
-    places = [(i, k) for i, group in enumerate(chosen) for k in range(len(group))]
-    kept = set(random.Random(seed).sample(places, size))
-    return [[t for k, t in enumerate(group) if (i, k) in kept] for i, group in enumerate(chosen)]
-
-
 def assign_advantages(group, stage="grpo"):
     """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
     advantages = [1.0] * len(group)
@@ -773,9 +763,6 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
             sampler.engine.sleep()
 
         chosen = [select(group, stage, state["K"], cfg) for group in made]
-        if cfg.equal_chosen:
-            size = sum(len(select(group, "star", state["K"], cfg)) for group in made)
-            chosen = thin(chosen, size, stable_seed(cfg.seed, "thin", step))
         if stage in RATIOS:
             for group in filter(None, chosen):
                 assign_advantages(group, stage)
@@ -979,9 +966,6 @@ def check(cfg):
     if cfg.sampler_correction != "none" and cfg.stage not in RATIOS:
         sys.exit("error: --sampler-correction goes with --stage grpo and raft++; a likelihood (Eq 6) has no "
                  "ratio")
-    if cfg.equal_chosen and cfg.stage not in ("raft", "raft++"):
-        sys.exit("error: --equal-chosen goes with --stage raft and raft++: the others choose by a reward of "
-                 "their own")
     level = hard.parse(cfg.world)
     if level and (level.elastic or level.noise or level.lists):
         flags.refuse("world", cfg.world, "elastic, lists and noise are for agents that search on their own; "

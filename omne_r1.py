@@ -1014,13 +1014,8 @@ def check(cfg):
     if cfg.weights:
         flags.check_numbers("weights", cfg.weights)
     omne_tables.check(cfg)
-    if cfg.train_layers and any(job.kind == "sft" and job.cfg.sft_lora for job in jobs_of(cfg)):
-        flags.refuse("train_layers", cfg.train_layers, "is for whole weights: with --sft-lora 0 alone")
     if cfg.lora and cfg.stage == "sft":
         flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
-    if cfg.warmup_wordings > 1:
-        wanted = "is for questions; --warmup-data has conversations here"
-        flags.refuse("warmup_wordings", cfg.warmup_wordings, wanted)
     graph_sources.check(cfg)
     if cfg.seeds > 1 and cfg.name:
         flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")

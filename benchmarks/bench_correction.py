@@ -23,7 +23,7 @@ from common import data, metrics, rollout, splits, training
 from common import model as models
 from common.engine import TransformersEngine
 
-KINDS = ("none", "token", "turn")
+KINDS = ("none", "token")
 
 
 # ---------------------------------------------------------------- what samples

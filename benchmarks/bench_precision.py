@@ -62,7 +62,7 @@ def trajectory(rng, model):
     return Trajectory("", ids(rng, 250, model), turns)
 
 
-def measured(folder, precision, layers):
+def measured(folder, precision):
     """{what: tokens a CPU second}; how often 16 and 64 chains were decoded is said by their names."""
     model, tokenizer = models.load_policy(folder, precision=precision)
     generating(model, tokenizer, 4, SHORT)
@@ -77,10 +77,8 @@ def measured(folder, precision, layers):
     rng = random.Random(1)
     trajectories = [trajectory(rng, model) for _ in range(8)]
     tokens = sum(t.length for t in trajectories)
-    for name, count in (("all layers", 0), (f"last {layers} layers", layers)):
-        model, _ = models.load_policy(folder, precision=precision, train_layers=count)
-        updating(model, trajectories[:2])
-        found[f"update, {name}"] = tokens / updating(model, trajectories)
+    updating(model, trajectories[:2])
+    found["update"] = tokens / updating(model, trajectories)
     return found
 
 
@@ -88,12 +86,11 @@ def main(argv=None):
     """One row for each piece of work, one column a precision."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--layers", type=int, default=18, help="of the update of the last layers alone")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
     found = {}
     for precision in ("fp32", "bf16"):
-        found[precision] = measured(args.model, precision, args.layers)
+        found[precision] = measured(args.model, precision)
         say(f"{precision}: done")
     rows = []
     for what, fp32 in found["fp32"].items():

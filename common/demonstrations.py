@@ -71,7 +71,6 @@ class Demonstration:
     hops: list[Hop]
     answer: str
     flaw: str | None = None  # a key of FLAWS; "bad format" is for the script to render
-    wording: int = 0         # of WORDINGS
 
     def queries(self):
         return [hop.queries[0] for hop in self.hops]
@@ -84,21 +83,14 @@ class Demonstration:
             thoughts.append(f"{known}{self.wanted(i, hop.need)}")
             known = f"{hop.found} "
         all_known = " ".join(hop.found for hop in self.hops)
-        concluded = WORDINGS[self.wording][-1].format(self.answer)
-        return [*thoughts, f"{all_known} {concluded}".strip()]
+        return [*thoughts, f"{all_known} So the answer is {self.answer}.".strip()]
 
     def wanted(self, i, need):
         """What the i-th search is said to be for."""
-        *wants, _ = WORDINGS[self.wording]
-        return wants[i % len(wants)].format(need)
+        return WANTED[i % len(WANTED)].format(need)
 
 
-WORDINGS = (  # what is wanted first, next, after that; what follows from all that is known
-    ("I need to find {}.", "Now I need {}.", "Next is {}.", "So the answer is {}."),
-    ("I look for {}.", "What about {}?", "I still miss {}.", "That makes it {}."),
-    ("Let me search for {}.", "What is missing is {}.", "Let me look up {} as well.", "Therefore: {}."),
-    ("The question turns on {}.", "It also turns on {}.", "Then there is {}.", "The answer must be {}."),
-)
+WANTED = ("I need to find {}.", "Now I need {}.", "Next is {}.")
 
 
 def plan_of(question):
@@ -202,46 +194,17 @@ def quote(lines, answer, most=QUOTED):
     return said + (" …" if len(words) > start + most else ""), said
 
 
-def demonstrate(question, index, top_k, max_passage=None, wording=0):
+def demonstrate(question, index, top_k, max_passage=None):
     """(Demonstration or None, what is wrong or "") with the queries that find the gold pages among `top_k` of
     `index` (a retriever), of which max_passage characters are read. A page that was read already is not asked
-    for again: what it says joins what is known. The first search may be for the question as it stands.
-
-    wording: of WORDINGS; but for the first, searches come in another order and by other queries, where those
-    find the pages, too."""
+    for again: what it says joins what is known. The first search may be for the question as it stands."""
     plan = plan_of(question)
     if not plan:
         return None, "no gold evidence that can be followed"
-    if wording:
-        other = varied(plan, random.Random(f"{question.id}/{wording}"))
-        hops, problem = follow(other, question, index, top_k, max_passage)
-    if not wording or problem:
-        hops, problem = follow(plan, question, index, top_k, max_passage)
+    hops, problem = follow(plan, question, index, top_k, max_passage)
     if problem:
         return None, problem
-    return Demonstration(hops, question.answers[0], wording=wording), ""
-
-
-def varied(plan, rng):
-    """The hops in another order, in which each stays behind those that it needs, and their queries, too.
-
-    >>> plan = [Hop("A", "", [], "", "A", "X"), Hop("X", "", [], "", "X", "1"), Hop("B", "", [], "")]
-    >>> orders = {"".join(hop.title for hop in varied(plan, random.Random(seed))) for seed in range(30)}
-    >>> sorted(orders)
-    ['ABX', 'AXB', 'BAX']
-    """
-    left, made = list(plan), []
-    while left:
-        free = [hop for i, hop in enumerate(left) if not any(needs(hop, other) for other in left[:i])]
-        hop = rng.choice(free)
-        left.remove(hop)
-        queries = rng.sample([*hop.queries, hop.need], len(hop.queries) + 1)
-        made.append(replace(hop, queries=queries))
-    return made
-
-
-def needs(hop, earlier):
-    return hop.waits or bool(hop.subject) and hop.subject == earlier.claim
+    return Demonstration(hops, question.answers[0]), ""
 
 
 def follow(plan, question, index, top_k, max_passage):
@@ -325,30 +288,25 @@ def another_answer(question, questions, rng):
 def of_questions(questions, index, cfg, render, reward, progress=None):
     """([[Trajectory]], Counter of what became of the questions): demonstrations as a script renders them.
 
-    cfg: top_k, flaw_rate, and where there are such flags max_passage and warmup_wordings. render(question,
-    Demonstration) -> [Trajectory]; reward(trajectories, question) is the script's own, None where its agent
-    could not go so far, and only what earns 1 is kept. With probability flaw_rate one is then replaced by a
-    flawed one."""
+    cfg: top_k, flaw_rate, and where there is such a flag max_passage. render(question, Demonstration) ->
+    [Trajectory]; reward(trajectories, question) is the script's own, None where its agent could not go so
+    far, and only what earns 1 is kept. With probability flaw_rate one is then replaced by a flawed one."""
     kept, fate = [], Counter()
     max_passage = getattr(cfg, "max_passage", None)
     for number, q in enumerate(questions):
-        for wording in range(getattr(cfg, "warmup_wordings", 1)):
-            demo, problem = demonstrate(q, index, cfg.top_k, max_passage, wording)
-            rendered = render(q, demo) if demo else []
-            earned = reward(rendered, q) if demo else 1
-            if earned is None:
-                problem = "longer than the agent's limits"
-            elif earned != 1:
-                problem = "does not earn reward 1"
-            rng = random.Random(f"{q.id}/flaw{wording or ''}")
-            if not problem and rng.random() < cfg.flaw_rate:
-                rendered = render(q, flawed(demo, another_answer(q, questions, rng), rng))
-            if not problem:
-                kept.append(rendered)
-            if not wording:
-                fate[problem or "demonstrated"] += 1
-                if problem:
-                    break
+        demo, problem = demonstrate(q, index, cfg.top_k, max_passage)
+        rendered = render(q, demo) if demo else []
+        earned = reward(rendered, q) if demo else 1
+        if earned is None:
+            problem = "longer than the agent's limits"
+        elif earned != 1:
+            problem = "does not earn reward 1"
+        rng = random.Random(f"{q.id}/flaw")
+        if not problem and rng.random() < cfg.flaw_rate:
+            rendered = render(q, flawed(demo, another_answer(q, questions, rng), rng))
+        if not problem:
+            kept.append(rendered)
+        fate[problem or "demonstrated"] += 1
         if progress:
             progress(number + 1, len(questions))
     return kept, fate

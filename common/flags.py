@@ -84,9 +84,6 @@ class PolicyFlags(Flags):
     warmup_epochs: int = 3        # passes over their demonstrations
     # updates of 8 demonstrations; auto = those of --warmup-epochs, and 900 for the world's tiny policy
     warmup_steps: Literal["auto"] | int = "auto"
-    # demonstrations of a question: the second to fourth in other words, searches in another order, by other
-    # queries where those find the pages
-    warmup_wordings: Literal[1, 2, 3, 4] = 1
     warmup_lr: float = 1e-5       # learning rate, cosine; 3e-4 did well for 135M weights
     # share of flawed demonstrations; auto = 0, and for the tiny policy .6 in the last fifth, .1 before
     flaw_rate: Literal["auto"] | float = "auto"
@@ -94,7 +91,6 @@ class PolicyFlags(Flags):
     # ---- memory and speed
     # what samples; auto = vllm where CUDA and vLLM are; a run keeps its own, since random streams differ
     engine: Literal["auto", "transformers", "vllm"] = "auto"
-    tensor_parallel: int = 1      # GPUs that vLLM spreads the model over
     max_batch: int = 256          # sequences decoded together, at most
     cache_gb: float = 8.0         # keys and values of running sequences; as much again for finished turns
     micro_tokens: int = 16384     # packed tokens a forward pass; memory only
@@ -106,9 +102,8 @@ class PolicyFlags(Flags):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products, not weights; auto = bf16 on a GPU
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"   # 8 bit = moments in a quarter of the memory
     lora: int = 0                 # rank of adapters; 0 = full weights
-    train_layers: int = 0         # train the last so many layers alone; 0 = all weights
-    # losses with a ratio weighed by trainer over sampler probabilities, at most 2, of a token or of its turn
-    sampler_correction: Literal["none", "token", "turn"] = "none"
+    # losses with a ratio weighed by a token's trainer over sampler probability, at most 2
+    sampler_correction: Literal["none", "token"] = "none"
     # recompute activations; auto = on a GPU; memory only
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
 
@@ -128,15 +123,13 @@ class PassageFlags(PolicyFlags):
     query_prefix: str = "auto"    # what the encoder of dense:MODEL reads before a query
     # and before a passage; auto = as it was trained, where its prompts or its name tell
     passage_prefix: str = "auto"
-    # of each passage the sentences around the query's words, at most so many characters; 0 = all of it
-    excerpt: int = 0
 
 
 DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
 TINY_WARM_UP = {"warmup_steps": 900, "flaw_rate": .6}
 HARD_WARM_UP = {"warmup_steps": 1550, "flaw_rate": .8}
 MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "show_every", "search_retries", "lora",
-               "train_layers", "seed", "excerpt")
+               "seed")
 ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
 
 
@@ -220,12 +213,6 @@ def check_together(cfg):
                "its own")
     if getattr(cfg, "warmup_data", "") and cfg.checkpoint:
         refuse("warmup_data", cfg.warmup_data, "begins with --model; --checkpoint has learned already")
-    if getattr(cfg, "warmup_wordings", 1) > 1 and not cfg.warmup_data:
-        refuse("warmup_wordings", cfg.warmup_wordings, "is for --warmup-data")
-    if getattr(cfg, "lora", 0) and cfg.train_layers:
-        refuse("train_layers", cfg.train_layers, "trains weights, --lora adapters: one of the two")
-    if getattr(cfg, "excerpt", 0) and cfg.data == "world":
-        refuse("excerpt", cfg.excerpt, "cuts passages of a corpus or of a server; the world's are short")
     for name in ("query_prefix", "passage_prefix"):
         given = getattr(cfg, name, "auto")
         if given != "auto" and (cfg.data == "world" or not cfg.retriever.startswith("dense:")):
@@ -271,10 +258,6 @@ def check_machine(cfg):
     if getattr(cfg, "engine", "") == "vllm" and not has_vllm():
         sys.exit("error: --engine vllm: vLLM is not installed here; pip install -r requirements-gpu.txt, "
                  "or use --engine transformers")
-    if getattr(cfg, "tensor_parallel", 1) > 1 and cfg.engine != "vllm":
-        refuse("tensor_parallel", cfg.tensor_parallel, "is vLLM's: with --engine vllm")
-    if getattr(cfg, "tensor_parallel", 1) > 1 and distributed.world() > 1:
-        refuse("tensor_parallel", cfg.tensor_parallel, "1 under torchrun: each process has its own vLLM")
 
 
 def check_numbers(name, value):

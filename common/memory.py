@@ -98,13 +98,10 @@ def estimate(shape, cfg, cuda, ranks=1, frozen=0, sampled=.4, trains=True):
     checkpointing = cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and cuda
     trained = s.adapters * cfg.lora if cfg.lora else s.weights
     base = s.weights if cfg.lora else 0
-    if cfg.train_layers:
-        trained = s.matrices * cfg.train_layers // s.layers
-        base = s.weights - trained
     moments = 2.03 if cfg.optimizer == "adamw8bit" else 8
     held = {
         "trained weights (fp32)": 4 * trained / ranks,
-        "weights below adapters or trained layers": (2 if in_bf16 and cfg.lora else 4) * base / ranks,
+        "weights below adapters": (2 if in_bf16 else 4) * base / ranks,
         "moments": moments * trained / ranks,
         "frozen models": (2 if in_bf16 else 4) * s.weights * frozen / ranks,
     }
@@ -150,7 +147,7 @@ def gathered(s, cfg):
 def sampler_weights(s, cfg, cuda, in_bf16, ranks):
     """vLLM has all of them; ours shares the trainer's, but for bf16 copies of matrices that are fp32."""
     if cfg.engine == "vllm":
-        return (2 if in_bf16 else 4) * s.weights / cfg.tensor_parallel
+        return (2 if in_bf16 else 4) * s.weights
     whole = 0 if ranks == 1 else (2 if cfg.lora and in_bf16 else 4) * s.weights  # the trainer's are cut
     if cfg.lora or not in_bf16:
         return whole

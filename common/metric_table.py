@@ -65,8 +65,8 @@ RATIO = {
     "train/first_ratio": Metric("mean ratio of the first update; 1, since nothing was updated before it"),
     "rollout/logprob_drift_mean": Metric("mean difference of log-probs between sampler and trainer, nats"),
     "rollout/logprob_drift_max": Metric("the largest such difference"),
-    "train/sampler_ratio": Metric("mean ratio of trainer to sampler probabilities, each at most 2 (a token's "
-                                  "or its turn's); only with --sampler-correction"),
+    "train/sampler_ratio": Metric("mean ratio of trainer to sampler probabilities, each at most 2; only with "
+                                  "--sampler-correction"),
     "train/sampler_truncated": Metric("share of sampled tokens whose ratio was cut to 2; only with "
                                       "--sampler-correction"),
     "rollout/flat_groups": Metric("share of questions whose samples all have one reward",

@@ -75,7 +75,7 @@ def default_device():
 
 
 def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointing="off", precision="auto",
-               frozen=False, train_layers=0):
+               frozen=False):
     """Policy of a folder (a LoRA adapter folder included, which keeps its own rank) or hub id,
     in fp32 master weights.
 
@@ -85,7 +85,6 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
     gradient_checkpointing: recompute activations in backward, a layer at a time;
         auto = where there is a GPU, whose memory is small.
     precision: of the products, fp32 | bf16 | auto = bf16 on a GPU.
-    train_layers: the last so many layers alone are trained (with the last norm; embeddings are not); 0 = all.
     frozen: nothing is trained. What is not (a frozen model, the base below adapters) is held in bf16 where
         the products are."""
     name = find_model(name)
@@ -119,26 +118,12 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _refuse_unknown_parts(name, model)
     remove_dropout(name, model)
-    if train_layers and hasattr(model, "peft_config"):
-        raise ModelError(f"{name}: --train-layers is for whole weights, these are adapters")
-    if train_layers:
-        freeze_below(model, train_layers)
     fits = device != "cpu" and head_dim(model.config) >= 16  # FlexAttention's smallest
     if attention == "tree" or attention == "auto" and fits:
         flex()
         model.set_attn_implementation("tree")
     model.in_bf16 = in_bf16
     return model.to(device).requires_grad_(False) if frozen else model.to(device)
-
-
-def freeze_below(model, layers):
-    """Leaves the last `layers` of the decoder, and its last norm, to be trained."""
-    decoder = model.get_decoder()
-    if layers > len(decoder.layers):
-        raise ModelError(f"--train-layers {layers}: this model has {len(decoder.layers)} layers")
-    model.requires_grad_(False)
-    for module in (*decoder.layers[-layers:], decoder.norm):
-        module.requires_grad_(True)
 
 
 def remove_dropout(name, model):

@@ -314,9 +314,7 @@ def load_policy(cfg, source, trains=True, frozen=None):
     memory.check(cfg, source, frozen, trains)
     how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
     whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
-    if trains:
-        how["train_layers"] = cfg.train_layers
-    else:
+    if not trains:
         how["frozen"] = not whole  # vLLM computes, and in its own precision
     model, tokenizer = models.load_policy(source, lora, **how)
     say(models.describe(source, model))
@@ -358,7 +356,7 @@ def make_engine(cfg, model, tokenizer, trains=False):
     and so does ours where those that are trained will be cut over several ranks."""
     if cfg.engine == "vllm":
         from common.vllm_engine import VllmEngine
-        return VllmEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.tensor_parallel)
+        return VllmEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb)
     if trains:
         model = distributed.replica(model)
     return TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import data, retriever
-from common.excerpts import Excerpts
 from common.files import say, warn
 
 FEW = 20  # test questions below which no interval says anything
@@ -21,11 +20,9 @@ class Split:
 
 
 def make_retriever(cfg, corpus):
-    """The retriever of --retriever with the run's time-outs and prefixes, its passages cut by --excerpt."""
-    whole = retriever.make_retriever(
+    """The retriever of --retriever with the run's time-outs and prefixes."""
+    return retriever.make_retriever(
         cfg.retriever, corpus, cfg.search_timeout, cfg.search_retries, cfg.query_prefix, cfg.passage_prefix)
-    characters = getattr(cfg, "excerpt", 0)
-    return Excerpts(whole, characters) if characters else whole
 
 
 def load_splits(cfg, paper_eval, searched=True):

@@ -58,29 +58,17 @@ MAX_RATIO = 2.0  # verl's default, TRL's first
 
 
 def sampler_ratios(batch, kind):
-    """(B, T) min(pi_trainer / pi_sampler, 2), of the weights that sampled: what a sampled token's term of the
-    loss is worth; 1 elsewhere. None for the kind "none".
+    """(B, T) min(pi_trainer / pi_sampler, 2) of each sampled token: what its term of the loss is worth; 1
+    elsewhere. None for the kind "none".
 
     Truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl), as in TRL
     (vllm_importance_sampling_correction) and verl (rollout_is). Same weights round differently in the engine,
-    so trajectories are drawn from another distribution than old_logprobs says. kind:
-
-    token: of the token alone. Little variance; biased, since the rest of its turn stays the sampler's.
-    turn: of all sampled tokens of its turn: the product of their ratios. That is the ratio of the turn as one
-        action, so its mean over the sampler's turns is 1, and without truncation a turn's gradient is
-        unbiased. A geometric mean, as in Eq 11 of AT2PO, varies less and is the ratio of nothing that was
-        drawn: its bias remains. The product's log grows with the turn, so long turns are truncated sooner.
-
-    Neither corrects in which states earlier turns end, nor the rewards of later ones."""
+    so trajectories are drawn from another distribution than old_logprobs says. Little variance; biased, since
+    the rest of a token's turn stays the sampler's."""
     if kind == "none":
         return None
     log_ratio = batch.old_logprobs - batch.rollout_logprobs
     log_ratio = torch.where(batch.response_mask, log_ratio, 0.0)                    # (B, T)
-    if kind == "turn":
-        turn = batch.turn_ids.clamp(min=0)
-        K = int(turn.max()) + 1
-        sums = log_ratio.new_zeros(len(turn), K).scatter_add(1, turn, log_ratio)    # (B, K)
-        log_ratio = torch.where(batch.response_mask, sums.gather(1, turn), 0.0)
     return log_ratio.exp().clamp(max=MAX_RATIO).detach()
 
 

@@ -250,16 +250,15 @@ def _process_undisturbed():
 class VllmEngine:
     """max_batch: sequences decoded together, at most. cache_gb: as in TransformersEngine, keys and values of
     running sequences, and as much again for those that are done; less where max_batch of the longest
-    sequences need less. tensor_parallel: GPUs that the model is spread over.
+    sequences need less.
 
     bf16 on a GPU, whatever --precision says (its attention kernels know no fp32); on a CPU as training's
     forward pass. ModelError where vLLM does not run the model, or leaves out weights that are not zero."""
 
-    def __init__(self, model, tokenizer, max_batch=256, cache_gb=4.0, tensor_parallel=1):
+    def __init__(self, model, tokenizer, max_batch=256, cache_gb=4.0):
         self.tokenizer = tokenizer
         self.gpu = model.device.type == "cuda"
         self.in_bf16 = self.gpu or computes_in_bf16(model)
-        self.tensor_parallel = tensor_parallel
         self.eos = end_of_sequence(model, tokenizer)
         refuse_other_adapters(model)
         options = self._options(model.config.get_text_config(), max_batch, cache_gb)
@@ -302,7 +301,6 @@ class VllmEngine:
             "generation_config": "vllm",               # nothing of the model's own sampling settings
             "enable_sleep_mode": self.gpu,
             "enforce_eager": not self.gpu,
-            "tensor_parallel_size": self.tensor_parallel,
             # under torchrun it is one of several processes, each with an engine of its own
             "distributed_executor_backend": "external_launcher" if distributed.world() > 1 else None,
             "seed": 0,
@@ -397,10 +395,7 @@ class VllmEngine:
         wakes = self.vllm.asleep and self.gpu
         if wakes:
             self.llm.wake_up(["weights"])
-        weights = policy_weights(model)
-        if self.tensor_parallel > 1:  # its workers are other processes
-            weights = iter([(name, weight.cpu()) for name, weight in weights])
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": policy_weights(model)})
         if not self.gpu:
             self.llm.apply_model(_pack_head_again)
         if wakes:

@@ -76,7 +76,7 @@ def recipe_of(cfg, script, source, examples, steps):
     for e in examples:
         for t in e:
             ids.update(repr((t.prompt_ids, [(u.ids, u.observation_ids) for u in t.turns])).encode())
-    shared = ("lora", "train_layers", "precision", "optimizer", "weight_decay", "warmup_lr")
+    shared = ("lora", "precision", "optimizer", "weight_decay", "warmup_lr")
     return {
         "script": script,
         "version": VERSION,
@@ -104,9 +104,6 @@ def examples_of(cfg, tokenizer, index, render, reward, reply, ends="none"):
     examples = []
     for file in cfg.warmup_data.split(","):
         if sharegpt.is_file(file):
-            if cfg.warmup_wordings > 1:
-                raise data.DataError(f"--warmup-wordings {cfg.warmup_wordings}: {file} has conversations, "
-                                     "which are learned as they stand")
             every = [of_conversation(tokenizer, row, reply, ends) for row in sharegpt.read(file, ())]
             kept = [[t] for t in every if t.length <= cfg.micro_tokens]
             told = f"{len(kept)} conversations"
@@ -118,8 +115,6 @@ def examples_of(cfg, tokenizer, index, render, reward, reply, ends="none"):
                 kept, fate = demonstrations.of_questions(
                     questions, index, cfg, lambda q, d: render(tokenizer, q, d), reward, progress)
             told = f"{fate.pop('demonstrated', 0)} of {len(questions)} questions demonstrated"
-            if cfg.warmup_wordings > 1:
-                told += f" in up to {cfg.warmup_wordings} wordings ({len(kept)} demonstrations)"
             told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
         lengths = [t.length for example in kept for t in example]
         sampled = [t.sampled_tokens for example in kept for t in example]
@@ -173,8 +168,7 @@ def run_folder(cfg, recipe, source, root, name, examples):
     source = str(source)
     if resume:
         folder.start = run.checkpoint_of(folder)
-    names = ("gradient_checkpointing", "attention", "precision", "train_layers")
-    how = {key: getattr(cfg, key) for key in names}
+    how = {key: getattr(cfg, key) for key in ("gradient_checkpointing", "attention", "precision")}
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(folder.start or source, cfg.lora, **how)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)

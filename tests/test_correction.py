@@ -1,5 +1,5 @@
 """Where sampler and trainer differ: --sampler-correction against numbers worked by hand, in the loss of every
-script, and against the exact gradient of a small bandit."""
+script."""
 
 import math
 from types import SimpleNamespace
@@ -31,19 +31,15 @@ def batch_of(ratios, **more):
 
 
 RATIOS = [[9.0, 1.5, 0.8, 9.0, 3.0], [9.0, 1.2, 1.3, 1.4, 9.0]]
-WEIGHTS = {
-    "token": [[1, 1.5, 0.8, 1, 2], [1, 1.2, 1.3, 1.4, 1]],
-    "turn": [[1, 1.2, 1.2, 1, 2], [1, 2, 2, 2, 1]],    # 1.5 * .8; 1.2 * 1.3 * 1.4 = 2.184 is cut
-}
+WEIGHTS = [[1, 1.5, 0.8, 1, 2], [1, 1.2, 1.3, 1.4, 1]]    # 3 is cut
 
 
-@pytest.mark.parametrize("kind", ["token", "turn"])
-def test_weights_by_hand(kind):
+def test_weights_by_hand():
     batch = batch_of(RATIOS)
-    weights = sampler_ratios(batch, kind)
-    expected = torch.tensor(WEIGHTS[kind]).double()
+    weights = sampler_ratios(batch, "token")
+    expected = torch.tensor(WEIGHTS).double()
     torch.testing.assert_close(weights, expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(corrected_advantages(batch, kind), batch.advantages * expected)
+    torch.testing.assert_close(corrected_advantages(batch, "token"), batch.advantages * expected)
     assert not weights.requires_grad
 
 
@@ -52,18 +48,16 @@ def test_none_is_nothing_and_on_policy_it_is_one():
     assert sampler_ratios(batch, "none") is None
     assert corrected_advantages(batch, "none") is batch.advantages
     batch.rollout_logprobs = batch.old_logprobs
-    for kind in ("token", "turn"):
-        assert (sampler_ratios(batch, kind) == 1).all()
-        assert torch.equal(corrected_advantages(batch, kind), batch.advantages)
+    assert (sampler_ratios(batch, "token") == 1).all()
+    assert torch.equal(corrected_advantages(batch, "token"), batch.advantages)
 
 
 def test_a_token_that_the_sampler_gave_nothing_is_cut_and_no_log_prob_learns_through_its_weight():
     batch = batch_of(RATIOS)
     batch.rollout_logprobs[0, 1] = -math.inf
     batch.old_logprobs.requires_grad_()
-    for kind in ("token", "turn"):
-        weights = sampler_ratios(batch, kind)
-        assert weights[0, 1] == 2 and torch.isfinite(weights).all() and not weights.requires_grad
+    weights = sampler_ratios(batch, "token")
+    assert weights[0, 1] == 2 and torch.isfinite(weights).all() and not weights.requires_grad
 
 
 # ---- where it enters the losses
@@ -77,12 +71,11 @@ def moved(batch):
     return (batch.old_logprobs + 0.4 * step * MASK).requires_grad_()
 
 
-@pytest.mark.parametrize("kind", ["token", "turn"])
 @pytest.mark.parametrize("dual_clip", [0.0, 1.1])
-def test_grpo_weighs_the_surrogate_and_not_the_kl_term(kind, dual_clip):
+def test_grpo_weighs_the_surrogate_and_not_the_kl_term(dual_clip):
     batch = batch_of(RATIOS)
     new = moved(batch)
-    w = sampler_ratios(batch, kind)
+    w = sampler_ratios(batch, "token")
     A = batch.advantages
     r = (new - batch.old_logprobs).exp()
     surrogate = torch.minimum(r * A, r.clamp(.9, 1.1) * A)
@@ -92,7 +85,7 @@ def test_grpo_weighs_the_surrogate_and_not_the_kl_term(kind, dual_clip):
     objective = w * surrogate - .3 * (d.exp() - d - 1)
     expected = -(objective * MASK).sum() / 6
     loss, stats = grpo.grpo_loss(
-        new, batch.old_logprobs, corrected_advantages(batch, kind), MASK, 1 / 6, .1, .1, .3,
+        new, batch.old_logprobs, corrected_advantages(batch, "token"), MASK, 1 / 6, .1, .1, .3,
         batch.ref_logprobs, dual_clip)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(*(torch.autograd.grad(x, new, retain_graph=True)[0] for x in (loss, expected)))
@@ -100,13 +93,12 @@ def test_grpo_weighs_the_surrogate_and_not_the_kl_term(kind, dual_clip):
     assert stats["clipped_tokens"] == plain["clipped_tokens"] > 0    # the clip decisions stay
 
 
-@pytest.mark.parametrize("kind", ["token", "turn"])
-def test_atpo_weighs_each_token_of_eq_10(kind):
+def test_atpo_weighs_each_token_of_eq_10():
     batch = batch_of(RATIOS)
     new = moved(batch)
-    cfg = at2po.Config(sampler_correction=kind, clip_low=.1, clip_high=.1)
+    cfg = at2po.Config(sampler_correction="token", clip_low=.1, clip_high=.1)
     loss, _ = at2po.policy_loss(new, batch, cfg, 2, 6)
-    w = sampler_ratios(batch, kind)
+    w = sampler_ratios(batch, "token")
     log_ratio = (new - batch.old_logprobs).detach()
     expected = 0
     for b in range(2):
@@ -171,7 +163,7 @@ def of_omne(model, optimizer, groups, **more):
 
 @pytest.mark.parametrize("update", [of_at2po, of_bi_rar, of_mujica, of_omne])
 def test_a_sampler_that_lags_evenly_scales_the_gradient_of_every_script(update):
-    """All token ratios are 1.5: tokens weigh 1.5, turns of three 1.5^3, which is cut to 2."""
+    """All token ratios are 1.5."""
     tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
 
     def norm(lag, **more):
@@ -182,83 +174,13 @@ def test_a_sampler_that_lags_evenly_scales_the_gradient_of_every_script(update):
     plain = norm(math.log(1.5))
     assert not {"train/sampler_ratio", "train/sampler_truncated"} & set(plain)
     assert plain["train/grad_norm"] == norm(0.0)["train/grad_norm"] > 0
-    for kind, weight, cut in (("token", 1.5, 0.0), ("turn", 2.0, 1.0)):
-        row = norm(math.log(1.5), sampler_correction=kind)
-        assert row["train/grad_norm"] == pytest.approx(weight * plain["train/grad_norm"], rel=1e-4)
-        assert row["train/sampler_ratio"] == pytest.approx(weight, rel=1e-4)
-        assert row["train/sampler_truncated"] == cut
-        same = norm(0.0, sampler_correction=kind)
-        assert same["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-5)
-        assert same["train/sampler_ratio"] == pytest.approx(1, abs=1e-5)
-
-
-# ---- bias, exactly
-
-
-class Bandit:
-    """Turns of two tokens of three kinds, enumerated: theta has the logits of the first token, then of the
-    second after each first. A turn's reward is its own, so neither token's share can be told apart."""
-
-    turns = torch.tensor([[a, b] for a in range(3) for b in range(3)])
-    rewards = torch.tensor([1.0, -2.0, 0.5, -1.0, 3.0, 0.0, -0.5, 1.5, -2.5]).double()
-
-    def __init__(self, noise):
-        g = torch.Generator().manual_seed(1)
-        self.theta = torch.randn(4, 3, generator=g, dtype=torch.double).requires_grad_()
-        drift = noise * torch.randn(4, 3, generator=g, dtype=torch.double)
-        self.sampler = self.logprobs(self.theta.detach() + drift)
-
-    def logprobs(self, theta):
-        """(9, 2)"""
-        first, second = self.turns.T
-        table = theta.log_softmax(1)
-        return torch.stack([table[0, first], table[1 + first, second]], 1)
-
-    def gradient(self, sampled, kind, tokens=2):
-        """Of the mean of GRPO's loss over all turns, drawn with these log-probs, (9, 2)."""
-        new = self.logprobs(self.theta)
-        mask = torch.ones(9, 2).bool()
-        mask[:, tokens:] = False
-        batch = SimpleNamespace(
-            old_logprobs=new.detach(), rollout_logprobs=sampled, response_mask=mask,
-            turn_ids=torch.zeros(9, 2, dtype=torch.long),
-            advantages=self.rewards[:, None].expand(9, 2))
-        drawn = sampled.sum(1, keepdim=True).exp()    # (9, 1): how often a turn is seen
-        loss, _ = grpo.grpo_loss(
-            new, new.detach(), corrected_advantages(batch, kind), mask, drawn, .2, .2)
-        return torch.autograd.grad(loss, self.theta)[0]
-
-    def bias(self, kind, tokens=2):
-        """Relative to the gradient on policy."""
-        exact = self.gradient(self.logprobs(self.theta).detach(), "none", tokens)
-        return float((self.gradient(self.sampler, kind, tokens) - exact).norm() / exact.norm())
-
-
-def test_turns_correct_the_expected_gradient_tokens_part_of_it():
-    bandit = Bandit(noise=.2)
-    ratio = bandit.logprobs(bandit.theta).detach() - bandit.sampler
-    assert 1.2 < ratio.sum(1).exp().max() < 2    # nothing is truncated
-    assert bandit.bias("none") > .05
-    assert bandit.bias("turn") < 1e-12
-    assert 1e-3 < bandit.bias("token") < bandit.bias("none")
-
-
-def test_truncation_brings_some_bias_back():
-    bandit = Bandit(noise=1.0)
-    ratio = bandit.logprobs(bandit.theta).detach() - bandit.sampler
-    assert ratio.sum(1).exp().max() > 2
-    assert 1e-3 < bandit.bias("turn") < bandit.bias("none")
-
-
-def test_the_geometric_mean_of_a_turn_would_leave_bias(monkeypatch):
-    bandit = Bandit(noise=.2)
-
-    def geometric(batch, kind):
-        log_ratio = batch.old_logprobs - batch.rollout_logprobs
-        return batch.advantages * log_ratio.mean(1, keepdim=True).exp()
-
-    monkeypatch.setitem(globals(), "corrected_advantages", geometric)
-    assert bandit.bias("turn") > .01
+    row = norm(math.log(1.5), sampler_correction="token")
+    assert row["train/grad_norm"] == pytest.approx(1.5 * plain["train/grad_norm"], rel=1e-4)
+    assert row["train/sampler_ratio"] == pytest.approx(1.5, rel=1e-4)
+    assert row["train/sampler_truncated"] == 0
+    same = norm(0.0, sampler_correction="token")
+    assert same["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-5)
+    assert same["train/sampler_ratio"] == pytest.approx(1, abs=1e-5)
 
 
 # ---- what a run says

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -502,27 +501,6 @@ def test_what_the_other_methods_choose(monkeypatch):
     assert chosen["grpo"] == [rewards["q0"], rewards["q1"], [], []]
 
 
-def test_raft_at_star_s_count_chooses_fewer_where_nothing_is_right(monkeypatch):
-    rewards = {"q0": [0, .5, 1, 1, 1], "q1": [0, .5, .7, .7, 0]}
-    made, _, _ = sampled(monkeypatch, lambda q, k: rewards[q][k], "raft", count=2)
-    size = sum(len(m.select(group, "star", .5, config())) for group in made)
-    raft = [m.select(group, "raft", .5, config()) for group in made]
-    assert size == 3 < sum(map(len, raft)) == 5
-    assert sum(map(len, m.thin(raft, size, 0))) == 3
-
-
-def test_equal_chosen_thins_at_random_and_keeps_questions_apart():
-    groups = [["a", "b", "c"], [], ["d"], ["e", "f"]]
-    assert m.thin(groups, 6, 0) == groups
-    drawn = [m.thin(groups, 3, seed) for seed in range(60)]
-    assert m.thin(groups, 3, 7) == drawn[7]
-    for thinned in drawn:
-        assert sum(map(len, thinned)) == 3
-        assert all([t for t in group if t in few] == few for group, few in zip(groups, thinned, strict=True))
-    often = Counter(t for thinned in drawn for few in thinned for t in few)
-    assert set(often) == set("abcdef") and min(often.values()) > 15  # 30 is expected of each
-
-
 # ---------------------------------------------------------------- losses and update
 
 
@@ -960,22 +938,6 @@ def test_offline_mygo_keeps_its_threshold_and_its_sampler(world):
     assert any((one[k] != two[k]).any() for k in one)
 
 
-@pytest.mark.slow
-def test_equal_chosen_raft_learns_from_as_many_as_star(world):
-    flags = [
-        *TINY, "--envs", "text", "--checkpoint", str(world / "seed0-text-warm-up/checkpoint"),
-        "--out", str(world.parent), "--steps", "1", "--questions-per-step", "24", "--eval-limit", "1",
-    ]
-    first = {}
-    for name, more in (("star", ()), ("raft", ()), ("thin", ("--equal-chosen",))):
-        stage = "star" if name == "star" else "raft"
-        m.main([*flags, "--stage", stage, "--name", f"chosen-{name}", *more])
-        first[name] = rows(world / f"chosen-{name}-text-{stage}")[0]
-    assert len({r["select/attempts"] for r in first.values()}) == 1
-    assert first["thin"]["select/trajectories"] == first["star"]["select/trajectories"]
-    assert first["thin"]["select/trajectories"] <= first["raft"]["select/trajectories"]
-
-
 @pytest.mark.parametrize("flags,message", [
     ("--envs web", "--envs web: text, kg or kimi"),
     ("--envs text,text", "--envs text,text"),
@@ -990,7 +952,6 @@ def test_equal_chosen_raft_learns_from_as_many_as_star(world):
     ("--world-size 100", "--world-size 100.0"),
     ("--ask=", "--ask is empty"),
     ("--few-shot", "--few-shot goes with"),
-    ("--stage star --equal-chosen", "--equal-chosen goes with"),
     ("--ask hello --envs kimi", "--ask has no passages"),
     ("--model {qwen} --data {nq} --envs kimi", "has no passages of its own"),
     ("--model x --data f.json --envs kimi --retriever http://127.0.0.1:9", "--envs kimi"),

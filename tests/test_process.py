@@ -249,8 +249,6 @@ def test_an_engine_that_is_not_here_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(flags, "has_vllm", lambda: False)
     with pytest.raises(SystemExit, match="error: --engine vllm: vLLM is not installed here; pip install -r"):
         at2po.parse_args(["--engine", "vllm"])
-    with pytest.raises(SystemExit, match="--tensor-parallel 2: is vLLM's: with --engine vllm"):
-        bi_rar.parse_args(["--tensor-parallel", "2", "--engine", "transformers"])
 
 
 def test_flags_given_with_underscores_count_too():

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import data, retriever, splits
-from common.excerpts import Excerpts, excerpt
+from common import data, retriever
 from common.retriever import BM25Retriever, HTTPRetriever, RetrieverError, make_app, make_retriever
 from tests.conftest import sample
 
@@ -858,47 +857,3 @@ def test_prefixes_without_a_dense_encoder_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", serve(tmp_path, "--port", "0", "--passage-prefix", ""))
     with pytest.raises(SystemExit, match=said):
         retriever_server.main()
-
-
-# ---- excerpts
-
-
-def test_an_excerpt_is_whole_sentences_that_hold_most_of_the_query():
-    text = "The film is long. It was made in Rome. Its director was Ada Holt. She was born in Oslo."
-    assert excerpt(text, "director of the film", 30) == "The film is long."  # one word each: the earliest
-    assert excerpt(text, "director of the film", 30, "The Film") == "Its director was Ada Holt."
-    assert excerpt(text, "film, director?", 70) == text[:65]     # the longest from there
-    assert excerpt(text, "zebra", 20) == "The film is long."     # nothing matches: the beginning
-    assert excerpt(text, "director Ada", 10) == "Its direct"     # no sentence is so short
-    assert excerpt("", "Ada", 10) == "" and excerpt(text, "", 10**6) == text
-
-
-def test_a_retrievers_excerpts_keep_all_else(monkeypatch):
-    class Server:
-        remote, repaired = True, {"title": 1}
-        cancelled = 0
-
-        def cancel(self):
-            self.cancelled += 1
-
-        def search(self, queries, k):
-            return BM25Retriever(CORPUS).search(queries, k)
-
-    server = Server()
-    cut = Excerpts(server, 26)
-    hits, none = cut.search(["director of Silent Harbor", "zebra"], 2)
-    assert ids([hits]) == [["a", "b"]] and hits[0].title == "Silent Harbor" and none == []
-    assert hits[0].text == "Its director was Ada Holt." and hits[1].text == "Silent River is a film."
-    cut.cancel()
-    assert server.cancelled == 1 and cut.remote and cut.repaired == {"title": 1}
-
-    class Flags:
-        retriever, search_timeout, search_retries, excerpt = "bm25", 1.0, 0, 26
-        query_prefix = passage_prefix = "auto"
-
-    def first():
-        return splits.make_retriever(Flags, CORPUS).search(["director of Silent Harbor"], 1)[0][0].text
-
-    assert first() == hits[0].text
-    monkeypatch.setattr(Flags, "excerpt", 0)
-    assert first() == CORPUS[0]["text"]

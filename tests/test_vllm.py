@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import zlib
-from functools import partial
 
 import numpy as np
 import pytest
@@ -311,15 +310,3 @@ def test_on_a_cpu_it_computes_as_training_does():
     model.in_bf16 = True
     results, engine = generate((model, tokenizer), REQUESTS, Engine=VllmEngine)
     assert 1e-6 < drift(model.float(), REQUESTS, results) < .2
-
-
-def test_a_model_spread_over_two_workers():
-    """--tensor-parallel 2: the weights travel to other processes."""
-    model, tokenizer = small_policy()
-    spread = partial(VllmEngine, tensor_parallel=2)
-    results, engine = generate((model, tokenizer), REQUESTS, Engine=spread)
-    assert drift(model, REQUESTS, results) < 1e-4
-    train_a_little(model)
-    engine.sync(model)
-    results, _ = generate((model, tokenizer), REQUESTS, engine=engine)
-    assert drift(model, REQUESTS, results) < 1e-4

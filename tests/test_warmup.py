@@ -305,11 +305,6 @@ def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
                 "--out", str(tmp_path), "--name", "c"])
     (folder,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     assert json.loads((folder / "config.json").read_text())["demonstrations"] == 1
-    with pytest.raises(SystemExit) as stop:
-        at2po.main([*FLAGS, "--model", str(small), "--data", str(tmp_path / "q.jsonl"), "--eval-data",
-                    str(tmp_path / "q.jsonl"), "--warmup-data", file, "--warmup-wordings", "2", "--out",
-                    str(tmp_path)])
-    assert "learned as they stand" in str(stop.value.code)
 
 
 def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
@@ -336,62 +331,13 @@ def test_flawed_demonstrations_on_request():
     assert question.answers == ["Oslo"]
 
 
-def test_other_wordings_say_and_search_the_same_otherwise_and_earn_as_much(small):
-    rows = [HOTPOT, WIKI, MUSIQUE, WIKI | {"_id": "w2", "answer": "Rome"}]  # which its pages do not say
-    questions = [data.parse_question(row) for row in rows]
-    index = retriever.make_retriever("bm25", data.pool_contexts(questions))
-    tokenizer = models.load_tokenizer(small)
-
-    def made(wordings):
-        cfg = at2po.Config(top_k=1, flaw_rate=0.0, warmup_wordings=wordings)
-        shown = []
-
-        def render(question, demo):
-            shown.append(demo)
-            return [at2po.render_demonstration(tokenizer, question, demo, index, cfg)]
-
-        def reward(rendered, question):
-            right = question.id != "w2"
-            return at2po.score(rendered[0], question, cfg).reward if right else 0
-
-        kept, fate = demonstrations.of_questions(questions, index, cfg, render, reward)
-        return shown, ["".join(turn.text for turn in t.turns) for (t,) in kept], fate
-
-    _, once, fate = made(1)
-    shown, often, fate_of_four = made(4)
-    assert fate == fate_of_four == {"demonstrated": 3, "does not earn reward 1": 1}
-    assert [d.wording for d in shown] == [0, 1, 2, 3] * 3 + [0]  # what failed is not tried in other words
-    assert often[::4] == once and len(set(often)) == len(often) == 12
-    assert made(4)[1] == often
-    queries = {query for demo in shown if demo.hops[0].title == "Wet Wood (film)" for query in demo.queries()}
-    assert {"Wet Wood director", "Cy Nord place of birth"} < queries
-    for demo in shown:
-        for hop in demo.hops:
-            assert index.search([hop.queries[0]], 1)[0][0].title == hop.title
-
-
-def test_searches_that_do_not_need_each_other_change_places():
-    import random
-    Hop = demonstrations.Hop
-    plan = [Hop("A", "a", ["a"], "", "A", "X"), Hop("B", "b", ["b"], "", "B", "Y"),
-            Hop("X", "x", ["x"], "", "X", "1", waits=True)]
-    orders = set()
-    for seed in range(30):
-        orders.add("".join(hop.title for hop in demonstrations.varied(plan, random.Random(seed))))
-    assert orders == {"ABX", "BAX"}
-
-
 @pytest.mark.parametrize("flags, message", [
     (["--warmup-data", "x.jsonl"], "is for --model and --data FILE"),
-    (["--model", "m", "--data", "q.jsonl", "--lora", "4", "--train-layers", "2"], "one of the two"),
     (["--model", "m", "--data", "q.jsonl", "--warmup-epochs", "0"], "at least 1"),
     (["--checkpoint", "m", "--data", "q.jsonl", "--warmup-data", "q.jsonl"], "begins with --model"),
     (["--model", "m", "--data", "q.jsonl", "--warmup-lr", "0"], "above 0"),
-    (["--excerpt", "300"], "the world's are short"),
     (["--query-prefix", "q: ", "--retriever", "dense:m"], "is for --retriever dense:MODEL and a corpus"),
     (["--model", "m", "--data", "q.jsonl", "--passage-prefix", ""], "is for --retriever dense:MODEL"),
-    (["--warmup-wordings", "2"], "is for --warmup-data"),
-    (["--model", "m", "--data", "q.jsonl", "--excerpt", "-1"], "at least 0"),
 ])
 def test_flags_that_no_run_can_use(flags, message):
     with pytest.raises(SystemExit) as stop:
@@ -405,16 +351,6 @@ def test_a_file_without_evidence_is_one_line(tmp_path, small, capsys):
         at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--warmup-data", file,
                     "--out", str(tmp_path)])
     assert "nothing to learn from" in str(stop.value.code)
-
-
-# ---------------------------------------------------------------- layers
-
-def test_the_last_layers_alone_are_trained(small):
-    model = models.load_model(small, train_layers=1)
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert trained and all(name.startswith(("model.layers.1.", "model.norm.")) for name in trained)
-    with pytest.raises(ModelError, match="has 2 layers"):
-        models.load_model(small, train_layers=3)
 
 
 # ---------------------------------------------------------------- real questions
