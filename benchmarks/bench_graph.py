@@ -17,8 +17,8 @@ One Markdown table, a row printed as it comes:
   not count; memory is what is resident after less before, strings included;
 - in process: both tools, 256 calls in one list against one by one, alternating, medians of --repeats, calls
   a second of CPU;
-- served: common.kg_server in a process of its own, asked by --clients threads of another for --seconds. Each
-  sends its next request when it has the answer, so p50 is near clients / (answers a second). A fifth is
+- served: common.serve.graph in a process of its own, asked by --clients threads of another for --seconds.
+  Each sends its next request when it has the answer, so p50 is near clients / (answers a second). A fifth is
   hostile: names that there are not, bodies of 1 MB, unknown graphs, malformed JSON, wrong types, connections
   that break off within a body. Every answer must be the text that the tools in process have for the name as
   the server reads it (http_server.readable), or the expected refusal: "wrong" counts those that are not, and
@@ -47,8 +47,10 @@ import faiss as faiss  # imported here, so that no figure has the time and memor
 import networkx
 import numpy as np
 
-from common import http_server, kg, kg_formats, kg_lightrag, kg_server, kg_vectors
+from common import kg, kg_formats, kg_lightrag, kg_vectors
 from common.kg_tools import ENTITY_MATCHER, NODE_INFO, PATHS, Call, LocalTools
+from common.serve import graph as graph_server
+from common.serve import http_server
 
 GRAPH = "bench"
 DIMENSION = 64
@@ -118,7 +120,7 @@ def write_inputs(nodes, folder):
 def build(nodes, folder):
     """(KnowledgeGraph with stored vectors, {what: figure} of making it)"""
     edges = np.load(folder / "edges.npy")
-    kg_server.make_app(LocalTools({"small": kg.KnowledgeGraph.from_triples([("A", "r", "B")])}))  # imports
+    graph_server.make_app(LocalTools({"small": kg.KnowledgeGraph.from_triples([("A", "r", "B")])}))  # imports
     before = resident()
     rng = random.Random(nodes)
     words = vocabulary(rng)
@@ -141,7 +143,7 @@ def build(nodes, folder):
     made = kg.KnowledgeGraph(graph, stored=stored)
     read = time.process_time() - started
     started = time.process_time()
-    kg_server.make_app(LocalTools({GRAPH: made}))  # what a server does before its first answer
+    graph_server.make_app(LocalTools({GRAPH: made}))  # what a server does before its first answer
     indexed = time.process_time() - started
     figures = {
         "edges": f"{len(edges):,}",
@@ -306,7 +308,7 @@ def refused(kind, rng, name, path):
 def serve(nodes, folder, listener):
     """A process of its own, until it is ended."""
     graph, _ = build(nodes, folder)
-    app = kg_server.make_app(LocalTools({GRAPH: graph}))
+    app = graph_server.make_app(LocalTools({GRAPH: graph}))
     http_server.Server(app).run([listener])
 
 

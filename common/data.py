@@ -30,12 +30,22 @@ import random
 import re
 import sys
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from common import formats, hub, metrics
 from common.files import RunError, UserError, write_atomic
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
+
+
+@dataclass
+class Split:
+    """Questions with a search over them."""
+    name: str
+    questions: list
+    retriever: object     # with search(queries, k); None where nothing is searched
+    graph: object = None  # kg.KnowledgeGraph, where there is one
 
 
 class DataError(UserError):

@@ -9,7 +9,7 @@
     graph.node_info(name)                  description, neighbours and edges of one entity
     graph.facts(name)                      its triples, as head
 
-    python -m common.kg serve --graph cs=FILE,legal=FOLDER   both tools over HTTP: kg_server.py
+    python -m common.serve.graph --graph cs=FILE,legal=FOLDER   both tools over HTTP: serve/graph.py
 
 The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
 `relation` and `description`. What the tools print is kg_text.py's.
@@ -181,8 +181,3 @@ def _add_source(sources, name, source):
     if name in sources:
         raise GraphError(f"--graph: two graphs with the name {name}: {sources[name]} and {source}")
     sources[name] = source
-
-
-if __name__ == "__main__":
-    from common import kg_server
-    kg_server.main()

@@ -102,7 +102,7 @@ class HTTPTools(http_client.Client):
     what = "graph"
     flag = "--graph"
     failure = kg.GraphError
-    remedy = "Start one with `python -m common.kg serve --graph FILE`, or give --graph a file"
+    remedy = "Start one with `python -m common.serve.graph --graph FILE`, or give --graph a file"
 
     def __init__(self, url, timeout=60.0, retries=RETRIES):
         super().__init__(url, timeout, retries)

@@ -8,9 +8,9 @@
     --retriever dense:MODEL@IVF32,Flat,nprobe=8    an IVF index, and how many of its lists a query reads
     --retriever http://127.0.0.1:8000              a server in Search-R1's form (ours, Search-R1's, verl's)
 
-    python -m common.retriever serve --corpus wiki-18.jsonl --retriever bm25 --port 8000
+    python -m common.serve.search --corpus wiki-18.jsonl --retriever bm25 --port 8000
 
-The HTTP form (see retriever_server.py): POST /retrieve {"queries": […], "topk": k, "return_scores": true}
+The HTTP form (see serve/search.py): POST /retrieve {"queries": […], "topk": k, "return_scores": true}
 -> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'.
 """
 
@@ -275,7 +275,7 @@ class HTTPRetriever(http_client.Client):
     what = "search"
     flag = "--retriever"
     failure = RetrieverError
-    remedy = "Start one with `python -m common.retriever serve --corpus FILE`, or use --retriever bm25"
+    remedy = "Start one with `python -m common.serve.search --corpus FILE`, or use --retriever bm25"
 
     def __init__(self, url, timeout=60.0, retries=RETRIES):
         super().__init__(url.rstrip("/").removesuffix("/retrieve"), timeout, retries)
@@ -352,14 +352,3 @@ def make_retriever(spec, corpus, timeout=60.0, retries=RETRIES, query_prefix="au
                               passage_prefix=passage_prefix)
     raise RetrieverError(f"--retriever {spec}: "
                          "expected bm25, dense:MODEL, dense:MODEL@INDEX or http://HOST:PORT")
-
-
-def make_app(retriever, **limits):
-    """retriever_server.make_app; a client has no use for what that imports."""
-    from common import retriever_server
-    return retriever_server.make_app(retriever, **limits)
-
-
-if __name__ == "__main__":
-    from common import retriever_server
-    retriever_server.main()

@@ -1,22 +1,15 @@
 """Questions with a search over them: the splits that --data, --eval-data, --corpus and --retriever name."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from common import data, retriever
+from common.data import Split
 from common.files import say, warn
 
 FEW = 20  # test questions below which no interval says anything
 TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
-
-
-@dataclass
-class Split:
-    name: str
-    questions: list
-    retriever: object     # with search(queries, k); None where nothing is searched
-    graph: object = None  # kg.KnowledgeGraph, where there is one
 
 
 def make_retriever(cfg, corpus):

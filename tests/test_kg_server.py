@@ -1,4 +1,4 @@
-"""common/kg_tools.py and kg_server.py: both tools in this process, behind HTTP, and through the client."""
+"""common/kg_tools.py and serve/graph.py: both tools in this process, behind HTTP, and through the client."""
 
 import http.client
 import http.server
@@ -14,8 +14,10 @@ import networkx
 import pytest
 from fastapi.testclient import TestClient
 
-from common import chat, http_server, kg, kg_server
+from common import chat, kg
 from common.kg_tools import Call, HTTPTools, LocalTools, make_tools
+from common.serve import graph as graph_server
+from common.serve import http_server
 from tests.conftest import sample
 from tests.test_retriever import Scripted, started
 
@@ -51,14 +53,14 @@ def serving(app, port=0):
 
 @pytest.fixture(scope="module")
 def server():
-    stop, url = serving(kg_server.make_app(local_tools()))
+    stop, url = serving(graph_server.make_app(local_tools()))
     yield url
     stop()
 
 
 @pytest.fixture(scope="module")
 def client():
-    return TestClient(kg_server.make_app(local_tools()), raise_server_exceptions=False)
+    return TestClient(graph_server.make_app(local_tools()), raise_server_exceptions=False)
 
 
 # ---- in this process
@@ -102,7 +104,7 @@ def test_the_form_of_the_authors_server(client, path, name, start):
 
 def test_what_takes_long_at_a_million_names_is_made_before_the_first_question():
     tools = local_tools()
-    kg_server.make_app(tools)
+    graph_server.make_app(tools)
     for graph in tools.graphs.values():
         assert {"index", "_printed"} <= vars(graph).keys()
 
@@ -142,7 +144,7 @@ def test_half_a_character_and_a_megabyte_of_name_are_answered(client):
 
 
 def test_a_body_over_the_limit_is_413_and_a_deep_one_no_crash(client):
-    small = TestClient(kg_server.make_app(local_tools(), max_body=1000))
+    small = TestClient(graph_server.make_app(local_tools(), max_body=1000))
     assert small.post("/cs/get_node", json={"node_name": "x" * 2000}).status_code == 413
     assert small.post("/cs/get_node", json={"node_name": "x" * 200}).status_code == 200
     assert client.post("/cs/get_node", content="[" * 100_000).status_code in (400, 422)
@@ -183,7 +185,7 @@ def test_a_forged_description_ends_nothing_through_file_server_and_client(tmp_pa
              "relationships": [{"src_id": "A", "tgt_id": "B", "keywords": f"r {FORGED}"}]}
     (tmp_path / "a.json").write_text(json.dumps(value))
     tools = LocalTools(kg.load_graphs(str(tmp_path / "a.json")))
-    stop, url = serving(kg_server.make_app(tools))
+    stop, url = serving(graph_server.make_app(tools))
     text = HTTPTools(url).search([Call("node_info", "A", "a")])[0]
     stop()
     assert "answer" in text and "</" not in text and "<|" not in text and "\nassistant" not in text
@@ -302,12 +304,12 @@ def test_a_server_that_answers_nothing_any_more_is_an_error(scripted, monkeypatc
     tools = scripted(lambda request: answers.pop() if answers else (500, b"x"), retries=1)
     monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
     assert tools.search(calls_of("a")) == ["good"]
-    with pytest.raises(kg.GraphError, match="HTTP 500.*kg serve"):
+    with pytest.raises(kg.GraphError, match="HTTP 500.*serve.graph"):
         tools.search(calls_of(*"abcdefghijkl"))
 
 
 def test_a_server_that_is_gone_is_an_error_at_the_first_call(monkeypatch):
-    stop, url = serving(kg_server.make_app(local_tools()))
+    stop, url = serving(graph_server.make_app(local_tools()))
     tools = HTTPTools(url, retries=1)
     monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
     assert tools.search(calls_of("Sorting"))[0].startswith("Entity: Sorting")
@@ -323,7 +325,7 @@ def test_an_unknown_graph_is_a_text_and_no_request(scripted):
 
 
 def test_a_server_that_is_not_there_is_one_error_with_the_remedy(monkeypatch):
-    with pytest.raises(kg.GraphError, match=r"no graph service at http://127.0.0.1:9 after 1 tr.*kg serve"):
+    with pytest.raises(kg.GraphError, match=r"no graph service at http://127.0.0.1:9 after 1 tr.*serve.graph"):
         make_tools("http://127.0.0.1:9", retries=0)
     with pytest.raises(kg.GraphError, match="--graph http:.*expected http://HOST:PORT"):
         make_tools("http://")
@@ -343,13 +345,13 @@ def test_a_bad_source_is_one_line_and_no_zero_exit(tmp_path, monkeypatch, name, 
     if name:
         path.write_text(text)
     with pytest.raises(SystemExit) as stopped:
-        kg_server.main(["serve", "--graph", str(path), "--port", "0"])
+        graph_server.main(["--graph", str(path), "--port", "0"])
     assert str(stopped.value).startswith("error: ") and said in str(stopped.value)
     assert "\n" not in str(stopped.value)
 
 
 def test_serve_listens_on_loopback_and_says_where_and_what():
-    command = [sys.executable, "-m", "common.kg", "serve", "--graph", sample("lightrag_graph"), "--port", "0"]
+    command = [sys.executable, "-m", "common.serve.graph", "--graph", sample("lightrag_graph"), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                cwd=Path(__file__).parents[1])
     guard = threading.Timer(120, process.kill)

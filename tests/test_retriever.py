@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from common import data, retriever
-from common.retriever import BM25Retriever, HTTPRetriever, RetrieverError, make_app, make_retriever
+from common.retriever import BM25Retriever, HTTPRetriever, RetrieverError, make_retriever
+from common.serve import http_server, search
+from common.serve.search import make_app
 from tests.conftest import sample
 
 CORPUS = [
@@ -303,10 +305,9 @@ def drained(connection):
 
 
 def test_half_open_connections_are_closed_while_others_are_served():
-    from common import retriever_server
 
     listener = socket.create_server(("127.0.0.1", 0))
-    made = retriever_server.Server(make_app(BM25Retriever(CORPUS), patience=5), patience=5)
+    made = http_server.Server(make_app(BM25Retriever(CORPUS), patience=5), patience=5)
     stop = started(made, listener)
     body = b'{"queries": ["Ada"], "topk": 1}'
     head = b"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 31\r\n"
@@ -329,10 +330,9 @@ def test_half_open_connections_are_closed_while_others_are_served():
 
 
 def test_a_head_that_comes_in_drops_is_closed_too():
-    from common import retriever_server
 
     listener = socket.create_server(("127.0.0.1", 0))
-    stop = started(retriever_server.Server(make_app(BM25Retriever(CORPUS)), patience=0.5), listener)
+    stop = started(http_server.Server(make_app(BM25Retriever(CORPUS)), patience=0.5), listener)
     begun = time.monotonic()
     with socket.create_connection(listener.getsockname()) as drip, pytest.raises(OSError):
         while time.monotonic() - begun < 10:
@@ -344,7 +344,7 @@ def test_a_head_that_comes_in_drops_is_closed_too():
 def serve(tmp_path, *flags):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(row) + "\n" for row in CORPUS))
-    return ["common.retriever", "serve", "--corpus", str(corpus), *flags]
+    return ["common.serve.search", "--corpus", str(corpus), *flags]
 
 
 def test_serve_says_where_it_listens_and_ctrl_c_ends_it_quietly(tmp_path):
@@ -363,27 +363,25 @@ def test_serve_says_where_it_listens_and_ctrl_c_ends_it_quietly(tmp_path):
 
 
 def test_a_port_in_use_is_one_line_before_the_corpus_is_read(tmp_path, monkeypatch):
-    from common import retriever_server
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(sys, "argv", serve(tmp_path, "--port", str(taken.getsockname()[1])))
-        Path(sys.argv[3]).unlink()
+        Path(sys.argv[2]).unlink()
         with pytest.raises(SystemExit, match=r"^error: cannot serve at 127.0.0.1:\d+ \(Address already in"):
-            retriever_server.main()
+            search.main()
 
 
 def test_a_server_leaves_bad_lines_of_its_corpus_out_where_it_is_told(tmp_path, monkeypatch):
-    from common import retriever_server
 
     said = []
-    monkeypatch.setattr(retriever_server.http_server, "run", lambda *arguments: said.append(arguments[3]))
+    monkeypatch.setattr(http_server, "run", lambda *arguments: said.append(arguments[3]))
     monkeypatch.setattr(sys, "argv", serve(tmp_path, "--port", "0"))
-    with open(sys.argv[3], "a") as file:
+    with open(sys.argv[2], "a") as file:
         file.write('{"id": "d", "cont')
     with pytest.raises(SystemExit, match="corpus.jsonl: record 4: not valid JSON"):
-        retriever_server.main()
+        search.main()
     sys.argv.append("--skip-bad")
-    retriever_server.main()
+    search.main()
     assert said == ["3 passages (bm25)"]
 
 
@@ -443,7 +441,7 @@ def test_search_r1s_bm25_server_sends_no_id(scripted):
 
 def test_a_wrong_address_fails_within_seconds_and_names_the_remedy(capsys):
     begun = time.monotonic()
-    said = r"no search service at http://127.0.0.1:9 after 3 tries \(ConnectError.*common.retriever serve"
+    said = r"no search service at http://127.0.0.1:9 after 3 tries \(ConnectError.*common.serve.search"
     with pytest.raises(RetrieverError, match=said):
         HTTPRetriever("http://127.0.0.1:9")
     assert time.monotonic() - begun < 10
@@ -849,11 +847,10 @@ def test_an_index_belongs_to_the_prefix_of_its_passages(tmp_path, encode_with):
 
 
 def test_prefixes_without_a_dense_encoder_are_refused(tmp_path, monkeypatch):
-    from common import retriever_server
 
     said = "bm25: --query-prefix and --passage-prefix are for dense:MODEL"
     with pytest.raises(RetrieverError, match=said):
         make_retriever("bm25", CORPUS, query_prefix="q: ")
     monkeypatch.setattr(sys, "argv", serve(tmp_path, "--port", "0", "--passage-prefix", ""))
     with pytest.raises(SystemExit, match=said):
-        retriever_server.main()
+        search.main()

@@ -1,6 +1,6 @@
 """The embedded world as splits: what --data world, --eval-data, --world and --world-size name."""
 
-from common import data, retriever, splits, world
+from common import data, retriever, world
 from common.world import hard
 
 
@@ -19,7 +19,7 @@ def world_split(name, size=1.0, questions=400, spec="bm25", level=None, graph_of
             made = world.make_world(name, 1 if name == "test" else 0, size, questions)
     except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
         raise data.DataError(f"--world-size {size}: {error}") from error
-    return splits.Split(
+    return data.Split(
         name,
         data.load_questions(made.questions),
         retriever.make_retriever(spec, made.corpus()),

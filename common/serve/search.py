@@ -1,6 +1,6 @@
 """The search server: every corpus and retriever of ours behind the HTTP forms that agents speak.
 
-    python -m common.retriever serve --corpus wiki-18.jsonl --retriever bm25 --port 8000
+    python -m common.serve.search --corpus wiki-18.jsonl --retriever bm25 --port 8000
 
 | path | body | of |
 | --- | --- | --- |
@@ -23,10 +23,11 @@ from typing import Annotated
 from fastapi import HTTPException
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from common import http_server
-from common.http_server import MAX_BODY, PATIENCE, readable
-from common.http_server import Server as Server
-from common.retriever import RetrieverError, make_retriever
+from common.data import load_corpus
+from common.files import UserError
+from common.retriever import make_retriever
+from common.serve import http_server
+from common.serve.http_server import MAX_BODY, PATIENCE, readable
 
 Query = Annotated[str, AfterValidator(readable)]
 QueryList = Annotated[list[Query], Field(max_length=4096)]
@@ -111,8 +112,7 @@ def make_app(retriever, max_body=MAX_BODY, patience=PATIENCE):
 
 def main():
     """Serves a corpus."""
-    parser = argparse.ArgumentParser(prog="python -m common.retriever", description=main.__doc__)
-    parser.add_argument("command", choices=["serve"])
+    parser = argparse.ArgumentParser(prog="python -m common.serve.search", description=main.__doc__)
     parser.add_argument("--corpus", required=True, help="JSONL with id, contents")
     parser.add_argument("--skip-bad", action="store_true", help="leave bad records out, and count them")
     parser.add_argument("--retriever", default="bm25", help="bm25, dense:MODEL or dense:MODEL@INDEX")
@@ -129,13 +129,12 @@ def main():
 
 
 def serve(args):
-    from common.data import DataError, load_corpus  # the one place where the server needs files read
     listener = http_server.bind(args.host, args.port)
     try:
         corpus = load_corpus(args.corpus, args.skip_bad)
         retriever = make_retriever(args.retriever, corpus, query_prefix=args.query_prefix,
                                    passage_prefix=args.passage_prefix)
-    except (DataError, RetrieverError) as error:
+    except UserError as error:
         sys.exit(f"error: {error}")
     what = f"{len(corpus):,} passages ({args.retriever})"
     http_server.run(make_app(retriever), listener, args, what, "/retrieve")

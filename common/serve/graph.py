@@ -1,6 +1,6 @@
 """The graph server.
 
-    python -m common.kg serve --graph cs=FILE,legal=FOLDER --port 8100
+    python -m common.serve.graph --graph cs=FILE,legal=FOLDER --port 8100
 
 | path | body | answer |
 | --- | --- | --- |
@@ -20,10 +20,11 @@ from typing import Annotated
 from fastapi import HTTPException
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from common import http_server, kg, kg_text
+from common import kg, kg_text
 from common.files import RunError, say
-from common.http_server import MAX_BODY, PATIENCE, readable
 from common.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
+from common.serve import http_server
+from common.serve.http_server import MAX_BODY, PATIENCE, readable
 
 Text = Annotated[str, AfterValidator(readable)]
 TextList = Annotated[list[Text], Field(max_length=4096)]
@@ -79,15 +80,13 @@ def make_app(tools, k=MATCHES, max_body=MAX_BODY, patience=PATIENCE):
 
 def main(arguments=None):
     """Serves graphs over HTTP."""
-    parser = argparse.ArgumentParser(prog="python -m common.kg", description=main.__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    serving = commands.add_parser("serve", help="answers both tools over HTTP")
-    serving.add_argument("--graph", required=True, help="NAME=FILE,NAME=FILE, a file, or a folder of graphs")
-    serving.add_argument("--graph-encoder", default="", help="a sentence-transformers model; default tf-idf")
-    serving.add_argument("--matches", type=int, default=MATCHES, help="entities that entity_matcher shows")
-    serving.add_argument("--max-edges", type=int, default=kg_text.MAX_EDGES, help="of one node")
-    serving.add_argument("--max-words", type=int, default=kg_text.MAX_WORDS, help="of one answer")
-    http_server.address_flags(serving, 8100)
+    parser = argparse.ArgumentParser(prog="python -m common.serve.graph", description=main.__doc__)
+    parser.add_argument("--graph", required=True, help="NAME=FILE,NAME=FILE, a file, or a folder of graphs")
+    parser.add_argument("--graph-encoder", default="", help="a sentence-transformers model; default tf-idf")
+    parser.add_argument("--matches", type=int, default=MATCHES, help="entities that entity_matcher shows")
+    parser.add_argument("--max-edges", type=int, default=kg_text.MAX_EDGES, help="of one node")
+    parser.add_argument("--max-words", type=int, default=kg_text.MAX_WORDS, help="of one answer")
+    http_server.address_flags(parser, 8100)
     args = parser.parse_args(arguments)
     try:
         serve(args)
