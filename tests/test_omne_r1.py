@@ -1214,7 +1214,7 @@ def test_a_run_whose_server_is_gone_ends_in_one_line_and_goes_on_when_it_is_back
             "--save-every", "1", "--search-retries", "0", "--out", str(tmp_path), "--name", "a"]
     with pytest.raises(SystemExit) as ended:
         omne_r1.main(args)
-    assert re.match(rf"error: no graph service at {url} after 1 tries .*kg serve[^\n]*$", ended.value.code)
+    assert re.match(rf"error: no graph service at {url} after 1 tries .*serve.graph[^\n]*$", ended.value.code)
     again, _ = serving(graph_server.make_app(tools), int(url.rpartition(":")[2]))
     try:
         omne_r1.main([*args, "--resume"])
