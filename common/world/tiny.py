@@ -42,7 +42,9 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
     }
     level = hard.parse(getattr(cfg, "world", "plain"))
     if level:
-        recipe["world"] = str(level)
+        # (as cached policies are named)
+        recipe["world"] = (f"Level(elastic={level.elastic}, noise=0.0, partial={level.partial}, tail=0.0, "
+                           f"lists={level.lists})")
     without_output_bias = vllm_engine.choose(cfg.engine) == "vllm"
     if without_output_bias:
         recipe["output_bias"] = False
