@@ -967,9 +967,9 @@ def check(cfg):
         sys.exit("error: --sampler-correction goes with --stage grpo and raft++; a likelihood (Eq 6) has no "
                  "ratio")
     level = hard.parse(cfg.world)
-    if level and (level.elastic or level.noise or level.lists):
-        flags.refuse("world", cfg.world, "elastic, lists and noise are for agents that search on their own; "
-                     "here the knobs are partial and tail")
+    if level and (level.elastic or level.lists):
+        flags.refuse("world", cfg.world, "elastic and lists are for agents that search on their own; here "
+                     "the knob is partial")
     if cfg.ask and "kimi" in envs:
         sys.exit("error: --ask has no passages of its own: --envs text or kg")
     return cfg

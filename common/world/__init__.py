@@ -269,11 +269,11 @@ def _question(world, rng, kind, hops):
 
 
 def make_world(split="train", seed=0, size=1.0, questions=400,
-               hop_mix=(.3, .4, .15, .15), distractors="random", vague=0.0, mix=None, wanted=None):
+               hop_mix=(.3, .4, .15, .15), distractors="random", vague=0.0, mix=None):
     """A world of about 1,000 * size entities with `questions` questions; hop_mix = shares of 1, 2, 3 and 4
     hops. distractors: six random passages in each question's context, or "linked" ones, of which four look
     as if they belonged there. vague: share of the compositional questions that are vaguely put. mix: MIX,
-    or another table like it. wanted(plan, kinds): whether a question that was drawn is taken."""
+    or another table like it."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
     rng = random.Random(f"fivehop/{split}/{seed}/{size}")
@@ -293,8 +293,6 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
         kind = rng.choices(list(types), list(types.values()))[0]
         drawn = _question(world, rng, kind, hops)
         if drawn is None or drawn[0] in seen:
-            continue
-        if wanted and not wanted(drawn[2], kinds):
             continue
         seen.add(drawn[0])
         world.questions.append(_row(world, rng, at, seed, kind, hops, drawn, distractors, vague))

@@ -7,17 +7,14 @@ rate of its own. So the policy starts out ripe in reading and wrong at every tur
 have to be mended one by one: four fifths of them by choosing what it does most often anyway, the others
 against that.
 
-Knobs, all off unless set (--world hard:noise=.2,elastic=.3):
+Knobs, all off unless set (--world hard:partial=.5,elastic=.3):
 
     elastic   share of the questions of which a passage also states the fact after its own, so that one search
               fewer answers them, too; a seventh of the demonstrations ask something twice
     lists     share of the questions of which a passage lists every fact; it is found by asking for the list
               of the entity that the question names, which three in ten demonstrations do
-    noise     share of the entities with a society, whose passage is found first and states no fact; a second
-              query, with the entity's kind, finds the entity
     partial   share of the entities that other passages call by a longer name than their own page and gold do
               ("Ada Mira Fisher", "Port Alder Town"): right reasoning then earns an F1 of .8 or of 1
-    tail      share of the test questions with one of four relations that one in a hundred training ones has
 """
 
 import functools
@@ -36,7 +33,6 @@ OTHER_FLAWS = .04                  # too few hops, and as many in bad format
 ASKED_TWICE = .15                  # of the demonstrations, where paths are elastic
 SHORTCUT_TAKEN = .5                # of the facts that a passage read before has stated
 LIST_ASKED = .3                    # of the demonstrations, where there are lists
-RETRIED = .5                       # of the searches that found nothing
 FULL_NAME = .75                    # of answers, where the passage has a longer name
 LONGER = {                         # what a longer name ends in; of a person it has a middle name
     "city": "Town",
@@ -47,27 +43,17 @@ LONGER = {                         # what a longer name ends in; of a person it 
     "band": "Ensemble",
 }
 TEST_SEED = 2                      # no method or setting was chosen on this world
-LONG_TAIL = {
-    ("person", "employer"),
-    ("company", "headquarters location"),
-    ("band", "record label"),
-    ("book", "publisher"),
-}
-ONE_RARE_IN = 2.85  # questions with one of these, as they are drawn, to others: 1 to 2.85
 # the first of the other words for a relation that is one token
 CUES = {
     relation: next(word for word in words if "-" not in word) for relation, words in world.VAGUE.items()
 }
-SOCIETY = "{name} Society collects the {words} that are told."
 
 
 @dataclass(frozen=True)
 class Level:
     """What --world hard:… sets."""
     elastic: float = 0.0
-    noise: float = 0.0
     partial: float = 0.0
-    tail: float = 0.0
     lists: float = 0.0
 
 
@@ -85,8 +71,8 @@ class HardWorld(world.World):
 def parse(text):
     """None for the first level, else the Level of --world.
 
-    >>> parse("plain"), parse("hard:noise=.2")
-    (None, Level(elastic=0.0, noise=0.2, partial=0.0, tail=0.0, lists=0.0))
+    >>> parse("plain"), parse("hard:partial=.2")
+    (None, Level(elastic=0.0, partial=0.2, lists=0.0))
     """
     if text == "plain":
         return None
@@ -126,26 +112,14 @@ def habit(before, kind, relation):
 def make_hard_world(split, seed=0, size=1.0, questions=400, level=None, hops=HOPS):
     """As world.make_world; the graph and its names are the same."""
     level = level or Level()
-    draw = random.Random(f"hard/{split}/{seed}")
-    share = level.tail if split == "test" else .01
-    odds = share / max(1e-9, 1 - share)
-
-    def wanted(plan, kinds):
-        facts = {(kinds[subject], relation) for subject, relation in plan}
-        rare = facts & LONG_TAIL
-        if not rare or not level.tail:
-            return True
-        return draw.random() < odds * ONE_RARE_IN
-
     mix = dict.fromkeys((1, 2, 3, 4), {"compositional": 1.0})
-    made = world.make_world(split, seed, size, questions, hops, mix=mix, wanted=wanted)
+    made = world.make_world(split, seed, size, questions, hops, mix=mix)
     hard = HardWorld(split, made.kinds, made.triples, made.passages, made.questions, level)
     for question in hard.questions:
         question["question"] = _with_cues(hard, question)
     _call_by_longer_names(hard)
     _state_what_follows(hard)
     _list_chains(hard)
-    _found_societies(hard)
     return hard
 
 
@@ -227,33 +201,10 @@ def _list_chains(hard):
         })
 
 
-def _found_societies(hard):
-    if not hard.level.noise:
-        return
-    known = {}
-    for subject, relation in hard.facts:
-        spoken = world.SPOKEN.get(relation, relation)
-        known.setdefault(subject, []).append(spoken)
-    for name, words in known.items():
-        if not has_society(hard, name):
-            continue
-        text = SOCIETY.format(name=name, words=" ".join(words))
-        hard.passages.append({
-            "id": str(len(hard.passages)),
-            "title": f"{name} Society",
-            "sentences": [text],
-            "facts": [None],
-        })
-
-
-def has_society(hard, name):
-    draw = random.Random(f"society/{name}")
-    return draw.random() < hard.level.noise
-
-
 def words(level):
     """What this level writes beside world.vocabulary(vague=True)."""
     lists = ("List", "list") if level.lists else ()
+    # "Society collects that are told" is written nowhere, but has ids in the policies of the results
     return [*"Society collects the that are told The of".split(), *LONGER.values(), *lists]
 
 
@@ -283,9 +234,9 @@ def demonstrate(hard, question, seed, flaw_rate):
         if is_stated and rng.random() < SHORTCUT_TAKEN:
             steps.append(_step(hard, subject, chosen, read=True))
         elif asks_list and not steps:
-            steps += _list_searches(hard, subject, chosen, rng)
+            steps += _list_searches(hard, subject, chosen)
         else:
-            steps += _searches(hard, subject, chosen, i == twice, rng)
+            steps += _searches(hard, subject, chosen, i == twice)
         if steps[-1].found is None:
             break
         subject = hard.facts[subject, chosen]
@@ -308,26 +259,21 @@ def _step(hard, subject, relation, **how):
     return Step(subject, relation, found, tail="" if found == tail else tail, **how)
 
 
-def _searches(hard, subject, relation, twice, rng):
+def _searches(hard, subject, relation, twice):
     """The steps that look for one fact."""
     step = _step(hard, subject, relation)
-    if has_society(hard, subject):
-        nothing = Step(subject, relation, None)
-        again = _step(hard, subject, relation, ask=hard.kinds[subject])
-        return [nothing, again] if rng.random() < RETRIED else [nothing]
     return [step, step] if twice else [step]
 
 
-def _list_searches(hard, subject, relation, rng):
+def _list_searches(hard, subject, relation):
     """The steps that look for a first fact in its entity's list. Where there is none, the entity's own
     passage is found, which will do."""
     fact = subject, relation
     ask = f"{world.SPOKEN.get(relation, relation)} list"
     listed = hard.lists.get(subject)
-    is_found = fact in listed if listed else not has_society(hard, subject)
-    if is_found:
+    if not listed or fact in listed:
         return [_step(hard, *fact, ask=ask)]
-    return [Step(*fact, None, ask=ask), *_searches(hard, *fact, False, rng)]
+    return [Step(*fact, None, ask=ask), *_searches(hard, *fact, False)]
 
 
 def groups(tokenizer, render, index, steps, flaw_rate, size, level):
