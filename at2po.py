@@ -948,7 +948,7 @@ def render_demonstration(tokenizer, question, demo, index, cfg, box=("\\boxed{ "
 
     before, after = ("", "") if demo.flaw == "bad format" else box
     answer = f"{ANSWER[0]} {before}", chat.Foreign(demo.answer), f"{after} {ANSWER[1]}"
-    from common import demonstrations
+    from common.warmup import demonstrations
     turns = demonstrations.search_turns(tokenizer, demo, observe, *answer)
     prompt_ids = render_prompt(tokenizer, question.question, cfg.prompt_form)
     return Trajectory(question.id, prompt_ids, turns)
@@ -975,7 +975,7 @@ def warmed_up(cfg, source, split):
         shown = chat.Foreign(observation)
         return chat.encode(tokenizer, f" {RESULT[0]}\n", shown, f"\n{RESULT[1]}")[1]
 
-    from common import warmup
+    from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     ends = "none" if cfg.stop_at_answer else "last"
     examples = warmup.examples_of(cfg, tokenizer, split.retriever, render, reward, reply, ends)

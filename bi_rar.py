@@ -875,7 +875,7 @@ def render_demonstration(tokenizer, question, demo, index, cfg):
 
     opened = "" if demo.flaw == "bad format" else "<answer> "
     answer = opened, chat.Foreign(demo.answer), " </answer>"
-    from common import demonstrations
+    from common.warmup import demonstrations
     turns = demonstrations.search_turns(tokenizer, demo, observe, *answer)
     return Trajectory(question.id, render_prompt(tokenizer, question.question), turns)
 
@@ -893,7 +893,7 @@ def warmed_up(cfg, source, index):
         shown = chat.Foreign(observation)
         return chat.encode(tokenizer, "\n\n<information>", shown, "</information>\n\n")[1]
 
-    from common import warmup
+    from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(cfg, tokenizer, index, render, reward, reply)
     return warmup.warmed_up(cfg, "bi_rar", source, examples)

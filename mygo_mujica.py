@@ -84,7 +84,6 @@ from common import (
     chat,
     checkpoint,
     data,
-    demonstrations,
     distributed,
     flags,
     grpo,
@@ -95,21 +94,20 @@ from common import (
     report,
     rollout,
     run,
-    sharegpt,
     splits,
     team_metrics,
     training,
-    warmup,
     world,
 )
 from common import model as models
 from common.files import console, plain, read_jsonl, say, warn
-from common.kg_paths import as_words
+from common.graphs.kg_paths import as_words
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams
 from common.retriever import BM25Retriever
 from common.rollout import Policy, Trajectory, Turn, context_ids, stable_seed
 from common.team_splits import load_splits, topic_entities
+from common.warmup import demonstrations, sharegpt, warmup
 from common.world import hard, tiny
 
 # ---------------------------------------------------------------- config

@@ -5,7 +5,7 @@ knowledge graph with two tools: entity_matcher finds names, node_info reads a no
 are made from the graph itself. Stage 1, PPO, makes trajectories; stage 2 learns from them and from templates,
 where thoughts count for less than calls; stage 3 is PPO again.
 
-    sec. 2          questions from paths            common/synthesis.py, graph_sources.py
+    sec. 2          questions from paths            common/graphs/synthesis.py, graph_sources.py
     sec. 3.1        think, call a tool, answer      play, read_round
     sec. 3.3.1      PPO, GAE, value loss            gae, assign_credit, ppo_loss
     sec. 3.3.2      reward of stage 1               first_reward
@@ -98,8 +98,6 @@ from common import (
     data,
     distributed,
     flags,
-    graph_questions,
-    graph_sources,
     graph_stages,
     grpo,
     guards,
@@ -108,23 +106,23 @@ from common import (
     omne_tables,
     rollout,
     run,
-    sharegpt,
     splits,
     training,
-    warmup,
 )
 from common import model as models
 from common.critic import load_actor_critic
 from common.direct import evaluate_directly
 from common.files import Lines, Progress, console, plain, say, warn
-from common.graph_questions import has_hops
-from common.judge import Judge, score_answers
+from common.graphs import graph_questions, graph_sources
+from common.graphs.graph_questions import has_hops
+from common.graphs.kg_tools import Call
+from common.graphs.tool_calls import Fault, parse_tool_call, write_tool_call
 from common.kg_text import one_line
-from common.kg_tools import Call
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
 from common.rollout import Trajectory, Turn, context_ids, stable_seed
-from common.tool_calls import Fault, parse_tool_call, write_tool_call
+from common.serve.judge import Judge, score_answers
+from common.warmup import sharegpt, warmup
 from common.world import graph_policy, tiny
 from kernels.weighted_ce import think_weights, weighted_cross_entropy
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 import bi_rar
-from common import data, demonstrations, retriever
+from common import data, retriever
 from common import model as models
 from common.files import say, table, write_json
 from common.rollout import Policy, Trajectory
+from common.warmup import demonstrations
 
 TENTHS = (.1, .25, .5, .75, .9)
 

@@ -48,7 +48,7 @@ import networkx
 import numpy as np
 
 from common import kg, kg_formats, kg_lightrag, kg_vectors
-from common.kg_tools import ENTITY_MATCHER, NODE_INFO, PATHS, Call, LocalTools
+from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, PATHS, Call, LocalTools
 from common.serve import graph as graph_server
 from common.serve import http_server
 

@@ -48,10 +48,10 @@ from common import chat, rollout, training, tree_metrics
 from common import model as models
 from common.data import Question, load_corpus
 from common.engine import Generation
+from common.gpu.tree_attention import block_mask, padded_length
 from common.page import trees
 from common.retriever import Passage
 from common.rollout import Policy
-from common.tree_attention import block_mask, padded_length
 
 # of Qwen3-4B on an H100: old log-probs, then forward and backward, of 24,000 packed tokens
 GPU_SECONDS_A_TOKEN = (.74 + 3.0) / 24_000

@@ -10,9 +10,9 @@ import re
 
 from common import chat, metrics, rollout
 from common.files import Keyed
-from common.judge import Judge
 from common.page import record
 from common.rollout import Trajectory, Turn, stable_seed
+from common.serve.judge import Judge
 
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 KEYS = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")

@@ -8,7 +8,7 @@ An engine has five methods, and agents know the first alone:
     engine.sync(model)           the weights of `model`, now; forgets what was computed with the old ones
     engine.sleep()               gives its memory to the trainer until the next sync
 
-There are two: this one, and common/vllm_engine.py. run.make_engine chooses.
+There are two: this one, and common/gpu/vllm_engine.py. run.make_engine chooses.
 
 TransformersEngine runs any decoder-only Hugging Face model on CPU or GPU with continuous batching: whoever
 waits joins the batch at the next token, whoever stops leaves it, and the keys and values of what was read

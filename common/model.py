@@ -80,7 +80,7 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
     in fp32 master weights.
 
     lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
-    attention: dense (scaled dot products and a mask) | tree (common/tree_attention.py) | auto = tree on a
+    attention: dense (scaled dot products and a mask) | tree (common/gpu/tree_attention.py) | auto = tree on a
         GPU, unless the heads are too narrow for it.
     gradient_checkpointing: recompute activations in backward, a layer at a time;
         auto = where there is a GPU, whose memory is small.
@@ -363,7 +363,7 @@ def hidden_states(model, batch):
 
 def flex():
     """The room of --attention tree; transformers knows it by that name from here on."""
-    from common import tree_attention
+    from common.gpu import tree_attention
     return tree_attention
 
 

@@ -8,10 +8,10 @@
 import random
 
 from common import chat
-from common.judge import filled
-from common.kg_tools import Call
+from common.graphs.kg_tools import Call
+from common.graphs.teacher import BadAnswer, read_object
 from common.rollout import stable_seed
-from common.teacher import BadAnswer, read_object
+from common.serve.judge import filled
 from common.world import thoughts
 
 THOUGHTS = """\
@@ -62,8 +62,12 @@ def thoughts_by_teacher(teacher, answers):
         for number, (call, text) in enumerate(zip(calls, shown, strict=True), 1):
             steps.append(f"{number}. {call.tool}({call.node_name!r})\n{text}")
         prompt = filled(
-            THOUGHTS, question=question.question, answer=question.answers[0], steps="\n".join(steps),
-            count=str(len(calls) + 1))
+            THOUGHTS,
+            question=question.question,
+            answer=question.answers[0],
+            steps="\n".join(steps),
+            count=str(len(calls) + 1),
+        )
         try:
             value = read_object(answers.of(str(stable_seed(prompt)), lambda: teacher.ask(prompt)))
         except BadAnswer:

@@ -306,9 +306,9 @@ def load_policy(cfg, source, trains=True, frozen=None):
     frozen: models that will be loaded beside it, where they are not the flags' reference alone
     (memory.check)."""
     if cfg.policy:
-        from common import served
+        from common.serve import served
         return served.policy(cfg)
-    from common import memory
+    from common.gpu import memory
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     memory.check(cfg, source, frozen, trains)
@@ -355,7 +355,7 @@ def make_engine(cfg, model, tokenizer, trains=False):
     """What samples `model`: the engine of --engine. Ours shares the weights, vLLM copies them at each sync,
     and so does ours where those that are trained will be cut over several ranks."""
     if cfg.engine == "vllm":
-        from common.vllm_engine import VllmEngine
+        from common.gpu.vllm_engine import VllmEngine
         return VllmEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb)
     if trains:
         model = distributed.replica(model)

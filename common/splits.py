@@ -83,7 +83,7 @@ def _load_questions(cfg, paper_eval, searched):
 
 def warmup_questions(cfg):
     """Those of --warmup-data, whose contexts are pooled with the others."""
-    from common import sharegpt
+    from common.warmup import sharegpt
     files = [f for f in getattr(cfg, "warmup_data", "").split(",") if f and not sharegpt.is_file(f)]
     return [q for f in files for q in data.load_questions(f, None, cfg.skip_bad, role="train")]
 

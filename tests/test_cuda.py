@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import distributed, rollout, training, vllm_engine
+from common import distributed, rollout, training
 from common import model as models
 from common.engine import TransformersEngine
+from common.gpu import vllm_engine
 from common.rollout import Trajectory, Turn
 from common.world import tiny
 from tests.conftest import NEEDS_VLLM, needs_cuda, needs_vllm

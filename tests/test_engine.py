@@ -10,8 +10,8 @@ import torch
 from common import rollout
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine, _Request
+from common.gpu.vllm_engine import VllmEngine
 from common.model import token_logprobs
-from common.vllm_engine import VllmEngine
 from common.world import tiny
 from tests.conftest import NEEDS_VLLM, needs_vllm
 from tests.test_chat import sentencepiece

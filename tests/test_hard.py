@@ -11,8 +11,9 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import demonstrations, metrics, retriever, rollout, run, team_splits, tree_metrics, world
+from common import metrics, retriever, rollout, run, team_splits, tree_metrics, world
 from common.files import read_jsonl
+from common.warmup import demonstrations
 from common.world import hard
 from common.world.splits import world_split
 

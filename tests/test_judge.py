@@ -5,11 +5,13 @@ import json
 import pytest
 
 import omne_r1
-from common import data, graph_questions, judge, kg, kg_tools, rollout, run, teacher
+from common import data, kg, rollout, run
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
+from common.graphs import graph_questions, kg_tools, teacher
+from common.graphs.synthesis_files import Answers
 from common.path_thoughts import thoughts_by_teacher
-from common.synthesis_files import Answers
+from common.serve import judge
 
 PATH = [["Rome", "capital of", "Italy"], ["Italy", "neighbour of", "France"]]
 QUESTION = data.Question("q1", "What is the neighbour of the country of Rome?", ["France"], type="geo",

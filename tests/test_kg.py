@@ -14,7 +14,8 @@ import networkx
 import numpy as np
 import pytest
 
-from common import data, kg, kg_formats, kg_text, kg_tools, kg_vectors, world
+from common import data, kg, kg_formats, kg_text, kg_vectors, world
+from common.graphs import kg_tools
 from tests.conftest import sample
 
 TRIPLES = [

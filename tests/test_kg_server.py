@@ -1,4 +1,4 @@
-"""common/kg_tools.py and serve/graph.py: both tools in this process, behind HTTP, and through the client."""
+"""graphs/kg_tools.py and serve/graph.py: both tools in this process, behind HTTP, and through the client."""
 
 import http.client
 import http.server
@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from common import chat, kg
-from common.kg_tools import Call, HTTPTools, LocalTools, make_tools
+from common.graphs.kg_tools import Call, HTTPTools, LocalTools, make_tools
 from common.serve import graph as graph_server
 from common.serve import http_server
 from tests.conftest import sample

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 import at2po
-from common import flags, memory
+from common import flags
+from common.gpu import memory
 
 ROOT = Path(__file__).resolve().parents[1]
 GB = {"1x24": 24 * 2**30, "1x80": 79.2 * 2**30, "8x80": 79.2 * 2**30}  # an H100 says 79.18 GiB

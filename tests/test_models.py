@@ -14,8 +14,8 @@ import at2po
 from common import chat, model, rollout, run
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
+from common.gpu.vllm_engine import own_parameters, policy_weights, refuse_other_adapters
 from common.rollout import Trajectory, Turn
-from common.vllm_engine import own_parameters, policy_weights, refuse_other_adapters
 from common.world.tiny import tiny_model, tiny_tokenizer
 
 SMALL = dict(

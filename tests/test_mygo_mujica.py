@@ -19,24 +19,12 @@ import torch
 from safetensors.torch import load_file
 
 import mygo_mujica as m
-from common import (
-    chat,
-    data,
-    engine,
-    grpo,
-    kg,
-    metrics,
-    retriever,
-    rollout,
-    run,
-    sharegpt,
-    team_splits,
-    training,
-)
+from common import chat, data, engine, grpo, kg, metrics, retriever, rollout, run, team_splits, training
 from common import model as models
 from common.files import read_jsonl
 from common.page import teams
 from common.rollout import Policy, Trajectory, Turn
+from common.warmup import sharegpt
 from common.world import tiny
 from tests.conftest import Scripted, sample
 

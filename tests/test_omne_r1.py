@@ -25,24 +25,22 @@ from common import (
     conversations,
     critic,
     data,
-    graph_questions,
-    graph_sources,
     graph_stages,
     kg,
-    kg_tools,
     metrics,
     omne_tables,
     rollout,
-    sharegpt,
     training,
 )
 from common import model as models
 from common.call_metrics import is_standard
 from common.checkpoint import ModelError
 from common.files import read_jsonl
+from common.graphs import graph_questions, graph_sources, kg_tools
 from common.path_thoughts import template_calls, thoughts_by_template
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import graph as graph_server
+from common.warmup import sharegpt
 from common.world import demonstrations, graphs, make_world, thoughts, tiny
 from tests.conftest import Scripted, sample
 from tests.test_kg_server import serving

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from common import files, rollout, tree_attention
+from common import files, rollout
+from common.gpu import tree_attention
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn, collate
 from common.world import tiny

@@ -1,4 +1,4 @@
-"""common/synthesis.py and what it stands on: seeds, rejections, teachers, and folders that survive a kill."""
+"""graphs/synthesis.py and what it stands on: seeds, rejections, teachers, and folders that survive a kill."""
 
 import http.server
 import json
@@ -14,9 +14,10 @@ from pathlib import Path
 import networkx
 import pytest
 
-from common import files, kg, kg_formats, kg_paths, synthesis, synthesis_files, teacher
-from common.synthesis import synthesize
-from common.teacher import ChatTeacher, Draft, Item, Template
+from common import files, kg, kg_formats
+from common.graphs import kg_paths, synthesis, synthesis_files, teacher
+from common.graphs.synthesis import synthesize
+from common.graphs.teacher import ChatTeacher, Draft, Item, Template
 from tests.conftest import sample
 
 

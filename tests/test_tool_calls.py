@@ -1,4 +1,4 @@
-"""common/tool_calls.py: calls in two styles, names of every kind, and a named fault for what is none."""
+"""graphs/tool_calls.py: calls in two styles, names of every kind, and a named fault for what is none."""
 
 import random
 import sys
@@ -6,8 +6,8 @@ import sys
 import networkx
 import pytest
 
-from common import tool_calls
-from common.tool_calls import Fault, parse_tool_call, write_tool_call
+from common.graphs import tool_calls
+from common.graphs.tool_calls import Fault, parse_tool_call, write_tool_call
 from tests.conftest import sample
 
 CAUX = ("node_info", {"node_name": "Pays de Caux", "graph_type": "agriculture"})

@@ -16,12 +16,13 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import metrics, rollout, vllm_engine
+from common import metrics, rollout
 from common.checkpoint import ModelError
 from common.files import read_jsonl
+from common.gpu import vllm_engine
+from common.gpu.vllm_engine import VllmEngine, policy_weights
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn
-from common.vllm_engine import VllmEngine, policy_weights
 from tests.conftest import NEEDS_VLLM
 from tests.test_distributed import OTHERS, ROOT, free_port, same_run
 from tests.test_distributed import SMALL as FEW

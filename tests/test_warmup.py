@@ -13,10 +13,11 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import data, demonstrations, gguf, retriever, sharegpt, training
+from common import data, retriever, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
+from common.warmup import demonstrations, gguf, sharegpt
 from tests.conftest import sample
 
 HOTPOT = {
@@ -248,7 +249,7 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
     file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
     given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--out", str(tmp_path),
              "--warmup-data", file, "--eval-only", "--max-response", "600", "--warmup-steps", "4"]
-    from common import warmup
+    from common.warmup import warmup
     at2po.main([*given, "--name", "whole"])
     (whole,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     weights = (whole / "checkpoint/model.safetensors").read_bytes()
@@ -276,7 +277,7 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
 
 
 def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
-    from common import warmup
+    from common.warmup import warmup
     tokenizer = models.load_tokenizer(small)
     row = {"id": "c", "system": "Be brief.", "conversations": [
         {"from": "human", "value": "Who?"}, {"from": "gpt", "value": "<think> a </think>"},

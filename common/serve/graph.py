@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from common import kg, kg_text
 from common.files import RunError, say
-from common.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
+from common.graphs.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
 from common.serve import http_server
 from common.serve.http_server import MAX_BODY, PATIENCE, readable
 

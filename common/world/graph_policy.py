@@ -3,9 +3,9 @@
 import random
 from dataclasses import replace
 
-from common.demonstrations import said
-from common.kg_tools import Call, LocalTools
+from common.graphs.kg_tools import Call, LocalTools
 from common.rollout import stable_seed
+from common.warmup.demonstrations import said
 from common.world import graphs, thoughts
 
 TOOL_WORDS = """

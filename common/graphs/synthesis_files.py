@@ -9,7 +9,7 @@ import json
 from collections import Counter
 
 from common.files import Keyed, Lines, RunError, read_json, write_json
-from common.teacher import NO_ANSWER, UNREADABLE, BadAnswer, Patience
+from common.graphs.teacher import NO_ANSWER, UNREADABLE, BadAnswer, Patience
 
 TITLES = {"12": "1/2 hop", "3": "3+ hop"}
 DUPLICATE = "duplicate"
@@ -52,7 +52,8 @@ class Ledger:
     def finished(self, item):
         """Whether nothing more can come of an item."""
         rows = self.turned_down.get(item.id, [])
-        return item.id in self.kept or len(rows) >= self.attempts or any(r["rule"] == DUPLICATE for r in rows)
+        given_up = len(rows) >= self.attempts
+        return item.id in self.kept or given_up or any(r["rule"] == DUPLICATE for r in rows)
 
     def enter(self, item, tried):
         """Writes what an item came to; the rows of one that was cut short are there already."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from common import http_client, kg, kg_text
+from common.graphs.tool_calls import TOOLS
 from common.http_client import RETRIES, START_RETRIES
-from common.tool_calls import TOOLS
 
 ENTITY_MATCHER, NODE_INFO = TOOLS
 PATHS = {ENTITY_MATCHER: "get_precise_entity_names", NODE_INFO: "get_node"}

@@ -26,15 +26,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import kg_paths
 from common.files import Progress, RunError, say, warn, write_atomic
+from common.graphs import kg_paths
+from common.graphs.kg_paths import KINDS, LARGEST, OF_THE_PATH, SMALLEST
+from common.graphs.kg_paths import seeds as seeds
+from common.graphs.kg_paths import split_seeds as split_seeds
+from common.graphs.synthesis_files import TITLES, Answers, Ledger, mark_of, markdown, settle
+from common.graphs.teacher import BAD_LIMIT, BadAnswer, Draft, Item, Previous
 from common.kg_lightrag import GraphError
-from common.kg_paths import KINDS, LARGEST, OF_THE_PATH, SMALLEST
-from common.kg_paths import seeds as seeds
-from common.kg_paths import split_seeds as split_seeds
 from common.rollout import stable_seed
-from common.synthesis_files import TITLES, Answers, Ledger, mark_of, markdown, settle
-from common.teacher import BAD_LIMIT, BadAnswer, Draft, Item, Previous
 
 ATTEMPTS = 3      # at a question, each with what was wrong with the last (ours)
 ROUNDS = 10       # turns that a seed node has at most (ours)

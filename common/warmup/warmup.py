@@ -1,5 +1,5 @@
 """A warm-up on real questions: a released model that never writes a paper's tags learns them from scripted
-demonstrations (common/demonstrations.py), or from conversations on file, before reinforcement learning.
+demonstrations (demonstrations.py), or from conversations on file, before reinforcement learning.
 
     python at2po.py --model FOLDER --warmup-data train.json,more.jsonl --data train.json …
 
@@ -16,22 +16,12 @@ from pathlib import Path
 
 import torch
 
-from common import (
-    chat,
-    checkpoint,
-    data,
-    demonstrations,
-    distributed,
-    loop,
-    memory,
-    rollout,
-    run,
-    sharegpt,
-    training,
-)
+from common import chat, checkpoint, data, distributed, loop, rollout, run, training
 from common import model as models
 from common.files import Progress, locked, say, weights_in
+from common.gpu import memory
 from common.metric_table import STEP, UPDATE, Metric
+from common.warmup import demonstrations, sharegpt
 
 VERSION = "2"  # change it when demonstrations or training are made otherwise
 BATCH = 8      # demonstrations an update

@@ -1,6 +1,6 @@
 """A GGUF file, as llama.cpp reads them, as a folder in Hugging Face form that every script can train.
 
-    python -m common.gguf model.gguf FOLDER
+    python -m common.warmup.gguf model.gguf FOLDER
 
 transformers reads GGUF and turns quantised weights back into numbers, but refuses to save what it read: its
 configuration still says "quantised". So the weights go into a new model of the same configuration."""
@@ -56,8 +56,8 @@ def convert(file, folder):
 
 
 def main(argv=None):
-    """`python -m common.gguf x.gguf FOLDER`"""
-    parser = argparse.ArgumentParser(prog="python -m common.gguf", description=main.__doc__)
+    """`python -m common.warmup.gguf x.gguf FOLDER`"""
+    parser = argparse.ArgumentParser(prog="python -m common.warmup.gguf", description=main.__doc__)
     parser.add_argument("file")
     parser.add_argument("folder")
     given = parser.parse_args(argv)

@@ -6,11 +6,12 @@
 import math
 from dataclasses import replace
 
-from common import data, flags, graph_questions, synthesis, world
+from common import data, flags, world
 from common.files import say
-from common.graph_questions import REMOTE, Place, apart, write_questions
-from common.kg_tools import LocalTools
-from common.teacher import ChatTeacher, Template
+from common.graphs import graph_questions, synthesis
+from common.graphs.graph_questions import REMOTE, Place, apart, write_questions
+from common.graphs.kg_tools import LocalTools
+from common.graphs.teacher import ChatTeacher, Template
 from common.world import graphs as world_graphs
 
 TRAINED_DOMAINS = ("film", "music", "literature")  # the test has one more

@@ -1,5 +1,5 @@
 """Scripted demonstrations of real questions from their gold evidence: what a language model that never wrote
-a paper's tags learns them from, before reinforcement learning can begin (common/warmup.py).
+a paper's tags learns them from, before reinforcement learning can begin (common/warmup/).
 
 | data set | its gold evidence | a hop of the demonstration |
 | --- | --- | --- |

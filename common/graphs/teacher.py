@@ -16,8 +16,9 @@ import random
 import re
 from dataclasses import dataclass
 
-from common import http_client, kg, kg_paths, kg_text
+from common import http_client, kg, kg_text
 from common.files import RunError
+from common.graphs import kg_paths
 from common.http_client import KEY, RETRIES, START_RETRIES
 from common.rollout import stable_seed
 

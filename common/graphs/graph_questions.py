@@ -1,7 +1,7 @@
 """Questions that are asked of graphs: where they come from, and the tools that answer for the graphs.
 
 A question is a data.Question whose `type` is the graph that it is asked of; `evidences` are the edges of its
-path, where that is known. On file it is a line of what common/synthesis.py writes:
+path, where that is known. On file it is a line of what common/graphs/synthesis.py writes:
 
     {"id": "cs-1", "graph_type": "cs", "question": "…", "golden_answer": "…", "path": […], "relations": […]}
 
@@ -14,8 +14,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import data, synthesis
-from common.kg_tools import make_tools
+from common import data
+from common.graphs import synthesis
+from common.graphs.kg_tools import make_tools
 from common.rollout import stable_seed
 
 REMOTE = ("http://", "https://")

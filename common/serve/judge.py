@@ -13,8 +13,9 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import data, metrics, teacher
+from common import data, metrics
 from common.files import Keyed, Progress, RunError, say, write_atomic
+from common.graphs import teacher
 from common.rollout import stable_seed
 
 PROMPT = """\

@@ -1,0 +1,1 @@
+"""What a GPU or several of them want: vLLM, FlexAttention over packed trees, what fits."""

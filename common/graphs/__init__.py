@@ -1,0 +1,1 @@
+"""What Omne-R1 asks of graphs: their tools, and questions made from them."""
