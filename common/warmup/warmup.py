@@ -65,7 +65,8 @@ def recipe_of(cfg, script, source, examples, steps):
     ids = hashlib.sha256()
     for e in examples:
         for t in e:
-            ids.update(repr((t.prompt_ids, [(u.ids, u.observation_ids) for u in t.turns])).encode())
+            turns = [(u.ids, u.observation_ids) for u in t.turns]
+            ids.update(repr((t.prompt_ids, turns)).encode())
     shared = ("lora", "precision", "optimizer", "weight_decay", "warmup_lr")
     return {
         "script": script,
@@ -94,7 +95,8 @@ def examples_of(cfg, tokenizer, index, render, reward, reply, ends="none"):
     examples = []
     for file in cfg.warmup_data.split(","):
         if sharegpt.is_file(file):
-            every = [of_conversation(tokenizer, row, reply, ends) for row in sharegpt.read(file, ())]
+            rows = sharegpt.read(file, ())
+            every = [of_conversation(tokenizer, row, reply, ends) for row in rows]
             kept = [[t] for t in every if t.length <= cfg.micro_tokens]
             told = f"{len(kept)} conversations"
             if len(kept) < len(every):
@@ -124,7 +126,9 @@ def of_conversation(tokenizer, row, reply, ends="none"):
     """The Trajectory that a ShareGPT row teaches: what gpt says is learned, with the end of sequence where
     `ends` wants one (files hold none)."""
     first, *messages = row["conversations"]
-    asked = [("system", row["system"])] if isinstance(row.get("system"), str) else []
+    asked = []
+    if isinstance(row.get("system"), str):
+        asked = [("system", row["system"])]
     prompt_ids = chat.render_chat(tokenizer, [*asked, ("user", first["value"])])
     said = [message for message in messages if message["from"] == "gpt"]
     turns = []
@@ -152,7 +156,13 @@ def readable_row(trajectory):
 def run_folder(cfg, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
     memory.check(cfg, source, frozen=0)
-    cfg = replace(cfg, eval_every=0, show_every=0, save_every=recipe["save_every"], log="")
+    cfg = replace(
+        cfg,
+        eval_every=0,
+        show_every=0,
+        save_every=recipe["save_every"],
+        log="",
+    )
     resume = run.begun(root / "warm-up" / name)
     folder = run.RunFolder(root, "warm-up", name, recipe, resume)
     source = str(source)
