@@ -56,7 +56,7 @@ class Flags:
     # trackers beside the files: tensorboard, wandb (offline), or both with a comma
     log: str = ""
     seed: int = 0                 # of everything that is random
-    name: str = ""                # of the run folder in runs/<script>/; empty = made from the seed
+    name: str = ""                # of the run folder in runs/<script>/; empty = from model, data and seed
     out: str = "runs"             # where run folders go
     resume: bool = False          # go on with the run of this name
     eval_only: bool = False       # evaluate --checkpoint or --model, no training
