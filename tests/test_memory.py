@@ -84,7 +84,8 @@ torch.set_num_threads(1)
 import at2po
 from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks import bench_gpu
-from common import memory, training
+from common import training
+from common.gpu import memory
 from common.model import token_logprobs
 from common.world import tiny
 

@@ -428,7 +428,7 @@ def tiny_gguf(tmp_path):
 
 
 def test_a_gguf_file_becomes_a_folder_that_can_be_trained_and_saved(tiny_gguf, tmp_path, capsys):
-    training.main(["convert", str(tiny_gguf), str(tmp_path / "model")])
+    gguf.main([str(tiny_gguf), str(tmp_path / "model")])
     assert "use it as --model" in capsys.readouterr().out
     model, tokenizer = models.load_policy(tmp_path / "model")
     model.save_pretrained(tmp_path / "again")  # what transformers refuses of the model it read
@@ -436,7 +436,7 @@ def test_a_gguf_file_becomes_a_folder_that_can_be_trained_and_saved(tiny_gguf, t
     assert tokenizer.eos_token == "<|im_end|>"
     assert "quantization_config" not in json.loads((tmp_path / "model/config.json").read_text())
     with pytest.raises(SystemExit) as stop:
-        training.main(["convert", str(tiny_gguf), str(tmp_path / "model")])
+        gguf.main([str(tiny_gguf), str(tmp_path / "model")])
     assert "not empty" in str(stop.value.code)
 
 
