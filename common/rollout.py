@@ -10,7 +10,9 @@ box. `run_agents` drives any number of them; engine and retriever batch whatever
 Turn and Trajectory are in common/turns.py, which imports nothing."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -192,9 +194,11 @@ def _run(coroutine):
     if not a_loop_runs:
         return asyncio.run(coroutine)
     running = []  # the thread's loop and task
+    begun = threading.Event()
 
     async def main():
         running.extend((asyncio.get_running_loop(), asyncio.current_task()))
+        begun.set()
         await coroutine
 
     with ThreadPoolExecutor(1) as pool:
@@ -202,8 +206,9 @@ def _run(coroutine):
         try:
             return driven.result()
         except KeyboardInterrupt:
-            if running:
-                loop, task = running
+            begun.wait()
+            loop, task = running
+            with suppress(RuntimeError):  # it has ended meanwhile
                 loop.call_soon_threadsafe(task.cancel)
             raise
 
