@@ -903,6 +903,7 @@ def frozen_sampler(cfg, source, policy):
     """A policy with an engine and weights of its own."""
     how = {name: getattr(cfg, name) for name in ("precision", "attention")}
     model = models.load_model(source, frozen=True, **how)
+    model.vocabulary = policy.model.vocabulary
     return Policy(model, policy.tokenizer, run.make_engine(cfg, model, policy.tokenizer))
 
 

@@ -159,7 +159,7 @@ def run_name(cfg, *first):
     if cfg.world_size != 1:
         parts.append(f"size{cfg.world_size:g}")
     name = "-".join([*filter(None, parts), f"seed{cfg.seed}"])
-    return re.sub(r"[^\w.=+-]+", "-", name).strip("-.")[-100:]
+    return re.sub(r"[^\w.=+-]+", "-", name)[-100:].strip("-.")
 
 
 def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):

@@ -238,9 +238,7 @@ def refusing_other_numbers(name, what, model):
         yield compare
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError) as error:
-        if isinstance(error, ModelError):
-            raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         words = " ".join(str(error).split())
         raise ModelError(f"{name}: {what} cannot compute this model ({kind}): {words[:200]}") from error
 

@@ -187,3 +187,5 @@ def test_what_is_printed_is_what_is_not_default(capsys):
 def test_run_names_are_short_enough_for_a_folder():
     cfg = at2po.parse_args(["--model", "m" * 300])
     assert len(flags.run_name(cfg)) <= 100
+    dotted = at2po.parse_args(["--model", "m" * 50 + "." + "n" * 93])  # cut right before the dot
+    assert flags.run_name(dotted)[0] == "n"

@@ -11,6 +11,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 import at2po
+import mygo_mujica
 from common import chat, model, rollout, run
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
@@ -185,6 +186,17 @@ def test_rows_of_the_head_that_are_no_tokens_are_neither_sampled_nor_counted(tmp
     assert (found - batch.rollout_logprobs).abs().max() < 1e-4  # the trainer leaves them out, too
     weights = dict(policy_weights(policy.model))
     assert len(weights["model.embed_tokens.weight"]) == len(tokens)  # nor does vLLM see them
+
+
+def test_the_frozen_sampler_of_offline_mygo_leaves_them_out_too(tmp_path):
+    tokens = tokenizer()
+    folder = saved(tmp_path, "qwen3", vocab_size=4 * len(tokens))
+    cfg = mygo_mujica.Config(engine="transformers", cache_gb=.1)
+    sampler = mygo_mujica.frozen_sampler(cfg, folder, policy_of(folder))
+    sampler.engine.sync(sampler.model)
+    asked = [sampler.engine.generate([5, 6], max_tokens=40, seed=seed) for seed in range(20)]
+    said = rollout.run_agents(asked, sampler.engine, rollout.BatchedSearch(None))
+    assert max(i for g in said for i in g.token_ids) < len(tokens)
 
 
 def test_a_base_model_stops_where_its_template_closes_a_turn(tmp_path):
