@@ -84,7 +84,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import data, encoders, flags, loop, run, seq2seq, training
+from common import data, encoders, flags, run, seq2seq, training
 from common.evidence import (
     ASK,
     SUBMIT,
@@ -138,6 +138,7 @@ class Config(flags.Flags):
     """The paper's settings; what a run needs besides (data, names) is in common/flags.py."""
 
     # ---- stages and models
+
     # what to do; all = coarse, supervised, ppo; ask = qap (question approximation, which sqg learns from),
     # sqg (sub-questions), joint; each of them evaluated. eval = of --checkpoint, or of what ppo left
     stage: Literal["all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "joint", "eval"] = "all"
@@ -174,6 +175,7 @@ class Config(flags.Flags):
     negatives: Literal["coarse", "random"] = "coarse"
 
     # ---- PPO
+
     # training questions: file, hub name, or "world" | sec. 4.1.1
     data: str = "hotpotqa"
     # the last ones of these, kept for a validation loss (in the world so many more) | sec. 4.1; number ours
@@ -812,14 +814,14 @@ def train(cfg, folder, policy, cases, evaluate_now):
         stage, state = "joint", {"when_to_ask": 0}
         reference = load_writer(cfg, checkpoint_of(cfg, "sqg")).model
     order = stable_seed(cfg.seed, "order")
-    for step, row in loop.steps(
+    for step, row in run.steps(
         cfg, folder, policy, optimizer, METRICS, state, evaluate_now, label=f"{stage} | "
     ):
         if policy.may_ask and step == 1:
             losses = partial(supervised_losses, policy, cases, cfg)
             learn_when_to_ask(cfg, folder, policy, optimizer, losses, state)
         batch = data.batch_of_step(cases, step, cfg.questions_per_step, order)
-        with loop.timed(row, "time/rollout"):
+        with run.timed(row, "time/rollout"):
             policy.forget()
             paths = sample_paths(policy, batch, cfg.group_size, cfg.seed, "ppo", step)
             advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)

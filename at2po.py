@@ -26,17 +26,18 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
     a result              code: 1,000 characters a page, each text once, " stripped from queries
                           (--max-passage); ours also breaks up tags and tokens in it
     no room for a result  code: its end is cut; ours: dropped, the trajectory ends
-    the search limit      6 calls; code: told at every further call, bad format; ours: told once, an eighth
-                          search ends it (--limit-message-valid)
-    penalty counts        paper: times branched, code: siblings (--penalty-count)
-    answer turns          code: never expanded (--expand-answers)
+    the search limit      6 calls; code: told at every further call, bad format; ours: told once, bad format
+                          too, an eighth search ends it
+    penalty counts        paper: times branched, code: siblings
+    answer turns          never expanded, as in the code
     the root              code: a candidate of entropy 0 (a fresh chain), its penalty counts its chains less 1
     told of the limit     code: such a turn is never expanded; ours: like others
     all chains answered   code: N fresh chains a round, so a tree always has M + L N leaves
     a turn                code: a run of ones in the mask; ours: turn_ids, written by the rollout
-    std of rewards        code: population in a tree, sample in Table 1's first row (--std)
-    GRPO                  paper: mean of sequences (Eq 6), no dual clip; code: of all tokens, 3 (--grpo-mean,
-                          --dual-clip)
+    std of rewards        code: population in a tree, sample in Table 1's first row; ours: sample wherever
+                          the loss is not ATPO's or there is no tree
+    GRPO                  paper: mean of sequences (Eq 6), no dual clip; code: of all tokens, 3
+                          (common/baselines.py)
     flat trees            code: kept; ours: left out, their KL term too
     DAPO, Tree-GRPO       --loss dapo (Yu et al. 2025); --loss grpo --rollout tree --expansion random --credit
                           tree-grpo (Ji et al. 2025)
@@ -79,7 +80,6 @@ from common import (
     grpo,
     guards,
     keep_best,
-    loop,
     metrics,
     report,
     rollout,
@@ -89,6 +89,7 @@ from common import (
     tree_metrics,
 )
 from common import model as models
+from common.baselines import BASELINES
 from common.files import console, plain, warn
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record, trees
@@ -107,6 +108,7 @@ class Config(flags.PassageFlags):
     seeds: int = 1                  # seeds of such a table, from --seed on
 
     # ---- rollout
+
     # auto = a tree for ATPO, branches (chains that split as they go) for AEPO, chains for the others
     rollout: Literal["auto", "tree", "branches", "chains"] = "auto"
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
@@ -116,9 +118,6 @@ class Config(flags.PassageFlags):
     # which turns are expanded; random = Table 1's ablation
     expansion: Literal["entropy", "random"] = "entropy"
     branch_penalty: float = .05     # taken off a turn's entropy for each time it was branched | authors' code
-    # what the penalty counts; siblings = authors' code
-    penalty_count: Literal["resamples", "siblings"] = "resamples"
-    expand_answers: bool = False    # expand answer turns too
     top_k: int = 3                  # passages a search | Table 3
     max_searches: int = 6           # searches a trajectory | sec. 5.1
     max_passage: int = 1000         # characters of a passage that are read | authors' code
@@ -128,15 +127,11 @@ class Config(flags.PassageFlags):
     prompt_form: Literal["system", "chat"] = "system"
     # stop at </answer>; without it a turn ends at the end of sequence, which is trained
     stop_at_answer: bool = False
-    # a trajectory that was told that its searches are used up may be in valid format
-    limit_message_valid: bool = False
     temperature: float = 1.0        # of sampling in training; top-p 1, no top-k | authors' code
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | authors' code
 
     # ---- reward, credit and loss
     bad_format_reward: float = 0.0  # what a bad format earns; -1 in the authors' code | Eq 16
-    # of rewards; auto = population in a tree, sample over chains
-    std: Literal["auto", "population", "sample"] = "auto"
     # a turn's own value; its leaf's for every turn (Table 1); the leaf's among all leaves plus that among the
     # leaves of its own chain (Tree-GRPO)
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
@@ -148,25 +143,14 @@ class Config(flags.PassageFlags):
     clip_low: float = 3e-3          # 1 - lower end of the clip window | sec. 5.1
     clip_high: float = 4e-3         # upper end - 1 | sec. 5.1
     kl_coef: float = 0.0            # k3 estimate of the KL to the initial policy; --loss grpo alone
-    # GRPO's mean: of sequences, or of all tokens (authors' code) | Eq 6
-    grpo_mean: Literal["sequence", "token"] = "sequence"
-    # GRPO's bound where the advantage is negative; 3 in the authors' code, 0 = none
-    dual_clip: float = 0.0
-    # how much more a token that the policy was uncertain of counts, for --loss grpo and the like; AEPO: .2
-    entropy_weight: float = 0.0
-    # questions sampled for each that is wanted: those with different rewards are learned from; DAPO: 3
-    dynamic_sampling: int = 1
-    # tokens before --max-response over which the reward falls by 1, in training; DAPO's, 0 = none
-    overlong_buffer: int = 0
-    flip_advantages: bool = False   # a sanity check that must not learn
     # train on turns decoded and encoded anew, which is what token in, token out avoids (Figure 8)
     retokenize: bool = False
 
     # ---- update
-    # weights that are evaluated at the end: the last, or those that did best on --keep-data, looked at every
-    # --eval-every steps (the paper takes the best of its benchmarks)
-    keep: Literal["last", "best"] = "last"
-    keep_data: str = ""             # the set that chooses; the world's is dev
+
+    # set that chooses, every --eval-every steps, the weights that are evaluated at the end; empty = the last
+    # (the paper takes the best of its benchmarks)
+    keep_data: str = ""
     # training questions: file, hub name, or "world" (nq = the single-hop policy's) | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
@@ -201,8 +185,6 @@ WORLD = dict(
     clip_low=0.03,
     clip_high=0.04,
     micro_tokens=8192,
-    pack_tokens=512,
-    max_batch=384,
     save_every=1,
     eval_every=10,
 )
@@ -379,7 +361,7 @@ def choose_nodes(root, cfg, rng):
     """The N nodes to branch next: the most uncertain turns, or random ones. The root is one of them, with
     entropy 0. Too few nodes: the best ones again, or random ones with replacement, as in the authors'
     code."""
-    candidates = [root] + [n for n in root.nodes()[1:] if cfg.expand_answers or not n.done]
+    candidates = [root] + [n for n in root.nodes()[1:] if not n.done]
     if cfg.expansion == "random":
         enough = len(candidates) >= cfg.expand
         return rng.sample(candidates, cfg.expand) if enough else rng.choices(candidates, k=cfg.expand)
@@ -387,8 +369,7 @@ def choose_nodes(root, cfg, rng):
     def certainty(node):
         if node is root:
             return cfg.branch_penalty * (len(root.children) - 1)
-        branched = node.resamples if cfg.penalty_count == "resamples" else len(node.parent.children) - 1
-        return cfg.branch_penalty * branched - node.turn.entropy
+        return cfg.branch_penalty * node.resamples - node.turn.entropy
 
     ranked = sorted(candidates, key=certainty)
     return [ranked[i % len(ranked)] for i in range(cfg.expand)]
@@ -419,8 +400,9 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
         node.turn = retokenized(policy.tokenizer, node.turn)
     for leaf in root.leaves():
         trajectory = leaf.trajectory = score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
-        length = trajectory.length - len(prompt_ids)
-        trajectory.reward += baselines.overlong_penalty(length, cfg.max_response, cfg.overlong_buffer)
+        if cfg.loss == "dapo":
+            length = trajectory.length - len(prompt_ids)
+            trajectory.reward += baselines.overlong_penalty(length, cfg.max_response)
     return root
 
 
@@ -462,7 +444,7 @@ def boxed(text):
     return None
 
 
-def parse_response(turns, limit_message_valid=False):
+def parse_response(turns):
     """(answer or None, problem or ""): reads what the policy sampled, never an observation (Eq 15).
 
     Valid: think tags paired and present, no result tag of its own, every turn but the last one search that
@@ -481,10 +463,8 @@ def parse_response(turns, limit_message_valid=False):
         return answer, "not exactly one answer block at the end"
     if any(t.text.count(tag) != 1 for t in turns[:-1] for tag in SEARCH) or SEARCH[0] in last:
         return answer, "a search without its result"
-    for t in turns[:-1]:
-        told_of_limit = limit_message_valid and LIMIT_MESSAGE in t.observation
-        if RESULT[0] not in t.observation and not told_of_limit:
-            return answer, "a search without its result"
+    if any(RESULT[0] not in t.observation for t in turns[:-1]):
+        return answer, "a search without its result"
     return (answer, "") if answer else (None, "no \\boxed{} in the answer")
 
 
@@ -492,7 +472,7 @@ def score(trajectory, question, cfg):
     """Fills reward and what explains it: EM if the format is valid, else bad_format_reward (Eq 16). em and f1
     are those of the extracted answer whatever the format, as the authors evaluate; em_valid counts it in
     valid format alone."""
-    answer, problem = parse_response(trajectory.turns, cfg.limit_message_valid)
+    answer, problem = parse_response(trajectory.turns)
     em = metrics.exact_match(answer, question.answers) if answer else 0.0
     trajectory.reward = cfg.bad_format_reward if problem else em
     trajectory.info = {
@@ -539,7 +519,8 @@ def assign_advantages(root, cfg):
     rewards = root.rewards()
     if not grpo.has_spread(rewards):
         return False
-    standardised = partial(leaf_values, sample_std=cfg.std == "sample")
+    population = cfg.loss == "atpo" and cfg.rollout == "tree"
+    standardised = partial(leaf_values, sample_std=not population)
     for leaf, value in zip(leaves, standardised(rewards), strict=True):
         leaf.value = value
     node_value(root, cfg.value)
@@ -555,7 +536,7 @@ def assign_advantages(root, cfg):
         path = [n.advantage for n in leaf.lineage()]
         if cfg.credit != "turn":
             path = [leaf.value + within.get(leaf, 0.0)] * len(path)
-        leaf.trajectory.advantages = [-a for a in path] if cfg.flip_advantages else path
+        leaf.trajectory.advantages = path
     return True
 
 
@@ -621,8 +602,9 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     b = batch
     advantages = training.corrected_advantages(b, cfg.sampler_correction)
     if cfg.loss in TOKEN_RATIOS:
+        baseline = BASELINES[cfg.loss]
         weights = grpo.sequence_weights(b.response_mask, num_sequences)
-        if cfg.grpo_mean == "token":
+        if baseline.token_mean:
             weights = 1 / num_tokens
         return grpo.grpo_loss(
             logprobs,
@@ -634,8 +616,8 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
             cfg.clip_high,
             cfg.kl_coef,
             b.ref_logprobs,
-            cfg.dual_clip,
-            soft_clip=cfg.loss == "aepo",
+            baseline.dual_clip,
+            baseline.soft_clip,
         )
     turn_ids = b.turn_ids.clamp(max=0) if cfg.loss == "gspo" else b.turn_ids
     return atpo_loss(
@@ -665,12 +647,12 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     groups = [roots[i:i + cfg.mini_batch] for i in range(0, len(roots), cfg.mini_batch)]
     learn = [[root for root in group if assign_advantages(root, cfg)] for group in groups]
     # all old log-probs before the first update: they are those of the weights that sampled
-    entropies = cfg.entropy_weight > 0
+    entropies = cfg.loss == "aepo"
     prepared = [
         training.prepare(model, reference, trajectories_of(group), cfg, entropies) for group in learn]
     for batches in prepared if entropies else ():
         if batches:
-            baselines.balance_entropy(batches, cfg.entropy_weight)
+            baselines.balance_entropy(batches)
     row = {
         "time/old_logprobs": time.time() - started,
         "rollout/flat_groups": 1 - sum(map(len, learn)) / max(1, len(roots)),
@@ -711,21 +693,23 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
     def share(step):
         return max(step / max(1, cfg.steps), spent["tokens"] / token_budget(cfg, spent, step))
 
-    keeps_best = cfg.keep == "best"
+    keeps_best = bool(cfg.keep_data)
     if keeps_best:
         spent["best"] = -1.0
-    steps = loop.steps(
+    steps = run.steps(
         cfg, folder, policy, optimizer, METRICS, spent, evaluate_now, share, keep_best=keeps_best)
     for step, row in steps:
         order = stable_seed(cfg.seed, "order")
-        drawn = cfg.questions_per_step * cfg.dynamic_sampling
+        drawn = cfg.questions_per_step * (baselines.DRAWN if cfg.loss == "dapo" else 1)
         questions = data.batch_of_step(split.questions, step, drawn, order)
-        with loop.timed(row, "time/rollout"):
+        with run.timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
-        learned = baselines.chosen_to_learn(roots, cfg)
+        learned = roots
+        if cfg.loss == "dapo":
+            learned = baselines.chosen_to_learn(roots, cfg.questions_per_step)
         row |= update(policy.model, reference, optimizer, learned, cfg, folder.nonfinite(step))
 
         row |= tree_metrics.rollout_metrics(roots) | rollout.search_repairs(split.retriever)
@@ -818,18 +802,17 @@ def reproduce(cfg, argv=()):
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
-    baseline = baselines.SETTINGS.get(given.get("--loss"), {})
+    loss = given.get("--loss")
+    baseline = BASELINES[loss].flags if loss in BASELINES else {}
     paper = default = replace(Config(), **baseline)
     in_hard = given.get("--world", "").startswith("hard")
     if in_world:
         default = replace(Config(), **(HARD if in_hard else WORLD) | baseline)
-    if in_world and in_hard and given.get("--loss") in TOKEN_RATIOS:
+    if in_world and in_hard and loss in TOKEN_RATIOS:
         default = replace(default, lr=1e-4)
-    if in_world and given.get("--loss") == "gspo":
+    if in_world and loss == "gspo":
         # ten times the paper's, as for ATPO
         default = replace(default, clip_low=3e-3, clip_high=4e-3)
-    if in_world and given.get("--loss") == "dapo":
-        default = replace(default, overlong_buffer=100)
     return resolve(flags.cli(default, paper, __doc__, argv))
 
 
@@ -837,15 +820,7 @@ def resolve(cfg):
     """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
     if cfg.kl_coef and cfg.loss != "grpo":
         sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
-    if cfg.loss not in TOKEN_RATIOS and (cfg.dual_clip or cfg.grpo_mean == "token" or cfg.entropy_weight):
-        flag = "--dual-clip, --grpo-mean and --entropy-weight"
-        sys.exit(f"error: {flag} go with --loss {', '.join(TOKEN_RATIOS)}, not {cfg.loss}")
-    if 0 < cfg.dual_clip <= 1:
-        flags.refuse("dual_clip", cfg.dual_clip, "above 1, or 0 for none: up to 1 it cuts off every gradient "
-                     "of a negative advantage (authors' code: 3)")
-    if cfg.overlong_buffer >= cfg.max_response:
-        flags.refuse("overlong_buffer", cfg.overlong_buffer, f"below --max-response {cfg.max_response}")
-    may_be_zero = "steps rounds expand max_searches overlong_buffer token_budget"
+    may_be_zero = "steps rounds expand max_searches token_budget"
     negative = {"bad_format_reward": -math.inf, "branch_penalty": -math.inf}
     cfg = flags.check(cfg, may_be_zero, above_zero="lr temperature grad_clip", least=negative)
     flags.needs_a_model(cfg)
@@ -862,7 +837,6 @@ def resolve(cfg):
         flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
     if shape == "tree" and cfg.chains + cfg.rounds * cfg.expand == 1:
         flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
-    std = ("population" if shape == "tree" else "sample") if cfg.std == "auto" else cfg.std
     name = flags.run_name(cfg, cfg.loss)
     if cfg.eval_only:
         model = cfg.model or cfg.policy_model
@@ -873,7 +847,6 @@ def resolve(cfg):
     return replace(
         cfg,
         rollout=shape,
-        std=std,
         name=cfg.name or name,
         retriever=cfg.retriever or flags.default_retriever(cfg),
     )
@@ -917,7 +890,7 @@ def turn_ratios(model, leaves, cfg):
     share = cfg.share_prefixes == "on"
     leaf_of = {id(leaf.trajectory): leaf for leaf in leaves}
     ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
-    batch = rollout.collate(ordered, share, cfg.pack_tokens).to(model.device)
+    batch = rollout.collate(ordered, share, models.pack_tokens(model, cfg.micro_tokens)).to(model.device)
     moved = models.token_logprobs(model, batch, cfg.temperature, cfg.kernels) - batch.rollout_logprobs
     total, tokens = turn_sums(moved, batch.response_mask, batch.turn_ids)
     ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
@@ -933,7 +906,7 @@ def ask(cfg, policy, split):
     seed = stable_seed(cfg.seed, "ask")
     agent = play(policy, search, prompt_ids, Node(), "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
     leaf = rollout.run_agents([agent], policy.engine, search)[0]
-    answer, problem = parse_response(leaf.turns(), cfg.limit_message_valid)
+    answer, problem = parse_response(leaf.turns())
     console.print(f"[bold]answer: {plain(answer)}{f' ({problem})' if problem else ''}[/bold]")
 
 

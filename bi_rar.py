@@ -74,7 +74,6 @@ from common import (
     flags,
     grpo,
     guards,
-    loop,
     metrics,
     report,
     rollout,
@@ -97,6 +96,7 @@ class Config(flags.PassageFlags):
     """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
 
     # ---- stages
+
     # what to do; all = baseline, forward, backward, merge, each evaluated. Controls: length = exact match
     # less .05 a search, shuffled = forward with the distances of the step's trajectories dealt out anew
     stage: Literal[
@@ -154,8 +154,6 @@ WORLD = dict(
     mini_batch=8,
     lr=1e-4,
     micro_tokens=8192,
-    pack_tokens=512,
-    max_batch=384,
     save_every=5,
 )
 # And at the world's second level (--world hard:elastic=.3), where paths differ in length: reading them takes
@@ -362,7 +360,7 @@ def complexities(scorer, tokenizer, jobs, cfg):
     for number, trajectory in enumerate(flat):
         trajectory.question_id = number
     scored = []  # on this rank: (number of the path, bits of its turns)
-    for batch in training.collate_parts(flat, cfg, scorer.device):
+    for batch in training.collate_parts(flat, cfg, scorer):
         logprobs = models.token_logprobs(scorer, batch, 1.0, cfg.kernels)
         sums = turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids).tolist()
         for trajectory, of_turns in zip(batch.trajectories, sums, strict=True):
@@ -537,16 +535,16 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
 def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
     """One GRPO run with the stage's reward: sample groups, score, update; once a step."""
     optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    steps = loop.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
+    steps = run.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
     for step, row in steps:
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
-        with loop.timed(row, "time/rollout"):
+        with run.timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
             groups = rollout_groups(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
-        with loop.timed(row, "time/scoring"):
+        with run.timed(row, "time/scoring"):
             row["reward/steps_scored"] = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
         row |= distance_metrics.rollout_metrics(groups) | rollout.search_repairs(split.retriever)
 

@@ -89,7 +89,6 @@ from common import (
     grpo,
     guards,
     kg,
-    loop,
     metrics,
     report,
     rollout,
@@ -117,6 +116,7 @@ class Config(flags.PassageFlags):
     """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
 
     # ---- stages
+
     # what to do; all = few-shot, warm-up, mygo
     stage: Literal[
         "all", "few-shot", "warm-up", "mygo", "offline", "fixed", "grpo", "star", "raft", "raft++", "eval",
@@ -144,6 +144,7 @@ class Config(flags.PassageFlags):
     sft_lr_final: float = 1e-6      # and at the end, cosine | D.3
 
     # ---- MyGO and its baselines
+
     # training questions, 2Wiki or HotpotQA: file, hub name, or "world" | sec. 4.1
     data: str = "hotpotqa"
     limit: int = 20000              # training questions, drawn at random; 0 = all | D.3
@@ -186,8 +187,6 @@ WORLD = dict(
     lr_final=1e-5,
     grpo_lr=1e-4,
     micro_tokens=8192,
-    pack_tokens=512,
-    max_batch=384,
 )
 # And at the world's second level (--world hard:partial=.8).
 HARD = WORLD | dict(envs="text", limit=1500, eval_limit=1000, token_budget=1_200_000)
@@ -636,7 +635,7 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
         if prepared:
             batches = prepared[number]
         else:
-            batches = training.collate_parts(learn[number], cfg, model.device)
+            batches = training.collate_parts(learn[number], cfg, model)
         num_tokens = sum(e.sampled_tokens for e in learn[number])
         for b in batches:
             logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
@@ -693,7 +692,7 @@ def warm_up(cfg, folder, policy, place):
     folder.write("sampling.json", sampling)
     policy.engine.sleep()
     sft(cfg, folder, policy.model, optimizer, [[t] for t, _ in kept])
-    loop.save(folder, policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
+    run.save(folder, policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
 
 
 def zero_shot(trajectory, tokenizer, env):
@@ -740,7 +739,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         of_budget = state["tokens"] / cfg.token_budget if cfg.token_budget else 0
         return max(step / cfg.steps, of_budget)
 
-    steps = loop.steps(
+    steps = run.steps(
         cfg,
         folder,
         policy,
@@ -755,7 +754,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
     for step, row in steps:
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        with loop.timed(row, "time/rollout"):
+        with run.timed(row, "time/rollout"):
             sampler.engine.sync(sampler.model)
             made, state["K"] = sample(team, questions, stage, step, state["K"])
             sampler.engine.sleep()
@@ -901,8 +900,7 @@ def start_weights(cfg, env, stage):
 
 def frozen_sampler(cfg, source, policy):
     """A policy with an engine and weights of its own."""
-    how = {name: getattr(cfg, name) for name in ("precision", "attention")}
-    model = models.load_model(source, frozen=True, **how)
+    model = models.load_model(source, frozen=True, precision=cfg.precision)
     model.vocabulary = policy.model.vocabulary
     return Policy(model, policy.tokenizer, run.make_engine(cfg, model, policy.tokenizer))
 

@@ -101,7 +101,6 @@ from common import (
     graph_stages,
     grpo,
     guards,
-    loop,
     metrics,
     omne_tables,
     rollout,
@@ -133,6 +132,7 @@ class Config(flags.PolicyFlags):
     """The paper's settings; what a run needs besides (model, memory, names) is in common/flags.py."""
 
     # ---- stages
+
     # what to do; all = the base model, ppo, then sft and rl with and without thoughts
     stage: Literal["all", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # thoughts, or the template's empty block in their place | sec. 3.4.1
@@ -147,6 +147,7 @@ class Config(flags.PolicyFlags):
     train_hops: Literal["mix", "12", "3", "each"] = "mix"
 
     # ---- graphs and tools
+
     # graphs by their types: NAME=FILE,NAME=FOLDER, one file, a folder of graphs, or http://HOST:PORT
     graph: str = ""
     graph_encoder: str = "BAAI/bge-large-en-v1.5"  # of entities' names; empty = tf-idf | sec. 3.2.1
@@ -163,12 +164,14 @@ class Config(flags.PolicyFlags):
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | authors' code
 
     # ---- answers that need a judge
+
     # an OpenAI-compatible endpoint that says whether free answers are right (Tables 2 and 7)
     judge: str = ""
     judge_model: str = "deepseek-reasoner"      # its name there | sec. 4.2.1
     score: str = ""                 # judge the answers in this file (question, gold answer, answer a line)
 
     # ---- questions (sec. 2)
+
     # training questions: a file that --stage synthesize made, or of such rows; empty = this run's own
     data: str = ""
     # who finds paths and words questions: an OpenAI-compatible chat endpoint (key: OPENAI_API_KEY), or
@@ -200,14 +203,15 @@ class Config(flags.PolicyFlags):
     grad_clip: float = 1.0          # largest norm of the gradient
 
     # ---- SFT (stage 2)
+
     # what to learn from: ShareGPT rows; empty = those of stage 1 with reward 1, and templates
     sft_data: str = ""
     sft_from: Literal["base", "stage1"] = "base"    # weights to begin with | sec. 3.4.1
     sft_sampled: int = 5000         # trajectories of stage 1, at most; not printed
     sft_templates: int = 5000       # template trajectories, at most; not printed
     think_weight: float = .001      # w, what a thought's tokens count | Table 5
-    # what the weighted mean is taken over: a forward pass of one conversation, or all of an update
-    loss_total: Literal["forward", "update"] = "forward"    # | Algorithm 1
+    # what the weighted mean is taken over: a forward pass of one conversation, or all of an update | Algorithm 1
+    loss_total: Literal["forward", "update"] = "forward"
     # rank of its adapters; 0 = full weights; auto = 8, and 0 without thoughts (the variants of sec. 3.5)
     sft_lora: Literal["auto"] | int = "auto"
     sft_lr: float = 1e-4            # of adapters, after a tenth of warm-up | sec. 3.4.2
@@ -242,8 +246,6 @@ WORLD = dict(
     sft_full_lr=5e-4,
     sft_batch=8,
     micro_tokens=2048,
-    pack_tokens=1024,
-    max_batch=384,
     warmup_steps=1200,
     flaw_rate=.4,
 )
@@ -532,7 +534,7 @@ def ppo_loss(logprobs, values, experience, num_tokens, cfg):
 def prepare(actor, reference, trajectories, cfg):
     """[Experience] of trajectories, under the weights that sampled and those of the reference."""
     found = []
-    for batch in training.collate_parts(trajectories, cfg, actor.device):
+    for batch in training.collate_parts(trajectories, cfg, actor):
         with torch.no_grad():
             batch.old_logprobs, values = actor(batch, cfg)
             if reference is not None:
@@ -595,13 +597,13 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
     of_critic = {"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0}
     optimizer.add_param_group(of_critic)
     learner = replace(policy, model=actor)
-    steps = loop.steps(
+    steps = run.steps(
         cfg, folder, learner, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
     for step, row in steps:
         set_rates(optimizer, cfg, step)
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        with loop.timed(row, "time/rollout"):
+        with run.timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
             done = rollouts(policy, place.tools, questions, cfg, stage, step)
             policy.engine.sleep()
@@ -781,7 +783,7 @@ def weighted_sft_loss(model, batch, weights, total, kernels="auto"):
 
 def sft_update(model, optimizer, examples, tags, cfg, meter):
     """One update on some conversations."""
-    batches = training.collate_parts(examples, cfg, model.device)
+    batches = training.collate_parts(examples, cfg, model)
     weights = [sft_weights(b, tags, cfg) for b in batches]
     own = sum(b.weight * float(w.sum()) for b, w in zip(batches, weights, strict=True))
     total = sum(distributed.gather([own]))
@@ -807,7 +809,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
     optimizer = training.make_optimizer(policy.model, peak, cfg.weight_decay, kind=cfg.optimizer)
     total = -(-len(examples) * cfg.sft_epochs // cfg.sft_batch)
     planned = replace(cfg, steps=-(-total // UPDATES_A_STEP))
-    steps = loop.steps(planned, folder, policy, optimizer, SFT_METRICS, evaluate=evaluate_now, label="sft | ")
+    steps = run.steps(planned, folder, policy, optimizer, SFT_METRICS, evaluate=evaluate_now, label="sft | ")
     for step, row in steps:
         meter = training.Meter(keep=folder.nonfinite(step))
         for number in range((step - 1) * UPDATES_A_STEP, min(step * UPDATES_A_STEP, total)):

@@ -49,13 +49,7 @@ def rounded(model):
 
 
 def policy_of(model, tokenizer, cfg):
-    engine = TransformersEngine(
-        model,
-        tokenizer,
-        cfg.max_batch,
-        cfg.cache_gb,
-        cfg.cache_gb,
-    )
+    engine = TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb, prefix_cache_gb=cfg.cache_gb)
     return rollout.Policy(model, tokenizer, engine)
 
 

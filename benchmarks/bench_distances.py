@@ -99,7 +99,7 @@ def main(argv=None):
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
-    cfg = bi_rar.Config(top_k=1, micro_tokens=4096, pack_tokens=1024, step_text="turn")
+    cfg = bi_rar.Config(top_k=1, micro_tokens=4096, step_text="turn")
     tokenizer = models.load_tokenizer(args.model)
     index = retriever.make_retriever("bm25", data.load_corpus(args.corpus))
     questions = data.load_questions(args.questions, args.limit)

@@ -193,7 +193,8 @@ def main():
           f"{args.questions} questions, {args.repeats} repeats, {args.clock} seconds\n")
     generate, batched = plain_generate(policy.tokenizer, policy.model)
     plain = TurnEngine(policy.tokenizer, generate)
-    ours = TransformersEngine(policy.model, policy.tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
+    ours = TransformersEngine(
+        policy.model, policy.tokenizer, cache_gb=cfg.cache_gb, prefix_cache_gb=cfg.cache_gb)
     engines = [("TransformersEngine (ours)", ours, args.questions)]
     if args.vllm:
         engines.append(("vLLM", policy.engine, args.questions))

@@ -27,7 +27,6 @@ from common.world.tiny import tiny_tokenizer
 PEAK_TFLOPS = 989
 CASES = {  # fields of at2po.Config
     "as it is": {},
-    "dense mask": {"attention": "dense"},
     "prefixes not shared": {"share_prefixes": "off"},
     "kernels off": {"kernels": "off"},
     "8-bit Adam": {"optimizer": "adamw8bit"},
@@ -41,8 +40,7 @@ def random_model(name, cfg, device):
     from transformers import Qwen3Config, Qwen3ForCausalLM
     H, V = HEADS[name]
     config = Qwen3Config(hidden_size=H, vocab_size=V, tie_word_embeddings=True, **LAYERS[name])
-    tree = device == "cuda" and cfg.attention != "dense"
-    config._attn_implementation = "tree" if tree else "sdpa"
+    config._attn_implementation = "tree" if device == "cuda" else "sdpa"
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen3ForCausalLM(config)
@@ -217,7 +215,7 @@ def main():
         f"tokens, {args.micro_tokens} packed tokens a forward pass, {args.optimizer}, {args.updates} "
         "updates: medians\n")
     base = replace(at2po.Config(), engine=args.engine, optimizer=args.optimizer,
-                   micro_tokens=args.micro_tokens, pack_tokens=args.micro_tokens)
+                   micro_tokens=args.micro_tokens)
     for name in args.model:
         for case in args.case:
             row = {"model": name, "case": case}

@@ -88,7 +88,7 @@ def updates(cfg, folder, done, repeats):
 def losses(cfg, folder, done, repeats):
     """{loss: tokens a second} of stage 2's forward and backward pass."""
     model = models.load_model(folder)
-    batch = rollout.collate(done, True, cfg.pack_tokens)
+    batch = rollout.collate(done, True, pack_tokens=512)
     learned = int(batch.response_mask.sum())
     head = model.get_output_embeddings().weight
     weights = torch.ones(len(batch.target))

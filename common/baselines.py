@@ -1,74 +1,80 @@
-"""What AT2PO is compared with, where it is more than a setting: DAPO's reward and choice of questions, AEPO's
-rollout and advantages, Tree-GRPO's credit; and a rule of ours for the values of a tree. Their loss is GRPO's
-(common/grpo.py).
+"""What AT2PO is compared with: what --loss sets for GRPO, DAPO, GSPO and AEPO, DAPO's reward and choice of
+questions, AEPO's rollout and advantages, Tree-GRPO's credit. Their loss is GRPO's (common/grpo.py).
 
 AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
-off). Advantages by entropy are there, but their script computes no entropy, so they were off
-(--entropy-weight 0). The entropy is, in their code, of the weights of the update, standardised in a
-micro-batch; here of those that sampled, in the update. A turn's uncertainty is, in their code, that of its
-first 20 tokens' ten likeliest, compared with what its slot first held; here of the sampled ones, compared
-with its chain's own first turn. A search too many ends the chain in their code.
+off). Advantages by entropy are there, but their script computes no entropy, so they were off. The entropy is,
+in their code, of the weights of the update, standardised in a micro-batch; here of those that sampled, in the
+update. A turn's uncertainty is, in their code, that of its first 20 tokens' ten likeliest, compared with what
+its slot first held; here of the sampled ones, compared with its chain's own first turn. A search too many
+ends the chain in their code.
 """
 
 import asyncio
 import math
+from dataclasses import dataclass, field
 
 import torch
 
 from common import distributed, grpo
 
-SETTINGS = {  # AT2PO, App. B.4
-    "grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3),
-    # App. B.4 has lost the buffer's size; theirs is 2,000 in a part of the authors' scripts that is off
-    "dapo": dict(
-        clip_low=0.2,
-        clip_high=0.28,
-        grpo_mean="token",
-        dynamic_sampling=3,
-        overlong_buffer=2000,
-    ),
-    "gspo": dict(clip_low=3e-4, clip_high=4e-4),
-    "aepo": dict(  # authors' code; App. B.4 has lost its numbers
-        clip_low=0.2,
-        clip_high=0.2,
-        grpo_mean="token",
+
+@dataclass(frozen=True)
+class Baseline:
+    """A method of Table 1: its defaults for flags, and what no flag sets."""
+
+    flags: dict = field(default_factory=dict)
+    token_mean: bool = False  # the loss is the mean of all tokens; False = of sequences, AT2PO's Eq 6
+    dual_clip: float = 0.0    # bound of a token's term where its advantage is negative, 0 = none
+    soft_clip: bool = False   # tokens past the clip window keep a gradient
+
+
+BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual clip of 3
+    "grpo": Baseline(dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3)),
+    "dapo": Baseline(dict(clip_low=0.2, clip_high=0.28), token_mean=True),
+    "gspo": Baseline(dict(clip_low=3e-4, clip_high=4e-4)),
+    # authors' code; App. B.4 has lost its numbers
+    "aepo": Baseline(
+        dict(clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
+        token_mean=True,
         dual_clip=3.0,
-        entropy_weight=.2,
-        chains=8,
-        credit="outcome",
+        soft_clip=True,
     ),
 }
 
 
 # ---------------------------------------------------------------- DAPO (Yu et al. 2025)
 
-def overlong_penalty(length, limit, buffer):
+DRAWN = 3  # questions sampled for each that is learned from
+
+
+def overlong_penalty(length, limit):
     """DAPO's soft punishment (Yu et al. 2025, Eq 13): nothing up to limit - buffer tokens, then down to -1.
+    App. B.4 has lost the buffer's size; 2,000 are in a part of the authors' scripts that is off, and a
+    seventh of the limit in the embedded world.
 
-    >>> [overlong_penalty(n, 700, 100) for n in (600, 650, 700)]
-    [0.0, -0.5, -1.0]
+    >>> [overlong_penalty(n, 700) for n in (600, 650, 700)], overlong_penalty(5192, 6192)
+    ([0.0, -0.5, -1.0], -0.5)
     """
-    return max(-1.0, min(0.0, (limit - buffer - length) / buffer)) if buffer else 0.0
+    buffer = 2000 if limit > 2000 else limit / 7
+    return max(-1.0, min(0.0, (limit - buffer - length) / buffer))
 
 
-def chosen_to_learn(roots, cfg):
-    """All trees of a step; with dynamic sampling (DAPO, Eq 11) the first questions_per_step of which some
-    answers are right and some wrong, and flat ones where there are not enough. What the overlong penalty
-    alone tells apart is not learned from."""
-    if cfg.dynamic_sampling == 1:
-        return roots
+def chosen_to_learn(roots, count):
+    """The first `count` trees of which some answers are right and some wrong (Yu et al. 2025, Eq 11), and
+    flat ones where there are not enough. What the overlong penalty alone tells apart is not learned from."""
     informative, flat = [], []
     for root in roots:
         if grpo.has_spread([leaf.trajectory.info["em_valid"] for leaf in root.leaves()]):
             informative.append(root)
         elif not grpo.has_spread(root.rewards()):
             flat.append(root)
-    return [*informative, *flat][:cfg.questions_per_step]
+    return [*informative, *flat][:count]
 
 
 # ---------------------------------------------------------------- AEPO (Dong et al. 2025)
 
-BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)  # AEPO's; authors' code
+BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)  # authors' code
+ENTROPY_WEIGHT = .2  # authors' code
 
 
 async def grow_branches(advance, root, cfg, rng, vocabulary):
@@ -102,7 +108,7 @@ async def grow_branches(advance, root, cfg, rng, vocabulary):
         going |= new
 
 
-def balance_entropy(batches, weight):
+def balance_entropy(batches, weight=ENTROPY_WEIGHT):
     """AEPO: A (1 + weight z), z being the entropy of the token's distribution, standardised over the sampled
     tokens that an update learns from: what the policy was uncertain of counts for more."""
     learned = [b for b in batches if b.weight]

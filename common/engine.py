@@ -37,6 +37,7 @@ from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 BLOCK = 8        # prefixes are found at multiples of this many tokens
 HEADROOM = 64    # tokens that a request must have room for to be taken up
 PREFILL = 16384  # tokens of prompts that one forward pass reads, padding included; one prompt may have more
+MAX_BATCH = 384  # sequences decoded together, at most
 
 
 @dataclass
@@ -196,7 +197,7 @@ class TransformersEngine:
     prefix_cache_gb: memory for keys and values of finished turns. The forward pass runs in bf16 where
     training's does, on a copy of the matrices in bf16 that is made once a sync and gone while training."""
 
-    def __init__(self, model, tokenizer, max_batch=256, cache_gb=4.0, prefix_cache_gb=1.0):
+    def __init__(self, model, tokenizer, max_batch=MAX_BATCH, cache_gb=4.0, prefix_cache_gb=1.0):
         self.model = model
         self.tokenizer = tokenizer
         self.device = model.device

@@ -23,7 +23,7 @@ from common.results import evaluations, mean_along, mean_em, signed, with_evalua
 SWITCHES = ("ladder", "schemes", "baselines", "resume")  # not handed on, nor are these with their values:
 VALUED = ("seeds", "seed", "name", "stage")
 # of a run's config.json, what need not be the table's
-FREE = ("resume", "out", "log", "show_every", "save_every", "search_timeout", "search_retries")
+FREE = ("resume", "out", "log", "save_every", "search_timeout", "search_retries")
 
 
 @dataclass(frozen=True)

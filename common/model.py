@@ -142,6 +142,15 @@ def remove_dropout(name, model):
         say(f"{name}: set to 0 here: {', '.join(sorted(removed))}")
 
 
+def pack_tokens(model, micro_tokens):
+    """Tokens a pack of shared prefixes: all of a forward pass where FlexAttention skips what its mask hides;
+    under a dense mask four widths of the model, so that products with it stay below those of the layers."""
+    config = model.config.get_text_config()
+    if model.config._attn_implementation == "tree":
+        return micro_tokens
+    return min(micro_tokens, 4 * config.hidden_size)
+
+
 def head_dim(config):
     """Width of an attention head."""
     config = config.get_text_config()

@@ -11,7 +11,13 @@ several stages has a folder for each. The order is always the same:
     folder = run.open_folder(cfg, "at2po", cfg.name, FREE_ON_RESUME)
     policy = run.load_policy(cfg, folder.start or source)
     with run.stage(cfg, folder, METRICS, title):    # the folder exists; at its end curves and page
-        …                                           # train, evaluate
+        for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, state):
+            …      # the method: sample, score, update;
+                   # it fills `row` with metrics, row["sample"] with what the page shows
+
+Behind the body of a step: the line on the terminal, the guards, an evaluation where one is due,
+metrics.jsonl and samples.jsonl, the checkpoint. What the body raises goes straight through: nothing of a
+broken step is written.
 """
 
 import fcntl
@@ -21,6 +27,7 @@ import math
 import os
 import re
 import subprocess
+import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,13 +35,14 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import chat, checkpoint, distributed, metrics, process, results, rollout
+from common import chat, checkpoint, distributed, guards, metrics, process, results, rollout
 from common import model as models
 from common.engine import TransformersEngine
 from common.files import (
     Progress,
     RunError,
     UserError,
+    clock,
     console,
     plain,
     read_evaluation,
@@ -45,10 +53,11 @@ from common.files import (
     write_atomic,
     write_json,
 )
+from common.flags import PolicyFlags
 
 FREE_ON_RESUME = (
     "cache_gb",  # a run that was killed for its memory goes on with less
-    "steps", "eval_every", "save_every", "show_every", "log", "resume", "out",
+    "steps", "eval_every", "save_every", "log", "resume", "out",
     "search_timeout", "search_retries")
 opened = []  # the folders of this process, for what Ctrl-C says
 
@@ -90,12 +99,9 @@ class RunFolder:
         for key, value in self.config.items():
             if key in free_to_change:
                 continue
-            if key not in self.saved:
-                raise RunError(f"--resume: {self.path} is a run of an older version of this script "
-                               f"(no {key} in its config.json)")
-            if self.saved[key] != json.loads(json.dumps(value)):
+            if self.saved.get(key) != json.loads(json.dumps(value)):
                 flag = "--" + key.replace("_", "-")
-                raise RunError(f"--resume: this run was started with {key} = {self.saved[key]!r}, "
+                raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, "
                                f"not {value!r}; leave {flag} as it was")
 
     def create(self, **facts):
@@ -312,7 +318,7 @@ def load_policy(cfg, source, trains=True, frozen=None):
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     memory.check(cfg, source, frozen, trains)
-    how = {name: getattr(cfg, name) for name in ("gradient_checkpointing", "attention", "precision")}
+    how = {"gradient_checkpointing": cfg.gradient_checkpointing, "precision": cfg.precision}
     whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
     if not trains:
         how["frozen"] = not whole  # vLLM computes, and in its own precision
@@ -356,10 +362,10 @@ def make_engine(cfg, model, tokenizer, trains=False):
     and so does ours where those that are trained will be cut over several ranks."""
     if cfg.engine == "vllm":
         from common.gpu.vllm_engine import VllmEngine
-        return VllmEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb)
+        return VllmEngine(model, tokenizer, cache_gb=cfg.cache_gb)
     if trains:
         model = distributed.replica(model)
-    return TransformersEngine(model, tokenizer, cfg.max_batch, cfg.cache_gb, cfg.cache_gb)
+    return TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb, prefix_cache_gb=cfg.cache_gb)
 
 
 def tell(cfg):
@@ -385,25 +391,17 @@ def stage(cfg, folder, metrics, title):
 
 
 def machine():
-    """What computes here, in words, for whoever compares results: processor or GPU, versions, and the commit
-    of this code where git knows it."""
+    """What computes here, in words, for whoever compares results: device, versions, and the commit of this
+    code where git knows it."""
+    device = f"{len(process.own_cores())} cores"
     if torch.cuda.is_available():
         device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    else:
-        device = f"{len(process.own_cores())} cores"
-        cpu = Path("/proc/cpuinfo")
-        named = re.search(r"model name\s*: (.+)", cpu.read_text()) if cpu.exists() else None
-        device += f" of {named[1]}" if named else ""
-    words = f"{device}; torch {torch.__version__}, transformers {transformers.__version__}"
     code = Path(__file__).resolve().parents[1]
+    commit = ""
     if (code / ".git").exists():
         asked = ["git", "-C", str(code), "describe", "--always", "--dirty"]
-        try:
-            commit = subprocess.run(asked, capture_output=True, text=True, timeout=5).stdout.strip()
-        except (OSError, subprocess.TimeoutExpired):
-            commit = ""
-        words += f"; commit {commit}" if commit else ""
-    return words
+        commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    return f"{device}; torch {torch.__version__}, transformers {transformers.__version__}; commit {commit}"
 
 
 def _draw(folder, title):
@@ -426,7 +424,7 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
         file = folder.path / f"eval_{split.name}{suffix}.json"
         if not (cfg.resume and suffix and file.exists()):
             with Progress(f"evaluating {split.name}", at_once=True) as progress:
-                if getattr(cfg, "policy", ""):
+                if isinstance(cfg, PolicyFlags) and cfg.policy:
                     policy.engine.keep(folder.path / f"said_{split.name}{suffix}.jsonl")
                 rows, summary = evaluate(policy, split, cfg, progress)
             if all("nodes" in row for row in rows):
@@ -450,6 +448,123 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
 def mean_em(found):
     """{"eval/em": mean of the sets} of evaluate_all, as a row of metrics keeps it."""
     return {"eval/em": results.mean_em(found)}
+
+
+# ---------------------------------------------------------------- around a paper's training step
+
+SHOW_EVERY = 10  # steps between the best and the worst trajectory on the terminal
+
+
+def steps(cfg, folder, policy, optimizer, metrics,
+          state=None, evaluate=None, share=None, label="", guard=None, keep_best=False):
+    """Yields (step, row) from where the folder's checkpoint stands to cfg.steps.
+
+    policy: has `model` and `tokenizer`, which are saved with the optimizer. metrics: the script's table.
+    state: plain numbers that the body changes and a checkpoint keeps; filled from it on resume.
+    evaluate(suffix) -> {"eval/…": number} is called every cfg.eval_every steps.
+    share(step) -> how much of the training is done after it, of 1, where another budget than steps may
+        end it.
+    guard: {name: function} of a script's own, beside those of common/guards.py.
+    keep_best: the weights with the highest eval/em so far are kept in best/, the number as state["best"]."""
+    state = {} if state is None else state
+    share = share or (lambda step: step / max(1, cfg.steps))
+    step = saved = 0
+    if folder.start:
+        before = checkpoint.load_training_state(folder.start, policy.model, optimizer)
+        for key, value in state.items():
+            state[key] = before.get(key, value)
+        step = saved = before["step"]
+    else:
+        saved = -1
+    folder.rewind(step)
+    earlier = read_jsonl(folder.path / "metrics.jsonl")
+    began, begun_at = time.time(), share(step)
+    if step < cfg.steps and share(step) < 1:
+        folder.forget_evaluations()
+    while step < cfg.steps and share(step) < 1:
+        step += 1
+        row = {"step": step}
+        yield step, row
+
+        if torch.cuda.is_available():
+            row["mem/gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        elapsed, done = time.time() - began, share(step)
+        left = elapsed * max(0.0, 1 - done) / max(done - begun_at, 1e-9)
+        row |= {"time/elapsed": elapsed, "time/left": left, "time/threads": torch.get_num_threads()}
+        sample = row.pop("sample", None)
+        console.print(f"{label}{step_line(step, cfg.steps, row, metrics)}", markup=False)
+        row |= guards.watch(row, earlier, warn, metrics, guard, coarsest_precision(cfg))
+        if sample and step % SHOW_EVERY == 0:
+            _explain(sample)
+        if evaluate and cfg.eval_every and step % cfg.eval_every == 0 and step < cfg.steps:
+            row |= evaluate(f"_step{step}")
+            if keep_best and row["eval/em"] > state.get("best", -1.0):
+                state["best"] = row["eval/em"]
+                save(folder, policy, None, step, state, "best")
+        if sample:
+            folder.append("samples.jsonl", [sample])
+        folder.log(row)
+        earlier.append(row)
+        if cfg.save_every and step % cfg.save_every == 0:
+            save(folder, policy, optimizer, step, state)
+            saved = step
+    if step < cfg.steps:
+        say(f"training ends after step {step} of at most {cfg.steps}: "
+            f"its budget is spent ({describe(state)})")
+    if step > saved:
+        save(folder, policy, optimizer, step, state)
+
+
+def _explain(sample):
+    from common.page import record
+    record.explain_best_and_worst(sample)
+
+
+def coarsest_precision(cfg):
+    """fp32 | bf16, of the products of sampler and trainer: vLLM's on a GPU are bf16 in any case."""
+    on_gpu = models.default_device() != "cpu"
+    vllm = isinstance(cfg, PolicyFlags) and cfg.engine == "vllm"
+    in_bf16 = cfg.precision == "bf16" or on_gpu and (cfg.precision == "auto" or vllm)
+    return "bf16" if in_bf16 else "fp32"
+
+
+def describe(state):
+    """
+    >>> describe({"tokens": 1234567, "K": .5})
+    'tokens 1,234,567, K 0.5'
+    """
+    parts = []
+    for key, value in state.items():
+        form = ",.0f" if value >= 100 else "g"
+        parts.append(f"{key} {value:{form}}")
+    return ", ".join(parts)
+
+
+def save(folder, policy, optimizer, step, state, name="checkpoint"):
+    state = {"step": step, "run": folder.id, **state}
+    checkpoint.save(folder.path / name, policy.model, policy.tokenizer, optimizer, state)
+
+
+def step_line(step, total, row, metrics):
+    """One line a step, from the script's table: times and memory last. Means over the whole step."""
+    parts = [f"step {step}/{total}"]
+    last = ("time/", "mem/")
+    for key in sorted(metrics, key=lambda key: key.startswith(last)):
+        if metrics[key].line and key in row:
+            parts.append(metrics[key].line.format(row[key]))
+    if "train/updates" in metrics and not row.get("train/updates"):
+        parts.append("no update")
+    if "time/left" in row:
+        parts.append(f"{clock(row['time/elapsed'])}, {clock(row['time/left'])} left")
+    return " | ".join(parts)
+
+
+@contextmanager
+def timed(row, key):
+    """Adds the seconds of its body to row[key]."""
+    began = time.time()
+    yield
+    row[key] = row.get(key, 0.0) + time.time() - began
 
 
 # ---------------------------------------------------------------- --ask

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from common import loop, training
+from common import run, training
 from common.files import Progress
 from common.rollout import stable_seed
 
@@ -26,10 +26,10 @@ def updates(cfg, folder, learner, stage, rates, shown, evaluate_now, validation=
     that are not trained on."""
     lr, warmup = rates
     total = getattr(cfg, f"{stage}_steps")
-    logged = replace(cfg, steps=log_steps(total), show_every=0)
+    logged = replace(cfg, steps=log_steps(total))
     optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
     state = {"updates": None}  # made so far: a run may go on with more after a step of fewer
-    for step, row in loop.steps(
+    for step, row in run.steps(
         logged, folder, learner, optimizer, shown, state, evaluate_now, label=f"{stage} | "
     ):
         meter = training.Meter()
@@ -69,5 +69,5 @@ def learn_when_to_ask(cfg, folder, policy, optimizer, losses, state):
             state["when_to_ask"] += 1
             progress(state["when_to_ask"], cfg.ask_steps)
             if state["when_to_ask"] % EVERY == 0:
-                loop.save(folder, policy, optimizer, 0, state)
+                run.save(folder, policy, optimizer, 0, state)
     training.set_lr(optimizer, cfg.lr)

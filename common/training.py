@@ -10,18 +10,19 @@ from safetensors.torch import save_file
 
 from common import distributed
 from common.files import Progress
-from common.model import hidden_states, reference_weights, token_entropies, token_logprobs
+from common.model import hidden_states, pack_tokens, reference_weights, token_entropies, token_logprobs
 from common.rollout import collate, micro_batches, portions
 
 # ---------------------------------------------------------------- batches
 
-def collate_parts(trajectories, cfg, device):
+def collate_parts(trajectories, cfg, model):
     """[Batch] of at most cfg.micro_tokens packed tokens each,
     in an order that keeps shared prefixes together.
 
     Of several ranks each gets a part of the trajectories, in equally many batches: those with fewer repeat
     the shortest trajectory with weight 0."""
     share = cfg.share_prefixes == "on"
+    pack = pack_tokens(model, cfg.micro_tokens)
     own = portions(trajectories, distributed.world())[distributed.rank()]
     parts = micro_batches(own, cfg.micro_tokens, share)
     most = max(distributed.gather([len(parts)]))
@@ -29,9 +30,9 @@ def collate_parts(trajectories, cfg, device):
     for number in range(most):
         learned = number < len(parts)
         part = parts[number] if learned else [min(trajectories, key=lambda t: t.length)]
-        batch = collate(part, share, cfg.pack_tokens)
+        batch = collate(part, share, pack)
         batch.weight = float(learned)
-        batches.append(batch.to(device))
+        batches.append(batch.to(model.device))
     return batches
 
 
@@ -39,7 +40,7 @@ def prepare(model, reference, trajectories, cfg, entropies=False):
     """[Batch] with old_logprobs, of the weights that sampled them (call it before any update), and, unless
     `reference` is None, ref_logprobs; where asked for, entropies too. Trajectories carry their advantages
     already."""
-    batches = collate_parts(trajectories, cfg, model.device)
+    batches = collate_parts(trajectories, cfg, model)
     for batch in batches:
         with torch.no_grad():
             hidden = hidden_states(model, batch) if entropies else None

@@ -185,10 +185,9 @@ def test_entropies_are_those_of_the_whole_distribution():
 
 def test_its_settings_are_those_of_the_authors_code():
     cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "aepo"])
-    assert (cfg.rollout, cfg.chains, cfg.group_size, cfg.credit, cfg.std) == (
-        "branches", 8, 16, "outcome", "sample")
-    assert (cfg.clip_low, cfg.clip_high, cfg.dual_clip, cfg.grpo_mean) == (.2, .2, 3.0, "token")
-    assert (cfg.entropy_weight, cfg.kl_coef) == (.2, 0)
+    assert (cfg.rollout, cfg.chains, cfg.group_size, cfg.credit) == ("branches", 8, 16, "outcome")
+    assert (cfg.clip_low, cfg.clip_high, cfg.kl_coef) == (.2, .2, 0)
+    aepo = baselines.BASELINES["aepo"]
+    assert (aepo.dual_clip, aepo.token_mean, aepo.soft_clip) == (3.0, True, True)
+    assert baselines.ENTROPY_WEIGHT == .2
     assert baselines.BRANCHING == {"threshold": .5, "entropy": .2, "penalty": .05}
-    with pytest.raises(SystemExit, match="--entropy-weight go with --loss grpo, dapo, aepo, not atpo"):
-        at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--entropy-weight", ".2"])

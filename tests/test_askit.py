@@ -25,10 +25,10 @@ from common import (
     data,
     encoders,
     evidence,
-    loop,
     metrics,
     report,
     results,
+    run,
     supervised,
     training,
     world,
@@ -678,7 +678,7 @@ def test_a_sub_question_is_redundant_if_its_best_sentence_was_taken():
 
 SMALL = ("--limit 20 --validate 4 --eval-limit 6 --coarse-steps 50 --supervised-steps 50 "
          "--supervised-batch 2 --steps 6 --questions-per-step 3 --group-size 3 --max-evidence 4 "
-         "--correlate 3 --save-every 1 --show-every 0 --qap-steps 50 --sqg-steps 50 "
+         "--correlate 3 --save-every 1 --qap-steps 50 --sqg-steps 50 "
          "--ask-steps 3 --question-batch 2 --coarse-batch 4 --question-tokens 12").split()
 
 
@@ -727,7 +727,7 @@ def test_all_stages_leave_what_can_be_read(whole):
 
 @pytest.mark.parametrize("stage", ["coarse", "supervised", "ppo", "qap", "sqg", "joint"])
 def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, monkeypatch):
-    steps = loop.steps
+    steps = run.steps
 
     def cut(cfg, *args, **more):
         """The first half of a training, then Ctrl-C."""
@@ -738,7 +738,7 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
 
     small = [*SMALL, "--out", str(whole.parent), "--before", "whole", "--stage", stage]
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "steps", cut)
+        patch.setattr(run, "steps", cut)
         with pytest.raises(SystemExit) as stop:
             askit.main([*small, "--name", "twice"])
         assert stop.value.code == 130

@@ -109,7 +109,6 @@ def test_path_advantages_by_credit():
 
     assert of_path() == [root.children[0].advantage, leaf.advantage] and leaf.advantage != 0
     assert of_path(credit="outcome") == [leaf.value] * 2
-    assert of_path(flip_advantages=True) == [-root.children[0].advantage, -leaf.advantage]
     assert [len(leaf.trajectory.advantages) for leaf in root.leaves()] == [2, 2, 1]
 
 
@@ -127,29 +126,24 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
     flat = [right_or_wrong(root_of((0, 1.0), (0, 1.0))) for _ in range(3)]
     spread = [right_or_wrong(root_of((0, 1.0), (0, 0.0))) for _ in range(3)]
     roots = [flat[0], spread[0], flat[1], spread[1], flat[2], spread[2]]
-    cfg = replace(CFG, questions_per_step=2, dynamic_sampling=3)
-    assert baselines.chosen_to_learn(roots, cfg) == spread[:2]
-    assert baselines.chosen_to_learn(roots, replace(cfg, questions_per_step=4)) == [*spread, flat[0]]
-    assert baselines.chosen_to_learn(roots, replace(cfg, dynamic_sampling=1)) == roots
+    assert baselines.chosen_to_learn(roots, 2) == spread[:2]
+    assert baselines.chosen_to_learn(roots, 4) == [*spread, flat[0]]
 
 
 def test_dynamic_sampling_counts_right_answers_not_the_overlong_penalty():
     all_wrong = right_or_wrong(root_of((0, 0.0), (0, 0.0)), penalty=.5)
     spread = right_or_wrong(root_of((0, 1.0), (0, 0.0)))
-    cfg = replace(CFG, questions_per_step=2, dynamic_sampling=2)
     assert grpo.has_spread(all_wrong.rewards())
-    assert baselines.chosen_to_learn([all_wrong, spread], cfg) == [spread]
-    row = at2po.update(None, None, None, baselines.chosen_to_learn([all_wrong], cfg), cfg)
+    assert baselines.chosen_to_learn([all_wrong, spread], 2) == [spread]
+    row = at2po.update(None, None, None, baselines.chosen_to_learn([all_wrong], 2), CFG)
     assert row["rollout/flat_groups"] == 1 and row["train/updates"] == 0
 
 
 def test_dapo_s_settings_are_those_of_its_row():
     cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo"])
     assert (cfg.clip_low, cfg.clip_high, cfg.kl_coef) == (.2, .28, 0)
-    assert (cfg.grpo_mean, cfg.dynamic_sampling, cfg.rollout, cfg.std) == ("token", 3, "chains", "sample")
-    assert cfg.name == "dapo-m-q-seed0" and cfg.overlong_buffer == 2000
-    with pytest.raises(SystemExit, match="below --max-response"):
-        at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo", "--max-response", "500"])
+    assert (cfg.rollout, cfg.name, baselines.DRAWN) == ("chains", "dapo-m-q-seed0", 3)
+    assert baselines.BASELINES["dapo"].token_mean and not baselines.BASELINES["dapo"].dual_clip
 
 
 # ---- expansion
@@ -160,15 +154,8 @@ def test_expansion_takes_the_most_uncertain_turns_then_the_root_and_repeats_from
     a, b, c = root.children
     # answers (9.0 and .2) are not expanded
     assert at2po.choose_nodes(root, replace(CFG, expand=4), random.Random(0)) == [b, a, root, b]
-    assert at2po.choose_nodes(
-        root, replace(CFG, expand=1, expand_answers=True), random.Random(0)
-    ) == [a.children[0]]
     b.resamples = 7
     assert at2po.choose_nodes(root, replace(CFG, expand=1), random.Random(0)) == [a]  # .8 - .35 < .5
-    # both have two siblings
-    assert at2po.choose_nodes(
-        root, replace(CFG, expand=2, penalty_count="siblings"), random.Random(0)
-    ) == [b, a]
 
 
 def test_the_root_s_first_chain_costs_it_nothing():
@@ -210,12 +197,10 @@ def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
 
 
 def test_what_chooses_is_not_tested_on():
-    given = ["--keep", "best", "--eval-every", "5"]
-    assert at2po.parse_args(given).keep == "best"
     with pytest.raises(SystemExit, match="dev would choose and be tested on"):
-        at2po.parse_args([*given, "--eval-data", "test,dev"])
+        at2po.parse_args(["--keep-data", "dev", "--eval-data", "test,dev"])
     with pytest.raises(SystemExit, match="b.json would choose and be tested on"):
-        at2po.parse_args([*given, "--model", "x", "--keep-data", "b.json", "--eval-data", "a.json,b.json"])
+        at2po.parse_args("--model x --eval-every 5 --keep-data b.json --eval-data a.json,b.json".split())
 
 
 # ---- loss
@@ -296,16 +281,16 @@ def test_what_a_broadcast_would_hide_is_refused_in_words():
 
 
 @pytest.mark.parametrize(
-    "form, value", [("sequence", (3 - 1 + 5) / 3 / 2 + 4 / 2), ("token", (3 - 1 + 5 + 4) / 4)]
+    "loss, value", [("grpo", (3 - 1 + 5) / 3 / 2 + 4 / 2), ("dapo", (3 - 1 + 5 + 4) / 4)]
 )
-def test_grpos_two_means(form, value):
+def test_grpos_two_means(loss, value):
     mask = torch.tensor([[True, True, True], [True, False, False]])
     advantages, zeros = torch.tensor([[3.0, -1.0, 5.0], [4.0, 0.0, 0.0]]), torch.zeros(2, 3)
     batch = SimpleNamespace(
         old_logprobs=zeros, ref_logprobs=None, advantages=advantages, response_mask=mask
     )
-    loss, _ = at2po.policy_loss(zeros, batch, replace(CFG, loss="grpo", grpo_mean=form), 2, 4)
-    assert loss.item() == pytest.approx(-value)
+    mean, _ = at2po.policy_loss(zeros, batch, replace(CFG, loss=loss), 2, 4)
+    assert mean.item() == pytest.approx(-value)
 
 
 def test_grpos_dual_clip_bounds_what_a_negative_advantage_can_cost():

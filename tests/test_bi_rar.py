@@ -123,7 +123,7 @@ def test_packed_scoring_equals_eight_forward_passes_a_step(scorer, share, micro_
 
     pairs = [(words(5), words(2)) for _ in range(3)]
     jobs = [(*pairs[i % 3], tuple(rng.randrange(5, 45) for _ in range(1 + i)), ()) for i in range(9)]
-    cfg = bi_rar.replace(CFG, share_prefixes=share, micro_tokens=micro_tokens, pack_tokens=60)
+    cfg = bi_rar.replace(CFG, share_prefixes=share, micro_tokens=micro_tokens)
     found, expected = bi_rar.step_distances(*scorer, jobs + jobs[:2], cfg), straightforward(*scorer, jobs)
     assert found.keys() == expected.keys()
     for job in jobs:

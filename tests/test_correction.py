@@ -11,7 +11,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import grpo, guards, loop, rollout, training
+from common import grpo, guards, rollout, run, training
 from common.critic import ActorCritic
 from common.training import corrected_advantages, sampler_ratios
 from common.world import tiny
@@ -204,8 +204,8 @@ def test_the_drift_guard_goes_by_precision(precision, mean, fires):
     ("cuda", "fp32", "vllm", "bf16"),
 ])
 def test_the_coarser_of_sampler_and_trainer(monkeypatch, device, precision, engine, expected):
-    monkeypatch.setattr(loop.models, "default_device", lambda: device)
-    assert loop.coarsest_precision(SimpleNamespace(precision=precision, engine=engine)) == expected
+    monkeypatch.setattr(run.models, "default_device", lambda: device)
+    assert run.coarsest_precision(SimpleNamespace(precision=precision, engine=engine)) == expected
 
 
 def test_it_is_refused_where_no_loss_has_a_ratio():

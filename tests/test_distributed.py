@@ -29,7 +29,7 @@ from common.world import tiny
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = (
     "--warmup-steps 20 --eval-limit 4 --limit 20 --questions-per-step 4 --mini-batch 2 --lr 1e-4 "
-    "--max-batch 64 --show-every 0 --micro-tokens 400 --world-size .5"
+    "--micro-tokens 400 --world-size .5"
 ).split()
 TREES = "--chains 3 --expand 2 --rounds 1 --group-size 3 --max-response 80".split()
 
@@ -82,7 +82,7 @@ def learn(folder, lora, cases, keep, lr=1e-3):
         torch.manual_seed(0)
         model = distributed.shard(models.load_model(folder, lora=lora))
         optimizer = training.make_optimizer(model, lr)
-        cfg = at2po.Config(micro_tokens=60, pack_tokens=60, clip_low=.03, clip_high=.04)
+        cfg = at2po.Config(micro_tokens=60, clip_low=.03, clip_high=.04)
         told = []
         for number, case in enumerate(cases):
             trajectories = made_up(**case)

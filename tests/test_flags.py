@@ -74,8 +74,6 @@ def test_a_flaw_rate_above_one_is_refused_in_python_too():
 # ---- flags that do something else, or nothing
 
 @pytest.mark.parametrize("script, line, why", [
-    ("at2po", "--loss grpo --dual-clip .5", "--dual-clip 0.5: above 1"),
-    ("at2po", "--loss grpo --dual-clip 1", "--dual-clip 1.0: above 1"),
     ("at2po", "--loss grpo --group-size 1", "--group-size 1: at least 2"),
     ("at2po", "--rollout chains --group-size 1", "--group-size 1: at least 2"),
     ("at2po", "--chains 1 --rounds 0", "--chains 1: at least 2"),
@@ -90,7 +88,6 @@ def test_a_flaw_rate_above_one_is_refused_in_python_too():
     ("at2po", "--ladder --eval-only --checkpoint x", "without --ask and --eval-only"),
     ("at2po", "--baselines --ask Who?", "without --ask and --eval-only"),
     ("at2po", "--seeds 3", "--seeds 3: is for a table"),
-    ("at2po", "--keep-data dev", "--keep-data is for --keep best"),
     *((script, "--ask=", "--ask is empty") for script in SCRIPTS),
 ])
 def test_flags_that_would_do_something_else_are_one_line(script, line, why, capsys):

@@ -219,7 +219,7 @@ def test_its_settings_are_the_scripts_own():
 @pytest.fixture(scope="module")
 def start():
     """(configuration, policy, dev questions with their search) of the policy that runs start from."""
-    cfg = at2po.parse_args(["--world", "hard", "--max-batch", "384"])
+    cfg = at2po.parse_args(["--world", "hard"])
     policy = run.load_policy(cfg, at2po.tiny_policy(cfg))
     return cfg, policy, world_split("dev", questions=300, level=hard.Level())
 

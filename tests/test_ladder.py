@@ -190,7 +190,7 @@ def test_a_small_ladder_from_the_command_line(tmp_path, monkeypatch):
         "grpo", "random", "outcome", 1)
 
 
-# ---------------------------------------------------------------- --keep best
+# ---------------------------------------------------------------- --keep-data
 
 def test_the_best_weights_of_a_run_are_kept_and_evaluated(tmp_path, monkeypatch):
     scores = {"_step1": .2, "_step2": .9, "_step3": .1, "_last": .3}
@@ -205,7 +205,7 @@ def test_the_best_weights_of_a_run_are_kept_and_evaluated(tmp_path, monkeypatch)
 
     real = at2po.run.evaluate_all
     monkeypatch.setattr(at2po.run, "evaluate_all", known)
-    at2po.main([*TINY, "--steps", "4", "--eval-every", "1", "--keep", "best", "--out", str(tmp_path),
+    at2po.main([*TINY, "--steps", "4", "--eval-every", "1", "--keep-data", "dev", "--out", str(tmp_path),
                 "--name", "kept"])
     folder = tmp_path / "at2po/kept"
     assert checkpoint.read_state(folder / "best")["step"] == 2
@@ -221,11 +221,9 @@ def test_the_best_weights_of_a_run_are_kept_and_evaluated(tmp_path, monkeypatch)
 
 
 def test_keeping_the_best_needs_a_set_that_chooses():
-    with pytest.raises(SystemExit, match="--keep best needs --eval-every"):
-        at2po.parse_args(["--keep", "best", "--eval-every", "0"])
-    with pytest.raises(SystemExit, match="--keep-data"):
-        at2po.parse_args(["--model", "x", "--keep", "best", "--eval-every", "5"])
+    with pytest.raises(SystemExit, match="--keep-data dev needs --eval-every"):
+        at2po.parse_args(["--keep-data", "dev", "--eval-every", "0"])
     split = world_split("train", questions=4)
-    cfg = at2po.parse_args(["--keep", "best", "--eval-every", "5", "--eval-limit", "3"])
+    cfg = at2po.parse_args(["--keep-data", "dev", "--eval-limit", "3"])
     chooser = keep_best.set_that_chooses(cfg, split)
     assert chooser.name == "dev" and len(chooser.questions) == 3

@@ -730,8 +730,7 @@ def test_the_real_policy_of_random_weights_runs_through_the_real_engine(qwen, tm
 # ---------------------------------------------------------------- command line in the world
 
 TINY = (
-    "--eval-limit 20 --questions-per-step 6 --steps 2 --max-attempts 4 --limit 200 --mini-batch 4 "
-    "--show-every 0"
+    "--eval-limit 20 --questions-per-step 6 --steps 2 --max-attempts 4 --limit 200 --mini-batch 4"
 ).split()
 
 
@@ -742,7 +741,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     flags = (
         "--eval-limit 200 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
-        "--show-every 0 --eval-data test"
+        "--eval-data test"
     ).split()
     m.main([*flags, "--out", str(folder)])
     return folder / "mygo_mujica"

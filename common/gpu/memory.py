@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from common import distributed
-from common.engine import PREFILL
+from common.engine import MAX_BATCH, PREFILL
 from common.files import warn
 from common.model import default_device, find_model, head_dim
 
@@ -106,7 +106,7 @@ def estimate(shape, cfg, cuda, ranks=1, frozen=0, sampled=.4, trains=True):
         "frozen models": (2 if in_bf16 else 4) * s.weights * frozen / ranks,
     }
     copies = 2 * s.matrices * (in_bf16 and not cfg.lora and ranks == 1)  # one layer's where they are cut
-    flex = cuda and cfg.attention != "dense"
+    flex = cuda
     layer = cfg.micro_tokens * layer_activations(s, in_bf16, flex)
     head = logits(s, int(cfg.micro_tokens * sampled), cuda and cfg.kernels != "off")
     update = {
@@ -181,12 +181,13 @@ def layer_activations(s, in_bf16, flex=False):
 def mask_bytes(s, cfg, cuda, in_bf16, layers):
     """Of a dense mask of whole packs while it is made, and as the numbers that PyTorch turns it into, of
     which every layer keeps its own on a CPU; none where FlexAttention is used."""
-    if cfg.share_prefixes == "off" or cuda and cfg.attention != "dense":
+    if cfg.share_prefixes == "off" or cuda:
         return 0
-    packs = max(1, cfg.micro_tokens // cfg.pack_tokens)
+    pack = min(cfg.micro_tokens, 4 * s.hidden)  # model.pack_tokens
+    packs = cfg.micro_tokens // pack
     numbers = 2 if in_bf16 else 4
     numbers *= 1 if cuda else layers
-    return packs * min(cfg.pack_tokens, cfg.micro_tokens) ** 2 * (3 + numbers)
+    return packs * pack ** 2 * (3 + numbers)
 
 
 def logits(s, rows, kernels):
@@ -206,7 +207,7 @@ def caches(s, cfg, in_bf16):
     at once, for sequences as long as the model knows."""
     a_token = 2 * s.layers * s.keys * (2 if in_bf16 else 4)
     longest = s.positions if cfg.engine == "vllm" else longest_sequence(cfg)
-    return 2 * min(cfg.cache_gb * 2**30, cfg.max_batch * longest * a_token)
+    return 2 * min(cfg.cache_gb * 2**30, MAX_BATCH * longest * a_token)
 
 
 # ---------------------------------------------------------------- a run
@@ -271,7 +272,7 @@ def remedies(cfg, found):
             ways.append("--optimizer adamw8bit (saves three quarters of the moments)")
     activations = found.update.get("activations", 0) + found.update.get("inputs of layers", 0)
     if activations > .1 * found.peak:
-        ways.append(f"--micro-tokens {cfg.micro_tokens // 2} --pack-tokens {cfg.pack_tokens // 2}")
+        ways.append(f"--micro-tokens {cfg.micro_tokens // 2}")
         if "activations" in found.update:
             ways.append("--gradient-checkpointing on")
     if found.rollout["keys and values"] > .2 * found.peak:

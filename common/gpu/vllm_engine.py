@@ -33,7 +33,7 @@ import torch
 
 from common import distributed
 from common.checkpoint import ModelError
-from common.engine import Generation
+from common.engine import MAX_BATCH, Generation
 from common.files import say
 from common.model import computes_in_bf16, end_of_sequence, head_dim, head_rows
 
@@ -255,7 +255,7 @@ class VllmEngine:
     bf16 on a GPU, whatever --precision says (its attention kernels know no fp32); on a CPU as training's
     forward pass. ModelError where vLLM does not run the model, or leaves out weights that are not zero."""
 
-    def __init__(self, model, tokenizer, max_batch=256, cache_gb=4.0):
+    def __init__(self, model, tokenizer, max_batch=MAX_BATCH, cache_gb=4.0):
         self.tokenizer = tokenizer
         self.gpu = model.device.type == "cuda"
         self.in_bf16 = self.gpu or computes_in_bf16(model)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from common import chat, checkpoint, data, distributed, loop, rollout, run, training
+from common import chat, checkpoint, data, distributed, rollout, run, training
 from common import model as models
 from common.files import Progress, locked, say, weights_in
 from common.gpu import memory
@@ -159,7 +159,6 @@ def run_folder(cfg, recipe, source, root, name, examples):
     cfg = replace(
         cfg,
         eval_every=0,
-        show_every=0,
         save_every=recipe["save_every"],
         log="",
     )
@@ -168,7 +167,7 @@ def run_folder(cfg, recipe, source, root, name, examples):
     source = str(source)
     if resume:
         folder.start = run.checkpoint_of(folder)
-    how = {key: getattr(cfg, key) for key in ("gradient_checkpointing", "attention", "precision")}
+    how = {"gradient_checkpointing": cfg.gradient_checkpointing, "precision": cfg.precision}
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(folder.start or source, cfg.lora, **how)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
@@ -187,7 +186,7 @@ def train(cfg, folder, policy, examples):
     small = cfg
     if policy.model.device.type == "cpu":  # an update then says how far it is
         small = replace(cfg, micro_tokens=min(cfg.micro_tokens, 2048))
-    for step, row in loop.steps(cfg, folder, policy, optimizer, METRICS, label="warm-up | "):
+    for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, label="warm-up | "):
         if step == 1:
             say(f"the first of {cfg.steps} updates, on {BATCH} demonstrations")
         chosen = data.batch_of_step(examples, step, BATCH, "warm-up")
@@ -197,7 +196,7 @@ def train(cfg, folder, policy, examples):
         row["train/lr"] = training.cosine_lr(step - 1, cfg.steps, peak, peak / 20, warmup=warm)
         training.set_lr(optimizer, row["train/lr"])
         meter = training.Meter(keep=folder.nonfinite(step))
-        batches = training.collate_parts(trajectories, small, policy.model.device)
+        batches = training.collate_parts(trajectories, small, policy.model)
         for b in batches:
             logprobs = models.token_logprobs(policy.model, b, 1.0, cfg.kernels)   # (B, T)
             loss = -logprobs.sum() / num_tokens
