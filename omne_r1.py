@@ -28,7 +28,7 @@ Where paper and authors' code differ, or the paper is silent:
     prompt                  the evaluator's in the code ends "Your answer should only contain one entity
                             name. Don't include any other text."; the paper's and ours say nothing of it
     rounds                  paper: at most 7 of 3,000 tokens, that of the answer too, 32 at once (ours:
-                            --max-batch). Code: the same in evaluation; in training 5 calls and a turn more,
+                            384). Code: the same in evaluation; in training 5 calls and a turn more,
                             of 1,024 tokens. Ours: 7 in both, of 1,024 tokens in training (--max-train-turn)
     temperature             paper: not printed; code: evaluation is greedy, and so is ours (in the world 1)
     a call that fails       unreadable, or for another graph: an error text, counted; the round goes on
@@ -210,7 +210,8 @@ class Config(flags.PolicyFlags):
     sft_sampled: int = 5000         # trajectories of stage 1, at most; not printed
     sft_templates: int = 5000       # template trajectories, at most; not printed
     think_weight: float = .001      # w, what a thought's tokens count | Table 5
-    # what the weighted mean is taken over: a forward pass of one conversation, or all of an update | Algorithm 1
+    # what the weighted mean is taken over: a forward pass of one conversation, or all of an update
+    # | Algorithm 1
     loss_total: Literal["forward", "update"] = "forward"
     # rank of its adapters; 0 = full weights; auto = 8, and 0 without thoughts (the variants of sec. 3.5)
     sft_lora: Literal["auto"] | int = "auto"
