@@ -86,7 +86,6 @@ from common import (
     data,
     distributed,
     flags,
-    grpo,
     guards,
     kg,
     loop,
@@ -564,7 +563,7 @@ def select(made, stage, K, cfg):
         best = max(t.reward for t in made)
         return [t for t in made if t.reward == best > 0][: cfg.keep]
     if stage == "grpo":  # all, unless all are alike
-        return made if grpo.has_spread([t.reward for t in made]) else []
+        return made if training.has_spread([t.reward for t in made]) else []
     if stage == "star":
         return [t for t in made if t.reward >= R_SUP][: cfg.keep]
     return [t for t in made if t.reward > K][: cfg.keep]
@@ -574,7 +573,7 @@ def assign_advantages(group, stage="grpo"):
     """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
     advantages = [1.0] * len(group)
     if stage == "grpo":
-        advantages = grpo.group_advantages([t.reward for t in group])
+        advantages = training.group_advantages([t.reward for t in group])
     for t, advantage in zip(group, advantages, strict=True):
         for e in examples(t):
             e.advantages = [advantage] * len(e.turns)
@@ -594,7 +593,7 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     weights = [[1 / (num_trajectories * e.info["agent_tokens"])] for e in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
     kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef  # RAFT++ has no KL term
-    return grpo.grpo_loss(
+    return training.grpo_loss(
         logprobs,
         batch.old_logprobs,
         training.corrected_advantages(batch, cfg.sampler_correction),
@@ -625,10 +624,13 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
     started, row = time.time(), {}
     parts = mini_batches(groups, cfg.mini_batch)
     learn = [[e for t in part for e in examples(t)] for part in parts]
+    packing = training.Packing(cfg.micro_tokens, cfg.pack_tokens, cfg.share_prefixes == "on")
     prepared = []
     if stage in RATIOS:
         # all old log-probs before the first update: they are those of the weights that sampled
-        prepared = [training.prepare(model, reference, part, cfg) for part in learn]
+        for part in learn:
+            prepared.append(training.prepare(
+                model, reference, part, packing, cfg.temperature, cfg.kernels))
         row["time/old_logprobs"] = time.time() - started
 
     meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
@@ -636,7 +638,7 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
         if prepared:
             batches = prepared[number]
         else:
-            batches = training.collate_parts(learn[number], cfg, model.device)
+            batches = training.collate_parts(learn[number], packing, model.device)
         num_tokens = sum(e.sampled_tokens for e in learn[number])
         for b in batches:
             logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)

@@ -99,7 +99,6 @@ from common import (
     distributed,
     flags,
     graph_stages,
-    grpo,
     guards,
     loop,
     metrics,
@@ -522,7 +521,7 @@ def ppo_loss(logprobs, values, experience, num_tokens, cfg):
     mask = batch.response_mask
     weights = torch.full((len(values), 1), 1 / num_tokens, device=values.device)
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
-    policy_loss, stats = grpo.grpo_loss(
+    policy_loss, stats = training.grpo_loss(
         logprobs, batch.old_logprobs, advantages, mask, weights, cfg.clip, cfg.clip)
     squares = torch.where(mask, (values - experience.returns) ** 2, 0.0).sum()
     stats["value_sum"] = float(squares.detach())
@@ -531,10 +530,11 @@ def ppo_loss(logprobs, values, experience, num_tokens, cfg):
 
 def prepare(actor, reference, trajectories, cfg):
     """[Experience] of trajectories, under the weights that sampled and those of the reference."""
+    packing = training.Packing(cfg.micro_tokens, cfg.pack_tokens, cfg.share_prefixes == "on")
     found = []
-    for batch in training.collate_parts(trajectories, cfg, actor.device):
+    for batch in training.collate_parts(trajectories, packing, actor.device):
         with torch.no_grad():
-            batch.old_logprobs, values = actor(batch, cfg)
+            batch.old_logprobs, values = actor(batch, cfg.temperature, cfg.kernels)
             if reference is not None:
                 with models.reference_weights(actor.policy, reference) as frozen:
                     batch.ref_logprobs = models.token_logprobs(frozen, batch, cfg.temperature, cfg.kernels)
@@ -565,7 +565,7 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
     for part, experiences in cfg.epochs * list(zip(parts, prepared, strict=True)):
         num_tokens = sum(t.sampled_tokens for t in part)
         for e in experiences:
-            logprobs, values = actor(e.batch, cfg, detached=warming)
+            logprobs, values = actor(e.batch, cfg.temperature, cfg.kernels, detached=warming)
             policy_loss, value_loss, stats = ppo_loss(logprobs, values, e, num_tokens, cfg)
             loss = cfg.value_coef * value_loss
             if not warming:
@@ -781,7 +781,8 @@ def weighted_sft_loss(model, batch, weights, total, kernels="auto"):
 
 def sft_update(model, optimizer, examples, tags, cfg, meter):
     """One update on some conversations."""
-    batches = training.collate_parts(examples, cfg, model.device)
+    packing = training.Packing(cfg.micro_tokens, cfg.pack_tokens, cfg.share_prefixes == "on")
+    batches = training.collate_parts(examples, packing, model.device)
     weights = [sft_weights(b, tags, cfg) for b in batches]
     own = sum(b.weight * float(w.sum()) for b, w in zip(batches, weights, strict=True))
     total = sum(distributed.gather([own]))

@@ -59,9 +59,14 @@ def policy_of(model, tokenizer, cfg):
     return rollout.Policy(model, tokenizer, engine)
 
 
+def prepared(model, trajectories, cfg):
+    packing = training.Packing(cfg.micro_tokens, cfg.pack_tokens, cfg.share_prefixes == "on")
+    return training.prepare(model, None, trajectories, packing, cfg.temperature, cfg.kernels)
+
+
 def scale_of_drift(model, roots, cfg, wanted):
     """The noise that changes the log-probs of these samples by `wanted` nats on average."""
-    batches = training.prepare(model, None, at2po.trajectories_of(roots), cfg)
+    batches = prepared(model, at2po.trajectories_of(roots), cfg)
     low = 0.0
     high = 1.0
     for _ in range(10):
@@ -86,7 +91,7 @@ def gradients(model, roots, cfg):
     """({kind: gradient as one vector}, {kind: the meter's row}) of samples, before any update."""
     learn = [root for root in roots if at2po.assign_advantages(root, cfg)]
     trajectories = at2po.trajectories_of(learn)
-    batches = training.prepare(model, None, trajectories, cfg)
+    batches = prepared(model, trajectories, cfg)
     count = len(at2po.trajectories_of(roots))
     weights = [p for p in model.parameters() if p.requires_grad]
     found = dict.fromkeys(KINDS, 0)

@@ -129,6 +129,7 @@ def bench_rollout(model, cfg, questions, sampled, observed, turns=2, chains=10):
 def bench_update(model, optimizer, cfg, updates, questions, sampled, observed):
     """Medians over updates of `questions` trees each."""
     vocabulary = model.config.vocab_size
+    packing = training.Packing(cfg.micro_tokens, cfg.pack_tokens, cfg.share_prefixes == "on")
     seconds = []
     reset_peak()
     for i in range(updates + 1):
@@ -136,7 +137,7 @@ def bench_update(model, optimizer, cfg, updates, questions, sampled, observed):
         for q in range(questions):
             leaves += random_tree(i * questions + q, vocabulary, sampled, observed)
         began = now()
-        batches = training.prepare(model, None, leaves, cfg)
+        batches = training.prepare(model, None, leaves, packing, cfg.temperature, cfg.kernels)
         sequences = len(leaves)
         for b in batches:
             logprobs = token_logprobs(model, b, 1.0, cfg.kernels)

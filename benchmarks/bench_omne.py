@@ -12,8 +12,8 @@ import time
 import torch
 
 import omne_r1
-from common import grpo, rollout, training
 from common import model as models
+from common import rollout, training
 from common.critic import load_actor_critic
 from common.rollout import Trajectory, Turn
 from kernels.weighted_ce import weighted_cross_entropy
@@ -53,12 +53,13 @@ def timed(action, repeats):
 
 
 def grpo_update(model, reference, optimizer, done, cfg):
-    batches = training.prepare(model, reference, done, cfg)
+    packing = training.Packing(cfg.micro_tokens, cfg.pack_tokens, cfg.share_prefixes == "on")
+    batches = training.prepare(model, reference, done, packing, cfg.temperature, cfg.kernels)
     meter = training.Meter(batches)
     for batch in batches:
         logprobs = models.token_logprobs(model, batch)
-        weights = grpo.sequence_weights(batch.response_mask, len(done))
-        loss, stats = grpo.grpo_loss(
+        weights = training.sequence_weights(batch.response_mask, len(done))
+        loss, stats = training.grpo_loss(
             logprobs,
             batch.old_logprobs,
             batch.advantages,

@@ -1,6 +1,6 @@
 """What AT2PO is compared with, where it is more than a setting: DAPO's reward and choice of questions, AEPO's
 rollout and advantages, Tree-GRPO's credit; and a rule of ours for the values of a tree. Their loss is GRPO's
-(common/grpo.py).
+(common/training.py).
 
 AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
 off). Advantages by entropy are there, but their script computes no entropy, so they were off
@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from common import distributed, grpo
+from common import distributed, training
 
 SETTINGS = {  # AT2PO, App. B.4
     "grpo": dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3),
@@ -59,9 +59,9 @@ def chosen_to_learn(roots, cfg):
         return roots
     informative, flat = [], []
     for root in roots:
-        if grpo.has_spread([leaf.trajectory.info["em_valid"] for leaf in root.leaves()]):
+        if training.has_spread([leaf.trajectory.info["em_valid"] for leaf in root.leaves()]):
             informative.append(root)
-        elif not grpo.has_spread(root.rewards()):
+        elif not training.has_spread(root.rewards()):
             flat.append(root)
     return [*informative, *flat][:cfg.questions_per_step]
 

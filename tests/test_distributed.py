@@ -82,11 +82,11 @@ def learn(folder, lora, cases, keep, lr=1e-3):
         torch.manual_seed(0)
         model = distributed.shard(models.load_model(folder, lora=lora))
         optimizer = training.make_optimizer(model, lr)
-        cfg = at2po.Config(micro_tokens=60, pack_tokens=60, clip_low=.03, clip_high=.04)
+        cfg = at2po.Config(clip_low=.03, clip_high=.04)
         told = []
         for number, case in enumerate(cases):
             trajectories = made_up(**case)
-            batches = training.prepare(model, None, trajectories, cfg)
+            batches = training.prepare(model, None, trajectories, training.Packing(60, 60))
             meter = training.Meter(batches, f"{keep}-{number}")
             for b in batches:
                 logprobs = models.token_logprobs(model, b)
