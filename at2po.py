@@ -404,7 +404,8 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
         await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.group_size)))
     elif cfg.rollout == "branches":
         rng = random.Random(stable_seed(seed, "branch"))
-        await baselines.grow_branches(partial(start, one_turn=True), root, cfg, rng, len(policy.tokenizer))
+        await baselines.grow_branches(
+            partial(start, one_turn=True), root, cfg.chains, cfg.group_size, rng, len(policy.tokenizer))
     else:
         await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.chains)))
         for r in range(cfg.rounds):
@@ -718,7 +719,9 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
-        learned = baselines.chosen_to_learn(roots, cfg)
+        learned = roots
+        if cfg.dynamic_sampling > 1:  # DAPO alone
+            learned = baselines.chosen_to_learn(roots, cfg.questions_per_step)
         row |= update(policy.model, reference, optimizer, learned, cfg, folder.nonfinite(step))
 
         row |= tree_metrics.rollout_metrics(roots) | rollout.search_repairs(split.retriever)
@@ -971,7 +974,9 @@ def warmed_up(cfg, source, split):
     from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     ends = "none" if cfg.stop_at_answer else "last"
-    examples = warmup.examples_of(cfg, tokenizer, split.retriever, render, reward, reply, ends)
+    examples = warmup.examples_of(
+        cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, ends, top_k=cfg.top_k,
+        max_passage=cfg.max_passage, flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "at2po", source, examples)
 
 
@@ -985,7 +990,9 @@ def tiny_policy(cfg):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
     from common.world import tiny
-    return tiny.tiny_policy(cfg, "at2po", words, tags, render)
+    recipe = tiny.Recipe(
+        "at2po", cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+    return tiny.tiny_policy(recipe, words, tags, render)
 
 
 if __name__ == "__main__":

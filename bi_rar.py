@@ -893,7 +893,9 @@ def warmed_up(cfg, source, index):
 
     from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
-    examples = warmup.examples_of(cfg, tokenizer, index, render, reward, reply)
+    examples = warmup.examples_of(
+        cfg.warmup_data, tokenizer, index, render, reward, reply, top_k=cfg.top_k,
+        max_passage=cfg.max_passage, flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "bi_rar", source, examples)
 
 
@@ -909,7 +911,9 @@ def tiny_policy(cfg):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
     from common.world import tiny
-    return tiny.tiny_policy(cfg, "bi_rar", words, tags, render)
+    recipe = tiny.Recipe(
+        "bi_rar", cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+    return tiny.tiny_policy(recipe, words, tags, render)
 
 
 def line_scorer(cfg, start):

@@ -1179,7 +1179,9 @@ def warmed_up(cfg, source, place):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
     tokenizer = models.load_tokenizer(source)
-    examples = warmup.examples_of(cfg, tokenizer, place.retriever, render, reward, reply, ends="all")
+    examples = warmup.examples_of(
+        cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", top_k=cfg.top_k,
+        flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 
@@ -1204,7 +1206,10 @@ def tiny_policy(cfg):
         question = data.parse_question(question)
         return render_demonstration(tokenizer, question, demo, replace(place, env=env), cfg)
 
-    return tiny.tiny_policy(cfg, f"mygo_mujica, {cfg.max_words} words", words, tags, render, index)
+    recipe = tiny.Recipe(
+        f"mygo_mujica, {cfg.max_words} words",
+        cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+    return tiny.tiny_policy(recipe, words, tags, render, index)
 
 
 # ---------------------------------------------------------------- prompts (Tables 7 to 10)

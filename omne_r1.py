@@ -1137,7 +1137,8 @@ def tiny_policy(cfg):
 
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
     words = graph_policy.words(cfg.max_edges)
-    return tiny.tiny_policy(cfg, key, words, graph_policy.TAGS, render, index, pack_tokens=1024)
+    recipe = tiny.Recipe(key, cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, engine=cfg.engine)
+    return tiny.tiny_policy(recipe, words, graph_policy.TAGS, render, index, pack_tokens=1024)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ with the answer step, whose distance to the answer is next to nothing, and witho
 
 import argparse
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +31,7 @@ def trajectories(questions, index, tokenizer, cfg):
     def reward(made, question):
         return bi_rar.judge(made[0], question).info["em"]
 
-    kept, _ = demonstrations.of_questions(
-        questions, index, replace(cfg, flaw_rate=0.0), render, reward)
+    kept, _ = demonstrations.of_questions(questions, index, render, reward, cfg.top_k, cfg.max_passage)
     by_id = {q.id: q for q in questions}
     pairs = []
     for (made,) in kept:

@@ -36,7 +36,7 @@ def grow(cfg, draws, uncertain=None, turns=2):
         return new
 
     root = Node()
-    asyncio.run(baselines.grow_branches(advance, root, cfg, rng, VOCABULARY))
+    asyncio.run(baselines.grow_branches(advance, root, cfg.chains, cfg.group_size, rng, VOCABULARY))
     return root
 
 
@@ -111,7 +111,7 @@ def test_uncertainty_is_of_the_first_twenty_tokens():
             return new
         root = Node()
         rng = SimpleNamespace(random=lambda: next(drawn))
-        asyncio.run(baselines.grow_branches(advance, root, cfg, rng, VOCABULARY))
+        asyncio.run(baselines.grow_branches(advance, root, cfg.chains, cfg.group_size, rng, VOCABULARY))
         return paths(root)
     assert grown(19) == ["chain0", "chain0.2"]
     assert grown(20) == ["chain0", "fresh1"]

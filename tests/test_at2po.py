@@ -127,19 +127,16 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
     flat = [right_or_wrong(root_of((0, 1.0), (0, 1.0))) for _ in range(3)]
     spread = [right_or_wrong(root_of((0, 1.0), (0, 0.0))) for _ in range(3)]
     roots = [flat[0], spread[0], flat[1], spread[1], flat[2], spread[2]]
-    cfg = replace(CFG, questions_per_step=2, dynamic_sampling=3)
-    assert baselines.chosen_to_learn(roots, cfg) == spread[:2]
-    assert baselines.chosen_to_learn(roots, replace(cfg, questions_per_step=4)) == [*spread, flat[0]]
-    assert baselines.chosen_to_learn(roots, replace(cfg, dynamic_sampling=1)) == roots
+    assert baselines.chosen_to_learn(roots, 2) == spread[:2]
+    assert baselines.chosen_to_learn(roots, 4) == [*spread, flat[0]]
 
 
 def test_dynamic_sampling_counts_right_answers_not_the_overlong_penalty():
     all_wrong = right_or_wrong(root_of((0, 0.0), (0, 0.0)), penalty=.5)
     spread = right_or_wrong(root_of((0, 1.0), (0, 0.0)))
-    cfg = replace(CFG, questions_per_step=2, dynamic_sampling=2)
     assert training.has_spread(all_wrong.rewards())
-    assert baselines.chosen_to_learn([all_wrong, spread], cfg) == [spread]
-    row = at2po.update(None, None, None, baselines.chosen_to_learn([all_wrong], cfg), cfg)
+    assert baselines.chosen_to_learn([all_wrong, spread], 2) == [spread]
+    row = at2po.update(None, None, None, baselines.chosen_to_learn([all_wrong], 2), CFG)
     assert row["rollout/flat_groups"] == 1 and row["train/updates"] == 0
 
 
