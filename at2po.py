@@ -11,7 +11,7 @@ value of its own, and the update uses one importance ratio and one clip decision
     Eq 14-16        reward                        parse_response, score
     Eq 3            values, advantages            leaf_values, node_value, assign_advantages
     Eq 4-5, 10-11   ATPO loss                     atpo_loss (of one turn: GSPO, Eq 8-9)
-    Eq 6-7          GRPO loss                     grpo.grpo_loss
+    Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           turn entropy of the update    turn_entropy
 
 Where the paper and the authors' code differ, or the paper is silent, ours is the paper's if it has words and
@@ -77,7 +77,6 @@ from common import (
     chat,
     data,
     flags,
-    grpo,
     guards,
     keep_best,
     metrics,
@@ -386,7 +385,8 @@ async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
         await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.group_size)))
     elif cfg.rollout == "branches":
         rng = random.Random(stable_seed(seed, "branch"))
-        await baselines.grow_branches(partial(start, one_turn=True), root, cfg, rng, len(policy.tokenizer))
+        await baselines.grow_branches(
+            partial(start, one_turn=True), root, cfg.chains, cfg.group_size, rng, len(policy.tokenizer))
     else:
         await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.chains)))
         for r in range(cfg.rounds):
@@ -517,7 +517,7 @@ def assign_advantages(root, cfg):
     leaving none, where all leaves have one reward: nothing to learn."""
     leaves = root.leaves()
     rewards = root.rewards()
-    if not grpo.has_spread(rewards):
+    if not training.has_spread(rewards):
         return False
     population = cfg.loss == "atpo" and cfg.rollout == "tree"
     standardised = partial(leaf_values, sample_std=not population)
@@ -542,15 +542,6 @@ def assign_advantages(root, cfg):
 
 # ---------------------------------------------------------------- loss (Eq 4-11, Eq 13)
 
-def turn_sums(x, response_mask, turn_ids):
-    """Sums of x (B, T) over the sampled tokens of each turn, (B, K), and the number of those tokens."""
-    K = int(turn_ids.max()) + 1
-    index = turn_ids.clamp(min=0)
-    mask = response_mask.to(x.dtype)
-    zeros = x.new_zeros(x.shape[0], K)
-    return zeros.scatter_add(1, index, x * mask), zeros.scatter_add(1, index, mask)
-
-
 def atpo_loss(
     logprobs,
     old_logprobs,
@@ -565,30 +556,30 @@ def atpo_loss(
     has turn 0. num_sequences: of the whole mini-batch, where this is a part of it. Returns (loss, stats).
 
     kernels/turn_loss.py has the same in one step a turn."""
-    grpo.check_shapes(logprobs, advantages, response_mask)
+    training.check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
     # Eq 11: s_k is one number a turn, the exponential of its mean log-ratio. Its value is detached, and the
     # token's own log-prob put back with value 0, so that the gradient of a token is s_k A_k times that of its
     # log-prob.
-    total, tokens = turn_sums(log_ratio.detach(), response_mask, turn_ids)         # (B, K)
+    total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
     s = log_s.clamp(max=10).exp()
 
     # Eq 10: the clipped objective, its mean over a sequence's tokens, then over sequences
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    loss = grpo.sequence_mean(-objective, response_mask, num_sequences)
+    loss = training.sequence_mean(-objective, response_mask, num_sequences)
 
     too_high = (s > 1 + clip_high) & (advantages > 0)
     too_low = (s < 1 - clip_low) & (advantages < 0)
-    return loss, grpo.loss_stats(log_ratio, too_high | too_low, response_mask, s)
+    return loss, training.loss_stats(log_ratio, too_high | too_low, response_mask, s)
 
 
 def turn_entropy(log_ratio, response_mask, turn_ids):
     """Eq 13: how evenly an update is spread over turns, in [0, 1]; sequences of one turn count 0. log_ratio:
     new - old, (B, T)."""
-    kl, tokens = turn_sums(-log_ratio, response_mask, turn_ids)                    # (B, K)
+    kl, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)           # (B, K)
     real = tokens > 0
     total = kl.sum(1, keepdim=True)                                                # (B, 1)
     share = kl / torch.where(total.abs() > 1e-12, total, 1.0)
@@ -603,10 +594,10 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     advantages = training.corrected_advantages(b, cfg.sampler_correction)
     if cfg.loss in TOKEN_RATIOS:
         baseline = BASELINES[cfg.loss]
-        weights = grpo.sequence_weights(b.response_mask, num_sequences)
+        weights = training.sequence_weights(b.response_mask, num_sequences)
         if baseline.token_mean:
             weights = 1 / num_tokens
-        return grpo.grpo_loss(
+        return training.grpo_loss(
             logprobs,
             b.old_logprobs,
             advantages,
@@ -648,8 +639,11 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     learn = [[root for root in group if assign_advantages(root, cfg)] for group in groups]
     # all old log-probs before the first update: they are those of the weights that sampled
     entropies = cfg.loss == "aepo"
-    prepared = [
-        training.prepare(model, reference, trajectories_of(group), cfg, entropies) for group in learn]
+    prepared = []
+    for group in learn:
+        prepared.append(training.prepare(
+            model, reference, trajectories_of(group), cfg.micro_tokens, cfg.share_prefixes, cfg.temperature,
+            cfg.kernels, entropies))
     for batches in prepared if entropies else ():
         if batches:
             baselines.balance_entropy(batches)
@@ -892,7 +886,7 @@ def turn_ratios(model, leaves, cfg):
     ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
     batch = rollout.collate(ordered, share, models.pack_tokens(model, cfg.micro_tokens)).to(model.device)
     moved = models.token_logprobs(model, batch, cfg.temperature, cfg.kernels) - batch.rollout_logprobs
-    total, tokens = turn_sums(moved, batch.response_mask, batch.turn_ids)
+    total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
     ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
     return {leaf_of[id(t)]: ratio for t, ratio in zip(ordered, ratios, strict=True)}
 
@@ -951,7 +945,9 @@ def warmed_up(cfg, source, split):
     from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     ends = "none" if cfg.stop_at_answer else "last"
-    examples = warmup.examples_of(cfg, tokenizer, split.retriever, render, reward, reply, ends)
+    examples = warmup.examples_of(
+        cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, ends, top_k=cfg.top_k,
+        max_passage=cfg.max_passage, flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "at2po", source, examples)
 
 
@@ -965,7 +961,9 @@ def tiny_policy(cfg):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
     from common.world import tiny
-    return tiny.tiny_policy(cfg, "at2po", words, tags, render)
+    recipe = tiny.Recipe(
+        "at2po", cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+    return tiny.tiny_policy(recipe, words, tags, render)
 
 
 if __name__ == "__main__":

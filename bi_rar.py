@@ -11,7 +11,7 @@ are averaged.
     Eq 4     step to answer, step to question      step_distances
     Eq 5-6   cascading rewards                     cascade (as printed), telescoped
     Eq 7     r = exp(-d)                           step_reward
-    Eq 8-9   GRPO                                  assign_advantages, grpo.grpo_loss
+    Eq 8-9   GRPO                                  assign_advantages, training.grpo_loss
     Eq 10    merged weights                        merge
 
 What the cascade does. sum_i r_i prod_{j<i} (1 - r_j) telescopes to 1 - prod_i (1 - r_i): the chance that at
@@ -72,7 +72,6 @@ from common import (
     distance_metrics,
     distributed,
     flags,
-    grpo,
     guards,
     metrics,
     report,
@@ -313,12 +312,6 @@ def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
     return min(20.0, max(0.0, min(k_a_bc, k_b_ac) / max(min(k_a_c, k_b_c), 1e-6)))
 
 
-def turn_sums(x, response_mask, turn_ids):
-    """Sums of x (B, T) over the scored tokens of each turn, (B, K)."""
-    zeros = x.new_zeros(x.shape[0], int(turn_ids.max()) + 1)
-    return zeros.scatter_add(1, turn_ids.clamp(min=0), x * response_mask)
-
-
 def scored_paths(tokenizer, jobs):
     """{job: the four sequences that its complexities are read from}
 
@@ -360,10 +353,10 @@ def complexities(scorer, tokenizer, jobs, cfg):
     for number, trajectory in enumerate(flat):
         trajectory.question_id = number
     scored = []  # on this rank: (number of the path, bits of its turns)
-    for batch in training.collate_parts(flat, cfg, scorer):
+    for batch in training.collate_parts(scorer, flat, cfg.micro_tokens, cfg.share_prefixes):
         logprobs = models.token_logprobs(scorer, batch, 1.0, cfg.kernels)
-        sums = turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids).tolist()
-        for trajectory, of_turns in zip(batch.trajectories, sums, strict=True):
+        sums, _ = training.turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids)   # (B, K)
+        for trajectory, of_turns in zip(batch.trajectories, sums.tolist(), strict=True):
             scored.append((trajectory.question_id, [-s / math.log(2) for s in of_turns]))
     bits = dict(distributed.gather(scored))
     found = {}
@@ -482,9 +475,9 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
 def assign_advantages(group):
     """The group's advantage for every turn of a trajectory. Returns whether there is anything to learn."""
     rewards = [t.reward for t in group]
-    for t, advantage in zip(group, grpo.group_advantages(rewards), strict=True):
+    for t, advantage in zip(group, training.group_advantages(rewards), strict=True):
         t.advantages = [advantage] * len(t.turns)
-    return grpo.has_spread(rewards)
+    return training.has_spread(rewards)
 
 
 # ---------------------------------------------------------------- update
@@ -498,8 +491,11 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
     learn = [[group for group in part if assign_advantages(group)] for part in parts]
     # all old log-probs before the first update: they are those of the weights that sampled
     reference = initial if cfg.kl_coef else None
-    flattened = [[t for group in part for t in group] for part in learn]
-    prepared = [training.prepare(model, reference, trajectories, cfg) for trajectories in flattened]
+    prepared = []
+    for part in learn:
+        trajectories = [t for group in part for t in group]
+        prepared.append(training.prepare(
+            model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels))
     row = {
         "time/old_logprobs": time.time() - started,
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(groups),
@@ -512,8 +508,8 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
         num_sequences = len(part) * cfg.group_size
         for b in batches:
             logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
-            weights = grpo.sequence_weights(b.response_mask, num_sequences)        # (B, 1)
-            loss, stats = grpo.grpo_loss(
+            weights = training.sequence_weights(b.response_mask, num_sequences)        # (B, 1)
+            loss, stats = training.grpo_loss(
                 logprobs,
                 b.old_logprobs,
                 training.corrected_advantages(b, cfg.sampler_correction),
@@ -826,7 +822,7 @@ def prediction(trajectory, question):
 
 def sample_record(policy, scorer, groups, questions, step, cfg):
     """The step's first group with different rewards, all its steps scored."""
-    shown = grpo.first_with_spread([[t.reward for t in group] for group in groups])
+    shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     score_steps(policy, scorer, [(t, question) for t in group], cfg)
     return group_record(group, question, policy.tokenizer, step=step, prompt_ids=group[0].prompt_ids)
@@ -893,7 +889,9 @@ def warmed_up(cfg, source, index):
 
     from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
-    examples = warmup.examples_of(cfg, tokenizer, index, render, reward, reply)
+    examples = warmup.examples_of(
+        cfg.warmup_data, tokenizer, index, render, reward, reply, top_k=cfg.top_k,
+        max_passage=cfg.max_passage, flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "bi_rar", source, examples)
 
 
@@ -909,7 +907,9 @@ def tiny_policy(cfg):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
     from common.world import tiny
-    return tiny.tiny_policy(cfg, "bi_rar", words, tags, render)
+    recipe = tiny.Recipe(
+        "bi_rar", cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+    return tiny.tiny_policy(recipe, words, tags, render)
 
 
 def line_scorer(cfg, start):

@@ -86,7 +86,6 @@ from common import (
     data,
     distributed,
     flags,
-    grpo,
     guards,
     kg,
     metrics,
@@ -563,7 +562,7 @@ def select(made, stage, K, cfg):
         best = max(t.reward for t in made)
         return [t for t in made if t.reward == best > 0][: cfg.keep]
     if stage == "grpo":  # all, unless all are alike
-        return made if grpo.has_spread([t.reward for t in made]) else []
+        return made if training.has_spread([t.reward for t in made]) else []
     if stage == "star":
         return [t for t in made if t.reward >= R_SUP][: cfg.keep]
     return [t for t in made if t.reward > K][: cfg.keep]
@@ -573,7 +572,7 @@ def assign_advantages(group, stage="grpo"):
     """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
     advantages = [1.0] * len(group)
     if stage == "grpo":
-        advantages = grpo.group_advantages([t.reward for t in group])
+        advantages = training.group_advantages([t.reward for t in group])
     for t, advantage in zip(group, advantages, strict=True):
         for e in examples(t):
             e.advantages = [advantage] * len(e.turns)
@@ -593,7 +592,7 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     weights = [[1 / (num_trajectories * e.info["agent_tokens"])] for e in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
     kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef  # RAFT++ has no KL term
-    return grpo.grpo_loss(
+    return training.grpo_loss(
         logprobs,
         batch.old_logprobs,
         training.corrected_advantages(batch, cfg.sampler_correction),
@@ -627,7 +626,9 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
     prepared = []
     if stage in RATIOS:
         # all old log-probs before the first update: they are those of the weights that sampled
-        prepared = [training.prepare(model, reference, part, cfg) for part in learn]
+        for part in learn:
+            prepared.append(training.prepare(
+                model, reference, part, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels))
         row["time/old_logprobs"] = time.time() - started
 
     meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
@@ -635,7 +636,8 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
         if prepared:
             batches = prepared[number]
         else:
-            batches = training.collate_parts(learn[number], cfg, model)
+            batches = training.collate_parts(
+                model, learn[number], cfg.micro_tokens, cfg.share_prefixes)
         num_tokens = sum(e.sampled_tokens for e in learn[number])
         for b in batches:
             logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
@@ -1175,7 +1177,9 @@ def warmed_up(cfg, source, place):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
     tokenizer = models.load_tokenizer(source)
-    examples = warmup.examples_of(cfg, tokenizer, place.retriever, render, reward, reply, ends="all")
+    examples = warmup.examples_of(
+        cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", top_k=cfg.top_k,
+        flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 
@@ -1200,7 +1204,10 @@ def tiny_policy(cfg):
         question = data.parse_question(question)
         return render_demonstration(tokenizer, question, demo, replace(place, env=env), cfg)
 
-    return tiny.tiny_policy(cfg, f"mygo_mujica, {cfg.max_words} words", words, tags, render, index)
+    recipe = tiny.Recipe(
+        f"mygo_mujica, {cfg.max_words} words",
+        cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+    return tiny.tiny_policy(recipe, words, tags, render, index)
 
 
 # ---------------------------------------------------------------- prompts (Tables 7 to 10)

@@ -99,7 +99,6 @@ from common import (
     distributed,
     flags,
     graph_stages,
-    grpo,
     guards,
     metrics,
     omne_tables,
@@ -525,7 +524,7 @@ def ppo_loss(logprobs, values, experience, num_tokens, cfg):
     mask = batch.response_mask
     weights = torch.full((len(values), 1), 1 / num_tokens, device=values.device)
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
-    policy_loss, stats = grpo.grpo_loss(
+    policy_loss, stats = training.grpo_loss(
         logprobs, batch.old_logprobs, advantages, mask, weights, cfg.clip, cfg.clip)
     squares = torch.where(mask, (values - experience.returns) ** 2, 0.0).sum()
     stats["value_sum"] = float(squares.detach())
@@ -535,9 +534,9 @@ def ppo_loss(logprobs, values, experience, num_tokens, cfg):
 def prepare(actor, reference, trajectories, cfg):
     """[Experience] of trajectories, under the weights that sampled and those of the reference."""
     found = []
-    for batch in training.collate_parts(trajectories, cfg, actor):
+    for batch in training.collate_parts(actor.policy, trajectories, cfg.micro_tokens, cfg.share_prefixes):
         with torch.no_grad():
-            batch.old_logprobs, values = actor(batch, cfg)
+            batch.old_logprobs, values = actor(batch, cfg.temperature, cfg.kernels)
             if reference is not None:
                 with models.reference_weights(actor.policy, reference) as frozen:
                     batch.ref_logprobs = models.token_logprobs(frozen, batch, cfg.temperature, cfg.kernels)
@@ -568,7 +567,7 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
     for part, experiences in cfg.epochs * list(zip(parts, prepared, strict=True)):
         num_tokens = sum(t.sampled_tokens for t in part)
         for e in experiences:
-            logprobs, values = actor(e.batch, cfg, detached=warming)
+            logprobs, values = actor(e.batch, cfg.temperature, cfg.kernels, detached=warming)
             policy_loss, value_loss, stats = ppo_loss(logprobs, values, e, num_tokens, cfg)
             loss = cfg.value_coef * value_loss
             if not warming:
@@ -784,7 +783,7 @@ def weighted_sft_loss(model, batch, weights, total, kernels="auto"):
 
 def sft_update(model, optimizer, examples, tags, cfg, meter):
     """One update on some conversations."""
-    batches = training.collate_parts(examples, cfg, model)
+    batches = training.collate_parts(model, examples, cfg.micro_tokens, cfg.share_prefixes)
     weights = [sft_weights(b, tags, cfg) for b in batches]
     own = sum(b.weight * float(w.sum()) for b, w in zip(batches, weights, strict=True))
     total = sum(distributed.gather([own]))
@@ -1139,7 +1138,8 @@ def tiny_policy(cfg):
 
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
     words = graph_policy.words(cfg.max_edges)
-    return tiny.tiny_policy(cfg, key, words, graph_policy.TAGS, render, index, pack_tokens=1024)
+    recipe = tiny.Recipe(key, cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, engine=cfg.engine)
+    return tiny.tiny_policy(recipe, words, graph_policy.TAGS, render, index, pack_tokens=1024)
 
 
 if __name__ == "__main__":

@@ -157,8 +157,8 @@ def updates(cfg, policy, split):
         return {}
     results = {}
     for share in ("on", "off", "on", "off"):  # the second round counts
-        c = replace(cfg, share_prefixes=share)
-        batches = training.prepare(policy.model, None, trajectories, c)
+        batches = training.prepare(
+            policy.model, None, trajectories, cfg.micro_tokens, share, cfg.temperature, cfg.kernels)
         started = clock()
         for b in batches:
             logprobs = token_logprobs(policy.model, b)

@@ -134,7 +134,8 @@ def bench_update(model, optimizer, cfg, updates, questions, sampled, observed):
         for q in range(questions):
             leaves += random_tree(i * questions + q, vocabulary, sampled, observed)
         began = now()
-        batches = training.prepare(model, None, leaves, cfg)
+        batches = training.prepare(
+            model, None, leaves, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels)
         sequences = len(leaves)
         for b in batches:
             logprobs = token_logprobs(model, b, 1.0, cfg.kernels)

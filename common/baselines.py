@@ -1,5 +1,5 @@
 """What AT2PO is compared with: what --loss sets for GRPO, DAPO, GSPO and AEPO, DAPO's reward and choice of
-questions, AEPO's rollout and advantages, Tree-GRPO's credit. Their loss is GRPO's (common/grpo.py).
+questions, AEPO's rollout and advantages, Tree-GRPO's credit. Their loss is GRPO's (common/training.py).
 
 AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
 off). Advantages by entropy are there, but their script computes no entropy, so they were off. The entropy is,
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from common import distributed, grpo
+from common import distributed, training
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,17 @@ def overlong_penalty(length, limit):
     return max(-1.0, min(0.0, (limit - buffer - length) / buffer))
 
 
-def chosen_to_learn(roots, count):
-    """The first `count` trees of which some answers are right and some wrong (Yu et al. 2025, Eq 11), and
-    flat ones where there are not enough. What the overlong penalty alone tells apart is not learned from."""
+def chosen_to_learn(roots, most):
+    """Dynamic sampling (DAPO, Eq 11): of a step's trees the first `most` of which some answers are right and
+    some wrong, and flat ones where there are not enough. What the overlong penalty alone tells apart is not
+    learned from."""
     informative, flat = [], []
     for root in roots:
-        if grpo.has_spread([leaf.trajectory.info["em_valid"] for leaf in root.leaves()]):
+        if training.has_spread([leaf.trajectory.info["em_valid"] for leaf in root.leaves()]):
             informative.append(root)
-        elif not grpo.has_spread(root.rewards()):
+        elif not training.has_spread(root.rewards()):
             flat.append(root)
-    return [*informative, *flat][:count]
+    return [*informative, *flat][:most]
 
 
 # ---------------------------------------------------------------- AEPO (Dong et al. 2025)
@@ -77,14 +78,14 @@ BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)  # authors' code
 ENTROPY_WEIGHT = .2  # authors' code
 
 
-async def grow_branches(advance, root, cfg, rng, vocabulary):
+async def grow_branches(advance, root, chains, group_size, rng, vocabulary):
     """AEPO's group, grown a turn at a time: `chains` begin, and after each search a chain may go on twice.
     That is likelier the more uncertain its turn was than its first, and less likely the more often in a row
     the question has branched. Once all have ended, fresh chains fill the group, one by one."""
     def uncertainty(turn):  # of the first 20 tokens, in units of a uniform distribution's entropy
         return -sum(turn.logprobs[:20]) / math.log(vocabulary)
 
-    going = {f"chain{m}": root for m in range(min(cfg.chains, cfg.group_size))}  # path -> where it stands
+    going = {f"chain{m}": root for m in range(min(chains, group_size))}  # path -> where it stands
     begun, in_a_row = len(going), 0
     first = {}  # path -> uncertainty of its own first turn
     while going:
@@ -93,7 +94,7 @@ async def grow_branches(advance, root, cfg, rng, vocabulary):
         going = {n.path: n for n in nodes if not n.done}
         new = {}
         for path, node in going.items():
-            if begun + len(new) == cfg.group_size:
+            if begun + len(new) == group_size:
                 break
             now = uncertainty(node.turn)
             more = now - first.setdefault(path, now)
@@ -101,7 +102,7 @@ async def grow_branches(advance, root, cfg, rng, vocabulary):
             drawn *= max(0, 1 - BRANCHING["penalty"] * in_a_row)
             if drawn >= BRANCHING["threshold"]:
                 new[f"{path}.{len(node.turns())}"] = node
-        if not going and begun < cfg.group_size:
+        if not going and begun < group_size:
             new = {f"fresh{begun}": root}
         in_a_row = in_a_row + 1 if new else 0
         begun += len(new)

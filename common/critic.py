@@ -1,7 +1,7 @@
 """A policy and its critic: the values of a batch's sampled tokens beside their log-probs.
 
     actor = load_actor_critic(policy.model, folder.start)
-    logprobs, values = actor(batch, cfg)        both (B, T)
+    logprobs, values = actor(batch, temperature, kernels)       both (B, T)
 
 A reward that is always the same does not leave the policy where it is, unless V is exact or learns nothing
 (--value-coef 0): advantages are then the critic's errors, which whitening makes as large as any signal, and
@@ -34,10 +34,10 @@ class ActorCritic(torch.nn.Module):
     def device(self):
         return self.policy.device
 
-    def forward(self, batch, cfg, detached=False):
+    def forward(self, batch, temperature, kernels, detached=False):
         """(log-probs, values), both (B, T). detached: the value loss stays out of the shared encoder."""
         hidden = models.hidden_states(self.policy, batch)
-        logprobs = models.token_logprobs(self.policy, batch, cfg.temperature, cfg.kernels, hidden)
+        logprobs = models.token_logprobs(self.policy, batch, temperature, kernels, hidden)
         if detached:
             hidden = hidden.detach()
         return logprobs, models.token_values(self.head, batch, hidden)

@@ -1,8 +1,13 @@
-"""What an update needs: batches with the log-probs of the sampling weights, the optimizer,
-and the step's means."""
+"""What an update needs: batches with the log-probs of the sampling weights, GRPO's advantages and loss, the
+optimizer, and the step's means.
+
+GRPO (Shao et al. 2024, arXiv 2402.03300) is here as papers use it that take it as given: advantages within a
+group of samples of one question, a clipped ratio a token, a KL term. A paper's variant stays in its script.
+"""
 
 import functools
 import math
+import operator
 import time
 
 import torch
@@ -15,16 +20,16 @@ from common.rollout import collate, micro_batches, portions
 
 # ---------------------------------------------------------------- batches
 
-def collate_parts(trajectories, cfg, model):
-    """[Batch] of at most cfg.micro_tokens packed tokens each,
+def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
+    """[Batch] of at most micro_tokens packed tokens each,
     in an order that keeps shared prefixes together.
 
     Of several ranks each gets a part of the trajectories, in equally many batches: those with fewer repeat
     the shortest trajectory with weight 0."""
-    share = cfg.share_prefixes == "on"
-    pack = pack_tokens(model, cfg.micro_tokens)
+    share = share_prefixes == "on"
+    pack = pack_tokens(model, micro_tokens)
     own = portions(trajectories, distributed.world())[distributed.rank()]
-    parts = micro_batches(own, cfg.micro_tokens, share)
+    parts = micro_batches(own, micro_tokens, share)
     most = max(distributed.gather([len(parts)]))
     batches = []
     for number in range(most):
@@ -36,20 +41,21 @@ def collate_parts(trajectories, cfg, model):
     return batches
 
 
-def prepare(model, reference, trajectories, cfg, entropies=False):
+def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", temperature=1.0,
+            kernels="auto", entropies=False):
     """[Batch] with old_logprobs, of the weights that sampled them (call it before any update), and, unless
     `reference` is None, ref_logprobs; where asked for, entropies too. Trajectories carry their advantages
     already."""
-    batches = collate_parts(trajectories, cfg, model)
+    batches = collate_parts(model, trajectories, micro_tokens, share_prefixes)
     for batch in batches:
         with torch.no_grad():
             hidden = hidden_states(model, batch) if entropies else None
-            batch.old_logprobs = token_logprobs(model, batch, cfg.temperature, cfg.kernels, hidden)
+            batch.old_logprobs = token_logprobs(model, batch, temperature, kernels, hidden)
             if entropies:
-                batch.entropies = token_entropies(model, batch, cfg.temperature, cfg.kernels, hidden)
+                batch.entropies = token_entropies(model, batch, temperature, kernels, hidden)
             if reference is not None:
                 with reference_weights(model, reference) as frozen:
-                    batch.ref_logprobs = token_logprobs(frozen, batch, cfg.temperature, cfg.kernels)
+                    batch.ref_logprobs = token_logprobs(frozen, batch, temperature, kernels)
     return batches
 
 
@@ -58,28 +64,121 @@ def prepare(model, reference, trajectories, cfg, entropies=False):
 MAX_RATIO = 2.0  # verl's default, TRL's first
 
 
-def sampler_ratios(batch, kind):
-    """(B, T) min(pi_trainer / pi_sampler, 2) of each sampled token: what its term of the loss is worth; 1
-    elsewhere. None for the kind "none".
+def sampler_ratios(batch):
+    """(B, T) min(pi_trainer / pi_sampler, 2) of each sampled token, 1 elsewhere.
 
     Truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl), as in TRL
     (vllm_importance_sampling_correction) and verl (rollout_is). Same weights round differently in the engine,
     so trajectories are drawn from another distribution than old_logprobs says. Little variance; biased, since
     the rest of a token's turn stays the sampler's."""
-    if kind == "none":
-        return None
     log_ratio = batch.old_logprobs - batch.rollout_logprobs
     log_ratio = torch.where(batch.response_mask, log_ratio, 0.0)                    # (B, T)
     return log_ratio.exp().clamp(max=MAX_RATIO).detach()
 
 
 def corrected_advantages(batch, kind):
-    """batch.advantages (B, T) times sampler_ratios; themselves for "none".
+    """batch.advantages (B, T), for --sampler-correction token times sampler_ratios.
 
     For w > 0, min(r w A, clip(r) w A) = w min(r A, clip(r) A), and a dual clip's bound moves along: so each
     token's surrogate is weighed, its clip decision stays, and KL and value terms are left alone."""
-    ratios = sampler_ratios(batch, kind)
-    return batch.advantages if ratios is None else batch.advantages * ratios
+    return batch.advantages if kind == "none" else batch.advantages * sampler_ratios(batch)
+
+
+# ---------------------------------------------------------------- advantages and loss
+
+def group_advantages(rewards):
+    """(R - mean) / (sample std + 1e-6) in a group; zeros where all rewards are one (to 1e-9).
+
+    >>> [round(a, 3) for a in group_advantages([1.0, 0.0, 0.0])]
+    [1.155, -0.577, -0.577]
+    """
+    if not has_spread(rewards):
+        return [0.0] * len(rewards)
+    mean = sum(rewards) / len(rewards)
+    squares = [(r - mean) ** 2 for r in rewards]
+    std = math.sqrt(sum(squares) / (len(rewards) - 1))
+    return [(r - mean) / (std + 1e-6) for r in rewards]
+
+
+def has_spread(rewards):
+    """Whether the rewards of a group differ: only then is there something to learn from it."""
+    return max(rewards) - min(rewards) > 1e-9
+
+
+def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
+              clip_low=.2, clip_high=.2, kl_coef=0.0, ref_logprobs=None, dual_clip=0.0, soft_clip=False):
+    """minus sum_t w_t [min(r_t A_t, clip(r_t) A_t) - kl_coef KL_t]; all (B, T), position t speaks of token t.
+
+    weights: what a token counts in the mean; see sequence_weights.
+    KL_t: the k3 estimate of KL(pi || pi_ref).
+    dual_clip: where A < 0, no token's term falls below dual_clip * A.
+    soft_clip: above the window the value is clipped, but its gradient stays that of 1 + clip_high times the
+    log-prob (AEPO, Dong et al. 2025). Returns (loss, stats)."""
+    check_shapes(logprobs, advantages, response_mask)
+    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    if soft_clip:
+        one = (log_ratio - log_ratio.detach()).exp()  # whose gradient is the log-prob's
+        clipped = torch.where(ratio > 1 + clip_high, (1 + clip_high) * one, clipped)
+    objective = torch.minimum(ratio * advantages, clipped * advantages)
+    if dual_clip:
+        raised = torch.maximum(objective, dual_clip * advantages)
+        objective = torch.where(advantages < 0, raised, objective)
+    if kl_coef:
+        to_ref = torch.where(response_mask, ref_logprobs - logprobs, 0.0)
+        objective = objective - kl_coef * (to_ref.exp() - to_ref - 1)
+    loss = -(objective * weights * response_mask).sum()
+
+    cut = (ratio < 1 - clip_low) & (advantages < 0)
+    if not soft_clip:  # which keeps the gradient
+        cut |= (ratio > 1 + clip_high) & (advantages > 0)
+    return loss, loss_stats(log_ratio, cut, response_mask, ratio)
+
+
+def sequence_mean(x, response_mask, num_sequences=None):
+    """(1 / sequences) sum_i (1 / |y_i|) sum_t x[i, t] over the sampled tokens of (B, T).
+
+    num_sequences: of the whole mini-batch, where this is a part of it."""
+    tokens = response_mask.sum(1).clamp(min=1)
+    per_sequence = (x * response_mask).sum(1) / tokens
+    return per_sequence.sum() / (num_sequences or len(x))
+
+
+def sequence_weights(response_mask, num_sequences=None):
+    """(B, 1): what a token counts in sequence_mean, 1 / (sequences |y_i|)."""
+    tokens = response_mask.sum(1, keepdim=True).clamp(min=1)
+    return 1 / (tokens * (num_sequences or len(response_mask)))
+
+
+def turn_sums(x, response_mask, turn_ids):
+    """Sums of x (B, T) over the sampled tokens of each turn, (B, K), and the number of those tokens."""
+    zeros = x.new_zeros(len(x), int(turn_ids.max()) + 1)
+    index = turn_ids.clamp(min=0)
+    mask = response_mask.to(x.dtype)
+    return zeros.scatter_add(1, index, x * mask), zeros.scatter_add(1, index, mask)
+
+
+def check_shapes(logprobs, advantages, response_mask):
+    """Says in words what a broadcast would hide."""
+    if advantages.shape != logprobs.shape:
+        raise ValueError(f"advantages {tuple(advantages.shape)}: one a token, {tuple(logprobs.shape)} like "
+                         "logprobs; of one a sequence make advantages[:, None].expand_as(logprobs)")
+    if not response_mask.any():
+        raise ValueError("the policy sampled no token of this batch (response_mask is all 0): there is "
+                         "nothing to learn")
+
+
+def loss_stats(log_ratio, clipped, response_mask, ratio):
+    """Sums over the sampled tokens of (B, T) tensors, for Meter, and the largest ratio."""
+    ratio = ratio.detach()[response_mask]    # (tokens,)
+    return {
+        "tokens": len(ratio),
+        "clipped_tokens": int(clipped[response_mask].sum()),
+        "kl_sum": float(-log_ratio.detach()[response_mask].sum()),
+        "ratio_sum": float(ratio.sum()),
+        "ratio_max": float(ratio.max()),
+    }
 
 
 # ---------------------------------------------------------------- optimizer
@@ -89,11 +188,9 @@ def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999), kind="adamw
 
     kind: adamw8bit = with moments in 8 bits (bitsandbytes), for all but tensors below 4,096 numbers."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.ndim >= 2]
-    vectors = [p for p in trained if p.ndim < 2]
     groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     if kind == "adamw8bit":
         import bitsandbytes
@@ -107,10 +204,8 @@ def cosine_lr(step, total, peak, final=0.0, warmup=0):
     """Linear warm-up, then half a cosine from peak to final."""
     if step < warmup:
         return peak * (step + 1) / warmup
-    share = (step - warmup) / max(1, total - warmup)
-    share = min(1, share)
-    height = 1 + math.cos(math.pi * share)
-    return final + (peak - final) * height / 2
+    share = min(1, (step - warmup) / max(1, total - warmup))
+    return final + (peak - final) * (1 + math.cos(math.pi * share)) / 2
 
 
 def set_lr(optimizer, lr):
@@ -151,11 +246,15 @@ class Meter:
         self.norms = []
         self.update = {}     # sums of the update under way
         self.total = {}      # of those that were made
-        self.first_ratio = None
-        self.drift = _sampled(batches, lambda b: (b.old_logprobs - b.rollout_logprobs).abs())
-        self.sampler_ratios = None
-        if correction != "none":
-            self.sampler_ratios = _sampled(batches, lambda b: sampler_ratios(b, correction))
+        self.row = {}        # metrics that do not wait for the step's end
+        drift = _sampled(batches, lambda b: (b.old_logprobs - b.rollout_logprobs).abs())
+        if drift is not None:
+            self.row["rollout/logprob_drift_mean"] = float(drift.mean())
+            self.row["rollout/logprob_drift_max"] = float(drift.max())
+        if drift is not None and correction != "none":
+            ratios = _sampled(batches, sampler_ratios)
+            self.row["train/sampler_ratio"] = float(ratios.mean())
+            self.row["train/sampler_truncated"] = float((ratios >= MAX_RATIO).float().mean())
 
     def add(self, loss, stats, weight=1.0):
         """stats: sums over sampled tokens, with "tokens", and maxima (ending in _max). weight: the batch's;
@@ -169,44 +268,36 @@ class Meter:
     def step(self, model, optimizer, grad_clip, batches):
         """One update from the gradients of these batches, on all ranks or on none."""
         parts = distributed.gather([self.update])
-        self.update = functools.reduce(_merged, parts)
-        if self.first_ratio is None and "ratio_sum" in self.update:
-            # nothing was updated before: it should be 1
-            self.first_ratio = self.update["ratio_sum"] / self.update["tokens"]
-        norm = optimizer_step(model, optimizer, grad_clip, self.update["loss"])
+        update = functools.reduce(_merged, parts)
+        self.update = {}
+        if "ratio_sum" in update:  # of the first update: nothing was updated before, so it should be 1
+            self.row.setdefault("train/first_ratio", update["ratio_sum"] / update["tokens"])
+        norm = optimizer_step(model, optimizer, grad_clip, update["loss"])
         self.norms.append(norm)
         if math.isfinite(norm):
-            self.total = _merged(self.total, self.update)
-        else:
-            for i, batch in enumerate(batches):
-                number = i * distributed.world() + distributed.rank()
-                if batch.weight:
-                    save_batch(f"{self.keep}_{len(self.norms)}_{number}.safetensors", batch)
-        self.update = {}
+            self.total = _merged(self.total, update)
+            return
+        for i, batch in enumerate(batches):
+            number = i * distributed.world() + distributed.rank()
+            if batch.weight:
+                save_batch(f"{self.keep}_{len(self.norms)}_{number}.safetensors", batch)
 
     def means(self):
         """The step's metrics under train/, the drift of log-probs,
         and the seconds since this meter was made."""
         finite = [n for n in self.norms if math.isfinite(n)]
-        row = {"time/train": time.time() - self.began}
-        if self.drift is not None:
-            row["rollout/logprob_drift_mean"] = float(self.drift.mean())
-            row["rollout/logprob_drift_max"] = float(self.drift.max())
-        if self.sampler_ratios is not None:
-            truncated = self.sampler_ratios >= MAX_RATIO
-            row["train/sampler_ratio"] = float(self.sampler_ratios.mean())
-            row["train/sampler_truncated"] = float(truncated.float().mean())
-        row["train/updates"] = len(finite)
-        row["train/not_finite"] = len(self.norms) - len(finite)
-        if self.first_ratio is not None:
-            row["train/first_ratio"] = self.first_ratio
+        row = {
+            **self.row,
+            "time/train": time.time() - self.began,
+            "train/updates": len(finite),
+            "train/not_finite": len(self.norms) - len(finite),
+        }
         if finite:
             row["train/loss"] = self.total["loss"] / len(finite)
             row["train/grad_norm"] = sum(finite) / len(finite)
-        sums = {"clip_fraction": "clipped_tokens", "kl": "kl_sum", "ratio": "ratio_sum"}
-        for mean, total in sums.items():
-            if total in self.total:
-                row[f"train/{mean}"] = self.total[total] / self.total["tokens"]
+        for name, sums in (("clip_fraction", "clipped_tokens"), ("kl", "kl_sum"), ("ratio", "ratio_sum")):
+            if sums in self.total:
+                row[f"train/{name}"] = self.total[sums] / self.total["tokens"]
         if "ratio_max" in self.total:
             row["train/ratio_max"] = self.total["ratio_max"]
         return row
@@ -223,19 +314,13 @@ def _sampled(batches, of_batch):
 def _merged(a, b):
     merged = dict(a)
     for key, value in b.items():
-        if key.endswith("_max"):
-            merged[key] = max(a.get(key, value), value)
-        else:
-            merged[key] = a.get(key, 0) + value
+        join = max if key.endswith("_max") else operator.add
+        merged[key] = join(a[key], value) if key in a else value
     return merged
 
 
 def save_batch(path, batch):
     """What an update saw, as (B, T) tensors in a safetensors file."""
     names = ("input_ids", "response_mask", "turn_ids", "rollout_logprobs", "advantages", "old_logprobs")
-    tensors = {}
-    for name in names:
-        tensor = getattr(batch, name)
-        if tensor is not None:
-            tensors[name] = tensor.contiguous().cpu()
-    save_file(tensors, str(path))
+    tensors = {name: getattr(batch, name) for name in names}
+    save_file({n: t.contiguous().cpu() for n, t in tensors.items() if t is not None}, str(path))

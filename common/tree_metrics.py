@@ -1,6 +1,6 @@
 """The numbers of a step's trees of turns (at2po.Node)."""
 
-from common import grpo, rollout
+from common import rollout, training
 from common.metric_table import Metric
 
 TREES = {
@@ -34,7 +34,7 @@ def rollout_metrics(roots):
         "rollout/entropy": rollout.entropy(turns),
         "rollout/cut_off": rollout.mean(t.turns[-1].stop_reason == "length" for t in done),
         "rollout/flat_groups": 1 - rollout.mean(  # of all that were sampled, DAPO's left out ones too
-            grpo.has_spread(root.rewards()) for root in roots),
+            training.has_spread(root.rewards()) for root in roots),
         **({"rollout/resample_same": rollout.mean(same)} if same else {}),
     }
 

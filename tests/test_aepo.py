@@ -10,7 +10,7 @@ import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
-from common import baselines, grpo, rollout
+from common import baselines, rollout, training
 from common import model as models
 from tests.test_engine import random_policy
 
@@ -36,7 +36,7 @@ def grow(cfg, draws, uncertain=None, turns=2):
         return new
 
     root = Node()
-    asyncio.run(baselines.grow_branches(advance, root, cfg, rng, VOCABULARY))
+    asyncio.run(baselines.grow_branches(advance, root, cfg.chains, cfg.group_size, rng, VOCABULARY))
     return root
 
 
@@ -111,7 +111,7 @@ def test_uncertainty_is_of_the_first_twenty_tokens():
             return new
         root = Node()
         rng = SimpleNamespace(random=lambda: next(drawn))
-        asyncio.run(baselines.grow_branches(advance, root, cfg, rng, VOCABULARY))
+        asyncio.run(baselines.grow_branches(advance, root, cfg.chains, cfg.group_size, rng, VOCABULARY))
         return paths(root)
     assert grown(19) == ["chain0", "chain0.2"]
     assert grown(20) == ["chain0", "fresh1"]
@@ -123,7 +123,7 @@ def test_a_clipped_value_keeps_its_gradient_above_the_window_alone():
     mask = torch.ones(1, 5).bool()
 
     def terms(soft_clip):
-        loss, _ = grpo.grpo_loss(new, torch.zeros(1, 5), advantages, mask, 1.0, soft_clip=soft_clip)
+        loss, _ = training.grpo_loss(new, torch.zeros(1, 5), advantages, mask, 1.0, soft_clip=soft_clip)
         return loss.item(), torch.autograd.grad(loss, new)[0][0].tolist()
     hard_loss, hard = terms(False)
     soft_loss, soft = terms(True)
@@ -136,7 +136,7 @@ def test_a_clipped_value_keeps_its_gradient_above_the_window_alone():
 def test_a_ratio_that_is_nothing_leaves_no_hole_in_the_gradient():
     new = torch.full((1, 1), -110.0, requires_grad=True)
     one = torch.ones(1, 1)
-    loss, _ = grpo.grpo_loss(new, torch.zeros(1, 1), one, one.bool(), 1.0, soft_clip=True)
+    loss, _ = training.grpo_loss(new, torch.zeros(1, 1), one, one.bool(), 1.0, soft_clip=True)
     assert torch.autograd.grad(loss, new)[0].item() == 0
 
 

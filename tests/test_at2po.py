@@ -10,7 +10,7 @@ import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
-from common import baselines, grpo
+from common import baselines, training
 
 CFG = Config(rollout="tree")
 
@@ -133,7 +133,7 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
 def test_dynamic_sampling_counts_right_answers_not_the_overlong_penalty():
     all_wrong = right_or_wrong(root_of((0, 0.0), (0, 0.0)), penalty=.5)
     spread = right_or_wrong(root_of((0, 1.0), (0, 0.0)))
-    assert grpo.has_spread(all_wrong.rewards())
+    assert training.has_spread(all_wrong.rewards())
     assert baselines.chosen_to_learn([all_wrong, spread], 2) == [spread]
     row = at2po.update(None, None, None, baselines.chosen_to_learn([all_wrong], 2), CFG)
     assert row["rollout/flat_groups"] == 1 and row["train/updates"] == 0
@@ -272,7 +272,7 @@ def test_what_a_broadcast_would_hide_is_refused_in_words():
     new, old, advantages = loss_inputs()
     for loss in (
         lambda a, m: at2po.atpo_loss(new, old, a, m, TURNS),
-        lambda a, m: grpo.grpo_loss(new, old, a, m, grpo.sequence_weights(m)),
+        lambda a, m: training.grpo_loss(new, old, a, m, training.sequence_weights(m)),
     ):
         with pytest.raises(ValueError, match=r"advantages \(2,\): one a token, \(2, 7\)"):
             loss(advantages[:, 1], MASK)
@@ -300,10 +300,10 @@ def test_grpos_dual_clip_bounds_what_a_negative_advantage_can_cost():
         torch.ones(1, 2).bool(),
     )
     advantages = torch.tensor([[-2.0, 2.0]])  # ratio 9: min gives -18 and 1.2 * 2
-    weights = grpo.sequence_weights(mask)
-    loss, _ = grpo.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2)
+    weights = training.sequence_weights(mask)
+    loss, _ = training.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2)
     assert loss.item() == pytest.approx((18 - 2.4) / 2)
-    loss, _ = grpo.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2, dual_clip=3.0)
+    loss, _ = training.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2, dual_clip=3.0)
     assert loss.item() == pytest.approx((6 - 2.4) / 2)
 
 
@@ -324,8 +324,8 @@ def test_grpo_loss_by_hand():
     old = torch.tensor([[0.0, math.log(0.5)]], dtype=torch.double)
     ref = torch.tensor([[0.0, math.log(0.3)]], dtype=torch.double)
     mask = torch.tensor([[False, True]])
-    weights = grpo.sequence_weights(mask)
-    loss, stats = grpo.grpo_loss(
+    weights = training.sequence_weights(mask)
+    loss, stats = training.grpo_loss(
         new, old, torch.ones(1, 2), mask, weights, 0.2, 0.1, kl_coef=0.5, ref_logprobs=ref
     )
     k3 = 0.5 + math.log(2) - 1  # exp(r) - r - 1 with r = log(.3 / .6)
@@ -344,7 +344,7 @@ def test_masked_positions_and_padding_change_nothing():
 
     for loss in (
         lambda *a: at2po.atpo_loss(*a[:4], a[4])[0],
-        lambda *a: grpo.grpo_loss(*a[:4], grpo.sequence_weights(a[3]))[0],
+        lambda *a: training.grpo_loss(*a[:4], training.sequence_weights(a[3]))[0],
     ):
         plain = loss(new, old, advantages, MASK, TURNS)
         torch.testing.assert_close(loss(noisy(new), noisy(old), noisy(advantages), MASK, TURNS), plain)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import at2po
 import bi_rar
 from benchmarks.bench_scoring import straightforward
-from common import data, grpo, retriever, rollout
+from common import data, retriever, rollout, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
@@ -308,12 +308,12 @@ def test_the_cascade_telescopes_and_grows_with_every_step():
 
 
 def test_group_advantages():
-    a = grpo.group_advantages([1.0, 0.0, 0.0, 1.0, 0.0])
+    a = training.group_advantages([1.0, 0.0, 0.0, 1.0, 0.0])
     mean, std = 0.4, math.sqrt((2 * 0.36 + 3 * 0.16) / 4)
     assert a == pytest.approx([(r - mean) / (std + 1e-6) for r in (1, 0, 0, 1, 0)])
     assert (
-        grpo.group_advantages([0.7] * 5) == [0.0] * 5
-        and grpo.group_advantages([0.1 + 0.2, 0.3]) == [0.0, 0.0]
+        training.group_advantages([0.7] * 5) == [0.0] * 5
+        and training.group_advantages([0.1 + 0.2, 0.3]) == [0.0, 0.0]
     )
     group = [sampled([5], [6, 7], reward=r) for r in (1.0, 0.0, 0.0, 1.0, 0.0)]
     assert bi_rar.assign_advantages(group) and [t.advantages for t in group] == [[x, x] for x in a]

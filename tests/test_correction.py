@@ -11,7 +11,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import grpo, guards, rollout, run, training
+from common import guards, rollout, run, training
 from common.critic import ActorCritic
 from common.training import corrected_advantages, sampler_ratios
 from common.world import tiny
@@ -36,7 +36,7 @@ WEIGHTS = [[1, 1.5, 0.8, 1, 2], [1, 1.2, 1.3, 1.4, 1]]    # 3 is cut
 
 def test_weights_by_hand():
     batch = batch_of(RATIOS)
-    weights = sampler_ratios(batch, "token")
+    weights = sampler_ratios(batch)
     expected = torch.tensor(WEIGHTS).double()
     torch.testing.assert_close(weights, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(corrected_advantages(batch, "token"), batch.advantages * expected)
@@ -45,10 +45,9 @@ def test_weights_by_hand():
 
 def test_none_is_nothing_and_on_policy_it_is_one():
     batch = batch_of(RATIOS)
-    assert sampler_ratios(batch, "none") is None
     assert corrected_advantages(batch, "none") is batch.advantages
     batch.rollout_logprobs = batch.old_logprobs
-    assert (sampler_ratios(batch, "token") == 1).all()
+    assert (sampler_ratios(batch) == 1).all()
     assert torch.equal(corrected_advantages(batch, "token"), batch.advantages)
 
 
@@ -56,7 +55,7 @@ def test_a_token_that_the_sampler_gave_nothing_is_cut_and_no_log_prob_learns_thr
     batch = batch_of(RATIOS)
     batch.rollout_logprobs[0, 1] = -math.inf
     batch.old_logprobs.requires_grad_()
-    weights = sampler_ratios(batch, "token")
+    weights = sampler_ratios(batch)
     assert weights[0, 1] == 2 and torch.isfinite(weights).all() and not weights.requires_grad
 
 
@@ -75,7 +74,7 @@ def moved(batch):
 def test_grpo_weighs_the_surrogate_and_not_the_kl_term(dual_clip):
     batch = batch_of(RATIOS)
     new = moved(batch)
-    w = sampler_ratios(batch, "token")
+    w = sampler_ratios(batch)
     A = batch.advantages
     r = (new - batch.old_logprobs).exp()
     surrogate = torch.minimum(r * A, r.clamp(.9, 1.1) * A)
@@ -84,12 +83,12 @@ def test_grpo_weighs_the_surrogate_and_not_the_kl_term(dual_clip):
     d = batch.ref_logprobs - new
     objective = w * surrogate - .3 * (d.exp() - d - 1)
     expected = -(objective * MASK).sum() / 6
-    loss, stats = grpo.grpo_loss(
+    loss, stats = training.grpo_loss(
         new, batch.old_logprobs, corrected_advantages(batch, "token"), MASK, 1 / 6, .1, .1, .3,
         batch.ref_logprobs, dual_clip)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(*(torch.autograd.grad(x, new, retain_graph=True)[0] for x in (loss, expected)))
-    plain = grpo.grpo_loss(new, batch.old_logprobs, A, MASK, 1 / 6, .1, .1)[1]
+    plain = training.grpo_loss(new, batch.old_logprobs, A, MASK, 1 / 6, .1, .1)[1]
     assert stats["clipped_tokens"] == plain["clipped_tokens"] > 0    # the clip decisions stay
 
 
@@ -98,7 +97,7 @@ def test_atpo_weighs_each_token_of_eq_10():
     new = moved(batch)
     cfg = at2po.Config(sampler_correction="token", clip_low=.1, clip_high=.1)
     loss, _ = at2po.policy_loss(new, batch, cfg, 2, 6)
-    w = sampler_ratios(batch, "token")
+    w = sampler_ratios(batch)
     log_ratio = (new - batch.old_logprobs).detach()
     expected = 0
     for b in range(2):

@@ -208,7 +208,7 @@ def test_a_step_with_8_bit_adam_and_its_checkpoint(folder, tmp_path):
     from common import checkpoint
     model, tokenizer = models.load_policy(folder, device="cuda")
     optimizer = training.make_optimizer(model, 1e-3, kind="adamw8bit")
-    for batch in training.collate_parts(trees(), _Settings, model.device):
+    for batch in training.collate_parts(model, trees(), 512):
         (models.token_logprobs(model, batch) * batch.advantages).sum().backward()
     assert training.optimizer_step(model, optimizer) > 0
     checkpoint.save(tmp_path / "c", model, tokenizer, optimizer, {"step": 1, "run": "x"})
@@ -219,11 +219,6 @@ def test_a_step_with_8_bit_adam_and_its_checkpoint(folder, tmp_path):
         assert torch.equal(p, q), name
         for key, value in optimizer.state[p].items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(restored.state[q][key])), (name, key)
-
-
-class _Settings:
-    share_prefixes = "on"
-    micro_tokens = pack_tokens = 512
 
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=NEEDS_VLLM)])

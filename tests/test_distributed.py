@@ -86,7 +86,7 @@ def learn(folder, lora, cases, keep, lr=1e-3):
         told = []
         for number, case in enumerate(cases):
             trajectories = made_up(**case)
-            batches = training.prepare(model, None, trajectories, cfg)
+            batches = training.prepare(model, None, trajectories, cfg.micro_tokens)
             meter = training.Meter(batches, f"{keep}-{number}")
             for b in batches:
                 logprobs = models.token_logprobs(model, b)

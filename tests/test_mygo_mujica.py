@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import mygo_mujica as m
-from common import chat, data, engine, grpo, kg, metrics, retriever, rollout, run, team_splits, training
+from common import chat, data, engine, kg, metrics, retriever, rollout, run, team_splits, training
 from common import model as models
 from common.files import read_jsonl
 from common.page import teams
@@ -526,8 +526,8 @@ def test_grpo_of_single_sequences_is_the_other_scripts():
         trajectories=alone, old_logprobs=old, ref_logprobs=ref, advantages=advantages, response_mask=mask
     )
     ours, stats = m.agent_grpo_loss(new, batch, config(clip=0.2, kl_coef=0.01), 3)
-    weights = grpo.sequence_weights(mask)  # as bi_rar.update and at2po.policy_loss weigh them
-    theirs, their_stats = grpo.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2, 0.01, ref)
+    weights = training.sequence_weights(mask)  # as bi_rar.update and at2po.policy_loss weigh them
+    theirs, their_stats = training.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2, 0.01, ref)
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()))
     assert torch.allclose(*[torch.autograd.grad(x, new, retain_graph=True)[0] for x in (ours, theirs)])
     assert stats == their_stats and stats["clipped_tokens"] > 0

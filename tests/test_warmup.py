@@ -148,14 +148,13 @@ def test_what_is_left_out_is_counted_by_its_reason_and_flaws_come_as_often_as_as
     def reward(made, question):
         return {questions[0].id: None, questions[1].id: 0.5}.get(question.id, 1)
 
-    cfg = at2po.Config(top_k=1, flaw_rate=0.0)
-    kept, fate = demonstrations.of_questions(questions, index, cfg, render, reward)
+    kept, fate = demonstrations.of_questions(questions, index, render, reward, 1)
     assert fate == {"longer than the agent's limits": 1, "does not earn reward 1": 1, "demonstrated": 1,
                     "no gold evidence that can be followed": 1}
     assert [[d.flaw for d in made] for made in kept] == [[None]]
     for flaw_rate, low, high in ((1.0, 3, 3), (.5, 1, 2)):
-        cfg = at2po.Config(top_k=1, flaw_rate=flaw_rate)
-        kept, _ = demonstrations.of_questions(questions[:3], index, cfg, render, lambda made, question: 1)
+        kept, _ = demonstrations.of_questions(
+            questions[:3], index, render, lambda made, question: 1, 1, flaw_rate=flaw_rate)
         flaws = sum(bool(d.flaw) for (d,) in kept)
         assert low <= flaws <= high, flaw_rate
     import random
@@ -362,7 +361,7 @@ def test_most_real_training_questions_can_be_demonstrated(small, name, least):
     questions = data.load_questions(sample(name))
     index = retriever.make_retriever("bm25", data.pool_contexts(questions))
     tokenizer = models.load_tokenizer(small)
-    cfg = at2po.Config(top_k=1, flaw_rate=0.0)
+    cfg = at2po.Config(top_k=1)
 
     def render(question, demo):
         return [at2po.render_demonstration(tokenizer, question, demo, index, cfg)]
@@ -370,7 +369,7 @@ def test_most_real_training_questions_can_be_demonstrated(small, name, least):
     def reward(made, question):
         return at2po.score(made[0], question, cfg).reward
 
-    kept, fate = demonstrations.of_questions(questions, index, cfg, render, reward)
+    kept, fate = demonstrations.of_questions(questions, index, render, reward, 1, cfg.max_passage)
     assert len(kept) == fate["demonstrated"] >= least * len(questions), fate
     assert "does not earn reward 1" not in fate
     for (made,) in kept:

@@ -2,7 +2,7 @@
 
 label(turn) -> what a turn is called there, such as the tool that it calls: the script knows its tags."""
 
-from common import data, grpo
+from common import data
 from common.call_metrics import is_standard
 from common.files import read_jsonl
 from common.page import record
@@ -55,7 +55,7 @@ def sample_record(policy, done, questions, step, group_size, label):
     starts = range(0, len(done), group_size)
     groups = [done[i:i + group_size] for i in starts]
     rewards = [[t.reward for t in group] for group in groups]
-    i = grpo.first_with_spread(rewards)
+    i = record.first_with_spread(rewards)
     group = groups[i]
     more = {"step": step, "prompt_ids": group[0].prompt_ids}
     return group_record(group, questions[i], label, policy.tokenizer, **more)

@@ -68,6 +68,16 @@ def outcome(trajectory, path, why):
     }
 
 
+def first_with_spread(groups):
+    """Index of the first group whose rewards differ, which is worth looking at; 0 where there is none.
+
+    >>> first_with_spread([[1, 1], [0, 1]])
+    1
+    """
+    differ = [max(rewards) - min(rewards) > 1e-9 for rewards in groups]
+    return differ.index(True) if any(differ) else 0
+
+
 def compared(answer, golds):
     """The strings that exact match compares.
 

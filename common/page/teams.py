@@ -1,6 +1,6 @@
 """Planners and their workers (mygo_mujica.py) as records for the page."""
 
-from common import grpo, metrics
+from common import metrics
 from common.page import record
 
 
@@ -88,7 +88,7 @@ def prediction(trajectory, question):
 def sample_record(policy, questions, made, chosen, stage, K, step):
     """The iteration's first question with different rewards."""
     rewards = [[t.reward for t in group] for group in made]
-    i = grpo.first_with_spread(rewards)
+    i = record.first_with_spread(rewards)
     rule = f"K of this iteration {K:.3f}: " if stage in ("mygo", "offline") else ""
     more = {"step": step, "prompt_ids": made[i][0].prompt_ids}
     chosen_by = rule, chosen[i]

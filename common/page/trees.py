@@ -4,7 +4,6 @@ label(turn) -> what a turn is called there; why(trajectory, question) -> lines t
 reward.
 """
 
-from common import grpo
 from common.page import record
 
 
@@ -29,7 +28,7 @@ def sample_record(policy, roots, questions, step, cfg, turn_ratios, label, why):
     """The step's first tree with right and wrong leaves: every node with value, advantage, and how far the
     step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on."""
     rewards = [root.rewards() for root in roots]
-    shown = grpo.first_with_spread(rewards)
+    shown = record.first_with_spread(rewards)
     root, question = roots[shown], questions[shown]
     leaves = root.leaves()
     number = {node: i for i, node in enumerate(root.nodes())}

@@ -285,16 +285,15 @@ def another_answer(question, questions, rng):
     return rng.choice(wrong) if wrong else "unknown"
 
 
-def of_questions(questions, index, cfg, render, reward, progress=None):
+def of_questions(questions, index, render, reward, top_k, max_passage=None, flaw_rate=0.0, progress=None):
     """([[Trajectory]], Counter of what became of the questions): demonstrations as a script renders them.
 
-    cfg: top_k, flaw_rate, and where there is such a flag max_passage. render(question, Demonstration) ->
-    [Trajectory]; reward(trajectories, question) is the script's own, None where its agent could not go so
-    far, and only what earns 1 is kept. With probability flaw_rate one is then replaced by a flawed one."""
+    index, top_k, max_passage: see demonstrate. render(question, Demonstration) -> [Trajectory];
+    reward(trajectories, question) is the script's own, None where its agent could not go so far, and only
+    what earns 1 is kept. With probability flaw_rate one is then replaced by a flawed one."""
     kept, fate = [], Counter()
-    max_passage = getattr(cfg, "max_passage", None)
     for number, q in enumerate(questions):
-        demo, problem = demonstrate(q, index, cfg.top_k, max_passage)
+        demo, problem = demonstrate(q, index, top_k, max_passage)
         rendered = render(q, demo) if demo else []
         earned = reward(rendered, q) if demo else 1
         if earned is None:
@@ -302,7 +301,7 @@ def of_questions(questions, index, cfg, render, reward, progress=None):
         elif earned != 1:
             problem = "does not earn reward 1"
         rng = random.Random(f"{q.id}/flaw")
-        if not problem and rng.random() < cfg.flaw_rate:
+        if not problem and rng.random() < flaw_rate:
             rendered = render(q, flawed(demo, another_answer(q, questions, rng), rng))
         if not problem:
             kept.append(rendered)

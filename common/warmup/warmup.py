@@ -33,8 +33,11 @@ METRICS = STEP | UPDATE | {
 
 
 def warmed_up(cfg, script, source, examples):
-    """Folder of `source` after --warmup-epochs (or --warmup-steps) over examples, [[Trajectory]]."""
-    steps = steps_of(cfg, len(examples))
+    """Folder of `source` after --warmup-epochs (or --warmup-steps) over examples, [[Trajectory]]. cfg: the
+    run's flags (flags.PolicyFlags), since the warm-up is a run of its own."""
+    steps = cfg.warmup_steps
+    if steps == "auto":
+        steps = -(-len(examples) * cfg.warmup_epochs // BATCH)
     recipe = recipe_of(cfg, script, source, examples, steps)
     text = json.dumps(recipe, sort_keys=True)
     name = f"{script}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -53,13 +56,6 @@ def warmed_up(cfg, script, source, examples):
     return distributed.first(models.folded, trained, place / "folded")
 
 
-def steps_of(cfg, examples):
-    """Updates of BATCH demonstrations."""
-    if cfg.warmup_steps != "auto":
-        return cfg.warmup_steps
-    return -(-examples * cfg.warmup_epochs // BATCH)
-
-
 def recipe_of(cfg, script, source, examples, steps):
     """What the result depends on; config.json of its folder."""
     ids = hashlib.sha256()
@@ -67,7 +63,6 @@ def recipe_of(cfg, script, source, examples, steps):
         for t in e:
             turns = [(u.ids, u.observation_ids) for u in t.turns]
             ids.update(repr((t.prompt_ids, turns)).encode())
-    shared = ("lora", "precision", "optimizer", "weight_decay", "warmup_lr")
     return {
         "script": script,
         "version": VERSION,
@@ -78,34 +73,42 @@ def recipe_of(cfg, script, source, examples, steps):
         "ids": ids.hexdigest(),
         "steps": steps,
         "save_every": 25,
-    } | {key: getattr(cfg, key) for key in shared}
+        "lora": cfg.lora,
+        "precision": cfg.precision,
+        "optimizer": cfg.optimizer,
+        "weight_decay": cfg.weight_decay,
+        "warmup_lr": cfg.warmup_lr,
+    }
 
 
 # ---------------------------------------------------------------- examples
 
-def examples_of(cfg, tokenizer, index, render, reward, reply, ends="none"):
-    """[[Trajectory]], one list a demonstration of --warmup-data; says how many of each file there are and why
-    not more.
+def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, top_k,
+                max_passage=None, flaw_rate=0.0, longest, skip_bad=False):
+    """[[Trajectory]], one list a demonstration of --warmup-data's `files`, with commas; says how many of each
+    there are and why not more.
 
-    index: the retriever in use. render(tokenizer, question, Demonstration) -> [Trajectory], the script's;
-    reward(trajectories, question): what the first of them earns, by the script's own rule; None where it
-    passes the agent's limits.
+    index: the retriever in use, of whose passages an agent reads top_k, max_passage characters each.
+    render(tokenizer, question, Demonstration) -> [Trajectory], the script's; reward(trajectories, question):
+    what the first of them earns, by the script's own rule; None where it passes the agent's limits.
     reply(tokenizer, turn ids, observation) -> ids, of conversations on file; ends: which of their messages
-    the policy is to end itself, "all", the "last" or "none", where its agent stops it at a tag."""
+    the policy is to end itself, "all", the "last" or "none", where its agent stops it at a tag; longest: in
+    tokens, of those that are learned."""
     examples = []
-    for file in cfg.warmup_data.split(","):
+    for file in files.split(","):
         if sharegpt.is_file(file):
             rows = sharegpt.read(file, ())
             every = [of_conversation(tokenizer, row, reply, ends) for row in rows]
-            kept = [[t] for t in every if t.length <= cfg.micro_tokens]
+            kept = [[t] for t in every if t.length <= longest]
             told = f"{len(kept)} conversations"
             if len(kept) < len(every):
-                told += f"; {len(every) - len(kept)}: longer than --micro-tokens {cfg.micro_tokens}"
+                told += f"; {len(every) - len(kept)}: longer than --micro-tokens {longest}"
         else:
-            questions = data.load_questions(file, None, cfg.skip_bad, role="train")
+            questions = data.load_questions(file, None, skip_bad, role="train")
             with Progress(f"demonstrations of {file}") as progress:
                 kept, fate = demonstrations.of_questions(
-                    questions, index, cfg, lambda q, d: render(tokenizer, q, d), reward, progress)
+                    questions, index, lambda q, d: render(tokenizer, q, d), reward,
+                    top_k, max_passage, flaw_rate, progress)
             told = f"{fate.pop('demonstrated', 0)} of {len(questions)} questions demonstrated"
             told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
         lengths = [t.length for example in kept for t in example]
@@ -116,7 +119,7 @@ def examples_of(cfg, tokenizer, index, render, reward, reply, ends="none"):
         say(f"{file}: {told}")
         examples += kept
     if not examples:
-        raise data.DataError(f"--warmup-data {cfg.warmup_data}: nothing to learn from in it (2Wiki's "
+        raise data.DataError(f"--warmup-data {files}: nothing to learn from in it (2Wiki's "
                              "evidences, HotpotQA's supporting facts, MuSiQue's decomposition, or "
                              "conversations)")
     return examples
@@ -167,9 +170,10 @@ def run_folder(cfg, recipe, source, root, name, examples):
     source = str(source)
     if resume:
         folder.start = run.checkpoint_of(folder)
-    how = {"gradient_checkpointing": cfg.gradient_checkpointing, "precision": cfg.precision}
     torch.manual_seed(0)  # new adapters
-    model, tokenizer = models.load_policy(folder.start or source, cfg.lora, **how)
+    model, tokenizer = models.load_policy(
+        folder.start or source, cfg.lora, gradient_checkpointing=cfg.gradient_checkpointing,
+        precision=cfg.precision)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
         rows = [readable_row(t) for e in examples for t in e]
@@ -183,9 +187,9 @@ def train(cfg, folder, policy, examples):
     """Minus the log-likelihood of what the demonstrations say, a cosine over all updates; each is the mean
     over its tokens."""
     optimizer = training.make_optimizer(policy.model, cfg.warmup_lr, cfg.weight_decay, kind=cfg.optimizer)
-    small = cfg
+    micro_tokens = cfg.micro_tokens
     if policy.model.device.type == "cpu":  # an update then says how far it is
-        small = replace(cfg, micro_tokens=min(cfg.micro_tokens, 2048))
+        micro_tokens = min(cfg.micro_tokens, 2048)
     for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, label="warm-up | "):
         if step == 1:
             say(f"the first of {cfg.steps} updates, on {BATCH} demonstrations")
@@ -196,7 +200,7 @@ def train(cfg, folder, policy, examples):
         row["train/lr"] = training.cosine_lr(step - 1, cfg.steps, peak, peak / 20, warmup=warm)
         training.set_lr(optimizer, row["train/lr"])
         meter = training.Meter(keep=folder.nonfinite(step))
-        batches = training.collate_parts(trajectories, small, policy.model)
+        batches = training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes)
         for b in batches:
             logprobs = models.token_logprobs(policy.model, b, 1.0, cfg.kernels)   # (B, T)
             loss = -logprobs.sum() / num_tokens

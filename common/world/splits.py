@@ -27,11 +27,9 @@ def world_split(name, size=1.0, questions=400, spec="bm25", level=None, graph_of
     )
 
 
-def load(cfg):
-    """(training split, evaluation splits)"""
-    level = hard.parse(cfg.world)
-
+def load(eval_data, limit, eval_limit, spec, size, level):
+    """(training split, evaluation splits). eval_data: their names with commas; limits: 0 = the usual."""
     def part(name, questions):
-        return world_split(name, cfg.world_size, questions, cfg.retriever, level)
-    evals = [part(name, cfg.eval_limit or 400) for name in (cfg.eval_data or "test").split(",")]
-    return part("train", cfg.limit or 2000), evals
+        return world_split(name, size, questions, spec, level)
+    evals = [part(name, eval_limit or 400) for name in (eval_data or "test").split(",")]
+    return part("train", limit or 2000), evals

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,30 +23,41 @@ from common.world import demonstrations, hard
 VERSION = "2"
 
 
-def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
+@dataclass(frozen=True)
+class Recipe:
+    """What a tiny policy is made by; the cache goes by it."""
+    script: str                     # who renders, with what its rendering depends on beside top_k
+    steps: int                      # of the warm-up, eight demonstrations each
+    flaw_rate: float                # share of the demonstrations that are flawed
+    size: float = 1.0               # of the warm-up's worlds
+    top_k: int = 0                  # passages a search
+    world: str = "plain"            # or hard[:KNOB=SHARE,…]
+    engine: str = "transformers"    # vllm: without the bias that its Qwen3 lacks
+
+
+def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
     """Folder of the warmed-up tiny policy:
     supervised on flawed demonstrations in worlds that training never sees.
 
-    script: names who renders, with what its rendering depends on beside --top-k.
-    words, tags: what it writes besides the world's words.
+    words, tags: what the script writes besides the world's words.
     render(tokenizer, question row, demonstration, index) -> [rollout.Trajectory].
     index(world) -> what it reads, by default a retriever. pack_tokens: of a row of the warm-up's batches."""
     index = index or bm25
-    recipe = {
-        "script": script,
+    level = hard.parse(recipe.world)
+    without_output_bias = recipe.engine == "vllm"
+    made_by = {
+        "script": recipe.script,
         "version": VERSION,
         "torch": torch.__version__,
-        "steps": cfg.warmup_steps,
-        "flaw_rate": cfg.flaw_rate,
-        "top_k": getattr(cfg, "top_k", 0),
-        "size": cfg.world_size,
+        "steps": recipe.steps,
+        "flaw_rate": recipe.flaw_rate,
+        "top_k": recipe.top_k,
+        "size": recipe.size,
     }
-    level = hard.parse(getattr(cfg, "world", "plain"))
     if level:
-        recipe["world"] = str(level)
-    without_output_bias = cfg.engine == "vllm"
+        made_by["world"] = str(level)
     if without_output_bias:
-        recipe["output_bias"] = False
+        made_by["output_bias"] = False
 
     def build():
         written = [*world.vocabulary(vague=True), *hard.words(level)] if level else world.vocabulary()
@@ -53,19 +65,17 @@ def tiny_policy(cfg, script, words, tags, render, index=None, pack_tokens=512):
         model = tiny_model(tokenizer)
         if without_output_bias:
             freeze_output_bias(model)
-        groups = demonstrations.groups
-        if level:
-            groups = functools.partial(hard.groups, level=level)
+        groups = functools.partial(hard.groups, level=level) if level else demonstrations.groups
         made = groups(
             tokenizer, lambda *a: render(tokenizer, *a), index,
-            cfg.warmup_steps, cfg.flaw_rate, cfg.world_size)
-        say(f"warming up the tiny policy on {8 * cfg.warmup_steps} demonstrations, "
+            recipe.steps, recipe.flaw_rate, recipe.size)
+        say(f"warming up the tiny policy on {8 * recipe.steps} demonstrations, "
             f"{torch.get_num_threads()} threads (cached afterwards)")
         batches = (rollout.collate(g, pack_tokens=pack_tokens) for g in made)
-        warm_up(model, batches, cfg.warmup_steps, Said(cfg.warmup_steps))
+        warm_up(model, batches, recipe.steps, Said(recipe.steps))
         return model, tokenizer
 
-    return distributed.first(cached_policy, recipe, build)
+    return distributed.first(cached_policy, made_by, build)
 
 
 def freeze_output_bias(model):
