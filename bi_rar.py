@@ -495,7 +495,8 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
     for part in learn:
         trajectories = [t for group in part for t in group]
         prepared.append(training.prepare(
-            model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels))
+            model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature,
+            cfg.kernels))
     row = {
         "time/old_logprobs": time.time() - started,
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(groups),

@@ -140,7 +140,7 @@ def groups(model, lag):
 
 
 def of_at2po(model, optimizer, groups, **more):
-    cfg = at2po.Config(rollout="chains", std="sample", **more)
+    cfg = at2po.Config(rollout="chains", **more)
     return at2po.update(model, None, optimizer, [tree(g) for g in groups], cfg)
 
 
