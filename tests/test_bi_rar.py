@@ -345,7 +345,7 @@ def test_grpo_is_the_same_in_both_scripts():
     tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
     initial = tiny.tiny_model(tokenizer, width=32, seed=1)
     same, weights, means = dict(kl_coef=0.1, mini_batch=1), [], []
-    as_chains = dict(rollout="chains", std="sample", loss="grpo", clip_low=0.02, clip_high=0.02)
+    as_chains = dict(rollout="chains", loss="grpo", clip_low=0.02, clip_high=0.02)
     for script, samples, more in (
         (bi_rar, groups, dict(group_size=3, clip=0.02)),
         (at2po, [tree(group) for group in groups], as_chains),
