@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PretrainedConfig
 
 import at2po
 import bi_rar
@@ -48,6 +49,7 @@ def bigram(table):
 
 class Cpu:
     device = "cpu"
+    config = PretrainedConfig(hidden_size=64)
 
 
 def test_distances_of_a_toy_language_model_by_hand(monkeypatch):

@@ -204,7 +204,7 @@ def test_the_drift_guard_goes_by_precision(precision, mean, fires):
 ])
 def test_the_coarser_of_sampler_and_trainer(monkeypatch, device, precision, engine, expected):
     monkeypatch.setattr(run.models, "default_device", lambda: device)
-    assert run.coarsest_precision(SimpleNamespace(precision=precision, engine=engine)) == expected
+    assert run.coarsest_precision(at2po.Config(precision=precision, engine=engine)) == expected
 
 
 def test_it_is_refused_where_no_loss_has_a_ratio():
