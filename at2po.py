@@ -777,9 +777,12 @@ def reproduce(cfg, argv=()):
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
         source = warmed_up(cfg, source, split or evals[0])
+    longest = cfg.max_prompt + cfg.max_response
     if cfg.ask:
-        return ask(cfg, run.load_policy(cfg, source, trains=False), evals[0])
-    policy = run.load_policy(cfg, folder.start or source, trains=not cfg.eval_only)
+        return ask(cfg, run.load_policy(cfg, source, trains=False, longest=longest), evals[0])
+    beside = int(cfg.kl_coef > 0 and not cfg.lora)  # a reference
+    policy = run.load_policy(
+        cfg, folder.start or source, trains=not cfg.eval_only, frozen=beside, longest=longest)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))

@@ -929,7 +929,7 @@ def run_job(job, place, evals):
     source = start_weights(job)
     examples = sft_rows(cfg, place) if kind == "sft" else None
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
-    beside = 0 if kind == "sft" else None
+    beside = int(kind != "sft" and cfg.kl_coef > 0 and not lora)  # a reference
     policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains, frozen=beside)
     score = evaluate
     if kind == "direct":  # from memory, without tools or instructions (Table 2)
