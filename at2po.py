@@ -91,7 +91,7 @@ from common import model as models
 from common.files import console, plain, warn
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record, trees
-from common.rollout import Trajectory, Turn, context_ids, stable_seed
+from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
 # ---------------------------------------------------------------- config
 
@@ -488,21 +488,25 @@ def parse_response(turns, limit_message_valid=False):
     return (answer, "") if answer else (None, "no \\boxed{} in the answer")
 
 
+@dataclass
+class Scored(Outcome):
+    """em and f1 are those of the extracted answer whatever the format, as the authors evaluate."""
+    em_valid: float = 0.0       # em in valid format, else 0
+
+
 def score(trajectory, question, cfg):
-    """Fills reward and what explains it: EM if the format is valid, else bad_format_reward (Eq 16). em and f1
-    are those of the extracted answer whatever the format, as the authors evaluate; em_valid counts it in
-    valid format alone."""
+    """Fills reward and what explains it: EM if the format is valid, else bad_format_reward (Eq 16)."""
     answer, problem = parse_response(trajectory.turns, cfg.limit_message_valid)
     em = metrics.exact_match(answer, question.answers) if answer else 0.0
     trajectory.reward = cfg.bad_format_reward if problem else em
-    trajectory.info = {
-        "answer": answer,
-        "problem": problem,
-        "em": em,
-        "em_valid": 0.0 if problem else em,
-        "f1": metrics.f1(answer, question.answers) if answer else 0.0,
-        "searches": sum(RESULT[0] in t.observation for t in trajectory.turns),
-    }
+    trajectory.info = Scored(
+        answer,
+        problem,
+        em,
+        f1=metrics.f1(answer, question.answers) if answer else 0.0,
+        searches=sum(RESULT[0] in t.observation for t in trajectory.turns),
+        em_valid=0.0 if problem else em,
+    )
     return trajectory
 
 
@@ -901,11 +905,11 @@ def turn_label(turn):
 def why(trajectory, question):
     """What led to the reward, in words: the format rule (Eq 15) and the strings compared (Eq 16)."""
     info = trajectory.info
-    lines = [f"format (Eq 15): {info['problem'] or 'valid'}"]
-    if info["answer"]:
-        equal = "equal" if info["em"] else "not equal"
-        counted = ", not counted" if info["problem"] else ""
-        strings = record.compared(info["answer"], question.answers)
+    lines = [f"format (Eq 15): {info.problem or 'valid'}"]
+    if info.answer:
+        equal = "equal" if info.em else "not equal"
+        counted = ", not counted" if info.problem else ""
+        strings = record.compared(info.answer, question.answers)
         lines.append(f"exact match (Eq 16): {strings}: {equal}{counted}")
     return lines
 

@@ -29,7 +29,7 @@ def trajectories(questions, index, tokenizer, cfg):
         return [bi_rar.render_demonstration(tokenizer, question, demo, index, cfg)]
 
     def reward(made, question):
-        return bi_rar.judge(made[0], question).info["em"]
+        return bi_rar.judge(made[0], question).info.em
 
     kept, _ = demonstrations.of_questions(questions, index, render, reward, cfg.top_k, cfg.max_passage)
     by_id = {q.id: q for q in questions}
@@ -50,7 +50,7 @@ def parts(pairs):
     trajectories with and without the answer step."""
     found = {}
     for key, name in (("d_TA", "forward"), ("d_TQ", "backward")):
-        of_steps = [t.info[key] for t, _ in pairs]
+        of_steps = [getattr(t.info, key) for t, _ in pairs]
         rewards = []
         for distances in of_steps:
             rewards.append([bi_rar.step_reward(d) for d in distances])
