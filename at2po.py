@@ -592,7 +592,8 @@ def atpo_loss(
 
     # Eq 10: the clipped objective, its mean over a sequence's tokens, then over sequences
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    loss = training.sequence_mean(-objective, response_mask, num_sequences)
+    per_sequence = (-objective * response_mask).sum(1) / response_mask.sum(1).clamp(min=1)     # (B,)
+    loss = per_sequence.sum() / (num_sequences or len(logprobs))
 
     too_high = (s > 1 + clip_high) & (advantages > 0)
     too_low = (s < 1 - clip_low) & (advantages < 0)
