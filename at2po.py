@@ -92,7 +92,7 @@ from common.baselines import BASELINES
 from common.files import console, plain, warn
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record, trees
-from common.rollout import Trajectory, Turn, context_ids, stable_seed
+from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
 # ---------------------------------------------------------------- config
 
@@ -468,21 +468,25 @@ def parse_response(turns):
     return (answer, "") if answer else (None, "no \\boxed{} in the answer")
 
 
+@dataclass
+class Scored(Outcome):
+    """em and f1 are those of the extracted answer whatever the format, as the authors evaluate."""
+    em_valid: float = 0.0       # em in valid format, else 0
+
+
 def score(trajectory, question, cfg):
-    """Fills reward and what explains it: EM if the format is valid, else bad_format_reward (Eq 16). em and f1
-    are those of the extracted answer whatever the format, as the authors evaluate; em_valid counts it in
-    valid format alone."""
+    """Fills reward and what explains it: EM if the format is valid, else bad_format_reward (Eq 16)."""
     answer, problem = parse_response(trajectory.turns)
     em = metrics.exact_match(answer, question.answers) if answer else 0.0
     trajectory.reward = cfg.bad_format_reward if problem else em
-    trajectory.info = {
-        "answer": answer,
-        "problem": problem,
-        "em": em,
-        "em_valid": 0.0 if problem else em,
-        "f1": metrics.f1(answer, question.answers) if answer else 0.0,
-        "searches": sum(RESULT[0] in t.observation for t in trajectory.turns),
-    }
+    trajectory.info = Scored(
+        answer,
+        problem,
+        em,
+        f1=metrics.f1(answer, question.answers) if answer else 0.0,
+        searches=sum(RESULT[0] in t.observation for t in trajectory.turns),
+        em_valid=0.0 if problem else em,
+    )
     return trajectory
 
 
@@ -569,7 +573,8 @@ def atpo_loss(
 
     # Eq 10: the clipped objective, its mean over a sequence's tokens, then over sequences
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    loss = training.sequence_mean(-objective, response_mask, num_sequences)
+    per_sequence = (-objective * response_mask).sum(1) / response_mask.sum(1).clamp(min=1)     # (B,)
+    loss = per_sequence.sum() / (num_sequences or len(logprobs))
 
     too_high = (s > 1 + clip_high) & (advantages > 0)
     too_low = (s < 1 - clip_low) & (advantages < 0)
@@ -759,9 +764,12 @@ def reproduce(cfg, argv=()):
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
         source = warmed_up(cfg, source, split or evals[0])
+    longest = cfg.max_prompt + cfg.max_response
     if cfg.ask:
-        return ask(cfg, run.load_policy(cfg, source, trains=False), evals[0])
-    policy = run.load_policy(cfg, folder.start or source, trains=not cfg.eval_only)
+        return ask(cfg, run.load_policy(cfg, source, trains=False, longest=longest), evals[0])
+    beside = int(cfg.kl_coef > 0 and not cfg.lora)  # a reference
+    policy = run.load_policy(
+        cfg, folder.start or source, trains=not cfg.eval_only, frozen=beside, longest=longest)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
@@ -869,11 +877,11 @@ def turn_label(turn):
 def why(trajectory, question):
     """What led to the reward, in words: the format rule (Eq 15) and the strings compared (Eq 16)."""
     info = trajectory.info
-    lines = [f"format (Eq 15): {info['problem'] or 'valid'}"]
-    if info["answer"]:
-        equal = "equal" if info["em"] else "not equal"
-        counted = ", not counted" if info["problem"] else ""
-        strings = record.compared(info["answer"], question.answers)
+    lines = [f"format (Eq 15): {info.problem or 'valid'}"]
+    if info.answer:
+        equal = "equal" if info.em else "not equal"
+        counted = ", not counted" if info.problem else ""
+        strings = record.compared(info.answer, question.answers)
         lines.append(f"exact match (Eq 16): {strings}: {equal}{counted}")
     return lines
 

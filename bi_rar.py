@@ -86,7 +86,7 @@ from common.distance_plot import plot_distances
 from common.files import console, plain, read_jsonl, say, warn
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record
-from common.rollout import Trajectory, Turn, context_ids, stable_seed
+from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
 # ---------------------------------------------------------------- config
 
@@ -271,19 +271,25 @@ async def play(policy, search, question, path, cfg, seed, temperature, watch=Non
     return judge(Trajectory(question.id, prompt_ids, turns), question)
 
 
+@dataclass
+class Judged(Outcome):
+    invalid: int = 0            # turns that neither search nor answer, and are told so
+    d_TA: list | None = None    # distances of the steps to the answer and to the question (Eq 4), of those
+    d_TQ: list | None = None    # trajectories that are scored
+
+
 def judge(trajectory, question):
-    """Fills info: the answer (of the last turn), exact match, what is wrong with the format, "invalid"
-    (actions)."""
+    """Fills info; the answer is that of the last turn."""
     action = ACTION.search(trajectory.turns[-1].text)
     answer = action[2].strip() if action and action[1] == "answer" else None
-    trajectory.info = {
-        "answer": answer,
-        "problem": "" if answer else "no answer",
-        "em": metrics.exact_match(answer, question.answers) if answer else 0.0,
-        "f1": metrics.f1(answer, question.answers) if answer else 0.0,
-        "invalid": sum(t.observation == INVALID for t in trajectory.turns),
-        "searches": sum("<information>" in t.observation for t in trajectory.turns),
-    }
+    trajectory.info = Judged(
+        answer,
+        problem="" if answer else "no answer",
+        em=metrics.exact_match(answer, question.answers) if answer else 0.0,
+        f1=metrics.f1(answer, question.answers) if answer else 0.0,
+        invalid=sum(t.observation == INVALID for t in trajectory.turns),
+        searches=sum("<information>" in t.observation for t in trajectory.turns),
+    )
     return trajectory
 
 
@@ -390,7 +396,7 @@ def jobs_of(trajectory, question, tokenizer, cfg, own_ids=True):
     """The steps of a trajectory as jobs of scored_paths. own_ids: the sampled ids are the scorer's, too; else
     their text is read with its tokenizer, as a thought always is (a thought without tags: the whole turn)."""
     turns = trajectory.turns
-    if cfg.answer_step == "off" and trajectory.info.get("answer"):
+    if cfg.answer_step == "off" and trajectory.info.answer:
         turns = turns[:-1]
     found, before = [], ()
     for turn in turns:
@@ -406,7 +412,7 @@ def jobs_of(trajectory, question, tokenizer, cfg, own_ids=True):
 
 
 def score_steps(policy, scorer, pairs, cfg):
-    """Fills info["d_TA"] and info["d_TQ"], a number a step, of (trajectory, question) pairs. Returns how many
+    """Fills info.d_TA and info.d_TQ, a number a step, of (trajectory, question) pairs. Returns how many
     different steps were scored."""
     if not pairs:
         return 0
@@ -415,8 +421,8 @@ def score_steps(policy, scorer, pairs, cfg):
     with models.reference_weights(policy.model, scorer.model) as model:
         distances = step_distances(model, tokenizer, [job for steps in jobs for job in steps], cfg)
     for (t, _), steps in zip(pairs, jobs, strict=True):
-        t.info["d_TA"] = [distances[job][0] for job in steps]
-        t.info["d_TQ"] = [distances[job][1] for job in steps]
+        t.info.d_TA = [distances[job][0] for job in steps]
+        t.info.d_TQ = [distances[job][1] for job in steps]
     return len(distances)
 
 
@@ -454,19 +460,19 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     scored. Returns the number of steps scored."""
     everything = [t for group in groups for t in group]
     for t in everything:
-        t.reward = t.info["em"] if stage not in DISTANCE else 0.0
+        t.reward = t.info.em if stage not in DISTANCE else 0.0
         if stage == "length":
-            t.reward *= 1 - SEARCH_COST * t.info["searches"]
+            t.reward *= 1 - SEARCH_COST * t.info.searches
     if stage not in DISTANCE:
         return 0
-    right = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if t.info["em"]]
+    right = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if t.info.em]
     scored = score_steps(policy, scorer, right, cfg)
-    distances = [d for t, _ in right for d in t.info[DISTANCE[stage]]]
+    distances = [d for t, _ in right for d in getattr(t.info, DISTANCE[stage])]
     if stage == "shuffled":
         random.Random(stable_seed(cfg.seed, "shuffled", step)).shuffle(distances)
     dealt = iter(distances)
     for t, _ in right:
-        t.reward = cascade([step_reward(next(dealt)) for _ in t.info["d_TA"]])
+        t.reward = cascade([step_reward(next(dealt)) for _ in t.info.d_TA])
     return scored
 
 
@@ -574,7 +580,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
     if scorer is not None:
         score_steps(policy, scorer, pairs[: cfg.explain_limit], cfg)
     for t in done:
-        t.reward = t.info["em"]
+        t.reward = t.info.em
     rows = [prediction(t, q) for t, q in pairs]
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows)
@@ -769,10 +775,12 @@ def turn_facts(trajectory, k, left):
     """What was measured of turn k: distances, rewards and shares of the cascade; left: what is left of each
     cascade, which becomes less."""
     facts = {}
-    for d in ("d_TA", "d_TQ") if k < len(trajectory.info.get("d_TA", ())) else ():
-        r = step_reward(trajectory.info[d][k])
-        facts |= {d: trajectory.info[d][k], f"r_{d[2:]}": r, f"cascade_{d[2:]}": left[d] * r}
-        left[d] *= 1 - r
+    for d in ("d_TA", "d_TQ"):
+        distances = getattr(trajectory.info, d) or ()
+        if k < len(distances):
+            r = step_reward(distances[k])
+            facts |= {d: distances[k], f"r_{d[2:]}": r, f"cascade_{d[2:]}": left[d] * r}
+            left[d] *= 1 - r
     return facts
 
 
@@ -787,11 +795,11 @@ def turn_label(turn):
 def why(trajectory, question):
     """What led to the reward, in words."""
     info = trajectory.info
-    equal = "equal" if info["em"] else "not equal"
-    lines = [f"exact match: {record.compared(info['answer'], question.answers)}: {equal}"]
-    for name, eq, key in (("forward", 5, "d_TA"), ("backward", 6, "d_TQ")):
-        if key in info:
-            total = telescoped([step_reward(d) for d in info[key]])
+    equal = "equal" if info.em else "not equal"
+    lines = [f"exact match: {record.compared(info.answer, question.answers)}: {equal}"]
+    for name, eq, distances in (("forward", 5, info.d_TA), ("backward", 6, info.d_TQ)):
+        if distances is not None:
+            total = telescoped([step_reward(d) for d in distances])
             lines.append(f"{name} cascade (Eq {eq}): {total:.4f}, counted where the answer is right")
     return lines
 
@@ -812,10 +820,11 @@ def group_record(trajectories, question, tokenizer=None, **extra):
 
 def prediction(trajectory, question):
     """A row of eval_<set>.json."""
+    info = trajectory.info
     row = {"id": question.id, "tokens": trajectory.sampled_tokens}
-    for key in ("answer", "problem", "em", "f1", "searches", "d_TA", "d_TQ"):
-        if key in trajectory.info:  # (distances of those that were scored)
-            row[key] = trajectory.info[key]
+    row |= {key: getattr(info, key) for key in ("answer", "problem", "em", "f1", "searches")}
+    if info.d_TA is not None:
+        row |= {"d_TA": info.d_TA, "d_TQ": info.d_TQ}
     searches = [turn_label(t) for t in trajectory.turns if "<information>" in t.observation]
     row["repeats"] = len(searches) - len(set(searches))  # made before, word for word
     return row | group_record([trajectory], question)
@@ -857,7 +866,7 @@ def ask(cfg, policy, split):
     seed = stable_seed(cfg.seed, "ask")
     agent = play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
     trajectory = rollout.run_agents([agent], policy.engine, search)[0]
-    console.print(f"[bold]answer: {plain(trajectory.info['answer'])}[/bold]")
+    console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
 
 
 # ---------------------------------------------------------------- demonstrations
@@ -882,7 +891,7 @@ def warmed_up(cfg, source, index):
 
     def reward(made, question):
         fits = len(made[0].turns) <= cfg.max_searches + 1
-        return judge(made[0], question).info["em"] if fits else None
+        return judge(made[0], question).info.em if fits else None
 
     def reply(tokenizer, turn_ids, observation):
         shown = chat.Foreign(observation)

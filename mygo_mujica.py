@@ -103,7 +103,7 @@ from common.graphs.kg_paths import as_words
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams
 from common.retriever import BM25Retriever
-from common.rollout import Policy, Trajectory, Turn, context_ids, stable_seed
+from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, stable_seed
 from common.team_splits import load_splits, topic_entities
 from common.warmup import demonstrations, sharegpt, warmup
 from common.world import hard, tiny
@@ -411,6 +411,29 @@ async def say_next(team, prompt_ids, turns, seed):
     return Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
 
+@dataclass
+class Report:
+    """What a worker did. problem: why it found nothing or named what there is not."""
+    asked: str                  # the sub-question
+    entity: str | None          # in a graph the one whose triples are read, None where the label is unknown
+    materials: list             # lines that it reads
+    problem: str
+    request: str = ""           # its user message
+    sentence: str = NOTHING     # what it reports
+    selected: list = field(default_factory=list)    # indices of materials
+    found: list = field(default_factory=list)       # entities that the selected triples lead to
+    tokens: int = 0             # sampled by its planner and all workers
+
+
+@dataclass
+class Attempt(Outcome):
+    """Of a planner. searches: sub-questions."""
+    request: str = ""           # the planner's user message
+    workers: list = field(default_factory=list)     # [round] -> [a worker's Trajectory, info a Report]
+    faults: dict = field(default_factory=dict)      # {what went wrong: how often}
+    tokens: int = 0             # sampled by planner and workers
+
+
 async def work(team, question, sub, entity, seed):
     """One worker: reads, thinks, selects, states one sentence. A Trajectory of one turn (of none where there
     is nothing to read). entity: in a graph the one whose triples are read, None where the label does not
@@ -418,29 +441,22 @@ async def work(team, question, sub, entity, seed):
     env, max_words = team.place.env, team.cfg.max_words
     sub = harmless(sub, max_words)
     lines, facts = await materials_for(team, question, sub, entity)
-    info = {
-        "asked": sub,
-        "entity": entity,
-        "materials": lines,
-        "sentence": NOTHING,
-        "selected": [],
-        "found": [],  # entities that the selected triples lead to
-        "problem": "unknown label" if env == "kg" and entity is None else "nothing to read",
-    }
+    problem = "unknown label" if env == "kg" and entity is None else "nothing to read"
+    info = Report(sub, entity, lines, problem)
     if not lines:
         return Trajectory(question.id, [], [], info=info)
-    info["request"] = worker_request(env, sub, lines)
-    prompt_ids = first_prompt(team.policy.tokenizer, env, "worker", info["request"], team.few_shot)
+    info.request = worker_request(env, sub, lines)
+    prompt_ids = first_prompt(team.policy.tokenizer, env, "worker", info.request, team.few_shot)
     turn = await say_next(team, prompt_ids, [], seed)
-    sentence, info["selected"], info["problem"] = parse_report(turn.text, len(lines))
-    info["sentence"] = harmless(sentence, max_words) if sentence else NOTHING
-    info["found"] = [facts[i][2] for i in info["selected"]] if facts else []
+    sentence, info.selected, info.problem = parse_report(turn.text, len(lines))
+    info.sentence = harmless(sentence, max_words) if sentence else NOTHING
+    info.found = [facts[i][2] for i in info.selected] if facts else []
     return Trajectory(question.id, prompt_ids, [turn], info=info)
 
 
 async def plan(team, question, path, seed, watch=None):
     """One answer to one question: the planner's loop, its workers in parallel. A Trajectory with the workers
-    in info["workers"][round]."""
+    in info.workers[round]."""
     place, cfg = team.place, team.cfg
     entities, request = opening(place, question, cfg)
     prompt_ids = first_prompt(team.policy.tokenizer, place.env, "planner", request, team.few_shot)
@@ -463,7 +479,7 @@ async def plan(team, question, path, seed, watch=None):
             )
         reports = await asyncio.gather(*workers)
         rounds.append(reports)
-        wrong += Counter(f"worker: {r.info['problem']}" for r in reports if r.info["problem"])
+        wrong += Counter(f"worker: {r.info.problem}" for r in reports if r.info.problem)
         turn.observation = "\n".join(observed(r, entities, place, cfg) for r in reports)
         turn.observation_ids = chat.render_reply(
             team.policy.tokenizer, turn.ids, chat.Foreign(turn.observation)
@@ -473,15 +489,15 @@ async def plan(team, question, path, seed, watch=None):
     rounds.append([])
     if watch:
         watch(turn, [])
-    info = {"answer": answer, "workers": rounds, "faults": dict(+wrong), "request": request}
+    info = Attempt(answer, request=request, workers=rounds, faults=dict(+wrong))
     return judge(Trajectory(question.id, prompt_ids, turns, info=info), question)
 
 
 def observed(report, entities, place, cfg):
     """What the planner reads of a worker: its sentence, and labels for entities it has found, which join
     `entities`."""
-    line = f"Obs: {report.info['sentence']}"
-    new = [e for e in dict.fromkeys(report.info["found"]) if e not in entities and place.graph.facts(e)]
+    line = f"Obs: {report.info.sentence}"
+    new = [e for e in dict.fromkeys(report.info.found) if e not in entities and place.graph.facts(e)]
     if new:
         labels = [f"[{len(entities) + i}] {harmless(e, cfg.max_words)}" for i, e in enumerate(new)]
         line += f" Candidate: {' '.join(labels)}"
@@ -492,26 +508,25 @@ def observed(report, entities, place, cfg):
 # ---------------------------------------------------------------- reward
 
 def judge(trajectory, question):
-    """The reward: F1 of the answer (sec. 4.1); nothing without one. info gets "tokens", sampled by planner
-    and workers, and each worker's "agent_tokens" is the same number."""
+    """The reward: F1 of the answer (sec. 4.1); nothing without one. Fills the rest of info."""
     info = trajectory.info
-    info["em"] = metrics.exact_match(info["answer"], question.answers) if info["answer"] else 0.0
-    info["f1"] = metrics.f1(info["answer"], question.answers) if info["answer"] else 0.0
-    trajectory.reward = info["f1"]
-    info["problem"] = (
-        "" if info["answer"] else "out of rounds" if "out of rounds" in info["faults"] else "no answer"
+    info.em = metrics.exact_match(info.answer, question.answers) if info.answer else 0.0
+    info.f1 = metrics.f1(info.answer, question.answers) if info.answer else 0.0
+    trajectory.reward = info.f1
+    info.problem = (
+        "" if info.answer else "out of rounds" if "out of rounds" in info.faults else "no answer"
     )
-    info["searches"] = sum(map(len, info["workers"]))
-    info["tokens"] = sum(e.sampled_tokens for e in examples(trajectory))
+    info.searches = sum(map(len, info.workers))
+    info.tokens = sum(e.sampled_tokens for e in examples(trajectory))
     for e in examples(trajectory):
-        e.info["agent_tokens"] = info["tokens"]
+        e.info.tokens = info.tokens
     return trajectory
 
 
 def examples(trajectory):
     """What one trajectory gives to learn from (D.2): the planner's conversation and, apart, each worker's
     single exchange."""
-    return [trajectory] + [w for reports in trajectory.info["workers"] for w in reports if w.turns]
+    return [trajectory] + [w for reports in trajectory.info.workers for w in reports if w.turns]
 
 
 # ---------------------------------------------------------------- sampling and selection (sec. 3.3, D.1, D.2)
@@ -589,7 +604,7 @@ def mle_loss(logprobs, response_mask, num_tokens):
 def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     """Eq 4 with a ratio a token: every trajectory counts the same, and so does every token of its planner and
     workers."""
-    weights = [[1 / (num_trajectories * e.info["agent_tokens"])] for e in batch.trajectories]
+    weights = [[1 / (num_trajectories * e.info.tokens)] for e in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
     kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef  # RAFT++ has no KL term
     return training.grpo_loss(
@@ -672,8 +687,8 @@ def warm_up(cfg, folder, policy, place):
         seeds = [stable_seed(cfg.seed, "warm-up", asked + i, q.id) for i, q in enumerate(batch)]
         made = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
         asked += len(batch)
-        tokens += sum(t.info["tokens"] for t in made)
-        right = [(t, q) for t, q in zip(made, batch, strict=True) if t.info["em"] == 1]
+        tokens += sum(t.info.tokens for t in made)
+        right = [(t, q) for t, q in zip(made, batch, strict=True) if t.info.em == 1]
         kept += [(zero_shot(t, policy.tokenizer, place.env), q) for t, q in right]
         seconds = time.time() - started
         say(f"warm-up | {len(kept)} of {cfg.sft_trajectories} with EM 1 from {asked} questions | "
@@ -702,7 +717,7 @@ def zero_shot(trajectory, tokenizer, env):
     (D.3)."""
     for e in examples(trajectory):
         role = "planner" if e is trajectory else "worker"
-        e.prompt_ids = first_prompt(tokenizer, env, role, e.info["request"], few_shot=False)
+        e.prompt_ids = first_prompt(tokenizer, env, role, e.info.request, few_shot=False)
     return trajectory
 
 
@@ -794,7 +809,7 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
     agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
     done = team.run(agents, progress)
     rows = [teams.prediction(t, q) for t, q in zip(done, place.questions, strict=True)]
-    faults = sum((Counter(t.info["faults"]) for t in done), Counter())
+    faults = sum((Counter(t.info.faults) for t in done), Counter())
     about = {
         "set": place.name,
         "seed": cfg.seed,
@@ -994,7 +1009,7 @@ def sharegpt_rows(trajectory, env, step):
     rows = []
     for e in examples(trajectory):
         role = "planner" if e is trajectory else "worker"
-        rows.append(sharegpt.row(e, SYSTEM[env, role], e.info["request"], step))
+        rows.append(sharegpt.row(e, SYSTEM[env, role], e.info.request, step))
     return rows
 
 
@@ -1017,7 +1032,7 @@ def ask(cfg, policy, place):
     def watch(turn, reports):
         console.print(plain(turn.text))
         for w in reports:
-            console.print(f"  [dim]{plain(w.info['asked'])} → {plain(w.info['sentence'])}[/dim]")
+            console.print(f"  [dim]{plain(w.info.asked)} → {plain(w.info.sentence)}[/dim]")
 
     run.warn_of_unknown_words(policy.tokenizer, cfg.ask)
     policy.engine.sync(policy.model)
@@ -1029,7 +1044,7 @@ def ask(cfg, policy, place):
             raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
     team = Team(policy, place, cfg, cfg.eval_temperature, cfg.few_shot)
     done = team.run([plan(team, question, "ask", stable_seed(cfg.seed, "ask"), watch)])[0]
-    console.print(f"[bold]answer: {plain(done.info['answer'])}[/bold]")
+    console.print(f"[bold]answer: {plain(done.info.answer)}[/bold]")
 
 
 # ---------------------------------------------------------------- demonstrations

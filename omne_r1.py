@@ -80,7 +80,7 @@ import random
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -118,7 +118,7 @@ from common.graphs.tool_calls import Fault, parse_tool_call, write_tool_call
 from common.kg_text import one_line
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
-from common.rollout import Trajectory, Turn, context_ids, stable_seed
+from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 from common.serve.judge import Judge, score_answers
 from common.warmup import sharegpt, warmup
 from common.world import graph_policy, tiny
@@ -361,11 +361,21 @@ def refusal(action, graph_type):
     return ""
 
 
+@dataclass
+class Judged(Outcome):
+    """em is the paper's accuracy (sec. 4.1.2): the same string but for blanks around it, as the tools print
+    it, since a policy can write no other. searches: all calls, also by the one too many that no tool
+    answers."""
+    normalised: float = 0.0     # exact match under SQuAD's normalisation
+    format: float = 0.0         # share of the rounds in the right form
+    repetitions: int = 0        # calls written before (sec. 3.5)
+    pattern: str = ""           # the tools in one word (pattern_of)
+    faults: dict = field(default_factory=dict)  # {what was wrong with calls: how many}
+    lost: bool = False          # ended by a tool's server: nothing is learned from it (ours)
+
+
 def judge(trajectory, question, cfg, lost=False):
-    """Fills info. "em" is the paper's accuracy (sec. 4.1.2): the same string but for blanks around it, as the
-    tools print it, since a policy can write no other. "format": share of the rounds in the right form;
-    "repetitions": calls written before (sec. 3.5), also by the one too many that no tool answers; "lost":
-    ended by a tool's server, so that nothing is learned from it (ours)."""
+    """Fills info."""
     *earlier, last = trajectory.turns
     right_form = [round_is_right(turn.text, cfg.think, last=False) for turn in earlier]
     right_form.append(round_is_right(last.text, cfg.think, last=True))
@@ -385,19 +395,19 @@ def judge(trajectory, question, cfg, lost=False):
     said = one_line(answer or "")
     gold = one_line(question.answers[0])
     problem = "" if all(right_form) else "no answer" if answer is None else "form"
-    trajectory.info = {
-        "answer": answer,
-        "em": float(said == gold) if said else 0.0,
-        "normalised": metrics.exact_match(said, gold) if said else 0.0,
-        "f1": metrics.f1(said, gold) if said else 0.0,
-        "problem": "a tool's server failed" if lost else problem,
-        "lost": lost,
-        "format": sum(right_form) / len(right_form),
-        "searches": len(calls),
-        "repetitions": len(made) - len(set(made)),
-        "pattern": pattern_of(calls, answer),
-        "faults": dict(+faults),
-    }
+    trajectory.info = Judged(
+        answer,
+        problem="a tool's server failed" if lost else problem,
+        em=float(said == gold) if said else 0.0,
+        f1=metrics.f1(said, gold) if said else 0.0,
+        searches=len(calls),
+        normalised=metrics.exact_match(said, gold) if said else 0.0,
+        format=sum(right_form) / len(right_form),
+        repetitions=len(made) - len(set(made)),
+        pattern=pattern_of(calls, answer),
+        faults=dict(+faults),
+        lost=lost,
+    )
     return trajectory
 
 
@@ -443,13 +453,13 @@ def rollouts(policy, tools, questions, cfg, *seed, ended=None):
 def first_reward(trajectory, cfg):
     """Stage 1: R_format (.1 + .9 R_result), R_format in [0, 1] the share of the rounds in the right form."""
     info = trajectory.info
-    return info["format"] * (.1 + .9 * info["em"])
+    return info.format * (.1 + .9 * info.em)
 
 
 def third_reward(trajectory, cfg):
     """Stage 3: (r_format + r_answer) / 2 - .1 n_repetition."""
     info = trajectory.info
-    return (float(not info["problem"]) + info["em"]) / 2 - .1 * info["repetitions"]
+    return (float(not info.problem) + info.em) / 2 - .1 * info.repetitions
 
 
 REWARD = {"ppo": first_reward, "rl": third_reward}
@@ -610,7 +620,7 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
 
         for t in done:
             t.reward = REWARD[stage](t, cfg)
-        learned = [t for t in done if not t.info["lost"]]
+        learned = [t for t in done if not t.info.lost]
         row |= call_metrics.rollout_metrics(learned or done) | rollout.search_repairs(place.tools)
         if len(learned) < len(done):
             row["rollout/lost"] = len(done) - len(learned)
@@ -630,7 +640,7 @@ def sampled_rows(cfg, policy, place, file):
     row_of = {line["id"]: line["row"] for line in known}
 
     def keep(trajectory, question):
-        if trajectory.info["lost"] or question.id in row_of:  # what is lost the next call plays again
+        if trajectory.info.lost or question.id in row_of:  # what is lost the next call plays again
             return
         row_of[question.id] = right_row(trajectory, question)
         if lines:
@@ -659,7 +669,7 @@ def sampled_rows(cfg, policy, place, file):
 
 def right_row(trajectory, question):
     """The ShareGPT row of a trajectory that is right in answer and form; None of any other."""
-    if trajectory.info["em"] != 1 or trajectory.info["problem"]:
+    if trajectory.info.em != 1 or trajectory.info.problem:
         return None
     said = [turn.text for turn in trajectory.turns]
     shown = [turn.observation for turn in trajectory.turns[:-1]]
@@ -736,6 +746,11 @@ def sharegpt_row(question, said, shown, source):
 
 # ---------------------------------------------------------------- stage 2: Algorithm 1
 
+@dataclass
+class Taught(Outcome):
+    source: str = ""            # where the conversation is from: "sampled", "template" or a file's word
+
+
 def conversation_of(tokenizer, row, think):
     """The Trajectory that a ShareGPT row teaches. Without thoughts, they are cut out of it."""
     prompt_ids = render_prompt(tokenizer, row["question"], row["graph_type"], think)
@@ -751,7 +766,7 @@ def conversation_of(tokenizer, row, think):
             turn = turns[-1]
             turn.observation = message["value"]
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, think)
-    return Trajectory(row["id"], prompt_ids, turns, info={"source": row.get("source", "")})
+    return Trajectory(row["id"], prompt_ids, turns, info=Taught(source=row.get("source", "")))
 
 
 def encode_turn(tokenizer, text):
@@ -837,7 +852,7 @@ def evaluate(policy, place, cfg, progress):
         agents.append(play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature))
     done = rollout.run_agents(agents, policy.engine, search, progress)
     for t in done:
-        t.reward = t.info["em"]
+        t.reward = t.info.em
     rows = [call_records.prediction(t, q, label) for t, q in zip(done, place.questions, strict=True)]
     about = {"set": place.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | call_metrics.summary(rows, done, place.name)
@@ -930,7 +945,7 @@ def run_job(job, place, evals):
     source = start_weights(job)
     examples = sft_rows(cfg, place) if kind == "sft" else None
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
-    beside = 0 if kind == "sft" else None
+    beside = int(kind != "sft" and cfg.kl_coef > 0 and not lora)  # a reference
     policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains, frozen=beside)
     score = evaluate
     if kind == "direct":  # from memory, without tools or instructions (Table 2)
@@ -1102,7 +1117,7 @@ def ask(cfg, policy):
     seed = stable_seed(cfg.seed, "ask")
     agent = play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
     trajectory = rollout.run_agents([agent], policy.engine, search)[0]
-    console.print(f"[bold]answer: {plain(trajectory.info['answer'])}[/bold]")
+    console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
 
 
 # ---------------------------------------------------------------- warm-up

@@ -74,7 +74,7 @@ def main():
         for t in group:
             jobs = [(q.question, q.answers[0], tuple(turn.ids), ()) for turn in t.turns]
             everything += jobs
-            if t.info["em"]:
+            if t.info.em:
                 right += jobs
     machine = platform.processor() or platform.machine()
     print(f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}; "

@@ -65,7 +65,7 @@ def chosen_to_learn(roots, most):
     learned from."""
     informative, flat = [], []
     for root in roots:
-        if training.has_spread([leaf.trajectory.info["em_valid"] for leaf in root.leaves()]):
+        if training.has_spread([leaf.trajectory.info.em_valid for leaf in root.leaves()]):
             informative.append(root)
         elif not training.has_spread(root.rewards()):
             flat.append(root)

@@ -37,21 +37,21 @@ def rollout_metrics(done):
     """Means over the step's trajectories."""
     return {
         **rollout.means(done),
-        "reward/rounds": rollout.mean(t.info["format"] for t in done),
-        "reward/normalised": rollout.mean(t.info["normalised"] for t in done),
+        "reward/rounds": rollout.mean(t.info.format for t in done),
+        "reward/normalised": rollout.mean(t.info.normalised for t in done),
         "rollout/tokens": sum(t.sampled_tokens for t in done),
         "rollout/entropy": rollout.entropy([turn for t in done for turn in t.turns]),
-        "rollout/repetitions": rollout.mean(t.info["repetitions"] for t in done),
+        "rollout/repetitions": rollout.mean(t.info.repetitions for t in done),
         "rollout/standard": rollout.mean(is_standard(t) for t in done),
-        "rollout/faults": rollout.mean(sum(t.info["faults"].values()) for t in done),
+        "rollout/faults": rollout.mean(sum(t.info.faults.values()) for t in done),
     }
 
 
 def summary(rows, done, name):
     """Of an evaluation's rows and the trajectories that they are of; name: the set's."""
-    faults = sum((Counter(t.info["faults"]) for t in done), Counter())
+    faults = sum((Counter(t.info.faults) for t in done), Counter())
     about = {"faults": dict(sorted(faults.items())), "patterns": metrics.by_pattern(rows)}
-    lost = sum(t.info["lost"] for t in done)
+    lost = sum(t.info.lost for t in done)
     if lost:
         about["lost"] = lost
         warn(f"{name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as wrong")
@@ -61,4 +61,4 @@ def summary(rows, done, name):
 
 def is_standard(trajectory):
     """Whether entity_matcher was called once, then node_info alone (sec. 4.2.4)."""
-    return bool(re.fullmatch("mn+a", trajectory.info["pattern"]))
+    return bool(re.fullmatch("mn+a", trajectory.info.pattern))

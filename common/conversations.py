@@ -118,6 +118,6 @@ def that_fit(trajectories, cfg):
             f"{cfg.max_length} and left out")
     if not fit:
         raise data.DataError(f"no conversation fits into --max-length {cfg.max_length} tokens")
-    sources = Counter(t.info["source"] for t in fit)
+    sources = Counter(t.info.source for t in fit)
     say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
     return fit

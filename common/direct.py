@@ -7,15 +7,23 @@ where the judge goes down, --resume asks for nothing twice.
 """
 
 import re
+from dataclasses import dataclass
 
 from common import chat, metrics, rollout
 from common.files import Keyed
 from common.page import record
-from common.rollout import Trajectory, Turn, stable_seed
+from common.rollout import Outcome, Trajectory, Turn, stable_seed
 from common.serve.judge import Judge
 
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 KEYS = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
+
+
+@dataclass
+class Said(Outcome):
+    normalised: float = 0.0     # exact match under SQuAD's normalisation
+    repetitions: int = 0        # of calls: there are none
+    standard: float = 0.0       # share in the standard pattern of calls: none
 
 
 async def answer(policy, question, cfg, opening, kept):
@@ -43,16 +51,12 @@ async def answer(policy, question, cfg, opening, kept):
     said = said.partition("<think>")[0].strip()  # (a thought that was cut off answers nothing)
     gold = question.answers[0]
     trajectory = Trajectory(question.id, prompt_ids, [turn])
-    trajectory.info = {
-        "answer": said,
-        "problem": "",
-        "em": float(said == gold.strip()),
-        "normalised": metrics.exact_match(said, gold),
-        "f1": metrics.f1(said, gold),
-        "searches": 0,
-        "repetitions": 0,
-        "standard": 0.0,
-    }
+    trajectory.info = Said(
+        said,
+        em=float(said == gold.strip()),
+        f1=metrics.f1(said, gold),
+        normalised=metrics.exact_match(said, gold),
+    )
     return trajectory
 
 
@@ -76,14 +80,14 @@ def evaluate_directly(policy, place, cfg, progress, folder, opening=""):
         asked = []
         for t, q in pairs:
             gold = q.answers[0]
-            asked.append((q.question, gold, t.info["answer"]))
+            asked.append((q.question, gold, t.info.answer))
         judge = Judge(cfg.judge, cfg.judge_model)
         judge.keep(folder / "verdicts.jsonl")
         found = judge.verdicts(asked, progress)
         verdicts = [right for right, _ in found]
         reasons = [why for _, why in found]
         for t, right in zip(done, verdicts, strict=True):
-            t.info["em"] = float(bool(right))
+            t.info.em = float(bool(right))
         about["judge"] = cfg.judge_model
         about["no_verdict"] = verdicts.count(None)
     rows = []
@@ -94,11 +98,11 @@ def evaluate_directly(policy, place, cfg, progress, folder, opening=""):
 
 def prediction(trajectory, question, why):
     """A row of eval_<set>.json."""
-    trajectory.reward = trajectory.info["em"]
+    trajectory.reward = trajectory.info.em
     turn = record.turn_node(1, [0], trajectory.turns[0])
     nodes = [record.root_node(), turn]
     reasons = [f"judge: {why}"] if why else []
     outcome = record.outcome(trajectory, [0, 1], reasons)
-    row = {"id": question.id, **trajectory.info}
+    row = {"id": question.id, **vars(trajectory.info)}
     row["tokens"] = trajectory.sampled_tokens
     return row | record.group(question, nodes, [outcome])

@@ -18,18 +18,18 @@ DISTANCES = {
 def rollout_metrics(groups):
     """Means over the step's trajectories; distances over the steps of those that were scored."""
     done = [t for group in groups for t in group]
-    right = [t for t in done if t.info["em"]]
-    scored = [t for t in done if "d_TA" in t.info]
+    right = [t for t in done if t.info.em]
+    scored = [t for t in done if t.info.d_TA is not None]
     row = {
         **rollout.means(done),
-        "reward/format": rollout.mean(not (t.info["problem"] or t.info["invalid"]) for t in done),
+        "reward/format": rollout.mean(not (t.info.problem or t.info.invalid) for t in done),
         "rollout/tokens": sum(t.sampled_tokens for t in done),
-        "rollout/searches_right": rollout.mean(t.info["searches"] for t in right),
+        "rollout/searches_right": rollout.mean(t.info.searches for t in right),
         "rollout/tokens_right": rollout.mean(t.sampled_tokens for t in right),
         "rollout/entropy": rollout.entropy([turn for t in done for turn in t.turns]),
     }
     if scored:
         row["reward/cascade"] = rollout.mean(t.reward for t in right)
-        for key in ("d_TA", "d_TQ"):
-            row[f"reward/{key}"] = rollout.mean(d for t in scored for d in t.info[key])
+        row["reward/d_TA"] = rollout.mean(d for t in scored for d in t.info.d_TA)
+        row["reward/d_TQ"] = rollout.mean(d for t in scored for d in t.info.d_TQ)
     return row

@@ -20,6 +20,7 @@ import torch
 from common import distributed
 from common.files import Progress
 from common.turns import (  # noqa: F401  (they are names of this module too)
+    Outcome,
     Trajectory,
     Turn,
     context_ids,
@@ -152,11 +153,11 @@ def means(trajectories):
     """What every script's step tells of its trajectories, under the names of metric_table.ROLLOUT."""
     return {
         "reward/mean": mean(t.reward for t in trajectories),
-        "reward/em": mean(t.info["em"] for t in trajectories),
-        "reward/format": mean(not t.info["problem"] for t in trajectories),
+        "reward/em": mean(t.info.em for t in trajectories),
+        "reward/format": mean(not t.info.problem for t in trajectories),
         "rollout/response_tokens": mean(t.sampled_tokens for t in trajectories),
         "rollout/turns": mean(len(t.turns) for t in trajectories),
-        "rollout/searches": mean(t.info["searches"] for t in trajectories),
+        "rollout/searches": mean(t.info.searches for t in trajectories),
     }
 
 

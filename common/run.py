@@ -305,11 +305,11 @@ def open_trackers(names, folder):
 
 # ---------------------------------------------------------------- a stage
 
-def load_policy(cfg, source, trains=True, frozen=None):
+def load_policy(cfg, source, trains=True, frozen=0, longest=8192):
     """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it before
     anything is sampled.
 
-    frozen: models that will be loaded beside it, where they are not the flags' reference alone
+    frozen: models of its size that will be loaded beside it; longest: tokens of a sequence
     (memory.check)."""
     if cfg.policy:
         from common.serve import served
@@ -317,7 +317,7 @@ def load_policy(cfg, source, trains=True, frozen=None):
     from common.gpu import memory
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
-    memory.check(cfg, source, frozen, trains)
+    memory.check(cfg, source, frozen, longest, trains)
     how = {"gradient_checkpointing": cfg.gradient_checkpointing, "precision": cfg.precision}
     whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
     if not trains:

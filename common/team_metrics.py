@@ -31,7 +31,7 @@ def rollout_metrics(made, chosen, stage, K, examples):
     fair = [group[0] for group in made] if stage in BY_THRESHOLD else done
     sampled = [turn for t in done for e in examples(t) for turn in e.turns]
     picked = [t for group in chosen for t in group]
-    tokens = sum(t.info["tokens"] for t in done)
+    tokens = sum(t.info.tokens for t in done)
     rewards = {key: value for key, value in rollout.means(fair).items() if key.startswith("reward/")}
     row = {
         **rollout.means(done),
@@ -49,7 +49,7 @@ def rollout_metrics(made, chosen, stage, K, examples):
         row["select/threshold"] = K
     if stage == "grpo":
         row["rollout/flat_groups"] = 1 - row["select/questions"] / len(made)
-    faults = sum((Counter(t.info["faults"]) for t in done), Counter())
+    faults = sum((Counter(t.info.faults) for t in done), Counter())
     return row | {f"faults/{name.replace(' ', '_')}": n for name, n in sorted(faults.items())}
 
 

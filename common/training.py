@@ -21,11 +21,9 @@ from common.rollout import collate, micro_batches, portions
 # ---------------------------------------------------------------- batches
 
 def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
-    """[Batch] of at most micro_tokens packed tokens each,
-    in an order that keeps shared prefixes together.
-
-    Of several ranks each gets a part of the trajectories, in equally many batches: those with fewer repeat
-    the shortest trajectory with weight 0."""
+    """[Batch] of at most micro_tokens packed tokens each, those that share prefixes together. Of several
+    ranks each gets a part, in equally many batches: those with fewer repeat the shortest trajectory with
+    weight 0."""
     share = share_prefixes == "on"
     pack = pack_tokens(model, micro_tokens)
     own = portions(trajectories, distributed.world())[distributed.rank()]
@@ -67,10 +65,8 @@ MAX_RATIO = 2.0  # verl's default, TRL's first
 def sampler_ratios(batch):
     """(B, T) min(pi_trainer / pi_sampler, 2) of each sampled token, 1 elsewhere.
 
-    Truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl), as in TRL
-    (vllm_importance_sampling_correction) and verl (rollout_is). Same weights round differently in the engine,
-    so trajectories are drawn from another distribution than old_logprobs says. Little variance; biased, since
-    the rest of a token's turn stays the sampler's."""
+    Truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl), since the same weights
+    round differently in the engine. Little variance; biased: the rest of a turn stays the sampler's."""
     log_ratio = batch.old_logprobs - batch.rollout_logprobs
     log_ratio = torch.where(batch.response_mask, log_ratio, 0.0)                    # (B, T)
     return log_ratio.exp().clamp(max=MAX_RATIO).detach()
@@ -127,7 +123,8 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
         objective = torch.where(advantages < 0, raised, objective)
     if kl_coef:
         to_ref = torch.where(response_mask, ref_logprobs - logprobs, 0.0)
-        objective = objective - kl_coef * (to_ref.exp() - to_ref - 1)
+        kl = to_ref.exp() - to_ref - 1
+        objective = objective - kl_coef * kl
     loss = -(objective * weights * response_mask).sum()
 
     cut = (ratio < 1 - clip_low) & (advantages < 0)
@@ -136,17 +133,9 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
     return loss, loss_stats(log_ratio, cut, response_mask, ratio)
 
 
-def sequence_mean(x, response_mask, num_sequences=None):
-    """(1 / sequences) sum_i (1 / |y_i|) sum_t x[i, t] over the sampled tokens of (B, T).
-
-    num_sequences: of the whole mini-batch, where this is a part of it."""
-    tokens = response_mask.sum(1).clamp(min=1)
-    per_sequence = (x * response_mask).sum(1) / tokens
-    return per_sequence.sum() / (num_sequences or len(x))
-
-
 def sequence_weights(response_mask, num_sequences=None):
-    """(B, 1): what a token counts in sequence_mean, 1 / (sequences |y_i|)."""
+    """(B, 1): what a token counts in a mean over sequences of means over their tokens, 1 / (sequences |y_i|).
+    num_sequences: of the whole mini-batch, where this is a part of it."""
     tokens = response_mask.sum(1, keepdim=True).clamp(min=1)
     return 1 / (tokens * (num_sequences or len(response_mask)))
 
@@ -205,7 +194,8 @@ def cosine_lr(step, total, peak, final=0.0, warmup=0):
     if step < warmup:
         return peak * (step + 1) / warmup
     share = min(1, (step - warmup) / max(1, total - warmup))
-    return final + (peak - final) * (1 + math.cos(math.pi * share)) / 2
+    height = 1 + math.cos(math.pi * share)
+    return final + (peak - final) * height / 2
 
 
 def set_lr(optimizer, lr):
@@ -230,12 +220,10 @@ def optimizer_step(model, optimizer, max_norm=1.0, loss=0.0):
 
 class Meter:
     """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `step` makes the update,
-    `means` are the step's metrics, of all ranks.
+    `means` are the step's metrics, of all ranks: sums over all its tokens, never a mean of means.
 
-    What is summed over tokens is divided by all the step's tokens: never a mean of means.
     An update whose loss or gradient is not finite is skipped, its batches kept in
-    `keep`_<update>_<i>.safetensors. correction: of --sampler-correction, which is then reported. epochs:
-    passes over the batches, for whoever waits."""
+    `keep`_<update>_<i>.safetensors. correction: --sampler-correction. epochs: passes over the batches."""
 
     def __init__(self, batches=(), keep="nonfinite", correction="none", epochs=1):
         self.keep = keep
@@ -254,7 +242,8 @@ class Meter:
         if drift is not None and correction != "none":
             ratios = _sampled(batches, sampler_ratios)
             self.row["train/sampler_ratio"] = float(ratios.mean())
-            self.row["train/sampler_truncated"] = float((ratios >= MAX_RATIO).float().mean())
+            truncated = ratios >= MAX_RATIO
+            self.row["train/sampler_truncated"] = float(truncated.float().mean())
 
     def add(self, loss, stats, weight=1.0):
         """stats: sums over sampled tokens, with "tokens", and maxima (ending in _max). weight: the batch's;
@@ -283,8 +272,7 @@ class Meter:
                 save_batch(f"{self.keep}_{len(self.norms)}_{number}.safetensors", batch)
 
     def means(self):
-        """The step's metrics under train/, the drift of log-probs,
-        and the seconds since this meter was made."""
+        """The step's metrics; time/train: seconds since this meter was made."""
         finite = [n for n in self.norms if math.isfinite(n)]
         row = {
             **self.row,
@@ -295,9 +283,10 @@ class Meter:
         if finite:
             row["train/loss"] = self.total["loss"] / len(finite)
             row["train/grad_norm"] = sum(finite) / len(finite)
-        for name, sums in (("clip_fraction", "clipped_tokens"), ("kl", "kl_sum"), ("ratio", "ratio_sum")):
-            if sums in self.total:
-                row[f"train/{name}"] = self.total[sums] / self.total["tokens"]
+        sums = {"clip_fraction": "clipped_tokens", "kl": "kl_sum", "ratio": "ratio_sum"}
+        for mean, total in sums.items():
+            if total in self.total:
+                row[f"train/{mean}"] = self.total[total] / self.total["tokens"]
         if "ratio_max" in self.total:
             row["train/ratio_max"] = self.total["ratio_max"]
         return row
@@ -322,5 +311,9 @@ def _merged(a, b):
 def save_batch(path, batch):
     """What an update saw, as (B, T) tensors in a safetensors file."""
     names = ("input_ids", "response_mask", "turn_ids", "rollout_logprobs", "advantages", "old_logprobs")
-    tensors = {name: getattr(batch, name) for name in names}
-    save_file({n: t.contiguous().cpu() for n, t in tensors.items() if t is not None}, str(path))
+    tensors = {}
+    for name in names:
+        tensor = getattr(batch, name)
+        if tensor is not None:
+            tensors[name] = tensor.contiguous().cpu()
+    save_file(tensors, str(path))

@@ -22,16 +22,25 @@ class Turn:
         return -sum(self.logprobs) / max(1, len(self.logprobs))
 
 
+@dataclass
+class Outcome:
+    """What a trajectory came to. Metrics, guards and the page read this; scripts add fields of their own."""
+    answer: str | None = None   # as it was read, None where there is none
+    problem: str = ""           # what is wrong with the format, empty where nothing is
+    em: float = 0.0             # exact match of the answer with a gold one
+    f1: float = 0.0
+    searches: int = 0           # that the trajectory made
+
+
 @dataclass(eq=False)
 class Trajectory:
-    """info explains the reward: "answer" (or None), "problem" (what is wrong with the format, or ""), "em",
-    "f1", "searches"; what else a script puts there is listed where it does."""
+    """A prompt and the turns that followed it."""
     question_id: str
     prompt_ids: list[int]
     turns: list[Turn]
     reward: float = 0.0
     advantages: list[float] = field(default_factory=list)   # one a turn, from the paper's credit rule
-    info: dict = field(default_factory=dict)
+    info: Outcome = field(default_factory=Outcome)          # why it has this reward
 
     @property
     def sampled_tokens(self):

@@ -39,7 +39,7 @@ def root_of(*specs):
 def right_or_wrong(root, penalty=0.0):
     """The tree with its rewards as exact matches; penalty: off the reward of its first leaf."""
     for leaf in root.leaves():
-        leaf.trajectory.info = {"em_valid": leaf.trajectory.reward}
+        leaf.trajectory.info.em_valid = leaf.trajectory.reward
     root.leaves()[0].trajectory.reward -= penalty
     return root
 

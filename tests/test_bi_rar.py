@@ -147,7 +147,7 @@ def test_only_right_trajectories_are_scored_and_equal_steps_once(monkeypatch):
         return rollout.Turn(ids, [0.0] * len(ids), "", "")
 
     def make(em, *ids):
-        return rollout.Trajectory("q", [1], [turn(list(i)) for i in ids], info={"em": em})
+        return rollout.Trajectory("q", [1], [turn(list(i)) for i in ids], info=bi_rar.Judged(em=em))
 
     q = data.Question("q", "who?", ["Ada"])
     groups = [[make(1.0, (5, 6), (7,)), make(1.0, (5, 6)), make(0.0, (8,))]]
@@ -169,7 +169,7 @@ def test_only_right_trajectories_are_scored_and_equal_steps_once(monkeypatch):
 def trajectory(texts, answer="Ada", em=1.0, searches=2):
     """Turns of these texts, whose ids are 50 and more."""
     turns = [rollout.Turn([50 + i, 60 + i], [0.0, 0.0], "", text) for i, text in enumerate(texts)]
-    info = {"em": em, "answer": answer, "searches": searches}
+    info = bi_rar.Judged(answer, em=em, searches=searches)
     return rollout.Trajectory("q", [1], turns, info=info)
 
 
@@ -196,7 +196,7 @@ def test_what_a_step_is_and_what_stands_before_it(scorer, flags, wanted):
 def test_a_row_says_how_often_a_search_was_made_before():
     search, other, answer = "<search> c </search>", "<search> d </search>", "<answer> e </answer>"
     t = trajectory([search, other, search, search, answer])
-    t.info |= {"problem": "", "f1": 1.0, "d_TA": [.5] * 5, "d_TQ": [.4] * 5}
+    t.info.d_TA, t.info.d_TQ = [.5] * 5, [.4] * 5
     for turn in t.turns[:4]:
         turn.observation = "<information>x</information>"
     row = bi_rar.prediction(t, data.Question("q", "who?", ["Ada"]))
@@ -451,7 +451,7 @@ def test_the_loop_prompt_and_observation(qwen):
     )
     assert "Question: Who directed harbor?\n<|im_end|>" in tokenizer.decode(t.prompt_ids)
     assert t.turns[0].observation == '\n\n<information>Doc 1(Title: "harbor") A calm film.</information>\n\n'
-    assert t.info == {"answer": "Ada Holt", "problem": "", "em": 1.0, "f1": 1.0, "invalid": 0, "searches": 1}
+    assert t.info == bi_rar.Judged("Ada Holt", em=1.0, f1=1.0, searches=1)
     assert engine.contexts[1] == t.prompt_ids + t.turns[0].ids + t.turns[0].observation_ids
 
 
@@ -460,10 +460,10 @@ def test_an_invalid_action_is_told_so_and_the_last_turn_has_no_search(qwen):
     t, _ = played(tokenizer, ["<think> hm", *["<search> harbor </search>"] * 9], max_searches=3)
     assert t.turns[0].observation == bi_rar.INVALID and len(t.turns) == 4 and t.turns[3].observation == ""
     assert (
-        t.info["problem"] == "no answer"
-        and t.info["em"] == 0
-        and t.info["invalid"] == 1
-        and t.info["searches"] == 2
+        t.info.problem == "no answer"
+        and t.info.em == 0
+        and t.info.invalid == 1
+        and t.info.searches == 2
     )
 
 
@@ -480,7 +480,7 @@ def test_a_passage_cannot_close_its_tag_or_answer(qwen):
         tokenizer.decode(observed).count("</information>") == 1
         and "<answer>" not in tokenizer.decode(observed)
     )
-    assert not set(observed) & set(tokenizer.all_special_ids) and t.info["answer"] is None
+    assert not set(observed) & set(tokenizer.all_special_ids) and t.info.answer is None
     long, _ = played(
         tokenizer,
         ["<search> harbor </search>", "no idea"],
@@ -640,7 +640,7 @@ def test_no_answer_is_never_right():
     turn = rollout.Turn([1], [0.0], "eos", "no idea")
     assert bi_rar.judge(
         rollout.Trajectory("q", [1], [turn]), data.Question("q", "?", ["A", "The The"])
-    ).info["em"] == 0
+    ).info.em == 0
 
 
 def test_ask_and_refusals(tmp_path, capsys, qwen):

@@ -37,26 +37,16 @@ WEIGHTS = [[1, 1.5, 0.8, 1, 2], [1, 1.2, 1.3, 1.4, 1]]    # 3 is cut
 def test_weights_by_hand():
     batch = batch_of(RATIOS)
     weights = sampler_ratios(batch)
-    expected = torch.tensor(WEIGHTS).double()
-    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(corrected_advantages(batch, "token"), batch.advantages * expected)
-    assert not weights.requires_grad
-
-
-def test_none_is_nothing_and_on_policy_it_is_one():
-    batch = batch_of(RATIOS)
+    torch.testing.assert_close(weights, torch.tensor(WEIGHTS).double(), rtol=1e-6, atol=0)
+    assert torch.equal(corrected_advantages(batch, "token"), batch.advantages * weights)
     assert corrected_advantages(batch, "none") is batch.advantages
-    batch.rollout_logprobs = batch.old_logprobs
-    assert (sampler_ratios(batch) == 1).all()
-    assert torch.equal(corrected_advantages(batch, "token"), batch.advantages)
-
-
-def test_a_token_that_the_sampler_gave_nothing_is_cut_and_no_log_prob_learns_through_its_weight():
-    batch = batch_of(RATIOS)
+    # a token that the sampler gave nothing is cut, and no log-prob learns through its weight
     batch.rollout_logprobs[0, 1] = -math.inf
     batch.old_logprobs.requires_grad_()
     weights = sampler_ratios(batch)
     assert weights[0, 1] == 2 and torch.isfinite(weights).all() and not weights.requires_grad
+    batch.rollout_logprobs = batch.old_logprobs.detach()
+    assert (sampler_ratios(batch) == 1).all()
 
 
 # ---- where it enters the losses
@@ -70,16 +60,15 @@ def moved(batch):
     return (batch.old_logprobs + 0.4 * step * MASK).requires_grad_()
 
 
-@pytest.mark.parametrize("dual_clip", [0.0, 1.1])
-def test_grpo_weighs_the_surrogate_and_not_the_kl_term(dual_clip):
+def test_grpo_weighs_the_surrogate_and_not_the_kl_term():
+    dual_clip = 1.1
     batch = batch_of(RATIOS)
     new = moved(batch)
     w = sampler_ratios(batch)
     A = batch.advantages
     r = (new - batch.old_logprobs).exp()
     surrogate = torch.minimum(r * A, r.clamp(.9, 1.1) * A)
-    if dual_clip:
-        surrogate = torch.where(A < 0, torch.maximum(surrogate, dual_clip * A), surrogate)
+    surrogate = torch.where(A < 0, torch.maximum(surrogate, dual_clip * A), surrogate)
     d = batch.ref_logprobs - new
     objective = w * surrogate - .3 * (d.exp() - d - 1)
     expected = -(objective * MASK).sum() / 6
@@ -128,7 +117,7 @@ def groups(model, lag):
     made = []
     for reward, turns in ((1.0, [[5, 6, 7], [8, 9, 5]]), (0.0, [[9, 8, 6], [5, 5, 7]])):
         turns = [rollout.Turn(ids, [0.0] * len(ids), "", "", [4]) for ids in turns]
-        info = {"agent_tokens": 6, "tokens": 6, "em": reward, "workers": [], "lost": False}
+        info = mygo_mujica.Attempt(em=reward, tokens=6)
         made.append(rollout.Trajectory("q", [3, 4], turns, reward, info=info))
     batch = rollout.collate(made)
     with torch.no_grad():
@@ -185,26 +174,17 @@ def test_a_sampler_that_lags_evenly_scales_the_gradient_of_every_script(update):
 # ---- what a run says
 
 
-@pytest.mark.parametrize("precision, mean, fires", [
-    ("fp32", 1e-5, False), ("fp32", 5e-3, True), ("bf16", 5e-3, False), ("bf16", .03, True)])
-def test_the_drift_guard_goes_by_precision(precision, mean, fires):
-    said = guards.drift(guards.Seen({"rollout/logprob_drift_mean": mean}, [], precision))
-    assert bool(said) == fires
-    if fires:
-        assert f"{precision} explains" in said and "--sampler-correction" in said
-
-
-@pytest.mark.parametrize("device, precision, engine, expected", [
-    ("cpu", "auto", "transformers", "fp32"),
-    ("cpu", "bf16", "transformers", "bf16"),
-    ("cpu", "auto", "vllm", "fp32"),
-    ("cuda", "auto", "transformers", "bf16"),
-    ("cuda", "fp32", "transformers", "fp32"),
-    ("cuda", "fp32", "vllm", "bf16"),
-])
-def test_the_coarser_of_sampler_and_trainer(monkeypatch, device, precision, engine, expected):
-    monkeypatch.setattr(run.models, "default_device", lambda: device)
-    assert run.coarsest_precision(at2po.Config(precision=precision, engine=engine)) == expected
+def test_the_drift_guard_goes_by_the_coarser_precision_of_sampler_and_trainer(monkeypatch):
+    for precision, mean, fires in (
+            ("fp32", 1e-5, False), ("fp32", 5e-3, True), ("bf16", 5e-3, False), ("bf16", .03, True)):
+        said = guards.drift(guards.Seen({"rollout/logprob_drift_mean": mean}, [], precision)) or ""
+        assert ("--sampler-correction" in said and f"{precision} explains" in said) == fires
+    for device, precision, engine, expected in (
+            ("cpu", "auto", "transformers", "fp32"), ("cpu", "bf16", "transformers", "bf16"),
+            ("cpu", "auto", "vllm", "fp32"), ("cuda", "auto", "transformers", "bf16"),
+            ("cuda", "fp32", "transformers", "fp32"), ("cuda", "fp32", "vllm", "bf16")):
+        monkeypatch.setattr(run.models, "default_device", lambda device=device: device)
+        assert run.coarsest_precision(at2po.Config(precision=precision, engine=engine)) == expected
 
 
 def test_it_is_refused_where_no_loss_has_a_ratio():

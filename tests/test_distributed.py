@@ -47,7 +47,7 @@ def rewarded(patch):
         def judged(trajectory, *args):
             trajectory = judge(trajectory, *args)
             trajectory.reward = by_chance(trajectory)
-            trajectory.info["em"] = float(trajectory.reward > .5)
+            trajectory.info.em = float(trajectory.reward > .5)
             return trajectory
         return judged
     patch.setattr(at2po, "score", of(at2po.score))

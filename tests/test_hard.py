@@ -290,17 +290,17 @@ def test_with_elastic_paths_steps_and_lengths_tell_trajectories_apart():
     train = world_split("train", questions=200, level=hard.parse(cfg.world))
     questions = train.questions[:48]
     groups = bi_rar.rollout_groups(policy, train.retriever, questions, cfg, 0)
-    right = [[t for t in group if t.info["em"]] for group in groups]
+    right = [[t for t in group if t.info.em] for group in groups]
     mixed = [r for r, group in zip(right, groups, strict=True) if 2 <= len(r) < len(group)]
     assert len(mixed) > 20
-    lengths = [len({t.info["searches"] for t in r}) > 1 for r in mixed]
+    lengths = [len({t.info.searches for t in r}) > 1 for r in mixed]
     assert sum(lengths) >= .4 * len(lengths)
     scorer = bi_rar.load_scorer(cfg, policy, None)
     pairs = [(t, q) for r, q in zip(right, questions, strict=True) for t in r]
-    wrong = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if not t.info["em"]]
+    wrong = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if not t.info.em]
     bi_rar.score_steps(policy, scorer, pairs + wrong, cfg)
-    of_right = [d for t, _ in pairs for d in t.info["d_TA"]]
-    of_wrong = [d for t, _ in wrong for d in t.info["d_TA"]]
+    of_right = [d for t, _ in pairs for d in t.info.d_TA]
+    of_wrong = [d for t, _ in wrong for d in t.info.d_TA]
     assert rollout.mean(of_right) < .9 < rollout.mean(of_wrong)
     assert sum(d < 1 for d in of_right) > .8 * len(of_right)
     # K(Q|.) is the smaller of its pair often enough for the backward reward to see the question

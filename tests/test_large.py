@@ -184,5 +184,5 @@ def test_the_made_up_questions_are_answered_in_valid_format():
     questions = [at2po.data.Question(str(i), "who", ["right"]) for i in range(8)]
     search = bench_large.InstantSearch(text, watch)
     done = at2po.trajectories_of(at2po.rollout_trees(policy, search, questions, cfg, 1))
-    assert rollout.mean(not t.info["problem"] for t in done) > .6
+    assert rollout.mean(not t.info.problem for t in done) > .6
     assert {t.reward for t in done} == {0.0, 1.0}

@@ -193,17 +193,17 @@ GOOD = [
 def test_a_planner_reads_only_the_sentences_of_its_workers(tokenizer):
     t, script = play(tokenizer, GOOD)
     assert (
-        t.reward == t.info["em"] == 1
-        and t.info["problem"] == ""
-        and t.info["searches"] == 2
-        and not t.info["faults"]
+        t.reward == t.info.em == 1
+        and t.info.problem == ""
+        and t.info.searches == 2
+        and not t.info.faults
     )
     assert [u.observation for u in t.turns] == [
         "Obs: director of Pale Tower is Ada Adler .",
         "Obs: mother of Ada Adler is Cora Cole .",
         "",
     ]
-    assert t.info["tokens"] == sum(
+    assert t.info.tokens == sum(
         len(tokenizer(x + " [EOS]", add_special_tokens=False)["input_ids"]) for x in GOOD
     )
     planner = [c for c in script.contexts if "Context" not in tokenizer.decode(c)]
@@ -213,7 +213,7 @@ def test_a_planner_reads_only_the_sentences_of_its_workers(tokenizer):
     assert second == first + t.turns[0].ids + t.turns[0].observation_ids
     assert third == second + t.turns[1].ids + t.turns[1].observation_ids
     workers = m.examples(t)[1:]
-    assert [w.info["asked"] for w in workers] == ["director of Pale Tower", "mother of Ada Adler"]
+    assert [w.info.asked for w in workers] == ["director of Pale Tower", "mother of Ada Adler"]
     assert script.contexts[1] == workers[0].prompt_ids and len(workers[0].turns) == 1
 
 
@@ -226,8 +226,8 @@ def test_graph_entities_get_labels_as_they_are_found(tokenizer):
         "<answer> Cora Cole </answer>",
     ]
     t, script = play(tokenizer, texts, env="kg")
-    assert t.reward == 1 and t.info["faults"] == {"worker: unknown label": 1}
-    assert t.info["request"] == f"Question: {QUESTION.question}\nCandidate: [0] Pale Tower"
+    assert t.reward == 1 and t.info.faults == {"worker: unknown label": 1}
+    assert t.info.request == f"Question: {QUESTION.question}\nCandidate: [0] Pale Tower"
     # it has facts of its own; Cora Cole has none and gets no label
     assert t.turns[0].observation.endswith("Candidate: [1] Ada Adler")
     assert t.turns[1].observation == f"Obs: mother of Ada Adler is Cora Cole .\nObs: {m.NOTHING}"
@@ -238,24 +238,24 @@ def test_faults_are_counted_and_never_raised(tokenizer):
     asked = "<search> director of Pale Tower </search>"
     worker = "<select> [7] </select> <sentence> me </sentence>"
     t, _ = play(tokenizer, [asked, worker] * 6, max_rounds=6)  # asks the same thing for ever
-    assert t.info["problem"] == "out of rounds" and t.reward == 0
-    assert t.info["faults"] == {"worker: no such index": 5, "asked again": 4, "out of rounds": 1}
+    assert t.info.problem == "out of rounds" and t.reward == 0
+    assert t.info.faults == {"worker: no such index": 5, "asked again": 4, "out of rounds": 1}
     assert {u.observation for u in t.turns[:-1]} == {f"Obs: {m.NOTHING}"}
     t, _ = play(tokenizer, ["about"])
     assert (
-        t.info["problem"] == "no answer"
-        and t.info["faults"] == {"no action": 1}
-        and t.info["workers"] == [[]]
+        t.info.problem == "no answer"
+        and t.info.faults == {"no action": 1}
+        and t.info.workers == [[]]
     )
     # no passage has the word: no worker is asked
     t, script = play(tokenizer, ["<search> who </search>", "<answer> a </answer>"])
     assert (
-        t.info["faults"] == {"worker: nothing to read": 1}
+        t.info.faults == {"worker: nothing to read": 1}
         and len(script.contexts) == 2
         and len(m.examples(t)) == 1
     )
     t, _ = play(tokenizer, [asked + " " + asked, GOOD[1], GOOD[1], "<answer> Cora </answer>"])
-    assert t.info["faults"] == {"asked again": 1} and 0 < t.reward < 1 and t.info["em"] == 0
+    assert t.info.faults == {"asked again": 1} and 0 < t.reward < 1 and t.info.em == 0
 
 
 def test_a_passage_cannot_close_its_tag_or_pose_as_another(tokenizer):
@@ -309,7 +309,7 @@ def test_three_independent_sub_questions_take_the_time_of_one(tokenizer):
         clock = Clock(tokenizer, reply)
         team = m.Team(Policy(None, tokenizer, clock), place(), config(), 1.0)
         t = team.run([m.plan(team, QUESTION, "a", 0)])[0]
-        assert len(t.info["workers"][0]) == count
+        assert len(t.info.workers[0]) == count
         return clock.steps, clock.most
 
     # plan, work, answer: three generations deep, whatever the width
@@ -429,10 +429,7 @@ def fake_plan(reward_of, log):
         await asyncio.sleep(0)
         turn = Turn([1, 2], [-0.1, -0.1], "eos", "x")
         t = Trajectory(question.id, [1], [turn], reward_of(question.id, int(path.removeprefix("attempt"))))
-        t.info = {
-            "workers": [[]], "tokens": 2, "em": float(t.reward == 1), "problem": "", "faults": {},
-            "searches": 0,
-        }
+        t.info = m.Attempt(em=float(t.reward == 1), workers=[[]], tokens=2)
         return t
 
     return plan
@@ -512,7 +509,7 @@ def test_eq_6_is_cross_entropy_on_what_the_agent_said(tokenizer):
             .detach()
         )
         count += sum(said)
-    assert count == t.info["tokens"] and float(loss) == pytest.approx(total / count, rel=1e-6)
+    assert count == t.info.tokens and float(loss) == pytest.approx(total / count, rel=1e-6)
 
 
 def test_grpo_of_single_sequences_is_the_other_scripts():
@@ -521,7 +518,7 @@ def test_grpo_of_single_sequences_is_the_other_scripts():
     old, ref = -torch.rand(3, 7, dtype=torch.float64), -torch.rand(3, 7, dtype=torch.float64)
     new = (old + 0.3 * torch.randn(3, 7, dtype=torch.float64)).requires_grad_()
     advantages = torch.randn(3, 1, dtype=torch.float64) * mask
-    alone = [Trajectory("q", [], [], info={"agent_tokens": int(tokens)}) for tokens in mask.sum(1)]
+    alone = [Trajectory("q", [], [], info=m.Attempt(tokens=int(tokens))) for tokens in mask.sum(1)]
     batch = SimpleNamespace(
         trajectories=alone, old_logprobs=old, ref_logprobs=ref, advantages=advantages, response_mask=mask
     )
@@ -558,7 +555,7 @@ def test_an_update_raises_the_likelihood_of_what_was_chosen_and_grpo_of_what_was
         like[kind] = models.token_logprobs(model, batch).detach().sum(1) - before
         assert (
             row["train/updates"] == 1
-            and row["train/tokens"] == sum(t.info["tokens"] for g in groups for t in g)
+            and row["train/tokens"] == sum(t.info.tokens for g in groups for t in g)
         )
     assert like["mle"][0] > 1 and like["grpo"][0] > like["grpo"][1]
 

@@ -134,11 +134,11 @@ def test_a_blank_thought_or_answer_earns_nothing():
         for thought, answer in ((inside, inside), ("a", inside), (inside, "a")):
             text = f"<think>{thought}</think><answer>{answer}</answer>"
             done = played(text)
-            assert done.info["problem"] == ("form" if answer.strip() else "no answer")
+            assert done.info.problem == ("form" if answer.strip() else "no answer")
             assert omne_r1.first_reward(done, CFG) == omne_r1.third_reward(done, CFG) == 0
         bare = played(f"<answer>{inside}</answer>", think="off")
-        assert bare.info["answer"] is None and bare.info["pattern"] == "-" and not bare.info["format"]
-    assert not played("<think>a</think><answer>b</answer>").info["problem"]
+        assert bare.info.answer is None and bare.info.pattern == "-" and not bare.info.format
+    assert not played("<think>a</think><answer>b</answer>").info.problem
 
 
 def test_the_last_round_is_one_thought_and_the_answer():
@@ -167,12 +167,12 @@ def test_the_papers_sample_has_exactly_its_two_missing_tags():
 
 
 def test_accuracy_is_the_same_string_but_for_blanks():
-    assert played(MATCH, ANSWER).info["em"] == 1
+    assert played(MATCH, ANSWER).info.em == 1
     other = played(MATCH, ANSWER.replace("Velia", "velia."))
-    assert (other.info["em"], other.info["normalised"]) == (0, 1)
-    assert played(MATCH, NODE).info["answer"] is None
+    assert (other.info.em, other.info.normalised) == (0, 1)
+    assert played(MATCH, NODE).info.answer is None
     two = played(MATCH, ANSWER + " <answer> Torin </answer>")
-    assert two.info["answer"] == "Torin"  # the last block
+    assert two.info.answer == "Torin"  # the last block
 
 
 def test_accuracy_reads_a_name_as_the_tools_print_it():
@@ -181,17 +181,17 @@ def test_accuracy_reads_a_name_as_the_tools_print_it():
             [kg_tools.Call("node_info", gold, "film")])[0]
         name = re.match("Entity: (.*)", shown)[1]
         info = played(MATCH, ANSWER.replace("Velia", name), answer=gold).info
-        assert (info["em"], info["normalised"], info["f1"]) == (1, 1, 1)
-    assert played(ANSWER.replace("Velia", "List<String>"), answer="List<String>").info["em"] == 1
-    assert played(ANSWER.replace("Velia", "List<Text>"), answer="List<String>").info["em"] == 0
-    assert played("<think> a </think> <answer> </answer>", answer="The").info["normalised"] == 0
+        assert (info.em, info.normalised, info.f1) == (1, 1, 1)
+    assert played(ANSWER.replace("Velia", "List<String>"), answer="List<String>").info.em == 1
+    assert played(ANSWER.replace("Velia", "List<Text>"), answer="List<String>").info.em == 0
+    assert played("<think> a </think> <answer> </answer>", answer="The").info.normalised == 0
 
 
 def test_repetitions_do_not_depend_on_order_and_quotes():
     again = "<think> a </think> <tool_call> node_info(graph_type='film', node_name=' Velia ') </tool_call>"
     as_json = '{"name": "node_info", "arguments": {"node_name": "Velia", "graph_type": "film"}}'
     done = played(MATCH, NODE, again, f"<think> a </think> <tool_call> {as_json} </tool_call>", MATCH, ANSWER)
-    assert done.info["repetitions"] == 3 and done.info["searches"] == 5 and done.info["pattern"] == "mnnnma"
+    assert done.info.repetitions == 3 and done.info.searches == 5 and done.info.pattern == "mnnnma"
 
 
 # ---- rewards
@@ -460,7 +460,7 @@ def test_a_trajectory_calls_reads_and_answers(tokenizer, tools, small_world):
     question = asked(tail)
     said = [NODE.replace("Velia", head), ANSWER.replace("Velia", tail)]
     done, engine = play(tokenizer, said, tools, question)
-    assert done.info["em"] == 1 and done.info["pattern"] == "na" and not done.info["problem"]
+    assert done.info.em == 1 and done.info.pattern == "na" and not done.info.problem
     assert f"{head} | director | {tail}" in done.turns[0].observation
     # ids in are ids trained on: the second prompt is the first, what was sampled, what was observed
     assert engine.contexts[1] == done.prompt_ids + done.turns[0].ids + done.turns[0].observation_ids
@@ -476,17 +476,17 @@ def test_calls_that_cannot_be_made_are_told_why_and_counted(tokenizer, tools):
     assert first.startswith("Error: node_name is no text in quotes")
     assert second == "Error: graph_type must be 'film' for this question."
     assert third.startswith("There is no entity named 'Velia'")
-    assert done.info["faults"] == {"argument that is no text": 1, "wrong graph": 1}
-    assert done.info["searches"] == 3 and done.info["format"] == .75
+    assert done.info.faults == {"argument that is no text": 1, "wrong graph": 1}
+    assert done.info.searches == 3 and done.info.format == .75
 
 
 def test_the_seventh_turn_is_the_last(tokenizer, tools):
     done, _ = play(tokenizer, [NODE] * 9, tools, asked())
-    assert len(done.turns) == 7 and done.info["answer"] is None and not done.turns[-1].observation
+    assert len(done.turns) == 7 and done.info.answer is None and not done.turns[-1].observation
     done, _ = play(tokenizer, [NODE] * 6 + [ANSWER], tools, asked())
-    assert done.info["em"] == 1 and len(done.turns) == 7
+    assert done.info.em == 1 and len(done.turns) == 7
     done, _ = play(tokenizer, [NODE, ANSWER], tools, asked(), max_rounds=1)
-    assert len(done.turns) == 1 and done.info["problem"] == "no answer"
+    assert len(done.turns) == 1 and done.info.problem == "no answer"
 
 
 def test_training_and_evaluation_have_seven_turns_and_training_shorter_ones(tokenizer, tools):
@@ -515,7 +515,7 @@ def test_training_and_evaluation_have_seven_turns_and_training_shorter_ones(toke
 
 def test_a_turn_without_call_or_answer_ends_it(tokenizer, tools):
     done, _ = play(tokenizer, ["<think> well </think>", ANSWER], tools, asked())
-    assert len(done.turns) == 1 and done.info["problem"] == "no answer"
+    assert len(done.turns) == 1 and done.info.problem == "no answer"
 
 
 def test_without_thoughts_the_empty_block_stands_before_every_turn_and_is_not_learned(tokenizer, tools):
@@ -525,7 +525,7 @@ def test_without_thoughts_the_empty_block_stands_before_every_turn_and_is_not_le
     assert all(context[-2:] == block for context in engine.contexts)
     batch = rollout.collate([done])
     learned = set(batch.input_ids[0][batch.response_mask[0]].tolist())
-    assert not learned & set(block) and not done.info["problem"]
+    assert not learned & set(block) and not done.info.problem
 
 
 @pytest.mark.parametrize("served", [False, True])
@@ -577,7 +577,7 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
         said = [m["value"] for m in row["conversations"] if m["from"] == "gpt"]
         question = next(q for q in questions if q.answers[0] == row["golden_answer"])
         done, _ = play(tokenizer, said, tools, question)
-        assert done.info["em"] == 1 and done.info["problem"] == "" and is_standard(done)
+        assert done.info.em == 1 and done.info.problem == "" and is_standard(done)
         assert [t.observation for t in done.turns[:-1]] == [
             m["value"] for m in row["conversations"] if m["from"] == "observation"]
         # what is learned from the file is what would have been sampled
@@ -1159,9 +1159,9 @@ class Failing:
 def test_a_call_whose_server_fails_ends_the_trajectory(tokenizer, tools):
     broken = Failing(tools, lambda call: call.tool == "node_info")
     done, _ = play(tokenizer, [MATCH, NODE, ANSWER], broken, asked())
-    assert done.info["lost"] and done.info["problem"] == "a tool's server failed" and len(done.turns) == 2
+    assert done.info.lost and done.info.problem == "a tool's server failed" and len(done.turns) == 2
     assert done.turns[0].observation_ids and not done.turns[1].observation_ids
-    assert not play(tokenizer, [MATCH, ANSWER], broken, asked())[0].info["lost"]
+    assert not play(tokenizer, [MATCH, ANSWER], broken, asked())[0].info.lost
 
 
 def test_what_a_failing_server_ended_is_not_learned_from(tmp_path, policy_folder, monkeypatch):
@@ -1175,7 +1175,7 @@ def test_what_a_failing_server_ended_is_not_learned_from(tmp_path, policy_folder
     def rollouts(policy, tools, questions, cfg, *seed):
         made = played_by_the_policy(policy, tools, questions, cfg, *seed)
         for t in made[:2] if len(learned) < 1 else made:
-            t.info["lost"] = True
+            t.info.lost = True
         return made
 
     played_by_the_policy = omne_r1.rollouts

@@ -2,7 +2,7 @@
 
 Counted from the model's configuration: its parameters and their moments; beside them what an update holds
 (gradients, bf16 copies, activations and logits of a micro-batch) or what a rollout does (the sampler's
-copies, its caches), whichever is more. What PyTorch rounds up and leaves unused comes on top, some 10 %.
+weights, its caches), whichever is more. What PyTorch rounds up and leaves unused comes on top, some 10 %.
 """
 
 import functools
@@ -32,15 +32,6 @@ class Estimate:
     @property
     def peak(self):
         return sum(self.held.values()) + max(sum(self.update.values()), sum(self.rollout.values()))
-
-    def table(self):
-        """[(when, what, GB)] of all that is not nothing."""
-        rows = []
-        for when in ("held", "update", "rollout"):
-            for what, size in getattr(self, when).items():
-                if size:
-                    rows.append((when, what, size / 1e9))
-        return rows
 
 
 @dataclass
@@ -83,111 +74,85 @@ def shape_of(config):
     )
 
 
-def estimate(shape, cfg, cuda, ranks=1, frozen=0, sampled=.4, trains=True):
-    """Estimate of cfg (flags.PolicyFlags) for one of `ranks` processes that share weights and moments.
+def estimate(shape, flags, cuda, ranks=1, frozen=0, longest=8192, sampled=.4, trains=True):
+    """Estimate of one of `ranks` processes that share weights and moments. flags: flags.PolicyFlags.
 
-    frozen: models of this size beside the policy: reference, scorer, sampler.
+    frozen: models of this size beside the policy: reference, scorer, sampler. longest: tokens of a sequence.
     sampled: share of the tokens that the policy samples, the rest being prompts and passages.
     trains: False = weights that are only sampled; every rank has them whole."""
-    s = shape
-    in_bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and cuda
+    s, f = shape, flags
+    in_bf16 = f.precision == "bf16" or f.precision == "auto" and cuda
+    width = 2 if in_bf16 else 4
     if not trains:
-        narrow = in_bf16 and cfg.engine == "vllm"  # (run.load_policy)
-        return Estimate(
-            {"weights": (2 if narrow else 4) * s.weights}, {}, sampling(s, cfg, cuda, in_bf16, 1))
-    checkpointing = cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and cuda
-    trained = s.adapters * cfg.lora if cfg.lora else s.weights
-    base = s.weights if cfg.lora else 0
-    moments = 2.03 if cfg.optimizer == "adamw8bit" else 8
+        loaded = width if f.engine == "vllm" else 4  # (run.load_policy)
+        return Estimate({"weights": loaded * s.weights}, {}, sampling(s, f, cuda, in_bf16, 1, longest))
+    trained = s.adapters * f.lora if f.lora else s.weights
+    base = s.weights if f.lora else 0
     held = {
-        "trained weights (fp32)": 4 * trained / ranks,
-        "weights below adapters": (2 if in_bf16 else 4) * base / ranks,
-        "moments": moments * trained / ranks,
-        "frozen models": (2 if in_bf16 else 4) * s.weights * frozen / ranks,
+        "trained weights": 4 * trained / ranks,
+        "weights below adapters": width * base / ranks,
+        "moments": (2.03 if f.optimizer == "adamw8bit" else 8) * trained / ranks,
+        "frozen models": width * s.weights * frozen / ranks,
     }
-    copies = 2 * s.matrices * (in_bf16 and not cfg.lora and ranks == 1)  # one layer's where they are cut
-    flex = cuda
-    layer = cfg.micro_tokens * layer_activations(s, in_bf16, flex)
-    head = logits(s, int(cfg.micro_tokens * sampled), cuda and cfg.kernels != "off")
-    update = {
-        "gradients": 4 * trained / ranks,
-        "attention mask": mask_bytes(s, cfg, cuda, in_bf16, 1 if checkpointing else s.layers),
-        "gathered embedding, head and layer, with gradients": gathered(s, cfg) if ranks > 1 else 0,
-    }
+    flex = cuda  # FlexAttention
+    checkpointing = f.gradient_checkpointing == "on" or f.gradient_checkpointing == "auto" and cuda
+    layer = f.micro_tokens * layer_activations(s, in_bf16, flex)
+    copies = 2 * s.matrices * (in_bf16 and not f.lora and ranks == 1)  # one layer's where they are cut
+    head = logits(s, int(f.micro_tokens * sampled), cuda and f.kernels != "off")
+    update = {"gradients": 4 * trained / ranks}
+    if f.share_prefixes == "on" and not flex:  # a mask of bits, and as numbers: on a CPU every layer's own
+        pack = min(f.micro_tokens, 4 * s.hidden)  # model.pack_tokens
+        own = 1 if checkpointing else s.layers
+        update["attention mask"] = f.micro_tokens * pack * (3 + width * own)
+    if ranks > 1:  # FSDP puts together embedding and head, whole all the time, and a layer
+        ends = s.vocabulary * s.hidden * (1 if s.tied else 2)
+        update["gathered weights"] = 4 * (ends + s.matrices / s.layers) * (1 if f.lora else 2)
     if checkpointing:  # a forward pass, the head and a layer's backward pass come one after the other
-        update["inputs of layers"] = cfg.micro_tokens * s.layers * 4 * s.hidden
+        update["inputs of layers"] = f.micro_tokens * s.layers * 4 * s.hidden
         update["bf16 copies, logits, or a layer"] = max(copies, head, 1.5 * layer)
     else:
         update["activations"] = s.layers * layer
         update["bf16 copies and logits"] = copies + head
-    return Estimate(held, update, sampling(s, cfg, cuda, in_bf16, ranks))
+    return Estimate(held, update, sampling(s, f, cuda, in_bf16, ranks, longest))
 
 
-def sampling(s, cfg, cuda, in_bf16, ranks):
-    """What a rollout holds beside the policy."""
-    if cfg.engine == "vllm" and cuda:
-        in_bf16 = True  # whatever --precision says
-    found = {
-        "the sampler's weights": sampler_weights(s, cfg, cuda, in_bf16, ranks),
-        "keys and values": caches(s, cfg, in_bf16),
+def sampling(s, f, cuda, in_bf16, ranks, longest):
+    """What a rollout holds beside the policy. vLLM: all weights, and caches at once, for sequences as long as
+    the model knows. Our engine shares the trainer's weights, but for bf16 copies of fp32 matrices; caches
+    grow, and before they do a forward pass reads prompts, whose mask PyTorch turns into numbers."""
+    vllm = f.engine == "vllm"
+    in_bf16 = in_bf16 or vllm and cuda  # whatever --precision says
+    width = 2 if in_bf16 else 4
+    a_token = 2 * s.layers * s.keys * width
+    most = MAX_BATCH * (s.positions if vllm else longest) * a_token
+    caches = 2 * min(f.cache_gb * 2**30, most)  # of running sequences, and of finished turns
+    if vllm:
+        return {"the sampler's weights": width * s.weights, "keys and values": caches}
+    weights = 0 if ranks == 1 else (width if f.lora else 4) * s.weights  # the trainer's are cut
+    if in_bf16 and not f.lora:
+        weights += 2 * s.matrices + (2 if cuda else 4) * s.vocabulary * s.hidden  # a CPU's head is fp32
+    mask = s.attention // s.keys * longest * (1 + width)
+    reading = PREFILL * (4 * 4 * s.hidden + width * (3 * s.inner + 2 * (s.attention + s.keys)) + mask)
+    return {
+        "the sampler's weights": weights,
+        "keys and values": caches,
+        "reading prompts": max(0, reading - caches / 2),
     }
-    if cfg.engine != "vllm":  # prompts are read before turns are finished, whose cache then comes
-        found["reading prompts"] = max(0, reading(s, cfg, in_bf16) - found["keys and values"] / 2)
-    return found
-
-
-def gathered(s, cfg):
-    """What FSDP puts together on each rank while it computes: embedding and head, whole all the time, and a
-    layer; gradients of as much where they are trained."""
-    ends = s.vocabulary * s.hidden * (1 if s.tied else 2)
-    layer = s.matrices / s.layers
-    return 4 * (ends + layer) * (1 if cfg.lora else 2)
-
-
-def sampler_weights(s, cfg, cuda, in_bf16, ranks):
-    """vLLM has all of them; ours shares the trainer's, but for bf16 copies of matrices that are fp32."""
-    if cfg.engine == "vllm":
-        return (2 if in_bf16 else 4) * s.weights
-    whole = 0 if ranks == 1 else (2 if cfg.lora and in_bf16 else 4) * s.weights  # the trainer's are cut
-    if cfg.lora or not in_bf16:
-        return whole
-    return whole + 2 * s.matrices + (2 if cuda else 4) * s.vocabulary * s.hidden  # a CPU's head is fp32
-
-
-def reading(s, cfg, in_bf16):
-    """A forward pass of our own engine over prompts, without gradients: the stream, a layer, and a mask that
-    PyTorch turns into numbers."""
-    narrow = 2 if in_bf16 else 4
-    mask = s.attention // s.keys * longest_sequence(cfg) * (1 + narrow)
-    layer = narrow * (3 * s.inner + 2 * (s.attention + s.keys))
-    return PREFILL * (4 * 4 * s.hidden + layer + mask)
 
 
 def layer_activations(s, in_bf16, flex=False):
     """What a layer keeps of a token for its backward pass. flex: FlexAttention, which reads keys and values
     as they are; else they are repeated for all heads."""
-    narrow = 2 if in_bf16 else 4
+    width = 2 if in_bf16 else 4
     inputs = 5 if in_bf16 else 2    # of q, k, v, gate and up: in bf16 each keeps a copy of its own
-    normed = (4 + narrow) * (s.attention + s.keys) if s.head_norms else 0
+    normed = (4 + width) * (s.attention + s.keys) if s.head_norms else 0
     return (
-        4 * 4 * s.hidden                                # of two norms what comes in, and that scaled; fp32
-        + narrow * (inputs * s.hidden + s.attention)    # inputs of linear maps, and of the output map
+        4 * 4 * s.hidden                               # of two norms what comes in, and that scaled; fp32
+        + width * (inputs * s.hidden + s.attention)    # inputs of linear maps, and of the output map
         + normed
-        + narrow * (s.attention + 2 * (s.keys if flex else s.attention))    # queries, keys, values
-        + narrow * 4 * s.inner                          # gate, up, activation, their product
+        + width * (s.attention + 2 * (s.keys if flex else s.attention))    # queries, keys, values
+        + width * 4 * s.inner                          # gate, up, activation, their product
     )
-
-
-def mask_bytes(s, cfg, cuda, in_bf16, layers):
-    """Of a dense mask of whole packs while it is made, and as the numbers that PyTorch turns it into, of
-    which every layer keeps its own on a CPU; none where FlexAttention is used."""
-    if cfg.share_prefixes == "off" or cuda:
-        return 0
-    pack = min(cfg.micro_tokens, 4 * s.hidden)  # model.pack_tokens
-    packs = cfg.micro_tokens // pack
-    numbers = 2 if in_bf16 else 4
-    numbers *= 1 if cuda else layers
-    return packs * pack ** 2 * (3 + numbers)
 
 
 def logits(s, rows, kernels):
@@ -198,42 +163,22 @@ def logits(s, rows, kernels):
     return 4 * (4 * min(rows, CHUNK) + s.hidden) * s.vocabulary
 
 
-def longest_sequence(cfg):
-    return getattr(cfg, "max_prompt", 4096) + getattr(cfg, "max_response", 4096)
-
-
-def caches(s, cfg, in_bf16):
-    """Of running sequences and of finished turns: --cache-gb each, at most as many as can be; vLLM takes both
-    at once, for sequences as long as the model knows."""
-    a_token = 2 * s.layers * s.keys * (2 if in_bf16 else 4)
-    longest = s.positions if cfg.engine == "vllm" else longest_sequence(cfg)
-    return 2 * min(cfg.cache_gb * 2**30, MAX_BATCH * longest * a_token)
-
-
 # ---------------------------------------------------------------- a run
 
 @functools.cache
-def taken_by_others():
-    """Bytes of the GPU that were not this program's when it first looked."""
-    free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved()
-
-
 def device_bytes():
-    """What there is for this program: of a GPU's memory, else what this machine could still give."""
+    """What there is for this program when it first asks: of a GPU's memory, else of this machine's."""
     if default_device() == "cuda":
-        return torch.cuda.mem_get_info()[1] - taken_by_others()
+        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     with open("/proc/meminfo") as f:
         lines = dict(line.split(":") for line in f)
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def check(cfg, name, frozen=None, trains=True):
+def check(flags, name, frozen=0, longest=8192, trains=True):
     """Ends the program where the device cannot hold the training of `name` (folder or hub id), with so many
-    frozen models beside it, by default the reference that the flags ask for; or, where it is not trained, its
-    sampling. On a CPU it is ended for
-    weights, moments and gradients alone, and warned of the rest: limits on tokens and caches are seldom
-    reached in small runs, and memory is used as it is wanted.
+    frozen models beside it, or, where it is not trained, its sampling. On a CPU it is ended for weights,
+    moments and gradients alone, and warned of the rest: small runs seldom reach limits on tokens and caches.
 
     Says nothing of adapters alone, and where a system does not tell its memory."""
     try:
@@ -243,39 +188,30 @@ def check(cfg, name, frozen=None, trains=True):
     except (AttributeError, ValueError, OSError, KeyError, RuntimeError):  # loading says what it is
         return
     cuda = default_device() == "cuda"
-    if frozen is None:
-        frozen = int(getattr(cfg, "kl_coef", 0) > 0 and not cfg.lora)
-    found = estimate(
-        shape, cfg, cuda, distributed.world(), frozen,
-        trains=trains,
-    )
-    if cuda or sum(found.held.values()) + found.update.get("gradients", 0) > have:
-        refuse_above(have, found, cfg, name)
-    elif found.peak > have:
-        warn(f"{name} may want {found.peak / 1e9:.1f} GB, here are {have / 1e9:.1f}: {remedies(cfg, found)}")
-
-
-def refuse_above(have, found, cfg, name):
+    found = estimate(shape, flags, cuda, distributed.world(), frozen, longest, trains=trains)
     if found.peak <= have:
         return
-    rows = "\n".join(f"  {gb:7.2f} GB  {what} ({when})" for when, what, gb in found.table())
-    sys.exit(f"error: {name} with these flags wants about {found.peak / 1e9:.1f} GB on a device of "
-             f"{have / 1e9:.1f}:\n{rows}\n{remedies(cfg, found)}")
+    said = f"about {found.peak / 1e9:.1f} GB, here are {have / 1e9:.1f}; {remedies(flags, found)}"
+    if cuda or sum(found.held.values()) + found.update.get("gradients", 0) > have:
+        sys.exit(f"error: {name} with these flags wants {said}")
+    warn(f"{name} may want {said}")
 
 
-def remedies(cfg, found):
-    """What to turn, largest gain first."""
+def remedies(flags, found):
+    """The largest parts, and what to turn, largest gain first."""
+    parts = found.held | found.update | found.rollout
+    largest = sorted(parts, key=parts.get, reverse=True)[:4]
+    told = ", ".join(f"{what} {parts[what] / 1e9:.1f}" for what in largest)
     ways = []
-    if not cfg.lora and found.update:
+    if not flags.lora and found.update:
         ways.append("--lora 64 (adapters on a frozen base)")
-        if cfg.optimizer == "adamw" and distributed.world() == 1:
+        if flags.optimizer == "adamw" and distributed.world() == 1:
             ways.append("--optimizer adamw8bit (saves three quarters of the moments)")
-    activations = found.update.get("activations", 0) + found.update.get("inputs of layers", 0)
-    if activations > .1 * found.peak:
-        ways.append(f"--micro-tokens {cfg.micro_tokens // 2}")
+    if found.update.get("activations", found.update.get("inputs of layers", 0)) > .1 * found.peak:
+        ways.append(f"--micro-tokens {flags.micro_tokens // 2}")
         if "activations" in found.update:
             ways.append("--gradient-checkpointing on")
     if found.rollout["keys and values"] > .2 * found.peak:
-        ways.append(f"--cache-gb {cfg.cache_gb / 2:g}")
+        ways.append(f"--cache-gb {flags.cache_gb / 2:g}")
     ways.append("more GPUs (torchrun --nproc-per-node N)")
-    return "try " + "; ".join(ways)
+    return f"{told}. Try {'; '.join(ways)}"

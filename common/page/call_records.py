@@ -40,11 +40,11 @@ def group_record(trajectories, question, label, tokenizer=None, **extra):
 def reasons(info, gold):
     """Lines that say what led to a reward."""
     said = [
-        f"accuracy: {info['answer']!r} against {gold!r}: {info['em']:g}",
-        f"rounds in the right form: {info['format']:.2f}; calls made before: {info['repetitions']}",
-        f"tools called: {info['pattern']}",
+        f"accuracy: {info.answer!r} against {gold!r}: {info.em:g}",
+        f"rounds in the right form: {info.format:.2f}; calls made before: {info.repetitions}",
+        f"tools called: {info.pattern}",
     ]
-    faults = [f"{name} {count}" for name, count in info["faults"].items()]
+    faults = [f"{name} {count}" for name, count in info.faults.items()]
     if faults:
         said.append("faults: " + ", ".join(faults))
     return said
@@ -65,7 +65,7 @@ def prediction(trajectory, question, label):
     """A row of eval_<set>.json."""
     row = {"id": question.id}
     for name in PREDICTED:
-        row[name] = trajectory.info[name]
+        row[name] = getattr(trajectory.info, name)
     row["standard"] = float(is_standard(trajectory))
     row["rounds"] = len(trajectory.turns)
     row["tokens"] = trajectory.sampled_tokens
@@ -81,8 +81,7 @@ def keep_learned(folder, policy, examples, label):
         question = data.Question(t.question_id, t.question_id, [""])
         nodes = [record.root_node(), *nodes_of(t, 1, label, policy.tokenizer)]
         path = [node["id"] for node in nodes]
-        t.info |= {"answer": None, "problem": "", "em": 0.0}
-        outcome = record.outcome(t, path, [f"from: {t.info['source']}"])
+        outcome = record.outcome(t, path, [f"from: {t.info.source}"])
         more = {"step": 0, "prompt_ids": t.prompt_ids}
         shown.append(record.group(question, nodes, [outcome], **more))
     folder.append("samples.jsonl", shown)

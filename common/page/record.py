@@ -61,9 +61,9 @@ def outcome(trajectory, path, why):
     return {
         "path": path,
         "reward": trajectory.reward,
-        "answer": info["answer"],
-        "problem": info["problem"],
-        "correct": info["em"] == 1,
+        "answer": info.answer,
+        "problem": info.problem,
+        "correct": info.em == 1,
         "why": why,
     }
 

@@ -7,15 +7,15 @@ from common.page import record
 def worker_node(number, parent, worker, tokenizer, advantage):
     """A worker as a node; one that had nothing to read sampled nothing."""
     info = worker.info
-    label = info["asked"] + (f" [{info['entity']}]" if info["entity"] else "")
+    label = info.asked + (f" [{info.entity}]" if info.entity else "")
     if not worker.turns:
         return {
             "id": number,
             "parents": [parent],
             "label": label,
             "sampled": False,
-            "observation": info["sentence"],
-            "problem": info["problem"],
+            "observation": info.sentence,
+            "problem": info.problem,
         }
     node = record.turn_node(
         number,
@@ -25,9 +25,9 @@ def worker_node(number, parent, worker, tokenizer, advantage):
         label=label,
         role="worker",
         advantage=advantage,
-        problem=info["problem"] or None,
+        problem=info.problem or None,
     )
-    read = [f"[{i}] {line}" for i, line in enumerate(info["materials"])]
+    read = [f"[{i}] {line}" for i, line in enumerate(info.materials)]
     return node | {"observation": "\n".join(["read:", *read])}
 
 
@@ -38,11 +38,11 @@ def group_record(trajectories, question, tokenizer=None, chosen_by=None, **extra
     for t in trajectories:
         advantage = t.advantages[0] if t.advantages else None
         path, parents = [0], [0]
-        turns = zip(t.turns, t.info["workers"], strict=True)
+        turns = zip(t.turns, t.info.workers, strict=True)
         for k, (turn, reports) in enumerate(turns, 1):
             label = f"plan {k}"
             if k == len(t.turns):
-                label = f"answer: {t.info['answer'] or '-'}"
+                label = f"answer: {t.info.answer or '-'}"
             planner = len(nodes)
             facts = {"label": label, "role": "planner", "advantage": advantage}
             nodes.append(record.turn_node(planner, parents, turn, tokenizer, **facts))
@@ -57,14 +57,14 @@ def group_record(trajectories, question, tokenizer=None, chosen_by=None, **extra
 def why(trajectory, question, chosen_by):
     """What led to the reward and to the choice, in words."""
     info = trajectory.info
-    strings = record.compared(info["answer"], question.answers)
+    strings = record.compared(info.answer, question.answers)
     lines = [f"F1 (sec. 4.1): {strings}: {trajectory.reward:.2f}"]
     if chosen_by:
         rule, chosen = chosen_by
         was = "chosen" if any(trajectory is c for c in chosen) else "not chosen"
         lines.append(f"{rule}{was} to learn from")
-    if info["faults"]:
-        counted = [f"{name} {n}" for name, n in info["faults"].items()]
+    if info.faults:
+        counted = [f"{name} {n}" for name, n in info.faults.items()]
         lines.append("counted: " + ", ".join(counted))
     return lines
 
@@ -74,11 +74,11 @@ def prediction(trajectory, question):
     names = ("answer", "problem", "em", "f1", "searches", "tokens", "faults")
     row = {"id": question.id}
     for name in names:
-        row[name] = trajectory.info[name]
+        row[name] = getattr(trajectory.info, name)
     read = []  # not what workers say of it
-    for reports in trajectory.info["workers"]:
+    for reports in trajectory.info.workers:
         for worker in reports:
-            read += worker.info["materials"]
+            read += worker.info.materials
     found = metrics.stands_in(question.answers, " ".join(read))
     row["read"] = float(found)
     row["rounds"] = len(trajectory.turns)

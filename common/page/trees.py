@@ -19,7 +19,7 @@ def prediction(trajectory, question, label, why):
     reasons = why(trajectory, question)
     done = record.outcome(trajectory, path, reasons)
     shown = record.group(question, nodes, [done])
-    row = {"id": question.id, **trajectory.info}
+    row = {"id": question.id, **vars(trajectory.info)}
     row["tokens"] = trajectory.sampled_tokens
     return row | shown
 

@@ -158,7 +158,7 @@ def readable_row(trajectory):
 
 def run_folder(cfg, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
-    memory.check(cfg, source, frozen=0)
+    memory.check(cfg, source)
     cfg = replace(
         cfg,
         eval_every=0,
