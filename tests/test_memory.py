@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 import at2po
-from common import flags
+from common import engine, flags
 from common.gpu import memory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,7 +117,7 @@ if large:
     model = smollm2()
     trees = bench_gpu.random_tree(0, 300, 30, 45, chains=2, more=2)
 else:
-    model = tiny.tiny_model(bench_gpu.words(800))
+    model = tiny.tiny_model(bench_gpu.words(800), width=1024)  # whose packs are as long as a forward pass
     trees = [leaf for q in range(2) for leaf in bench_gpu.random_tree(q, 800, 30, 45)]
 updates(model, [little, trees])  # (the first makes the moments, the second has them beside the rest)
 found = memory.estimate(memory.shape_of(model.config), cfg, False, sampled=.3)
