@@ -117,7 +117,7 @@ from common.graphs import graph_questions, graph_sources
 from common.graphs.graph_questions import has_hops
 from common.graphs.kg_tools import Call
 from common.graphs.tool_calls import Fault, parse_tool_call, write_tool_call
-from common.kg_text import one_line
+from common.kg import one_line
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
 from common.rollout import Trajectory, Turn, context_ids, stable_seed

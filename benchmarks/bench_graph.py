@@ -47,7 +47,8 @@ import faiss as faiss  # imported here, so that no figure has the time and memor
 import networkx
 import numpy as np
 
-from common import kg, kg_formats, kg_lightrag, kg_vectors
+from common import kg
+from common.graphs import kg_files
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, PATHS, Call, LocalTools
 from common.serve import graph as graph_server
 from common.serve import http_server
@@ -114,7 +115,7 @@ def write_inputs(nodes, folder):
         "data": [{"__id__": f"ent-{i}", "entity_name": name} for i, name in enumerate(names)],
         "matrix": base64.b64encode(vectors.tobytes()).decode(),
     }
-    (folder / kg_formats.VECTORS).write_text(json.dumps(value))
+    (folder / kg_files.VECTORS).write_text(json.dumps(value))
 
 
 def build(nodes, folder):
@@ -128,18 +129,17 @@ def build(nodes, folder):
     about = [" ".join(rng.choices(words, k=12)) for _ in names]
     between = [" ".join(rng.choices(words, k=8)) for _ in edges]
     started = time.process_time()
-    graph = kg_lightrag.empty_graph(directed=False)
+    graph = kg.empty_graph(directed=False)
     for name, text in zip(names, about, strict=True):
         graph.add_node(name, kind=KINDS[len(text) % 5], description=text)
     for (head, tail), text in zip(edges, between, strict=True):
         relation = RELATIONS[len(text) % 12]
-        kg_lightrag.add_edge(graph, names[head], names[tail], relation,
-                             description=text, keywords=relation, weight=1.0)
+        graph.add_edge(names[head], names[tail], relation, relation=relation, description=text)
     built = time.process_time() - started
     del about, between
     grown = resident()
     started = time.process_time()
-    stored = kg_vectors.read_nano_vectors(folder / kg_formats.VECTORS)
+    stored = kg_files.read_nano_vectors(folder / kg_files.VECTORS)
     made = kg.KnowledgeGraph(graph, stored=stored)
     read = time.process_time() - started
     started = time.process_time()

@@ -33,8 +33,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import formats, hub, metrics
-from common.files import RunError, UserError, write_atomic
+from common import formats, metrics
+from common.files import HubError, RunError, UserError, locate, looks_like_path, write_atomic
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
 
@@ -113,16 +113,16 @@ def _from_hub(source, role):
     failed = f"{source}: the hub data set {repository!r} did not load"
     names = ", ".join(["world", *HUB])
     advice = f"Give a file ({FORMATS}), a hub id owner/name[:config[:split]], or one of {names}"
-    if not _named(source) and hub.looks_like_path(repository):  # the hub is not asked
+    if not _named(source) and looks_like_path(repository):  # the hub is not asked
         spelled = [f"{name}-{s}" for name in HUB for s in _splits(name)]
         near = difflib.get_close_matches(source, ["world", *HUB, *spelled], 1)
         guess = f"; did you mean {near[0]}?" if near else "."
         raise DataError(f"{source}: no such file here{guess} {advice}")
     try:
-        repository = hub.locate(repository, "dataset")
+        repository = locate(repository, "dataset")
         import datasets
         rows = datasets.load_dataset(repository, config, split=split)
-    except hub.HubError as error:
+    except HubError as error:
         raise DataError(f"{failed}: {error}. {advice}") from error
     except Exception as error:  # whatever `datasets` raises, the user needs the same remedy
         what = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0][:200]}"

@@ -10,7 +10,7 @@ import types
 import pyarrow.parquet
 import pytest
 
-from common import data, hub, metrics
+from common import data, files, metrics
 from tests.conftest import sample
 
 GOOD = {"question": "Who?", "answer": "Ada"}
@@ -109,7 +109,7 @@ def loads(monkeypatch):
         return [GOOD]
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(hub, "locate", lambda name, kind="model": name)
+    monkeypatch.setattr(data, "locate", lambda name, kind="model": name)
     return calls
 
 
@@ -178,7 +178,7 @@ def test_a_misspelt_name_is_not_asked_of_the_hub_and_gets_a_guess(loads, monkeyp
     def never(*_, **__):
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr(hub, "locate", never)
+    monkeypatch.setattr(data, "locate", never)
     assert "hotpotqe: no such file here; did you mean hotpotqa?" in error_of(data.load_questions, "hotpotqe")
     assert "no such file here. Give a file" in error_of(data.load_questions, "my/own/questions")
     assert not loads
@@ -186,9 +186,9 @@ def test_a_misspelt_name_is_not_asked_of_the_hub_and_gets_a_guess(loads, monkeyp
 
 def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
     def refuse(name, kind):
-        raise hub.HubError(f"{name}: the hub has no such {kind}, or it is private")
+        raise files.HubError(f"{name}: the hub has no such {kind}, or it is private")
 
-    monkeypatch.setattr(hub, "locate", refuse)
+    monkeypatch.setattr(data, "locate", refuse)
     message = error_of(data.load_questions, "nobody/nothing")
     assert "the hub data set 'nobody/nothing' did not load: nobody/nothing: the hub has no such" in message
     assert "Give a file (.json, " in message and not loads

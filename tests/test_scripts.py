@@ -810,8 +810,6 @@ def test_what_can_be_refused_is_refused_before_any_data_is_read(tmp_path, monkey
 def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch):
     from huggingface_hub import HfApi
 
-    from common import hub
-
     def asked(*_, **__):
         raise AssertionError("the hub was asked")
 
@@ -819,16 +817,14 @@ def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monke
     monkeypatch.setattr(HfApi, "repo_info", asked)
     (tmp_path / "runs").mkdir()
     for name in ("nothere", "./model", "runs/model", "a/b/c", "~/model", "../none", "C:\\model"):
-        with pytest.raises(hub.HubError, match="no such folder here"):
-            hub.locate(name)
+        with pytest.raises(files.HubError, match="no such folder here"):
+            files.locate(name)
 
 
 def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(tmp_path, monkeypatch):
     from types import SimpleNamespace
 
     from huggingface_hub import HfApi, errors
-
-    from common import hub
 
     calls = []
 
@@ -850,13 +846,13 @@ def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(tmp_path
         (OSError("no route"), "the hub cannot be reached (OSError)"),
     ):
         answer(error)
-        with pytest.raises(hub.HubError) as stop:
-            hub.locate("somebody/some-model")
+        with pytest.raises(files.HubError) as stop:
+            files.locate("somebody/some-model")
         assert words in str(stop.value), stop.value
     assert "HF_HUB_OFFLINE" in str(stop.value) and len(calls) == 3
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(hub.HubError, match="HF_HUB_OFFLINE is set"):
-        hub.locate("somebody/some-model")
+    with pytest.raises(files.HubError, match="HF_HUB_OFFLINE is set"):
+        files.locate("somebody/some-model")
     assert len(calls) == 3
 
 

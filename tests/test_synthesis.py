@@ -14,7 +14,7 @@ from pathlib import Path
 import networkx
 import pytest
 
-from common import files, kg, kg_formats
+from common import files, kg
 from common.graphs import kg_paths, synthesis, synthesis_files, teacher
 from common.graphs.synthesis import synthesize
 from common.graphs.teacher import ChatTeacher, Draft, Item, Template
@@ -22,7 +22,7 @@ from tests.conftest import sample
 
 
 def graph_of(triples, directed=True):
-    made = kg_formats.graph_of_triples(triples)
+    made = kg.graph_of_triples(triples)
     made.graph["directed"] = directed
     return kg.KnowledgeGraph(made)
 

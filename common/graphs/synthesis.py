@@ -33,7 +33,7 @@ from common.graphs.kg_paths import seeds as seeds
 from common.graphs.kg_paths import split_seeds as split_seeds
 from common.graphs.synthesis_files import TITLES, Answers, Ledger, mark_of, markdown, settle
 from common.graphs.teacher import BAD_LIMIT, BadAnswer, Draft, Item, Previous
-from common.kg_lightrag import GraphError
+from common.kg import GraphError
 from common.rollout import stable_seed
 
 ATTEMPTS = 3      # at a question, each with what was wrong with the last (ours)
