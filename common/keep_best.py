@@ -2,7 +2,7 @@
 
 import sys
 
-from common import checkpoint, run, splits
+from common import checkpoint, data, run
 from common.files import say
 from common.world import hard
 from common.world.splits import world_split
@@ -36,7 +36,8 @@ def set_that_chooses(cfg, split):
         level = hard.parse(cfg.world)
         name = cfg.keep_data or "dev"
         return world_split(name, cfg.world_size, limit or 400, cfg.retriever, level)
-    return splits.Split("kept-by", splits.keep_questions(cfg), split.retriever)
+    questions = data.load_questions(cfg.keep_data, limit or None, cfg.skip_bad)
+    return data.Split("kept-by", questions, split.retriever)
 
 
 def better_of_last_and_best(cfg, folder, policy, last):
