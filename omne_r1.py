@@ -5,7 +5,7 @@ knowledge graph with two tools: entity_matcher finds names, node_info reads a no
 are made from the graph itself. Stage 1, PPO, makes trajectories; stage 2 learns from them and from templates,
 where thoughts count for less than calls; stage 3 is PPO again.
 
-    sec. 2          questions from paths            common/graphs/synthesis.py, graph_sources.py
+    sec. 2          questions from paths            common/graphs/synthesis.py, graph_questions.py
     sec. 3.1        think, call a tool, answer      play, read_round
     sec. 3.3.1      PPO, GAE, value loss            gae, assign_credit, ppo_loss
     sec. 3.3.2      reward of stage 1               first_reward
@@ -104,18 +104,17 @@ from common import (
     omne_tables,
     rollout,
     run,
-    splits,
     training,
 )
 from common import model as models
 from common.critic import load_actor_critic
 from common.direct import evaluate_directly
 from common.files import Lines, Progress, console, plain, say, warn
-from common.graphs import graph_questions, graph_sources
+from common.graphs import graph_questions
 from common.graphs.graph_questions import has_hops
 from common.graphs.kg_tools import Call
 from common.graphs.tool_calls import Fault, parse_tool_call, write_tool_call
-from common.kg_text import one_line
+from common.kg import one_line
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
@@ -892,7 +891,7 @@ def reproduce(cfg):
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
     questions = graph_stages.path_of(configs[0], "questions")
-    place, evals = distributed.first(graph_sources.load, configs[0], questions)
+    place, evals = distributed.first(graph_questions.load, configs[0], questions)
     run.tell(cfg)
     for one in configs:
         for job in jobs_of(one):
@@ -954,7 +953,7 @@ def run_job(job, place, evals):
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
-    place, *evals = splits.within_limit([place, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    place, *evals = data.within_limit([place, *evals], length, cfg.max_prompt, cfg.skip_bad)
     fixed = graph_questions.fewer(evals, cfg.curve_questions)
 
     def evaluate_now(when):
@@ -1031,7 +1030,7 @@ def check(cfg):
     omne_tables.check(cfg)
     if cfg.lora and cfg.stage == "sft":
         flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
-    graph_sources.check(cfg)
+    graph_questions.check(cfg)
     if cfg.seeds > 1 and cfg.name:
         flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")
     return cfg
@@ -1109,7 +1108,7 @@ def label(turn):
 
 def ask(cfg, policy):
     """--ask: one trajectory, shown while it is played; TYPE: QUESTION where there are several graphs."""
-    tools = graph_sources.load_tools(cfg)
+    tools = graph_questions.load_tools(cfg)
     question = graph_questions.asked(cfg.ask, tools.graphs)
     run.warn_of_unknown_words(policy.tokenizer, question.question)
     policy.engine.sync(policy.model)

@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from common import data
 from common.files import RunError, read_json, say, warn, write_atomic, write_json
-from common.graphs.graph_questions import GRAPH_TYPE
-from common.graphs.graph_sources import teacher_of
-from common.graphs.synthesis_files import Answers
+from common.graphs.graph_questions import GRAPH_TYPE, teacher_of
+from common.graphs.synthesis import Answers
 from common.graphs.teacher import NEVER_READ, Patience
-from common.kg_text import one_line
+from common.kg import one_line
 from common.path_thoughts import template_calls, thoughts_by_teacher, thoughts_by_template
 from common.warmup import sharegpt
 

@@ -1,11 +1,12 @@
-"""Questions and corpora in the public formats.
+"""Questions and corpora in the public formats, and the splits that --data, --eval-data, --corpus and
+--retriever name.
 
 | source | form |
 | --- | --- |
 | HotpotQA, 2WikiMultihopQA | official JSON (a list) and their hub layout (dict-of-lists context) |
 | MuSiQue | official JSONL |
 | NQ, TriviaQA, PopQA, Bamboogle, … | FlashRAG JSONL {id, question, golden_answers}, NQ-open JSONL, CSV |
-| TriviaQA, PopQA, SQuAD | their own and the hub's answer {value, aliases}, possible_answers, answers {text} |
+| TriviaQA, PopQA | their own and the hub's answer {value, aliases}, possible_answers |
 | UltraDomain | JSONL {input, answers, context}; the context, a whole book, is left out |
 | QALD-10 | official JSON {questions: [{id, question, answers}]}, and ToG's list with labels and entities |
 | Search-R1, verl | parquet {prompt, reward_model}; a prompt without "Question:" is the question |
@@ -22,7 +23,6 @@ import csv
 import difflib
 import gzip
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -30,22 +30,13 @@ import random
 import re
 import sys
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import formats, hub, metrics
-from common.files import RunError, UserError, write_atomic
+from common import formats, metrics, retriever
+from common.files import HubError, RunError, UserError, locate, looks_like_path, say, warn, write_atomic
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
-
-
-@dataclass
-class Split:
-    """Questions with a search over them."""
-    name: str
-    questions: list
-    retriever: object     # with search(queries, k); None where nothing is searched
-    graph: object = None  # kg.KnowledgeGraph, where there is one
 
 
 class DataError(UserError):
@@ -55,22 +46,16 @@ class DataError(UserError):
 # ---------------------------------------------------------------- the hub
 
 FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
-HUB = {  # name -> (hub id, config, training split, evaluation split: test, else dev, as Search-R1 evaluates)
-    "nq": (FLASHRAG, "nq", "train", "test"),
-    "triviaqa": (FLASHRAG, "triviaqa", "train", "test"),
-    "popqa": (FLASHRAG, "popqa", None, "test"),
-    "hotpotqa": (FLASHRAG, "hotpotqa", "train", "dev"),
-    "2wiki": (FLASHRAG, "2wikimultihopqa", "train", "dev"),
-    "musique": (FLASHRAG, "musique", "train", "dev"),
-    "bamboogle": (FLASHRAG, "bamboogle", None, "test"),
-    "search-r1": ("PeterJinGo/nq_hotpotqa_train", None, "train", "test"),
+HUB = {  # name -> (hub id, config, its splits: "train" trains, the last is the one that Search-R1 evaluates)
+    "nq": (FLASHRAG, "nq", ("train", "dev", "test")),
+    "triviaqa": (FLASHRAG, "triviaqa", ("train", "dev", "test")),
+    "popqa": (FLASHRAG, "popqa", ("test",)),
+    "hotpotqa": (FLASHRAG, "hotpotqa", ("train", "dev")),
+    "2wiki": (FLASHRAG, "2wikimultihopqa", ("train", "dev")),
+    "musique": (FLASHRAG, "musique", ("train", "dev")),
+    "bamboogle": (FLASHRAG, "bamboogle", ("test",)),
+    "search-r1": ("PeterJinGo/nq_hotpotqa_train", None, ("train", "test")),
 }
-ALSO_DEV = ("nq", "triviaqa")  # these have a dev split beside the two
-
-
-def _splits(name):
-    _, _, train, evaluation = HUB[name]
-    return [split for split in (train, "dev" if name in ALSO_DEV else None, evaluation) if split]
 
 
 def _named(source):
@@ -94,17 +79,17 @@ def hub_split(source, role):
         repository, config, split = (source.split(":", 2) + ["", ""])[:3]
         return repository, config or None, split or ("train" if role == "train" else "test")
     name, split = _named(source)
-    repository, config, train, evaluation = HUB[name]
-    if split and split not in _splits(name):
-        raise DataError(f"{source}: {name} has no {split} split, only {', '.join(_splits(name))}")
+    repository, config, splits = HUB[name]
+    if split and split not in splits:
+        raise DataError(f"{source}: {name} has no {split} split, only {', '.join(splits)}")
     if role == "evaluation":
-        return repository, config, split or evaluation
-    if train is None:
-        others = ", ".join(n for n in HUB if HUB[n][2])
+        return repository, config, split or splits[-1]
+    if "train" not in splits:
+        others = ", ".join(n for n in HUB if "train" in HUB[n][2])
         raise DataError(f"{source}: {name} has no training split; train on {others}, or a file of your own")
-    if split not in ("", train):
-        raise DataError(f"{source}: not a training split, but one to evaluate on; train on {name}-{train}")
-    return repository, config, train
+    if split not in ("", "train"):
+        raise DataError(f"{source}: not a training split, but one to evaluate on; train on {name}-train")
+    return repository, config, "train"
 
 
 def _from_hub(source, role):
@@ -113,16 +98,16 @@ def _from_hub(source, role):
     failed = f"{source}: the hub data set {repository!r} did not load"
     names = ", ".join(["world", *HUB])
     advice = f"Give a file ({FORMATS}), a hub id owner/name[:config[:split]], or one of {names}"
-    if not _named(source) and hub.looks_like_path(repository):  # the hub is not asked
-        spelled = [f"{name}-{s}" for name in HUB for s in _splits(name)]
+    if not _named(source) and looks_like_path(repository):  # the hub is not asked
+        spelled = [f"{name}-{split}" for name in HUB for split in HUB[name][2]]
         near = difflib.get_close_matches(source, ["world", *HUB, *spelled], 1)
         guess = f"; did you mean {near[0]}?" if near else "."
         raise DataError(f"{source}: no such file here{guess} {advice}")
     try:
-        repository = hub.locate(repository, "dataset")
+        repository = locate(repository, "dataset")
         import datasets
         rows = datasets.load_dataset(repository, config, split=split)
-    except hub.HubError as error:
+    except HubError as error:
         raise DataError(f"{failed}: {error}. {advice}") from error
     except Exception as error:  # whatever `datasets` raises, the user needs the same remedy
         what = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0][:200]}"
@@ -151,51 +136,23 @@ def suffix_of(path):
 
 def read_records(path):
     """(number from 1, record) of each record of a file; one that cannot be decoded is a ValueError saying so.
+    A JSON line and a table's row are read when they are asked for.
 
     Raises DataError where the whole file cannot be read."""
     suffix = suffix_of(path)
     if suffix not in SUFFIXES:
         raise DataError(f"{path}: its name ends in none of the formats that can be read: {FORMATS}")
-    if suffix == ".parquet":
-        yield from enumerate(_parquet(path), 1)
-        return
-    text = _bytes(path).decode("utf-8-sig", "surrogateescape")  # a bad byte spoils its own record only
-    if suffix in (".csv", ".tsv"):
-        yield from _table(path, io.StringIO(text, newline=""), "," if suffix == ".csv" else "\t")
-        return
-    whole = _whole_json(path, text)
-    # (splitlines cuts at U+2028 too, which JSON allows)
-    yield from _json_lines(text.split("\n")) if whole is None else enumerate(whole, 1)
-
-
-def _bytes(path):
-    raw = path.read_bytes()
-    if raw[:2] != GZIP:
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except DAMAGED as error:
-        raise DataError(f"{path}: damaged gzip file ({error})") from None
-
-
-def _large_records(path):
-    """read_records of .jsonl and .tsv, a line at a time; what is one JSON value is read whole."""
     with open(path, "rb") as file:
         opened = gzip.open if file.read(2) == GZIP else open
-    table = suffix_of(path) == ".tsv"
+    read = {".parquet": _parquet, ".csv": _table, ".tsv": _table}.get(suffix, _json)
     try:
-        with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape",
-                    newline="" if table else "\n") as file:
-            if table:
-                yield from _table(path, file, "\t")
-                return
-            lines = (line.strip() for line in file)
-            begin = list(itertools.islice(filter(None, lines), 2))
-            if len(begin) < 2 or begin[0] == "{" or begin[0][0] == "[":
-                yield from read_records(path)
-                return
-            file.seek(0)
-            yield from _json_lines(file)
+        if read is _parquet:
+            file = opened(path, "rb")
+        else:  # a bad byte spoils its own record only
+            file = opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape",
+                          newline="" if read is _table else "\n")
+        with file:
+            yield from read(path, file)
     except DAMAGED as error:
         raise DataError(f"{path}: damaged gzip file ({error})") from None
 
@@ -208,19 +165,19 @@ def _utf8(text):
     return text
 
 
-def _parquet(path):
+def _parquet(path, file):
     import pyarrow.parquet
     try:
-        file = io.BytesIO(_bytes(path)) if path.suffix.lower() == ".gz" else path
-        return pyarrow.parquet.read_table(file).to_pylist()
+        rows = pyarrow.parquet.read_table(file).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:  # OSError: damaged pages
         why = str(error).splitlines()[0][:200]
         raise DataError(f"{path}: not a parquet file, or a damaged one ({why})") from None
+    yield from enumerate(rows, 1)
 
 
-def _table(path, lines, delimiter):
+def _table(path, file):
     csv.field_size_limit(2**31 - 1)
-    rows = csv.DictReader(lines, delimiter=delimiter)
+    rows = csv.DictReader(file, delimiter="\t" if suffix_of(path) == ".tsv" else ",")
     try:
         for number, row in enumerate(rows, 1):
             try:
@@ -233,8 +190,24 @@ def _table(path, lines, delimiter):
         raise DataError(f"{path}: not a table: {error}") from None
 
 
-def _json_lines(lines):
-    for number, line in enumerate(lines, 1):
+def _json(path, file):
+    """The records of a file that is one JSON value, however it is printed, or of one with a value a line."""
+    first, second = [*itertools.islice(filter(None, map(str.strip, file)), 2), "", ""][:2]
+    one_value = first[:1] == "[" or first == "{" or first[:1] == "{" and not second
+    strict = first[:1] == "[" or suffix_of(path) == ".json"
+    if strict and first[:1] == "{":
+        one_value = not second or not _is_json(first)
+    file.seek(0)
+    if one_value:
+        try:
+            value = formats.parse_json(_utf8(file.read()))
+            yield from enumerate(_unwrapped(path, value), 1)
+            return
+        except ValueError as error:
+            if strict:
+                raise DataError(f"{path}: not valid JSON: {error}") from None
+        file.seek(0)
+    for number, line in enumerate(file, 1):
         if line.strip():
             try:
                 row = formats.parse_json(_utf8(line.rstrip("\n")))
@@ -245,26 +218,12 @@ def _json_lines(lines):
             yield number, row
 
 
-def _whole_json(path, text):
-    """The records of a file that is one JSON value, however it is printed; None = one value a line."""
-    lines = re.finditer(r"[^\n]*\S[^\n]*", text)
-    lines = [m[0] for m in itertools.islice(lines, 2)]
-    start = lines[0].lstrip()[:1] if lines else ""
-    if start not in ("[", "{"):
-        return None
-    if start == "{" and len(lines) > 1:
-        try:
-            formats.parse_json(lines[0])
-            return None
-        except ValueError:  # an object printed over several lines, or a damaged first line
-            pass
+def _is_json(text):
     try:
-        value = formats.parse_json(_utf8(text))
-    except ValueError as error:
-        if start == "{" and suffix_of(path) != ".json":
-            return None
-        raise DataError(f"{path}: not valid JSON: {error}") from None
-    return list(_questions_of_articles(_unwrapped(path, value)))
+        formats.parse_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _unwrapped(path, value):
@@ -277,21 +236,6 @@ def _unwrapped(path, value):
     if not isinstance(value[names[0]], list):
         raise DataError(f"{path}: {formats.wrong(names[0], 'a list of records', value[names[0]])}")
     return value[names[0]]
-
-
-def _questions_of_articles(rows):
-    """SQuAD's own files keep questions under paragraphs, and those under articles: one record a question."""
-    for row in rows:
-        paragraphs = row.get("paragraphs") if isinstance(row, dict) else None
-        if not isinstance(paragraphs, list):
-            paragraphs = []
-        nested = [p for p in paragraphs if isinstance(p, dict) and isinstance(p.get("qas"), list)]
-        if not nested:
-            yield row
-        for p in nested:
-            for asked in p["qas"]:
-                own = {"title": row.get("title"), "context": p.get("context")}
-                yield own | asked if isinstance(asked, dict) else asked
 
 
 # ---------------------------------------------------------------- questions
@@ -432,7 +376,7 @@ def load_corpus(source, skip_bad=False):
     if path.stat().st_size > MEMORY_MAP_FROM and suffix_of(path) in (".jsonl", ".tsv"):
         rows, bad = _mapped_corpus(path, skip_bad)
     else:
-        found = list(_corpus_rows(path, read_records, skip_bad))
+        found = list(_corpus_rows(path, skip_bad))
         rows = [row for row in found if row != BAD]
         bad = len(found) - len(rows)
     if bad:
@@ -445,8 +389,8 @@ def load_corpus(source, skip_bad=False):
 BAD = {"id": None, "title": None, "text": None}  # in place of a bad record
 
 
-def _corpus_rows(path, read, skip_bad):
-    for number, row in read(path):
+def _corpus_rows(path, skip_bad):
+    for number, row in read_records(path):
         try:
             yield _passage(path, number, row)
         except DataError as error:
@@ -464,7 +408,7 @@ def _mapped_corpus(path, skip_bad):
         table = datasets.Dataset.from_generator(
             _corpus_rows,
             features=datasets.Features({name: datasets.Value("string") for name in BAD}),
-            gen_kwargs={"path": path, "read": _large_records, "skip_bad": skip_bad},
+            gen_kwargs={"path": path, "skip_bad": skip_bad},
             fingerprint=hashlib.sha256(file.encode()).hexdigest()[:16])
     except Exception as error:  # its own message says only that it failed
         cause = error.__cause__ or error
@@ -496,6 +440,136 @@ def _passage(path, number, row):
     identity = number - 1 if row.get("id") is None else row["id"]
     title = (title or "").strip().strip('"')
     return {"id": str(identity), "title": title, "text": text.strip()}
+
+
+# ---------------------------------------------------------------- splits
+
+@dataclass
+class Split:
+    """Questions with a search over them."""
+    name: str
+    questions: list
+    retriever: object     # with search(queries, k); None where nothing is searched
+    graph: object = None  # kg.KnowledgeGraph, where there is one
+
+
+FEW = 20  # test questions below which no interval says anything
+TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
+
+
+def make_retriever(cfg, corpus):
+    """The retriever of --retriever with the run's time-outs and prefixes."""
+    return retriever.make_retriever(
+        cfg.retriever, corpus, cfg.search_timeout, cfg.search_retries, cfg.query_prefix, cfg.passage_prefix)
+
+
+def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
+    """(training split or None, evaluation splits). paper_eval: the paper's sets, with commas.
+
+    searched: False = no passages are wanted, the retriever is None. live: a question of --ask is about the
+    sets' own facts, so they are read. also: a set whose contexts are pooled with the others.
+
+    A corpus pooled from contexts is that of all the sets loaded here, so an evaluation on its own searches
+    a smaller one than a run that also trains."""
+    if cfg.data == "world":
+        from common.world import splits as of_world
+        return of_world.load(cfg)
+    live = live or not searched or cfg.corpus == "contexts"
+    train, sets = _questions_of(cfg, paper_eval, live)
+    corpus = None
+    if searched and not cfg.retriever.startswith("http"):
+        if not cfg.corpus:
+            raise DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
+        if cfg.corpus == "contexts":
+            everything = [train or [], *sets.values(), _warmup_questions(cfg)]
+            if also:
+                everything.append(load_questions(also, cfg.eval_limit or None, cfg.skip_bad))
+            corpus = pool_contexts(itertools.chain(*everything))
+        else:
+            corpus = load_corpus(cfg.corpus, cfg.skip_bad)
+    search = make_retriever(cfg, corpus) if searched else None
+    names = sorted(map(set_name, sets))
+    if len(set(names)) < len(sets):
+        raise DataError(f"--eval-data: two sets are called {', '.join(names)}; "
+                             "predictions are kept by name: rename a file")
+    evals = [Split(set_name(n), questions, search) for n, questions in sets.items()]
+    if not evals:
+        evals = [Split("ask", [], search)]
+    return (Split("train", train, search) if train else None), evals
+
+
+def _questions_of(cfg, paper_eval, live):
+    """(training questions or None, {evaluation set: its questions})"""
+    own = [n for n in TRAINING_SETS if n != "nq" or not cfg.eval_only]
+    of_paper = cfg.data.removesuffix("-train") in own
+    train = None
+    if cfg.ask and not live:
+        names = []
+    elif cfg.eval_only or cfg.ask:
+        listed = cfg.eval_data or (paper_eval if of_paper else cfg.data)
+        names = listed.split(",")
+    else:
+        train = load_questions(cfg.data, cfg.limit or None, cfg.skip_bad, role="train")
+        listed = cfg.eval_data or (paper_eval if of_paper else "")
+        names = [n for n in listed.split(",") if n]
+    sets = {n: load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
+    if train and not names:  # a file of one's own: its last tenth is held out, and not too few
+        if len(train) < 2:
+            raise DataError(f"{cfg.data}: one question cannot be split into training and evaluation; "
+                                 "give --eval-data")
+        held = max(len(train) // 10, min(FEW, len(train) // 2))
+        held = min(held, cfg.eval_limit or len(train))
+        if held < FEW:
+            warn(f"{cfg.data}: {held} questions are held out; so few decide nothing, whatever their interval")
+        name = cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout"  # (no benchmark's)
+        sets = {name: train[-held:]}
+        train = train[:-held]
+    return train, sets
+
+
+def _warmup_questions(cfg):
+    """Those of --warmup-data."""
+    from common.warmup import sharegpt
+    files = [f for f in cfg.warmup_data.split(",") if f and not sharegpt.is_file(f)]
+    return [q for f in files for q in load_questions(f, None, cfg.skip_bad, role="train")]
+
+
+def set_name(source):
+    """What an evaluation set is called in files and tables.
+
+    >>> set_name("data/dev.json.gz"), set_name("owner/name.v2:config"), set_name("2wiki-dev")
+    ('dev', 'owner_name.v2_config', '2wiki-dev')
+    """
+    name = re.sub(r"[/:]", "_", source)
+    if suffix_of(source) in SUFFIXES:
+        name = Path(Path(source).name.removesuffix(".gz")).stem
+    if re.search(r"_(before|last|step\d+)$", name):
+        raise DataError(f"--eval-data {source}: a set cannot be called {name}, "
+                             "as evaluations during a run are; rename the file")
+    return name
+
+
+def within_limit(splits, prompt_length, limit, skip_bad):
+    """The splits (None stays None) with the questions whose prompts fit into `limit` tokens; an overlong one
+    is an error, or left out and counted with skip_bad."""
+    return [split and _within_limit(split, prompt_length, limit, skip_bad) for split in splits]
+
+
+def _within_limit(split, prompt_length, limit, skip_bad):
+    fits = []
+    for q in split.questions:
+        n = prompt_length(q)
+        if n <= limit:
+            fits.append(q)
+        elif not skip_bad:
+            raise DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt "
+                                 f"{limit}; raise it, or leave such questions out with --skip-bad")
+    left_out = len(split.questions) - len(fits)
+    if left_out:
+        say(f"left out {left_out} questions with prompts over {limit} tokens")
+    if not fits and split.questions:
+        raise DataError(f"no question fits into --max-prompt {limit} tokens")
+    return replace(split, questions=fits)
 
 
 # ---------------------------------------------------------------- command line

@@ -2,7 +2,6 @@
 pooling, and vectors that are written once and stay as they are."""
 
 import hashlib
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from common import chat
 from common.files import Progress
+from common.retriever import kept_vectors
 
 SEP = " <sep> "  # between a question and what was found for it
 
@@ -142,15 +142,10 @@ class Encoder:
 def frozen_vectors(encoder, texts, folder):
     """(n, H) normalised vectors of lists of ids, mapped into memory from a file in `folder` that is made once
     for an encoder and its texts."""
-    path = Path(folder) / f"{fingerprint(encoder, texts)}.npy"
-    if not path.exists():
-        vectors = torch.nn.functional.normalize(encoder.encode_all(texts, "vectors"), dim=-1)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        with part.open("wb") as file:
-            np.save(file, vectors.numpy(), allow_pickle=False)
-        part.replace(path)
-    return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
+    def make():
+        return torch.nn.functional.normalize(encoder.encode_all(texts, "vectors"), dim=-1).numpy()
+
+    return torch.from_numpy(kept_vectors(Path(folder) / f"{fingerprint(encoder, texts)}.npy", make))
 
 
 def fingerprint(encoder, texts):

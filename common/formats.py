@@ -4,10 +4,8 @@ A value of the wrong type is an error that names its field, never its repr or it
 "{'value': 'a'}", or a passage "O n e  s e n t e n c e", would train and score a run without a word.
 """
 
-import ast
 import json
 import math
-import re
 from dataclasses import dataclass, field
 
 from common.metrics import normalize_answer
@@ -41,7 +39,7 @@ def parse_question(row, number=0):
         raise ValueError(f"expected an object, got {shown(row)}")
     if "qid_topic_entity" in row:
         return _parse_tog(row, number)
-    if isinstance(_plain(row.get("question")), list):
+    if isinstance(row.get("question"), list):
         return _parse_qald(row, number)
     if "reward_model" in row:
         return _parse_verl(row, number)
@@ -77,11 +75,6 @@ def parse_json(text):
         raise ValueError("nested too deeply") from None
 
 
-def _plain(value):
-    """A numpy array or number (rows of pandas have them) as Python's."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def _dig(record, *path):
     """The value under nested keys. The error names the way to what is missing."""
     for depth, key in enumerate(path):
@@ -89,7 +82,7 @@ def _dig(record, *path):
             raise wrong(".".join(path[:depth]), "an object", record)
         if key not in record:
             raise ValueError(f"field '{'.'.join(path[:depth + 1])}' is missing")
-        record = _plain(record[key])
+        record = record[key]
     return record
 
 
@@ -100,7 +93,6 @@ def _object(value, name):
 
 
 def _list(value, name, expected="a list"):
-    value = _plain(value)
     if not isinstance(value, (list, tuple)):
         raise wrong(name, expected, value)
     return value
@@ -119,7 +111,6 @@ def _text(value, name):
     >>> _text(1984.0, "answer"), _text(2.5, "answer")
     ('1984', '2.5')
     """
-    value = _plain(value)
     if isinstance(value, str):
         return value
     if not _is_number(value):
@@ -131,7 +122,6 @@ def _text(value, name):
 
 def _whole(value, name):
     """A whole number; a table's cell has it as text."""
-    value = _plain(value)
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
     if not _is_number(value) or value != int(value):
@@ -169,12 +159,6 @@ def _rows(value, name, shape, *columns):
             raise ValueError(f"field '{name}.{names[0]}' is missing")
         return record.get(key)
 
-    value = _plain(value)
-    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):  # a table's cell
-        try:
-            value = parse_json(value)
-        except ValueError:
-            raise wrong(name, shape, value) from None
     if value is None or value == "":  # (a table's empty cell)
         return []
     if isinstance(value, dict):
@@ -185,7 +169,7 @@ def _rows(value, name, shape, *columns):
             raise ValueError(f"field '{name}': its lists differ in length")
         return list(zip(*lists))
     rows = []
-    for item in map(_plain, _list(value, name, shape)):
+    for item in _list(value, name, shape):
         if isinstance(item, dict):
             rows.append(tuple(pick(item, names) for names in columns))
         elif isinstance(item, (list, tuple)) and len(item) == len(columns):
@@ -199,17 +183,14 @@ def _rows(value, name, shape, *columns):
 
 def _answers(value, name):
     """Gold answers of any layout as a list of texts that are not blank; true and false are "yes" and "no"."""
-    value = _plain(value)
     if isinstance(value, str):
-        value = _unquoted(value, name)
+        value = _listed(value, name)
     if isinstance(value, dict):
         value = _answer_object(value, name)
     if not isinstance(value, (list, tuple)):
         value = [value]
     found = []
-    for v in map(_plain, value):
-        if isinstance(v, dict) and "text" in v:  # SQuAD's own files
-            v = v["text"]
+    for v in value:
         if isinstance(v, bool):
             v = "yes" if v else "no"
         text = "" if v is None else _text(v, name)
@@ -219,44 +200,34 @@ def _answers(value, name):
 
 
 def _answer_object(value, name):
-    """The list in TriviaQA's {"value", "aliases"} (its own files: Value, Aliases) or in SQuAD's {"text"}."""
+    """The list in TriviaQA's {"value", "aliases"} (its own files: Value, Aliases)."""
     value = {str(key).lower(): v for key, v in value.items()}
-    if "value" in value:
-        first = _text(value["value"], f"{name}.value")
-        if first == "<unk>":
-            raise ValueError(f"field '{name}': '<unk>' stands for an answer that was not published")
-        aliases = _answers(value.get("aliases"), f"{name}.aliases")
-        return list(dict.fromkeys([first, *aliases]))
-    if "text" in value:
-        return list(_list(value["text"], f"{name}.text"))
-    raise wrong(name, 'text, a list, {"value", "aliases"} or {"text"}', value)
+    if "value" not in value:
+        raise wrong(name, 'text, a list or {"value", "aliases"}', value)
+    first = _text(value["value"], f"{name}.value")
+    if first == "<unk>":
+        raise ValueError(f"field '{name}': '<unk>' stands for an answer that was not published")
+    aliases = _answers(value.get("aliases"), f"{name}.aliases")
+    return list(dict.fromkeys([first, *aliases]))
 
 
-def _unquoted(text, name):
-    """The strings of a list that was written as text (tables, PopQA's possible_answers), else the text.
+def _listed(text, name):
+    """The strings of a JSON list that was written as text (PopQA's possible_answers), else the text: "[REC]"
+    and "[1, 2]" are answers. One that truly looks like a list of strings can be given as ["['a', 'b']"].
 
-    Only a whole field is taken apart, and only into strings: "[REC]" and "[1, 2]" are answers, and one that
-    truly looks like a list of strings can be given as ["['a', 'b']"].
-
-    >>> _unquoted("['a', 'b']", "answer"), _unquoted("[REC]", "answer")
+    >>> _listed('["a", "b"]', "answer"), _listed("[REC]", "answer")
     (['a', 'b'], '[REC]')
     """
     inner = text.strip()
-    if not (inner.startswith("[") and inner.endswith("]")):
+    if inner[:1] != "[" or inner[-1:] != "]":
         return text
-    for read in (parse_json, ast.literal_eval):
-        try:
-            value = read(inner)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        if not isinstance(value, list):
-            continue
-        if not all(isinstance(v, str) for v in value):
-            continue
-        if read is ast.literal_eval and re.search(r"""['"]\s+['"]""", inner):  # a numpy array, printed
-            raise ValueError(f"field '{name}': {inner[:40]!r} lacks commas, so Python would join its strings")
-        return value
-    return text
+    try:
+        value = parse_json(inner)
+    except ValueError:
+        if inner[1:2] in ("'", '"'):
+            raise ValueError(f"field '{name}': {inner[:40]!r} is a list, but no JSON") from None
+        return text
+    return value if all(isinstance(v, str) for v in value) else text
 
 
 def _golds(answers, name):
@@ -329,7 +300,7 @@ ANSWERED = ("golden_answers", "Answer", "answer", "possible_answers", "answers")
 
 
 def _parse_plain(row, number):
-    """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle, UltraDomain, SQuAD."""
+    """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle, UltraDomain."""
     asked = next((k for k in ASKED if k in row), "question")
     answered = next((k for k in ANSWERED if k in row), "answer")
     text = _question(_dig(row, asked), asked)
@@ -345,16 +316,12 @@ def _parse_plain(row, number):
     question.type = str(meta.get("type") or "")
     _add_facts(question, meta)
     _add_triples(question, meta)
-    _add_decomposition(question, meta)
+    supporting = _add_decomposition(question, meta)
     if meta.get("paragraphs") is not None:
         _add_paragraphs(question, meta["paragraphs"], "paragraphs")
     elif question.decomposition and meta.get("context") is None:
-        _add_paragraphs(question, _support_paragraphs(meta), "question_decomposition.support_paragraph")
-    elif answered == "answers" and isinstance(meta.get("context"), str):
-        if asked != "input":  # SQuAD's paragraph; UltraDomain's is a whole book, yet to be cut into passages
-            title = _text(meta.get("title") or "", "title")
-            question.context = [[title, [meta["context"]]]]
-    else:
+        _add_paragraphs(question, supporting, "question_decomposition.support_paragraph")
+    elif asked != "input":  # (UltraDomain's context is a whole book, yet to be cut into passages)
         passages = _rows(meta.get("context"), "context", "[[title, [sentences]], …]",
                          ("title",), ("sentences", "content"))
         question.context = [[_text(t, "context"), _sentences(s, "context")] for t, s in passages]
@@ -387,28 +354,22 @@ def _add_triples(question, meta):
         question.answer_id = _text(meta["answer_id"], "answer_id")
 
 
-def _steps(meta):
-    """MuSiQue's steps: (question, answer, index of the paragraph or None, paragraph of FlashRAG or None)."""
-    return _rows(meta.get("question_decomposition"), "question_decomposition",
-                 '[{"question", "answer", "paragraph_support_idx"}, …]',
-                 ("question",), ("answer",), ("paragraph_support_idx", None), ("support_paragraph", None))
-
-
-def _support_paragraphs(meta):
-    """FlashRAG keeps no other paragraphs of MuSiQue than those that its steps rest on."""
-    given = [paragraph for *_, paragraph in _steps(meta) if paragraph is not None]
-    return [_object(p, "question_decomposition.support_paragraph") | {"is_supporting": True} for p in given]
-
-
 def _add_decomposition(question, meta):
+    """MuSiQue's steps; returns the paragraphs in them, which are all that FlashRAG keeps of a context."""
     name = "question_decomposition"
-    for text, answer, idx, paragraph in _steps(meta):
-        if idx is None and paragraph is not None:
-            idx = _object(paragraph, f"{name}.support_paragraph").get("idx")
+    rows = _rows(meta.get(name), name, '[{"question", "answer", "paragraph_support_idx"}, …]',
+                 ("question",), ("answer",), ("paragraph_support_idx", None), ("support_paragraph", None))
+    supporting = []
+    for text, answer, idx, paragraph in rows:
+        if paragraph is not None:
+            paragraph = _object(paragraph, f"{name}.support_paragraph")
+            supporting.append(paragraph | {"is_supporting": True})
+            idx = paragraph.get("idx") if idx is None else idx
         question.decomposition.append({
             "question": _text(text, f"{name}.question"),
             "answer": _text(answer, f"{name}.answer"),
             "paragraph_support_idx": None if idx is None else _whole(idx, f"{name}.paragraph_support_idx")})
+    return supporting
 
 
 def _add_paragraphs(question, paragraphs, name):
@@ -429,7 +390,6 @@ def _add_paragraphs(question, paragraphs, name):
 
 def _sentences(value, name):
     """A passage's sentences; one text is one sentence."""
-    value = _plain(value)
     if isinstance(value, str):
         return [value]
     for sentence in _list(value, name, "sentences"):

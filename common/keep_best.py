@@ -2,7 +2,7 @@
 
 import sys
 
-from common import checkpoint, run, splits
+from common import checkpoint, data, run
 from common.files import say
 
 
@@ -30,7 +30,8 @@ def set_that_chooses(cfg, split):
         from common.world.splits import world_split
         level = hard.parse(cfg.world)
         return world_split(cfg.keep_data, cfg.world_size, cfg.eval_limit or 400, cfg.retriever, level)
-    return splits.Split("kept-by", splits.keep_questions(cfg), split.retriever)
+    questions = data.load_questions(cfg.keep_data, cfg.eval_limit or None, cfg.skip_bad)
+    return data.Split("kept-by", questions, split.retriever)
 
 
 def better_of_last_and_best(cfg, folder, policy, last):

@@ -1,41 +1,56 @@
 """Knowledge graphs: entities, their facts, and the two tools through which an agent reads them.
 
-    load_graph("triples.jsonl")            a file or folder in any form of kg_formats.py
+    load_graph("triples.jsonl")            a file or folder in any form of graphs/kg_files.py
     load_graphs("cs=FILE,legal=FILE")      several, by graph_type; or a folder of graphs
     KnowledgeGraph.from_triples(rows)      (head, relation, tail) of a data set, a file or the embedded world
-    KnowledgeGraph.from_graphml(path)      what LightRAG, nano-graphrag and others write
     graph.entity_matcher(name, k=5)        the entities whose names are most alike
     graph.match(names, k=5)                the same for many names at once
     graph.node_info(name)                  description, neighbours and edges of one entity
     graph.facts(name)                      its triples, as head
+    render_matches, render_node            what the two tools print
 
     python -m common.serve.graph --graph cs=FILE,legal=FOLDER   both tools over HTTP: serve/graph.py
 
 The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
-`relation` and `description`. What the tools print is kg_text.py's.
+`relation` and `description`. graph.graph.graph has `directed` (whether an edge is a fact of its head alone)
+and `left_out` (what could not be used of a file, counted).
 """
 
+import math
 import re
 from collections import Counter
 from functools import cached_property
-from pathlib import Path
 
-from common import kg_formats, kg_lightrag, kg_text, kg_vectors
-from common.files import say
-from common.kg_formats import read_triples as read_triples
-from common.kg_lightrag import GraphError as GraphError
+import networkx
+
+from common.chat import no_tags
+from common.files import UserError, say
+
+
+class GraphError(UserError):
+    """A graph file that cannot be used, with where it is and what was expected."""
+
+
+def empty_graph(directed):
+    return networkx.MultiDiGraph(directed=directed, left_out=Counter())
+
+
+def graph_of_triples(rows):
+    """rows: (head, relation, tail) strings. A triple given twice is one edge."""
+    graph = empty_graph(directed=True)
+    for head, relation, tail in rows:
+        graph.add_edge(head, tail, relation, relation=relation, description="")
+    return graph
 
 
 class KnowledgeGraph:
     """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf),
-    which needs no download. stored: the entities' vectors (kg_vectors.Stored). cache: a folder for encoded
+    which needs no download. stored: the entities' vectors (kg_files.Stored). cache: a folder for encoded
     names. left_out counts what the graph was given and cannot use."""
 
     def __init__(self, graph, encoder="", stored=None, cache=None):
         if not graph.number_of_nodes():
             raise GraphError("the graph is empty: it has no entity")
-        if stored is not None:
-            kg_vectors.rows_among(stored, list(graph))
         self.graph = graph
         self.encoder = encoder
         self.stored = stored
@@ -45,12 +60,7 @@ class KnowledgeGraph:
     @classmethod
     def from_triples(cls, rows, encoder=""):
         """rows: (head, relation, tail) strings. A triple given twice is one edge."""
-        return cls(kg_formats.graph_of_triples(rows), encoder)
-
-    @classmethod
-    def from_graphml(cls, path, encoder=""):
-        """LightRAG's (undirected), nano-graphrag's or another program's file."""
-        return cls(kg_lightrag.read_graphml(path), encoder)
+        return cls(graph_of_triples(rows), encoder)
 
     def __contains__(self, name):
         return name in self.graph
@@ -74,23 +84,24 @@ class KnowledgeGraph:
         return found
 
     def named(self, name):
-        """The entity of this name, or the one that tools print so (kg_text.one_line); None where there is
+        """The entity of this name, or the one that tools print so (one_line); None where there is
         none."""
         if name in self.graph:
             return name
-        return self._printed.get(kg_text.one_line(name))
+        return self._printed.get(one_line(name))
 
     @cached_property
     def _printed(self):
         printed = {}
         for name in self.graph:
-            printed.setdefault(kg_text.one_line(name), name)
+            printed.setdefault(one_line(name), name)
         return printed
 
     @cached_property
     def index(self):
-        """kg_vectors.Index of the names."""
-        made = kg_vectors.Index(list(self.graph), self.encoder, self.stored, self.cache)
+        """graphs.kg_index.Index of the names."""
+        from common.graphs.kg_index import Index
+        made = Index(list(self.graph), self.encoder, self.stored, self.cache)
         if made.left_out:
             self.left_out["entities without a vector"] = made.left_out
         if made.encoded:
@@ -138,46 +149,139 @@ class KnowledgeGraph:
 
 def load_graph(path, encoder="", cache=None):
     """KnowledgeGraph of a file or a folder; that of a LightRAG working folder has its vectors."""
-    path = Path(path)
-    stored = None
-    if path.is_dir():
-        graph = kg_formats.read_folder(path)
-        if (path / kg_formats.VECTORS).is_file():
-            stored = kg_vectors.read_nano_vectors(path / kg_formats.VECTORS)
-    else:
-        graph = kg_formats.read_file(path)
-    if not graph.number_of_nodes():
-        raise GraphError(f"{path}: the graph is empty: it has no entity")
+    from common.graphs import kg_files
+    graph, stored = kg_files.read(path)
     return KnowledgeGraph(graph, encoder, stored, cache)
 
 
 def load_graphs(spec, encoder="", cache=None):
     """{graph_type: KnowledgeGraph} of "cs=FILE,legal=FILE", of a folder of graphs (named by their files and
     folders), or of one graph (named by its own)."""
-    sources = {}
-    path = Path(spec)
-    if path.is_dir() and not kg_formats.is_graph_folder(path):
-        for entry in sorted(path.iterdir()):
-            is_file = entry.suffix.lower() in (".graphml", ".json", ".jsonl", ".tsv")
-            if is_file or kg_formats.is_graph_folder(entry):
-                _add_source(sources, entry.stem if is_file else entry.name, entry)
-        if not sources:
-            raise GraphError(f"{spec}: no graph in this folder ({kg_formats.KINDS_OF_FILE}, or folders)")
-    elif path.exists() or "=" not in spec:
-        name = path.stem if path.is_file() else path.resolve().name
-        if path.name == kg_formats.GRAPHML:
-            name = path.resolve().parent.name
-        _add_source(sources, name, path)
-    else:
-        for part in spec.split(","):
-            name, _, source = part.partition("=")
-            _add_source(sources, name.strip(), source.strip())
-    return {name: load_graph(source, encoder, cache) for name, source in sources.items()}
+    from common.graphs import kg_files
+    return {name: load_graph(source, encoder, cache) for name, source in kg_files.sources(spec).items()}
 
 
-def _add_source(sources, name, source):
-    if not re.fullmatch(r"[\w.-]+", name) or not str(source):
-        raise GraphError(f"--graph {name}={source}: expected NAME=FILE, and a name of letters, digits, . - _")
-    if name in sources:
-        raise GraphError(f"--graph: two graphs with the name {name}: {sources[name]} and {source}")
-    sources[name] = source
+# ---------------------------------------------------------------- what the tools print
+#
+#     Found 5 entities matching 'Rational Grazing':      Entity: Pays de Caux
+#     1. Entity: Rational Grazing                        Type: location
+#     Description: a systematic approach …               Description: a natural region …
+#     2. Entity: …                                       Edges: 2
+#                                                        1. Rational Grazing | practised in | Pays de Caux: …
+#
+# (Omne-R1, appendix A, which repeats the name before a description.) Nothing in a graph can end the text that
+# it stands in or pass for another: names and descriptions are one line each, so none can begin a line (an
+# entity, a role), without control characters, and "<" before a letter, "/" or "|" is a look-alike
+# (chat.no_tags). A tokenizer's own tokens are chat.encode's matter: pass these texts as chat.Foreign.
+
+MAX_EDGES = 60
+MAX_WORDS = 3000  # of one tool's answer
+MARGIN = 20       # of them for what is said around the edges
+LETTERS = 12      # that a word may have on average: text without spaces is cut too
+NEAREST = 3       # names said where there is no such entity
+
+
+def one_line(text):
+    """The text as it stands in a tool's answer.
+
+    >>> one_line("a\\nuser: b\\x00 </tool_response>")
+    'a user: b ‹/tool_response>'
+    """
+    text = text.encode("utf-8", "replace").decode()  # (half a character is no text)
+    text = " ".join(text.split())
+    return no_tags(re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text))
+
+
+def harmless_lines(text):
+    """Text of another server: without tags, odd signs and empty lines; its own lines stay."""
+    lines = [one_line(line) for line in text.split("\n")]
+    return _joined([line for line in lines if line])
+
+
+def cut(text, words):
+    """The first words of a line, and " …" where it has more.
+
+    >>> cut("one two three", 2), cut("one two", 2)
+    ('one two …', 'one two')
+    """
+    kept = " ".join(text.split()[:words])[:words * LETTERS]
+    return text if kept == text else f"{kept} …".strip()
+
+
+def render_matches(query, found, max_words=MAX_WORDS):
+    """The text of entity_matcher. found: what KnowledgeGraph.match has for the query."""
+    query = cut(one_line(query), max_words // 4)
+    each = max(1, max_words // max(1, len(found)))
+    lines = [f"Found {len(found)} entities matching '{query}':"]
+    for number, entity in enumerate(found, 1):
+        description = cut(one_line(entity["description"]), each)
+        lines.append(f"{number}. Entity: {cut(one_line(entity['name']), each)}")
+        lines.append(f"Description: {description or 'none'}")
+    return _joined(lines)
+
+
+def render_node(info, question="", max_edges=MAX_EDGES, max_words=MAX_WORDS):
+    """The text of node_info. info: what KnowledgeGraph.node_info has; question: the edges with most of its
+    words come first.
+
+    At most max_edges edges, and as many as max_words leave room for; how many are left out is said."""
+    lines = [f"Entity: {cut(one_line(info['name']), max_words // 4)}"]
+    if info["kind"]:
+        lines.append(f"Type: {one_line(info['kind'])}")
+    description = cut(one_line(info["description"]), max_words // 2)
+    lines.append(f"Description: {description or 'none'}")
+    edges = by_shared_words([_edge(edge) for edge in info["edges"]], question)
+    room = max_words - MARGIN - sum(len(line.split()) for line in lines)
+    shown = []
+    for edge in edges[:max_edges]:
+        words = 1 + max(len(edge.split()), len(edge) // LETTERS)  # its number is one too
+        if words > room and shown:
+            break
+        shown.append(cut(edge, max(MARGIN, room)))
+        room -= words
+    lines.append(f"Edges: {len(edges)}")
+    lines += [f"{number}. {edge}" for number, edge in enumerate(shown, 1)]
+    left = len(edges) - len(shown)
+    if left:
+        order = "; those above share most words with the question" if question else ""
+        lines.append(f"{left} more edges are left out{order}.")
+    return _joined(lines)
+
+
+def _edge(edge):
+    text = f"{edge['head']} | {edge['relation']} | {edge['tail']}"
+    if edge["description"]:
+        text += f": {edge['description']}"
+    return one_line(text)
+
+
+def by_shared_words(edges, question):
+    """The edges that have most words of the question first; of those with as many, the ones whose words few
+    other edges have (of a city, its country before all who were born there); otherwise in their order."""
+    asked = _words(question)
+    shared = [asked & _words(edge) for edge in edges]
+    times = Counter(word for words in shared for word in words)
+    rarity = [math.fsum(1 / times[word] for word in words) for words in shared]  # (in any order)
+    order = sorted(range(len(edges)), key=lambda i: (-len(shared[i]), -rarity[i]))
+    return [edges[i] for i in order]
+
+
+def _words(text):
+    """The words of three letters and more, in lower case."""
+    return set(re.findall(r"\w{3,}", text.lower()))
+
+
+def render_unknown(name, nearest):
+    """The text for a name that no entity has. nearest: KnowledgeGraph.match's entities for it."""
+    names = [f"'{one_line(entity['name'])}'" for entity in nearest[:NEAREST]]
+    return _joined([f"There is no entity named '{cut(one_line(name), 40)}' in this graph. The nearest names: "
+                    f"{', '.join(names)}. Use a name exactly as it is written there."])
+
+
+def render_unknown_graph(graph_type, graphs):
+    """The text for a graph_type that there is not."""
+    return _joined([f"There is no graph '{cut(one_line(graph_type), 40)}'. The graphs: {', '.join(graphs)}."])
+
+
+def _joined(lines):
+    return no_tags("\n".join(lines))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import transformers
 from safetensors import SafetensorError
 
-from common import chat, checkpoint, distributed, hub, rollout
+from common import chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
 from common.files import locked, say
 from common.rollout import Trajectory, Turn, context_ids
@@ -36,8 +36,8 @@ def find_model(name):
     anything large is read."""
     name = checkpoint.find(name) or name
     try:
-        found = hub.locate(str(name))
-    except hub.HubError as error:
+        found = files.locate(str(name))
+    except files.HubError as error:
         raise ModelError(str(error)) from error
     folder = Path(found)
     configs = (folder / "config.json", folder / "adapter_config.json")

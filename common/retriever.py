@@ -14,6 +14,7 @@ The HTTP form (see serve/search.py): POST /retrieve {"queries": […], "topk": k
 -> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'.
 """
 
+import functools
 import hashlib
 import math
 import os
@@ -26,9 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from common import http_client
-from common.files import UserError, locked, weights_in
+from common.files import HubError, UserError, locate, made_once, say, weights_in
 from common.http_client import RETRIES as RETRIES
-from common.hub import HubError, encode, load_encoder, prefixes
 
 
 class RetrieverError(UserError):
@@ -87,6 +87,18 @@ def folded(text):
     return unicodedata.normalize("NFC", letters)
 
 
+def best(scores, k):
+    """Indices of the k largest of (n,) scores, the larger first, ties in order; without sorting them all."""
+    k = min(k, len(scores))
+    if k < 1:
+        return np.empty(0, dtype=int)
+    limit = np.partition(scores, -k)[-k]
+    above = np.flatnonzero(scores > limit)
+    level = np.flatnonzero(scores == limit)[:k - len(above)]
+    found = np.concatenate([above, level])
+    return found[np.lexsort((found, -scores[found]))]
+
+
 class BM25Retriever:
     """Okapi BM25 (k1 1.5, b .75, Lucene's idf) over the `tokens` of title, counted twice, and text.
 
@@ -112,7 +124,6 @@ class BM25Retriever:
 
     def search(self, queries, k):
         """list of at most k passages a query, best first; without those that share no word with it."""
-        k = min(k, len(self.corpus))
         results = []
         for query in queries:
             words = tokens(query)
@@ -120,20 +131,125 @@ class BM25Retriever:
                 scores = self.index.get_scores(words)
             else:
                 scores = np.zeros(len(self.corpus))
-            if k * 20 > len(scores):
-                best = np.lexsort((np.arange(len(scores)), -scores))[:k]
-            else:
-                best = self._top(scores, k)
-            best = [i for i in best if scores[i] > 0]
-            results.append([_passage(self.corpus[int(i)], scores[i]) for i in best])
+            found = [i for i in best(scores, k) if scores[i] > 0]
+            results.append([_passage(self.corpus[int(i)], scores[i]) for i in found])
         return results
 
-    @staticmethod
-    def _top(scores, k):
-        """Indices of the k best, ties by order in the corpus."""
-        limit = np.partition(scores, -k)[-k]
-        best = np.flatnonzero(scores >= limit)
-        return best[np.lexsort((best, -scores[best]))][:k]
+
+# ---------------------------------------------------------------- encoders
+
+@functools.cache
+def load_encoder(name):
+    """One SentenceTransformer a name and process; a folder asks no network. Raises HubError.
+
+    Pooling and normalisation come from the model's own modules.json. A folder without one gets mean pooling,
+    or its first token where it holds a model of the bge family."""
+    found = locate(name)
+    try:
+        import faiss  # noqa: F401  (which will hold its vectors)
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise HubError(f"{name}: an encoder wants sentence-transformers and faiss ({error}): pip install "
+                       "-r requirements.txt, or the extra [dense]") from error
+    try:
+        encoder = SentenceTransformer(found, local_files_only=Path(found).is_dir())
+    except Exception as error:  # format errors of every kind have the same remedy
+        raise HubError(f"{name}: the encoder did not load ({type(error).__name__}); "
+                       "give a folder or a hub id with a sentence-transformers model") from error
+    bare = Path(found).is_dir() and not (Path(found) / "modules.json").exists()
+    if bare and any(called.startswith("bge-") for called in _names(name)):
+        encoder[1].pooling_mode = "cls"
+    return encoder
+
+
+ENCODING = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
+
+
+def encode(encoder, texts, prefix, task, batch_size=32, progress=False):
+    """(n, d) float32, rows of length 1. task: "query" or "document", for models that have layers for each."""
+    with ENCODING:
+        vectors = encoder.encode(texts, prompt=prefix, task=task, batch_size=batch_size,
+                                 normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=progress)
+    return vectors.astype("float32")
+
+
+WEB_SEARCH = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
+PREFIXES = {  # encoders without prompts of their own, by whole names: (before queries, before passages)
+    r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?": ("query: ", "passage: "),
+    r"multilingual-e5-large-instruct|e5-mistral-7b-instruct": (WEB_SEARCH, ""),
+    r"bge-(small|base|large)-en(-v1\.5)?": ("Represent this sentence for searching relevant passages: ", ""),
+    r"bge-(small|base|large)-zh(-v1\.5)?": ("为这个句子生成表示以用于检索相关文章：", ""),
+}
+
+
+@functools.cache
+def prefixes(name, encoder, query="auto", passage="auto"):
+    """(what stands before queries, what stands before passages) for an encoder, and says so once.
+
+    auto: the encoder's own prompts where it has some, else those of its name in PREFIXES, else nothing."""
+    own = {use: text for use, text in encoder.prompts.items() if text}
+    passages = own.get("document") or own.get("passage") or own.get("corpus") or ""
+    found = own.get("query", ""), passages
+    source = "its own prompts"
+    if not any(found):
+        found, source = _by_name(name)
+    if not source:
+        source = f"its name is not known; its prompts: {', '.join(own) or 'none'}"
+    used = (found[0] if query == "auto" else query), (found[1] if passage == "auto" else passage)
+    if used != found:
+        source = "as given"
+    say(f"encoder {name}: {used[0]!r} before queries, {used[1]!r} before passages and names ({source})")
+    return used
+
+
+def _by_name(name):
+    """(prefixes, whose they are) of the first of a model's names that PREFIXES has."""
+    for called in _names(name):
+        for pattern, found in PREFIXES.items():
+            if re.fullmatch(pattern, called):
+                return found, f"those of {called}"
+    return ("", ""), ""
+
+
+NAMED = re.compile(  # in config.json; in the header of README.md: the model it was made from, its own name
+    r'(?:"_name_or_path": *"|^base_model: *\n?(?:- )?|^- name: )([^"\s]+)', re.MULTILINE)
+
+
+def _names(name):
+    """What a model may be: its own name, then those in the files of its folder; in small letters, without
+    owners.
+
+    >>> _names("models--intfloat--e5-base-v2/snapshots/0a1b"), _names("BAAI/bge-m3/")
+    (['e5-base-v2'], ['bge-m3'])
+    """
+    folder = Path(name).expanduser().absolute()
+    found = [str(folder)]
+    for file in (folder / "config.json", folder / "README.md"):
+        if file.is_file():
+            found += NAMED.findall(file.read_text(encoding="utf-8", errors="replace"))
+    found = [re.sub("/snapshots/[^/]+$", "", path.rstrip("/")) for path in found]
+    return [re.split("/|--", path)[-1].lower() for path in found]
+
+
+# ---------------------------------------------------------------- dense vectors
+
+CACHE = ".cache/fivehop"  # of vectors, in one's home
+
+
+def fingerprint(name, texts, *how):
+    """What a file of vectors is called by: encoder, its weights, the texts, how they are encoded."""
+    digest = hashlib.sha256(repr([name, weights_in(name), *how]).encode())
+    for text in texts:
+        digest.update(text.encode())
+    return digest.hexdigest()[:16]
+
+
+def kept_vectors(path, make):
+    """(n, d) vectors mapped into memory from a file, which is made once of make()'s."""
+    def write(part):
+        with part.open("wb") as file:
+            np.save(file, make(), allow_pickle=False)
+    return np.load(made_once(Path(path), write), mmap_mode="c", allow_pickle=False)
 
 
 MEMORY_ONLY_BELOW = 200  # passages: such an index is built faster than it is found on disk
@@ -148,9 +264,9 @@ class DenseRetriever:
     is missed (2 of 32 lists lost .13 of Flat's recall on 2Wiki and HotpotQA). Default: a quarter of the
     lists, at least 8 and at most 256.
 
-    What stands before queries and passages is hub.prefixes'. Corpora are encoded in pieces, and the index is
-    cached under a hash of corpus, model, passage prefix and index (not of nprobe and the query's prefix,
-    which only a search needs)."""
+    What stands before queries and passages is that of prefixes(). Corpora are encoded in pieces, and the
+    index is cached under a hash of corpus, model, passage prefix and index (not of nprobe and the query's
+    prefix, which only a search needs)."""
 
     def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256,
                  piece=100_000, query_prefix="auto", passage_prefix="auto"):
@@ -172,15 +288,13 @@ class DenseRetriever:
         if len(corpus) < MEMORY_ONLY_BELOW:
             self.index = self._fill(empty, index, piece)
             return
-        made_with = [model, weights_in(model), self.passage_prefix, index, max_tokens, len(corpus)]
-        digest = hashlib.sha256(repr(made_with).encode())
-        for row in corpus:
-            digest.update(f"{row['title']}\n{row['text']}".encode())
-        path = Path(cache_dir or Path.home() / ".cache/fivehop") / f"dense-{digest.hexdigest()[:16]}.faiss"
-        with locked(path.with_suffix(".lock")):  # one process makes it, the others wait
-            if not path.exists():
-                faiss.write_index(self._fill(empty, index, piece), str(path) + ".tmp")
-                Path(str(path) + ".tmp").replace(path)
+        texts = (f"{row['title']}\n{row['text']}" for row in corpus)
+        name = fingerprint(model, texts, self.passage_prefix, index, max_tokens, len(corpus))
+
+        def write(part):
+            faiss.write_index(self._fill(empty, index, piece), str(part))
+
+        path = made_once(Path(cache_dir or Path.home() / CACHE) / f"dense-{name}.faiss", write)
         self.index = faiss.read_index(str(path))
         _set_nprobe(faiss, self.index, nprobe)  # the file holds that of the run which wrote it
         if getattr(faiss, "get_num_gpus", int)() and not index.startswith("HNSW"):

@@ -5,7 +5,7 @@ import random
 import unicodedata
 from dataclasses import replace
 
-from common import data, kg, metrics, splits
+from common import data, kg, metrics
 from common.files import warn
 from common.rollout import stable_seed
 from common.world import hard
@@ -44,7 +44,8 @@ def load_splits(cfg, paper_eval):
     if cfg.data == "world":
         return load_world(cfg)
     envs = cfg.envs.split(",")
-    split, evals = splits.load_splits(replace(cfg, limit=0), paper_eval, searched="text" in envs)
+    split, evals = data.load_splits(replace(cfg, limit=0), paper_eval, searched="text" in envs,
+                                    live=cfg.graph == "evidences")
     if split and cfg.limit:  # D.3: a random subset
         size = min(cfg.limit, len(split.questions))
         rng = random.Random(stable_seed(cfg.seed, "subset"))

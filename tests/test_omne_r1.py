@@ -36,7 +36,7 @@ from common import model as models
 from common.call_metrics import is_standard
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.graphs import graph_questions, graph_sources, kg_tools
+from common.graphs import graph_questions, kg_tools
 from common.path_thoughts import template_calls, thoughts_by_template
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import graph as graph_server
@@ -840,12 +840,12 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
     rare = {graphs.spoken(relation) for relation in graphs.RARE}
 
     def shares(split, domains):
-        place = graph_sources.world_place(cfg, tmp_path, split, domains, cfg.per_graph)
+        place = graph_questions.world_place(cfg, tmp_path, split, domains, cfg.per_graph)
         needed = [{relation for _, relation, _ in q.evidences} & rare for q in place.questions]
         each = [sum(relation in found for found in needed) / len(needed) for relation in rare]
         return sum(map(bool, needed)) / len(needed), max(each)
 
-    in_training, commonest = shares("train", graph_sources.TRAINED_DOMAINS)
+    in_training, commonest = shares("train", graph_questions.TRAINED_DOMAINS)
     assert .01 < in_training < .02 and 0 < commonest < .01
     in_test, _ = shares("test", graphs.DOMAINS)
     assert .08 < in_test < .12
@@ -1255,8 +1255,8 @@ def test_test_questions_that_begin_where_one_for_training_does_are_left_out(tmp_
         starts = {"train": ["A", "B"], "test": ["B", "C"]}[folder.name]
         return [asked(id=s, evidences=[[s, "r", "x"]]) for s in starts]
 
-    monkeypatch.setattr(graph_sources, "write_questions", questions)
-    train, test = graph_sources.make_questions(CFG, tmp_path, {})
+    monkeypatch.setattr(graph_questions, "write_questions", questions)
+    train, test = graph_questions.make_questions(CFG, tmp_path, {})
     assert [q.id for q in train] == ["A", "B"] and [q.id for q in test] == ["C"]
     assert "left out 1 of 2 test questions" in capsys.readouterr().out
 

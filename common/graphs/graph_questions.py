@@ -1,26 +1,34 @@
-"""Questions that are asked of graphs: where they come from, and the tools that answer for the graphs.
+"""Questions that are asked of graphs: where they come from (files, a teacher, the embedded world), and the
+tools that answer for the graphs.
+
+    place, evals = load(cfg, folder)    what is made lies in the folder, where a killed run goes on
 
 A question is a data.Question whose `type` is the graph that it is asked of; `evidences` are the edges of its
-path, where that is known. On file it is a line of what common/graphs/synthesis.py writes:
+path, where that is known. On file it is a line of what synthesis.py writes:
 
     {"id": "cs-1", "graph_type": "cs", "question": "…", "golden_answer": "…", "path": […], "relations": […]}
 
 of which path and relations may be missing.
 """
 
+import math
 import random
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import data
-from common.graphs import synthesis
-from common.graphs.kg_tools import make_tools
+from common import data, flags, world
+from common.files import say
+from common.graphs import kg_paths, synthesis
+from common.graphs.kg_tools import LocalTools, make_tools
+from common.graphs.teacher import ChatTeacher, Template
 from common.rollout import stable_seed
+from common.world import graphs as world_graphs
 
 REMOTE = ("http://", "https://")
 GRAPH_TYPE = r"[\w.-]+"  # it stands in the system prompt
+TRAINED_DOMAINS = ("film", "music", "literature")  # the world's test has one more
 
 
 @dataclass
@@ -122,15 +130,45 @@ def apart(questions, tools, limit=0):
     return places
 
 
+# ---------------------------------------------------------------- where a run's come from
+
+def check(cfg):
+    """Refuses graphs, questions and models that do not go together."""
+    if not 0 < cfg.test_share < 1:
+        flags.refuse("test_share", cfg.test_share, "above 0 and below 1")
+    needs_model = not cfg.score and cfg.stage != "synthesize"
+    if needs_model and cfg.policy:
+        flags.needs_a_model(cfg)
+    if cfg.score and not cfg.judge:
+        flags.refuse("score", cfg.score, "needs --judge URL")
+    if cfg.data == "world":
+        if cfg.graph:
+            flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
+        return
+    if not cfg.graph and not cfg.score:
+        flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "
+                                         "http://HOST:PORT")
+    if needs_model and not (cfg.model or cfg.checkpoint or cfg.policy):
+        flags.refuse("model", cfg.model, "needed with --graph (or --checkpoint)")
+    asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
+    if cfg.graph.startswith(REMOTE) and not asked:
+        flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
+
+
 def load_tools(cfg):
-    """The tools of --graph."""
-    patience = {"timeout": cfg.search_timeout, "retries": cfg.search_retries}
-    return make_tools(cfg.graph, cfg.graph_encoder, cfg.max_edges, cfg.max_words, **patience)
+    """The tools of --graph, or of the test world's graphs."""
+    if cfg.data == "world":
+        graphs = graphs_of_world(cfg, "test", world_graphs.DOMAINS)
+        return LocalTools(graphs, cfg.max_edges, cfg.max_words)
+    return make_tools(cfg.graph, cfg.graph_encoder, cfg.max_edges, cfg.max_words,
+                      timeout=cfg.search_timeout, retries=cfg.search_retries)
 
 
-def load_places(cfg, make):
-    """(training Place or None, evaluation Places) of --data and --eval-data; make(graphs) -> (training, test
-    questions) is asked where neither names a file. Of a file of one's own a tenth is held out."""
+def load(cfg, folder):
+    """(training Place or None, evaluation Places) of --data and --eval-data; where neither names a file the
+    questions are made. Of a file of one's own a tenth is held out."""
+    if cfg.data == "world":
+        return load_world(cfg, folder)
     tools = load_tools(cfg)
     if not tools.remote and cfg.stage not in ("synthesize", "direct"):  # they search for nothing
         tools.prepare()
@@ -139,7 +177,7 @@ def load_places(cfg, make):
         train = read_questions(cfg.data, tools.graphs)
         train = some(train, cfg.limit or len(train))
     elif not (cfg.eval_data and cfg.eval_only):
-        train, test = make(tools.graphs)
+        train, test = make_questions(cfg, folder, tools.graphs)
     if cfg.eval_data:
         test = [q for file in cfg.eval_data.split(",") for q in read_questions(file, tools.graphs)]
     if not test and cfg.eval_only:
@@ -150,6 +188,37 @@ def load_places(cfg, make):
         if not test or not train:
             raise data.DataError(f"{cfg.data}: too few questions to hold a tenth out; give --eval-data")
     return (Place("train", train, tools) if train else None), apart(test, tools, cfg.eval_limit)
+
+
+def teacher_of(cfg):
+    """Who words questions and thoughts."""
+    if cfg.teacher == "template":
+        return Template()
+    return ChatTeacher(cfg.teacher, cfg.teacher_model)
+
+
+def make_questions(cfg, folder, graphs):
+    """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes;
+    in a folder where a killed run goes on. A teacher may begin a path elsewhere near the seed node: test
+    questions that begin where one for training does are left out."""
+    teacher = teacher_of(cfg)
+    halves = {}
+    for name, graph in graphs.items():
+        halves[name] = kg_paths.split_seeds(graph, 0, cfg.test_share, largest=cfg.largest_ball)
+    found = []
+    for number, part in enumerate(("train", "test")):
+        only = {name: half[number] for name, half in halves.items()}
+        share = cfg.test_share if part == "test" else 1
+        count = math.ceil(cfg.per_graph * share)
+        made = write_questions(folder / part, graphs, teacher, cfg, count, only)
+        found.append(made)
+    train, test = found
+    begun = {(q.type, q.evidences[0][0]) for q in train}
+    kept = [q for q in test if (q.type, q.evidences[0][0]) not in begun]
+    if len(kept) < len(test):
+        say(f"left out {len(test) - len(kept)} of {len(test)} test questions: their paths begin where one "
+            "for training does")
+    return train, kept
 
 
 def write_questions(folder, graphs, teacher, cfg, count, only=None):
@@ -165,3 +234,43 @@ def write_questions(folder, graphs, teacher, cfg, count, only=None):
         if kept[row["graph_type"], row["kind"]] <= count:
             found.append(question_of(row))
     return found
+
+
+# ---------------------------------------------------------------- the embedded world
+
+def load_world(cfg, folder):
+    """Training on three domains; the test world's four, with more of the relations that are rare."""
+    train = world_place(cfg, folder, "train", TRAINED_DOMAINS, cfg.per_graph)
+    if cfg.limit:
+        train = replace(train, questions=some(train.questions, cfg.limit))
+    names = (cfg.eval_data or "test").split(",")
+    domains = world_graphs.DOMAINS
+    limit = cfg.eval_limit or 400
+    count = math.ceil(limit / (2 * len(domains)))
+    evals = []
+    for name in names:
+        place = world_place(cfg, folder, name, domains, count)
+        parts = apart(place.questions, place.tools)
+        if len(names) > 1:
+            parts = [replace(part, name=f"{name}-{part.name}") for part in parts]
+        evals += parts
+    return train, evals
+
+
+def graphs_of_world(cfg, name, domains):
+    """{domain: graph} of a split."""
+    try:
+        seed = 1 if name == "test" else 0
+        made = world.make_world(name, seed, cfg.world_size, questions=1)
+    except (ValueError, IndexError) as error:  # too large for its words, or too small for a question
+        raise data.DataError(f"--world-size {cfg.world_size}: {error}") from error
+    return {domain: world_graphs.graph_for(made, domain) for domain in domains}
+
+
+def world_place(cfg, folder, name, domains, count):
+    """A split's graphs, their tools, and questions by template."""
+    graphs = graphs_of_world(cfg, name, domains)
+    teacher = Template(world_graphs.wording, world_graphs.weight_of(name), world_graphs.forward)
+    questions = write_questions(folder / name, graphs, teacher, cfg, count)
+    tools = LocalTools(graphs, cfg.max_edges, cfg.max_words)
+    return Place(name, questions, tools)

@@ -12,7 +12,7 @@ graph's edge is gone against its direction, its label is "inverse of …".
 import re
 import unicodedata
 
-from common import kg_text
+from common import kg
 from common.rollout import stable_seed
 
 DEPTH = 3        # sec. 2: of the ball around a seed node
@@ -128,7 +128,7 @@ def fold(text):
     >>> fold("Fianna  FÁIL\\u2019s"), fold("Straße")
     ("fianna fail's", 'strasse')
     """
-    parts = unicodedata.normalize("NFKD", kg_text.one_line(text).translate(QUOTES))
+    parts = unicodedata.normalize("NFKD", kg.one_line(text).translate(QUOTES))
     bare = "".join(c for c in parts if not unicodedata.combining(c))
     return unicodedata.normalize("NFC", bare).casefold()  # (NFKD takes syllables of Hangul apart)
 

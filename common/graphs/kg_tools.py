@@ -4,7 +4,7 @@
     tools.search([Call("node_info", "Pays de Caux", "agriculture", question)], k=5)  ->  [text]
 
 They are called as retrievers are, so rollout.BatchedSearch takes them. Every call has a text, also one for a
-name or a graph that there is not (kg_text.py). Over HTTP the form is that of the authors' server:
+name or a graph that there is not (kg.py). Over HTTP the form is that of the authors' server:
 
     POST /{graph_type}/get_precise_entity_names, /{graph_type}/get_node    {"node_name": …}
     -> {"rendered_content": …}
@@ -16,7 +16,7 @@ Ours also takes a "question", whose words decide which edges come first, and lis
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from common import http_client, kg, kg_text
+from common import http_client, kg
 from common.graphs.tool_calls import TOOLS
 from common.http_client import RETRIES, START_RETRIES
 
@@ -49,7 +49,7 @@ class LocalTools:
     """Both tools on graphs of this process. graphs: {graph_type: KnowledgeGraph}."""
     remote = False
 
-    def __init__(self, graphs, max_edges=kg_text.MAX_EDGES, max_words=kg_text.MAX_WORDS):
+    def __init__(self, graphs, max_edges=kg.MAX_EDGES, max_words=kg.MAX_WORDS):
         self.graphs = graphs
         self.max_edges = max_edges
         self.max_words = max_words
@@ -65,7 +65,7 @@ class LocalTools:
         for (graph_type, tool), group in alike(calls).items():
             asked = [calls[i] for i in group]
             if graph_type not in self.graphs:
-                answers = [kg_text.render_unknown_graph(graph_type, self.graphs)] * len(group)
+                answers = [kg.render_unknown_graph(graph_type, self.graphs)] * len(group)
             elif tool == ENTITY_MATCHER:
                 answers = self._matches(self.graphs[graph_type], asked, k)
             else:
@@ -77,19 +77,19 @@ class LocalTools:
     def _matches(self, graph, calls, k):
         names = [call.node_name[:MAX_NAME] for call in calls]
         found = graph.match(names, k)
-        return [kg_text.render_matches(*both, self.max_words) for both in zip(names, found, strict=True)]
+        return [kg.render_matches(*both, self.max_words) for both in zip(names, found, strict=True)]
 
     def _nodes(self, graph, calls):
         names = [graph.named(call.node_name) for call in calls]
         unknown = [call.node_name[:MAX_NAME] for call, name in zip(calls, names, strict=True) if name is None]
-        nearest = iter(graph.match(unknown, kg_text.NEAREST))
+        nearest = iter(graph.match(unknown, kg.NEAREST))
         texts = []
         for call, name in zip(calls, names, strict=True):
             if name is None:
-                texts.append(kg_text.render_unknown(call.node_name[:MAX_NAME], next(nearest)))
+                texts.append(kg.render_unknown(call.node_name[:MAX_NAME], next(nearest)))
             else:
                 info = graph.node_info(name)
-                texts.append(kg_text.render_node(info, call.question, self.max_edges, self.max_words))
+                texts.append(kg.render_node(info, call.question, self.max_edges, self.max_words))
         return texts
 
 
@@ -126,7 +126,7 @@ class HTTPTools(http_client.Client):
         texts = [""] * len(calls)
         for (graph_type, tool), group in alike(calls).items():
             if self.graphs is not None and graph_type not in self.graphs:
-                answers = [kg_text.render_unknown_graph(graph_type, self.graphs)] * len(group)
+                answers = [kg.render_unknown_graph(graph_type, self.graphs)] * len(group)
             else:
                 answers = self._ask(graph_type, tool, [calls[i] for i in group])
             for i, answer in zip(group, answers, strict=True):
@@ -203,10 +203,10 @@ class HTTPTools(http_client.Client):
             raise self.failure(f'{self.url}{path} answered in another form than {{"rendered_content": text}}')
         if len(found) != expected:
             raise self.failure(f"{self.url}{path} answered {len(found)} texts for {expected} names")
-        return [kg_text.harmless_lines(self.text(text, "answers")) for text in found]
+        return [kg.harmless_lines(self.text(text, "answers")) for text in found]
 
 
-def make_tools(spec, encoder="", max_edges=kg_text.MAX_EDGES, max_words=kg_text.MAX_WORDS, **patience):
+def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES, max_words=kg.MAX_WORDS, **patience):
     """The tools that `--graph spec` names. patience: timeout (seconds a request) and retries of a server."""
     if spec.startswith(("http://", "https://")):
         return HTTPTools(spec, **patience)

@@ -16,30 +16,33 @@ kg_paths.py, the teacher's judgement; a draft that fails goes back with what was
     settings.json     what the folder was made with
 
 and can be gone on with after any interruption, with the same outcome: the order of the work depends on the
-seed alone, and is kept by what is written.
+seed alone, and is kept by what is written. The first three only grow, a line at a time, and are whole after a
+kill at any point; the other two are replaced whole.
 """
 
+import hashlib
+import itertools
+import json
 import random
-import time
-from collections import Counter, deque
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.files import Progress, RunError, say, warn, write_atomic
+from common.files import Keyed, Lines, Progress, RunError, read_json, say, warn, write_atomic, write_json
 from common.graphs import kg_paths
 from common.graphs.kg_paths import KINDS, LARGEST, OF_THE_PATH, SMALLEST
-from common.graphs.kg_paths import seeds as seeds
-from common.graphs.kg_paths import split_seeds as split_seeds
-from common.graphs.synthesis_files import TITLES, Answers, Ledger, mark_of, markdown, settle
-from common.graphs.teacher import BAD_LIMIT, BadAnswer, Draft, Item, Previous
-from common.kg_lightrag import GraphError
+from common.graphs.teacher import BAD_LIMIT, NO_ANSWER, UNREADABLE, BadAnswer, Draft, Item, Patience, Previous
+from common.kg import GraphError
 from common.rollout import stable_seed
 
 ATTEMPTS = 3      # at a question, each with what was wrong with the last (ours)
 ROUNDS = 10       # turns that a seed node has at most (ours)
-WAITING = 4       # items in work or waiting for an earlier one, a thread
+AT_ONCE = 4       # items that a thread is given at a time
 JUDGED = "judge says no"
+DUPLICATE = "duplicate"
+NOT_READ = (UNREADABLE, NO_ANSWER)
+TITLES = {"12": "1/2 hop", "3": "3+ hop"}
 
 
 # ---------------------------------------------------------------- one question
@@ -111,20 +114,30 @@ def synthesize(graphs, folder, teacher, count, seed=0, kinds=tuple(KINDS), attem
     settle(folder, {"teacher": teacher.name, "seed": seed, "unique": unique}, marks)
     ledger = Ledger(folder, attempts, bad_limit)
     answers = Answers(folder / "answers.jsonl")
-    work = Work(graphs, teacher, ledger, answers, attempts, unique)
     pairs = [(graph_type, kind) for graph_type in starts for kind in kinds]
+    pool = ThreadPoolExecutor(teacher.concurrency)
+    teacher.begin()
+
+    def attempt(item):
+        return attempt_all(graphs[item.graph_type], teacher, item, answers, attempts, unique)
+
+    def work(items):
+        for item, tried in zip(items, pool.map(attempt, items), strict=True):
+            ledger.enter(item, tried)
+            bar(len(ledger.questions.rows), count * len(pairs))
+
     try:
         with progress("questions") as bar:
-            work.meter = Meter(bar, count * len(pairs), ledger)
             for graph_type, kind in pairs:
                 items = items_of(graph_type, kind, starts[graph_type], rounds, seed)
-                found = work.collect(items, count)
+                found = collect(items, count, AT_ONCE * teacher.concurrency, ledger, work)
                 missing(graph_type, kind, found, count, len(starts[graph_type]), rounds)
     except KeyboardInterrupt:
         warn("interrupted: the answers that are under way are waited for, and kept")
         raise
-    finally:
-        work.stop()
+    finally:  # nothing new is begun; what was asked for already is waited for, and kept
+        teacher.cancel()
+        pool.shutdown(wait=True, cancel_futures=True)
         ledger.close()
         answers.close()
     write_atomic(folder / "questions.md", markdown(ledger.questions.rows, ledger.rejected.rows))
@@ -170,70 +183,132 @@ def items_of(graph_type, kind, names, rounds, seed):
             number += 1
 
 
-class Work:
-    """Items in threads, and what they came to, entered in the order of the items."""
-
-    def __init__(self, graphs, teacher, ledger, answers, attempts, unique):
-        self.graphs = graphs
-        self.teacher = teacher
-        self.ledger = ledger
-        self.options = (answers, attempts, unique)
-        self.pool = ThreadPoolExecutor(teacher.concurrency)
-        teacher.begin()
-        self.meter = None
-
-    def collect(self, items, count):
-        """How many questions these items gave, at most count: no more are in work than are missing, so that
-        no answer is asked for in vain."""
-        window = deque()
-        found = 0
-        while found < count:
-            while len(window) < min(count - found, WAITING * self.teacher.concurrency):
-                item = next(items, None)
-                if item is None:
-                    break
-                window.append((item, self._begin(item)))
-            if not window:
-                break
-            item, tried = window.popleft()
-            if tried is not None:
-                self.ledger.enter(item, tried.result())
-            found += item.id in self.ledger.kept
-            self.meter(item.id in self.ledger.kept)
-        return found
-
-    def _begin(self, item):
-        """What an item will come to; None where that is on file."""
-        if self.ledger.finished(item):
-            return None
-        return self.pool.submit(attempt_all, self.graphs[item.graph_type], self.teacher, item, *self.options)
-
-    def stop(self):
-        """Nothing new is begun; what was asked for already is waited for, and kept."""
-        self.teacher.cancel()
-        self.pool.shutdown(wait=True, cancel_futures=True)
+def collect(items, count, at_once, ledger, work):
+    """How many questions these items gave, at most count: no more are in work than are missing, so that no
+    answer is asked for in vain."""
+    found = 0
+    while found < count:
+        part = list(itertools.islice(items, min(count - found, at_once)))
+        if not part:
+            break
+        work([item for item in part if not ledger.finished(item)])
+        found += sum(item.id in ledger.kept for item in part)
+    return found
 
 
-class Meter:
-    """Questions of all that are wanted, and drafts a second, on a files.Progress."""
+# ---------------------------------------------------------------- the folder
 
-    def __init__(self, bar, total, ledger):
-        self.bar = bar
-        self.total = total
-        self.ledger = ledger
-        self.done = 0
-        self.before = self._drafts()
-        self.began = time.monotonic()
+class Answers(Keyed):
+    """What a model said, by what it was asked for: `of` asks only for what is not on file."""
 
-    def _drafts(self):
-        return len(self.ledger.questions.rows) + len(self.ledger.rejected.rows)
+    def of(self, key, ask):
+        """ask() -> text. What it raises as BadAnswer is kept and raised again."""
+        row = self.get(key)
+        if row is None:
+            row = {"key": key}
+            try:
+                row["text"] = ask()
+            except BadAnswer as bad:
+                row |= {"rule": bad.rule, "reason": bad.reason}
+            self.add(row)
+        if "text" not in row:
+            raise BadAnswer(row["rule"], row["reason"])
+        return row["text"]
 
-    def __call__(self, kept):
-        self.done += kept
-        rate = (self._drafts() - self.before) / max(1e-6, time.monotonic() - self.began)
-        self.bar.what = f"questions ({rate:.1f} drafts/s)"
-        self.bar(self.done, self.total)
 
+class Ledger:
+    """The questions and the rejections of a folder: what is there is not worked on again."""
+
+    def __init__(self, folder, attempts, bad_limit):
+        self.questions = Lines(folder / "questions.jsonl")
+        self.rejected = Lines(folder / "rejected.jsonl")
+        self.attempts = attempts
+        known = [row for row in self.rejected.rows if row["rule"] not in NOT_READ]
+        self.patience = Patience(bad_limit, read=bool(known or self.questions.rows))
+        self.kept = {row["id"] for row in self.questions.rows}
+        self.turned_down = {}
+        for row in self.rejected.rows:
+            self.turned_down.setdefault(row["id"], []).append(row)
+        self.seen = {(row["question"], row["golden_answer"]) for row in self.questions.rows}
+
+    def finished(self, item):
+        """Whether nothing more can come of an item."""
+        rows = self.turned_down.get(item.id, [])
+        given_up = len(rows) >= self.attempts
+        return item.id in self.kept or given_up or any(r["rule"] == DUPLICATE for r in rows)
+
+    def enter(self, item, tried):
+        """Writes what an item came to; the rows of one that was cut short are there already."""
+        last = tried[-1]
+        if not last.rule and (last.draft.question, last.draft.answer) in self.seen:
+            last.rule = DUPLICATE
+            last.reason = "The question and its answer are there already."
+        on_file = len(self.turned_down.get(item.id, []))
+        for one in [one for one in tried if one.rule][on_file:]:
+            self._turn_down(item, one)
+        if not last.rule:
+            self._keep(item, last)
+
+    def _turn_down(self, item, tried):
+        draft = tried.draft
+        row = {"id": item.id, "graph_type": item.graph_type, "kind": item.kind, "rule": tried.rule,
+               "path": draft.path, "question": draft.question, "answer": draft.answer,
+               "reason": tried.reason}
+        self.rejected.add(row)
+        self.turned_down.setdefault(item.id, []).append(row)
+        if self.patience.ends(tried.rule not in NOT_READ):
+            raise RunError(f"the teacher gave {self.patience.bad} unusable answers in a row, the last: "
+                           f"{tried.reason[:200]!r}. See {self.rejected.path}; with a better one the same "
+                           "command goes on from here")
+
+    def _keep(self, item, tried):
+        draft = tried.draft
+        self.questions.add({
+            "id": item.id, "graph_type": item.graph_type, "question": draft.question,
+            "golden_answer": draft.answer, "path": draft.path, "relations": draft.relations,
+            "hops": len(draft.path) - 1, "kind": item.kind, "seed_node": item.seed_node,
+            "ambiguous": tried.ambiguous})
+        self.kept.add(item.id)
+        self.seen.add((draft.question, draft.answer))
+        self.patience.ends(readable=True)
+
+    def close(self):
+        self.questions.close()
+        self.rejected.close()
+
+
+def settle(folder, settings, graphs):
+    """Writes what a folder is made with, or raises RunError where it was made with something else.
+
+    graphs: {graph_type: mark_of(…)}; others may join them later."""
+    path = folder / "settings.json"
+    before = {**settings, "graphs": {}}
+    if path.exists():
+        before = read_json(path, dict)
+    elif (folder / "questions.jsonl").exists():
+        raise RunError(f"{folder} has questions but no settings.json: use another folder")
+    known = before.get("graphs", {})
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise RunError(f"{folder} was made with {name} {before.get(name)!r}, not {value!r}: "
+                           "use another folder")
+    for name, mark in graphs.items():
+        if known.get(name, mark) != mark:
+            raise RunError(f"{folder} was made from another graph {name!r}, or from other seed nodes of it: "
+                           "use another folder")
+    write_json(path, {**settings, "graphs": {**known, **graphs}})
+
+
+def mark_of(graph, seed_nodes):
+    """A hash of the facts and of the seed nodes, whatever their order."""
+    digest = hashlib.sha256()
+    for fact in sorted(graph.graph.edges(data="relation")):
+        digest.update(json.dumps(fact).encode())
+    digest.update(json.dumps(sorted(seed_nodes)).encode())
+    return digest.hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- what is said of it
 
 def outcome(questions, rejected, unique):
     """The last line: how many questions, and what share of what was fit has several right answers."""
@@ -257,3 +332,43 @@ def nothing(rejected):
     (rule, times), *_ = rules.most_common(1)
     return (f"no question came of {len(rejected.rows)} drafts, {times} of them: {rule}. "
             f"See {rejected.path}; another teacher, graph or wording is needed")
+
+
+def markdown(questions, rejected):
+    """Table 1 of the paper, the rejections by rule, and what share of the drafts was kept."""
+    lines = ["# Questions", ""]
+    kept = Counter((row["graph_type"], row["kind"]) for row in questions)
+    lines += counts("Graph Type", kept)
+    lines += ["", "# Rejected drafts", ""]
+    lines += counts("rule", Counter((row["rule"], row["kind"]) for row in rejected))
+    lines += ["", "# Yield", "", "| Graph Type | drafts | kept | share | ambiguous |",
+              "|---|---:|---:|---:|---:|"]
+    names = list(dict.fromkeys(row["graph_type"] for row in questions + rejected))
+    for name in [*names, "Total"]:
+        ours = [row for row in questions if name in (row["graph_type"], "Total")]
+        drafts = len(ours) + sum(name in (row["graph_type"], "Total") for row in rejected)
+        ambiguous = sum(row["ambiguous"] for row in ours)
+        share = len(ours) / max(1, drafts)
+        lines.append(f"| {cell(name)} | {drafts} | {len(ours)} | {share:.3f} | {ambiguous} |")
+    lines += ["", "Ambiguous: another node is reached from the start by the same relations.", ""]
+    return "\n".join(lines)
+
+
+def counts(title, cells):
+    """A table of {(row, kind): count}, its largest row first, with sums."""
+    lines = [f"| {title} | {' | '.join(TITLES.values())} | Total |", "|---|" + "---:|" * (len(TITLES) + 1)]
+    sums = Counter()
+    for (name, kind), number in cells.items():
+        sums[name] += number
+        sums["Total", kind] += number
+    names = [name for name, _ in sums.most_common() if isinstance(name, str)]
+    for name in names:
+        row = [cells.get((name, kind), 0) for kind in TITLES]
+        lines.append(f"| {cell(name)} | {' | '.join(map(str, row))} | {sums[name]} |")
+    totals = [sums["Total", kind] for kind in TITLES]
+    lines.append(f"| Total | {' | '.join(map(str, totals))} | {sum(totals)} |")
+    return lines
+
+
+def cell(text):
+    return text.replace("|", "\\|")

@@ -16,7 +16,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from common import http_client, kg, kg_text
+from common import http_client, kg
 from common.files import RunError
 from common.graphs import kg_paths
 from common.http_client import KEY, RETRIES, START_RETRIES
@@ -236,7 +236,7 @@ def relation_lines(graph, seed_node):
     for node in around:
         for head, tail, relation in edges_of(graph, node):
             if head in around and tail in around:
-                lines[kg_text.one_line(f"{head} - {tail}: {relation}")] = None
+                lines[kg.one_line(f"{head} - {tail}: {relation}")] = None
     return list(lines)[:MAX_RELATIONS]
 
 
@@ -288,7 +288,7 @@ def read_draft(text):
         fine = fine and isinstance(word, str) and 0 < len(word.strip()) <= MAX_QUESTION
     if not fine:
         raise BadAnswer(UNREADABLE, f"not a path, a question and an answer: {text[:SHOWN]}")
-    *path, question, answer = [kg_text.one_line(word) for word in words]
+    *path, question, answer = [kg.one_line(word) for word in words]
     return Draft(path, question, answer)
 
 
@@ -298,7 +298,7 @@ def read_verdict(text):
     reason = value.get("reason", "")
     if not isinstance(value.get("valid"), bool) or not isinstance(reason, str):
         raise BadAnswer(UNREADABLE, f"not a verdict: {text[:SHOWN]}")
-    return value["valid"], kg_text.one_line(reason)[:MAX_QUESTION]
+    return value["valid"], kg.one_line(reason)[:MAX_QUESTION]
 
 
 # ---------------------------------------------------------------- a model behind an address

@@ -20,7 +20,7 @@ from typing import Annotated
 from fastapi import HTTPException
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from common import kg, kg_text
+from common import kg
 from common.files import RunError, say
 from common.graphs.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
 from common.serve import http_server
@@ -59,7 +59,7 @@ def make_app(tools, k=MATCHES, max_body=MAX_BODY, patience=PATIENCE):
 
     def answer(tool, graph_type, asked):
         if graph_type not in tools.graphs:
-            raise HTTPException(404, kg_text.render_unknown_graph(graph_type, tools.graphs))
+            raise HTTPException(404, kg.render_unknown_graph(graph_type, tools.graphs))
         texts = tools.search(asked.calls(tool, graph_type), k)
         return {"rendered_content": texts if isinstance(asked.node_name, list) else texts[0]}
 
@@ -84,8 +84,8 @@ def main(arguments=None):
     parser.add_argument("--graph", required=True, help="NAME=FILE,NAME=FILE, a file, or a folder of graphs")
     parser.add_argument("--graph-encoder", default="", help="a sentence-transformers model; default tf-idf")
     parser.add_argument("--matches", type=int, default=MATCHES, help="entities that entity_matcher shows")
-    parser.add_argument("--max-edges", type=int, default=kg_text.MAX_EDGES, help="of one node")
-    parser.add_argument("--max-words", type=int, default=kg_text.MAX_WORDS, help="of one answer")
+    parser.add_argument("--max-edges", type=int, default=kg.MAX_EDGES, help="of one node")
+    parser.add_argument("--max-words", type=int, default=kg.MAX_WORDS, help="of one answer")
     http_server.address_flags(parser, 8100)
     args = parser.parse_args(arguments)
     try:

@@ -12,7 +12,7 @@ facts that are wrong.
 
 import random
 
-from common import kg, kg_lightrag
+from common import kg
 from common.world import DATE, DOMAIN_OF, FACTS, FEMALE, SPOKEN, _compose
 
 DOMAINS = ("film", "music", "literature", "business")
@@ -51,7 +51,7 @@ def graph_for(world, domain, noise=True):
     """The KnowledgeGraph of a domain, undirected. Only edges between entities."""
     rng = random.Random(f"graph/{world.split}/{domain}/{len(world.kinds)}/{len(world.triples)}")
     within = kinds_of(domain)
-    graph = kg_lightrag.empty_graph(directed=False)
+    graph = kg.empty_graph(directed=False)
     for name, kind in world.kinds.items():
         if kind in within:
             graph.add_node(name, kind=kind, description=described(world, name, kind))

@@ -3,88 +3,25 @@
     Index(names, encoder="")                 character n-grams (tf-idf): no download
     Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk under a hash of
                                              names, encoder and prefix
-    Index(names, encoder, Stored)            the vectors of LightRAG's vdb_entities.json
+    Index(names, encoder, Stored)            the vectors of LightRAG's vdb_entities.json (kg_files.py)
 
 Above FAISS_ABOVE names dense vectors lie in a (flat, exact) FAISS index.
 """
 
-import base64
-import binascii
-import hashlib
 import json
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from common.hub import HubError, encode, load_encoder, prefixes
-from common.kg_lightrag import GraphError, plain
+from common.files import HubError
+from common.graphs.kg_files import rows_among
+from common.kg import GraphError
+from common.retriever import CACHE, best, encode, fingerprint, kept_vectors, load_encoder, prefixes
 
 FAISS_ABOVE = 50_000
 BLOCK = 1_000_000  # scores in memory at a time, for each core
-
-
-@dataclass
-class Stored:
-    """What a NanoVectorDB file holds: {name: row of vectors}, and vectors (n, d) of length 1."""
-    path: str
-    rows: dict
-    vectors: np.ndarray
-
-
-def read_nano_vectors(path):
-    """Stored of LightRAG's vdb_entities.json:
-
-    {"embedding_dim", "data": [{"entity_name"}], "matrix"}, the matrix float32 in base64. Rows of length 0 are
-    left out."""
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        dimension = value["embedding_dim"]
-        names = [row["entity_name"] for row in value["data"]]
-        matrix = base64.b64decode(value["matrix"], validate=True)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, binascii.Error) as error:
-        raise GraphError(f"{path}: not a NanoVectorDB file of entities "
-                         f"({type(error).__name__}: {error})") from None
-    if not isinstance(dimension, int) or dimension < 1 or not all(isinstance(n, str) for n in names):
-        raise GraphError(f"{path}: expected embedding_dim, a number, and entity_name, texts")
-    expected = len(names) * dimension * 4
-    if len(matrix) != expected:
-        raise GraphError(f"{path}: its matrix has {len(matrix):,} bytes; {len(names):,} rows of "
-                         f"{dimension:,} float32 are {expected:,}")
-    vectors = np.frombuffer(matrix, "<f4").reshape(len(names), dimension)  # (n, d)
-    if not np.isfinite(vectors).all():
-        raise GraphError(f"{path}: its matrix has numbers that are not finite")
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    rows = {}
-    for i, name in enumerate(names):
-        if lengths[i] > 0:
-            rows[plain(name)] = i
-    return Stored(str(path), rows, vectors / np.maximum(lengths, 1e-12))
-
-
-def best(scores, k):
-    """Indices of the k largest of (n,) scores, the larger first, ties in order; without sorting them all."""
-    k = min(k, len(scores))
-    if k < 1:
-        return np.empty(0, dtype=int)
-    limit = np.partition(scores, -k)[-k]
-    above = np.flatnonzero(scores > limit)
-    level = np.flatnonzero(scores == limit)[:k - len(above)]
-    found = np.concatenate([above, level])
-    return found[np.lexsort((found, -scores[found]))]
-
-
-def rows_among(stored, names):
-    """The row of each name among stored vectors, -1 = none. GraphError: they are another graph's."""
-    rows = [stored.rows.get(name, -1) for name in names]
-    known = sum(row >= 0 for row in rows)
-    strangers = len(stored.rows) - known
-    if 2 * known < len(names) or strangers > known:
-        raise GraphError(f"{stored.path}: vectors of another graph: {known:,} of the graph's "
-                         f"{len(names):,} entities are among its {len(stored.rows):,}")
-    return rows
 
 
 class Index:
@@ -161,24 +98,9 @@ class Index:
 
     def _on_disk(self, names, cache):
         """(n, d) of all names, from the file of earlier runs or encoded and written there."""
-        digest = hashlib.sha256(self.encoder.encode())
-        folder = Path(self.encoder)
-        if folder.is_dir():  # another model in a folder of the same name
-            for file in sorted(folder.glob("*.safetensors")):
-                digest.update(f"{file.name}{file.stat().st_size}{file.stat().st_mtime_ns}".encode())
-        digest.update(json.dumps([self.prefix, names]).encode())
-        path = Path(cache or Path.home() / ".cache/fivehop") / f"entities-{digest.hexdigest()[:16]}.npy"
-        if path.exists():
-            vectors = np.load(path, allow_pickle=False)
-            if vectors.shape[0] == len(names):
-                return vectors
-        vectors = self._encode(names)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        with part.open("wb") as file:
-            np.save(file, vectors, allow_pickle=False)
-        part.replace(path)
-        return vectors
+        name = fingerprint(self.encoder, [json.dumps(names)], self.prefix)
+        path = Path(cache or Path.home() / CACHE) / f"entities-{name}.npy"
+        return kept_vectors(path, lambda: self._encode(names))
 
     def search(self, queries, k):
         """For each query at most k (number of a name, cosine), best first; equal ones in the names' order."""

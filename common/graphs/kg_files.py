@@ -1,0 +1,344 @@
+"""Knowledge graphs on disk: every form that is read.
+
+| source | form |
+| --- | --- |
+| triples | .jsonl and .json (lists or {"head", "relation", "tail"}); .tsv, .txt with two tabs |
+| 2WikiMultihopQA | official JSON: the `evidences` of all its questions |
+| custom_kg | LightRAG's JSON {"chunks", "entities", "relationships"} |
+| LightRAG, nano-graphrag | .graphml, or their working folder with it (and vdb_entities.json) |
+| networkx, Neo4j, Gephi, yEd | .graphml with names of nodes and relations of edges as attributes |
+
+What comes of them is described in kg.py. Two edges between a pair that differ in their words stay two.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import networkx
+import numpy as np
+
+from common.kg import GraphError, empty_graph, graph_of_triples
+
+GRAPHML = "graph_chunk_entity_relation.graphml"  # the names of a LightRAG working folder
+VECTORS = "vdb_entities.json"
+KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
+# (XML's ParseError is a SyntaxError)
+UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
+
+
+def sources(spec):
+    """{graph_type: file or folder} of "cs=FILE,legal=FILE", of a folder of graphs, or of one graph."""
+    path = Path(spec)
+    if path.is_dir() and not is_graph_folder(path):
+        pairs = []
+        for entry in sorted(path.iterdir()):
+            if entry.suffix.lower() in (".graphml", ".json", ".jsonl", ".tsv"):
+                pairs.append((entry.stem, entry))
+            elif is_graph_folder(entry):
+                pairs.append((entry.name, entry))
+        if not pairs:
+            raise GraphError(f"{spec}: no graph in this folder ({KINDS_OF_FILE}, or folders)")
+    elif path.exists() or "=" not in spec:
+        name = path.stem if path.is_file() else path.resolve().name
+        if path.name == GRAPHML:
+            name = path.resolve().parent.name
+        pairs = [(name, path)]
+    else:
+        pairs = [[part.strip() for part in both.partition("=")[::2]] for both in spec.split(",")]
+    found = {}
+    for name, source in pairs:
+        if not re.fullmatch(r"[\w.-]+", name) or not str(source):
+            raise GraphError(f"--graph {name}={source}: expected NAME=FILE, "
+                             "and a name of letters, digits, . - _")
+        if name in found:
+            raise GraphError(f"--graph: two graphs with the name {name}: {found[name]} and {source}")
+        found[name] = source
+    return found
+
+
+def is_graph_folder(folder):
+    return (Path(folder) / GRAPHML).is_file()
+
+
+def read(path):
+    """(networkx graph, Stored or None) of a file or of a LightRAG working folder."""
+    path = Path(path)
+    stored = None
+    if path.is_dir():
+        if not is_graph_folder(path):
+            raise GraphError(f"{path}: a folder without {GRAPHML}")
+        graph = read_graphml(path / GRAPHML)
+        if (path / VECTORS).is_file():
+            stored = read_nano_vectors(path / VECTORS)
+            rows_among(stored, list(graph))
+    elif not path.is_file():
+        raise GraphError(f"--graph {path}: no such file ({KINDS_OF_FILE}; or 'evidences')")
+    else:
+        graph = read_file(path)
+    if not graph.number_of_nodes():
+        raise GraphError(f"{path}: the graph is empty: it has no entity")
+    return graph, stored
+
+
+def read_file(path):
+    """The graph of a file; what is in a .json decides how it is read."""
+    suffix = path.suffix.lower()
+    if suffix == ".graphml":
+        return read_graphml(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        rows = json.loads(text) if suffix == ".json" else text.split("\n")
+    except UnicodeDecodeError as error:
+        raise GraphError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise GraphError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise GraphError(f"{path}: not valid JSON: {error}") from None
+    if suffix != ".json":
+        rows = [line.rstrip("\r") for line in rows if line.strip()]
+        return _of_triples(path, rows, json.loads if suffix == ".jsonl" else _tabs)
+    if isinstance(rows, dict) and rows.keys() & {"entities", "relationships"}:
+        return _of_custom_kg(path, rows)
+    if not isinstance(rows, list):
+        raise GraphError(f"{path}: expected a list of triples")
+    if rows and isinstance(rows[0], dict) and "evidences" in rows[0]:
+        return _of_evidences(path, rows)
+    return _of_triples(path, rows)
+
+
+# ---------------------------------------------------------------- triples
+
+def _tabs(line):
+    return line.split("\t")
+
+
+def _of_triples(path, rows, read=None):
+    triples = []
+    for number, row in enumerate(rows, 1):
+        try:
+            triples.append(triple(read(row) if read else row))
+        except (ValueError, RecursionError):
+            raise GraphError(f"{path}: record {number}: "
+                             "expected head, relation and tail, three strings") from None
+    return graph_of_triples(triples)
+
+
+def triple(row):
+    """(head, relation, tail) of a list or an object. Raises ValueError."""
+    names = ("head", "relation", "tail")
+    if isinstance(row, dict) and row.keys() >= set(names):
+        row = [row[name] for name in names]
+    if not isinstance(row, (list, tuple)) or len(row) != 3:
+        raise ValueError
+    parts = []
+    for part in row:
+        if not isinstance(part, str) or not part.strip():
+            raise ValueError
+        part = part.strip().encode("utf-8", "replace").decode()  # (half a surrogate pair is no text)
+        parts.append(part)
+    return tuple(parts)
+
+
+def _of_evidences(path, rows):
+    """The triples of all questions; those without three parts are counted."""
+    left_out = Counter()
+    triples = []
+    for number, row in enumerate(rows, 1):
+        found = row.get("evidences") if isinstance(row, dict) else None
+        if not isinstance(found, list):
+            raise GraphError(f"{path}: record {number}: expected a list in `evidences`")
+        for evidence in found:
+            try:
+                triples.append(triple(evidence))
+            except ValueError:
+                left_out["triples without three parts"] += 1
+    graph = graph_of_triples(triples)
+    graph.graph["left_out"] = left_out
+    return graph
+
+
+# ---------------------------------------------------------------- LightRAG's texts and vectors
+
+def plain(text, quotes=False):
+    """One line without <SEP>, which LightRAG puts between the values of a field; without double quotes too,
+    which nano-graphrag puts around every field, unless `quotes` are to stay."""
+    text = str("" if text is None else text).replace("<SEP>", " ")
+    if not quotes:
+        text = text.replace('"', "")
+    return " ".join(text.split())
+
+
+@dataclass
+class Stored:
+    """What a NanoVectorDB file holds: {name: row of vectors}, and vectors (n, d) of length 1."""
+    path: str
+    rows: dict
+    vectors: np.ndarray
+
+
+def read_nano_vectors(path):
+    """Stored of LightRAG's vdb_entities.json:
+
+    {"embedding_dim", "data": [{"entity_name"}], "matrix"}, the matrix float32 in base64. Rows of length 0 are
+    left out."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        dimension = value["embedding_dim"]
+        names = [row["entity_name"] for row in value["data"]]
+        matrix = base64.b64decode(value["matrix"], validate=True)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, binascii.Error) as error:
+        raise GraphError(f"{path}: not a NanoVectorDB file of entities "
+                         f"({type(error).__name__}: {error})") from None
+    if not isinstance(dimension, int) or dimension < 1 or not all(isinstance(n, str) for n in names):
+        raise GraphError(f"{path}: expected embedding_dim, a number, and entity_name, texts")
+    expected = len(names) * dimension * 4
+    if len(matrix) != expected:
+        raise GraphError(f"{path}: its matrix has {len(matrix):,} bytes; {len(names):,} rows of "
+                         f"{dimension:,} float32 are {expected:,}")
+    vectors = np.frombuffer(matrix, "<f4").reshape(len(names), dimension)  # (n, d)
+    if not np.isfinite(vectors).all():
+        raise GraphError(f"{path}: its matrix has numbers that are not finite")
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = {}
+    for i, name in enumerate(names):
+        if lengths[i] > 0:
+            rows[plain(name)] = i
+    return Stored(str(path), rows, vectors / np.maximum(lengths, 1e-12))
+
+
+def rows_among(stored, names):
+    """The row of each name among stored vectors, -1 = none. GraphError: they are another graph's."""
+    rows = [stored.rows.get(name, -1) for name in names]
+    known = sum(row >= 0 for row in rows)
+    strangers = len(stored.rows) - known
+    if 2 * known < len(names) or strangers > known:
+        raise GraphError(f"{stored.path}: vectors of another graph: {known:,} of the graph's "
+                         f"{len(names):,} entities are among its {len(stored.rows):,}")
+    return rows
+
+
+# ---------------------------------------------------------------- GraphML
+
+# where other programs keep them, the first that is filled; upper case is the same
+NAMES = ("entity_id", "entity_name", "name", "label", "title")
+RELATIONS = ("keywords", "relation", "relationship", "predicate", "label", "edge label", "type",
+             "interaction")
+NUMBER = re.compile(r"(?=.*\d|.*://)\S+")  # "n0", "17", "http://example.org/Oslo": ids that are no names
+
+
+def read_graphml(path):
+    """LightRAG's (undirected) or nano-graphrag's file, or one of networkx, Neo4j, Gephi, yEd. Names lose the
+    literal quotes of older files, many-valued fields their <SEP>. Nodes without a name are left out and
+    counted."""
+    read = _networkx_graph(path)
+    lightrag = any("entity_type" in node for _, node in read.nodes(data=True))
+    graph = empty_graph(read.is_directed())
+    left_out = graph.graph["left_out"]
+    names = {name: plain(name) for name in read if plain(name)}
+    if not lightrag:
+        names = _names_behind_numbers(path, read) or names
+        _refuse_edges_without_relations(path, read)
+    for number, node in read.nodes(data=True):
+        if number not in names:
+            left_out["nodes without a name"] += 1
+            continue
+        kind = plain(node.get("entity_type"))
+        description = plain(node.get("description"))
+        graph.add_node(names[number], kind=kind, description=description)
+    for head, tail, edge in read.edges(data=True):
+        if head not in names or tail not in names:
+            left_out["edges of nodes without a name"] += 1
+        else:
+            _add_edge(graph, names[head], names[tail], edge)
+            if not lightrag and not _first(edge, RELATIONS):
+                left_out['relations without a name ("related to" stands for them)'] += 1
+    return graph
+
+
+def _networkx_graph(path):
+    try:
+        return networkx.read_graphml(path)
+    except UNREADABLE as error:
+        nameless = re.match("Unknown key for id (.*)[.]$", str(error))
+        if nameless:
+            raise GraphError(f'{path}: <key id="{nameless[1]}"> has no attr.name, which would say what it '
+                             "holds: write one into the file") from None
+        raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
+
+
+def _names_behind_numbers(path, read):
+    """{id: name} of the nodes that have one, where nearly all ids are numbers; {} where ids are names. Nodes
+    of one name keep their ids behind it."""
+    numbers = sum(bool(NUMBER.fullmatch(number)) for number in read)
+    if numbers < .9 * len(read) or not len(read):
+        return {}
+    found = {number: _first(node, NAMES) for number, node in read.nodes(data=True)}
+    found = {number: name for number, name in found.items() if name}
+    if not found:
+        attributes = _attributes(node for _, node in read.nodes(data=True))
+        raise GraphError(f"{path}: ids such as {next(iter(read))} are no names, and no node has one of "
+                         f"{', '.join(NAMES)}; its nodes have {attributes or 'no attributes'}")
+    twice = Counter(found.values())
+    return {number: f"{name} ({number})" if twice[name] > 1 else name for number, name in found.items()}
+
+
+def _refuse_edges_without_relations(path, read):
+    """GraphError: edges have attributes, but none that says how their ends are related."""
+    edges = [edge for _, _, edge in read.edges(data=True)]
+    attributes = _attributes(edges)
+    if attributes and not any(_first(edge, (*RELATIONS, "description")) for edge in edges):
+        raise GraphError(f"{path}: no edge has one of {', '.join(RELATIONS)}, which would name its relation; "
+                         f"its edges have {attributes}")
+
+
+def _attributes(rows):
+    return ", ".join(sorted({key for row in rows for key in row} - {"id"}))
+
+
+def _first(row, keys, quotes=False):
+    """The first text in some attributes, however their names are written."""
+    row = {key.lower(): value for key, value in row.items()}
+    found = (plain(row.get(key), quotes) for key in keys)
+    return next(filter(None, found), "")
+
+
+def _add_edge(graph, head, tail, row, quotes=False):
+    """Adds an edge beside those that are there, unless it says what one of them says."""
+    relation = _first(row, RELATIONS, quotes) or "related to"
+    description = plain(row.get("description"), quotes)
+    graph.add_edge(head, tail, (relation, description), relation=relation, description=description)
+
+
+# ---------------------------------------------------------------- custom_kg
+
+def _of_custom_kg(path, value):
+    """The graph of a custom_kg object. path: where it was read, for errors."""
+    graph = empty_graph(directed=False)
+    for number, row in enumerate(_rows(path, value, "entities"), 1):
+        name, = _names(path, "entities", number, row, "entity_name")
+        description = plain(row.get("description"), quotes=True)
+        kind = plain(row.get("entity_type"), quotes=True)
+        graph.add_node(name, kind=kind, description=description)
+    for number, row in enumerate(_rows(path, value, "relationships"), 1):
+        head, tail = _names(path, "relationships", number, row, "src_id", "tgt_id")
+        _add_edge(graph, head, tail, row, quotes=True)
+    return graph
+
+
+def _rows(path, value, field):
+    rows = value.get(field) or []
+    if not isinstance(rows, list):
+        raise GraphError(f"{path}: expected a list in `{field}`")
+    return rows
+
+
+def _names(path, field, number, row, *keys):
+    given = [row.get(key) if isinstance(row, dict) else None for key in keys]
+    if not all(isinstance(name, str) and name.strip() for name in given):
+        raise GraphError(f"{path}: record {number} of {field}: expected {' and '.join(keys)}, with text")
+    return given
