@@ -17,11 +17,11 @@ One Markdown table, a row printed as it comes:
   not count; memory is what is resident after less before, strings included;
 - in process: both tools, 256 calls in one list against one by one, alternating, medians of --repeats, calls
   a second of CPU;
-- served: common.serve.graph in a process of its own, asked by --clients threads of another for --seconds.
+- served: common.serve graph in a process of its own, asked by --clients threads of another for --seconds.
   Each sends its next request when it has the answer, so p50 is near clients / (answers a second). A fifth is
   hostile: names that there are not, bodies of 1 MB, unknown graphs, malformed JSON, wrong types, connections
   that break off within a body. Every answer must be the text that the tools in process have for the name as
-  the server reads it (http_server.readable), or the expected refusal: "wrong" counts those that are not, and
+  the server reads it (server.readable), or the expected refusal: "wrong" counts those that are not, and
   requests without an answer. Growth: the server's resident memory, mean of the last tenth of the run less
   that of the first.
 """
@@ -49,8 +49,7 @@ import numpy as np
 
 from common import kg, kg_formats, kg_lightrag, kg_vectors
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, PATHS, Call, LocalTools
-from common.serve import graph as graph_server
-from common.serve import http_server
+from common.serve import server
 
 GRAPH = "bench"
 DIMENSION = 64
@@ -120,7 +119,7 @@ def write_inputs(nodes, folder):
 def build(nodes, folder):
     """(KnowledgeGraph with stored vectors, {what: figure} of making it)"""
     edges = np.load(folder / "edges.npy")
-    graph_server.make_app(LocalTools({"small": kg.KnowledgeGraph.from_triples([("A", "r", "B")])}))  # imports
+    server.graph_app(LocalTools({"small": kg.KnowledgeGraph.from_triples([("A", "r", "B")])}))  # imports
     before = resident()
     rng = random.Random(nodes)
     words = vocabulary(rng)
@@ -143,7 +142,7 @@ def build(nodes, folder):
     made = kg.KnowledgeGraph(graph, stored=stored)
     read = time.process_time() - started
     started = time.process_time()
-    graph_server.make_app(LocalTools({GRAPH: made}))  # what a server does before its first answer
+    server.graph_app(LocalTools({GRAPH: made}))  # what a server does before its first answer
     indexed = time.process_time() - started
     figures = {
         "edges": f"{len(edges):,}",
@@ -272,7 +271,7 @@ def request(kind, rng, name, graph, tools):
 
 def answered(tools, calls, **fields):
     """A request of one call, or of a list of calls of one tool, and the texts of this process."""
-    read = [replace(call, node_name=http_server.readable(call.node_name)) for call in calls]
+    read = [replace(call, node_name=server.readable(call.node_name)) for call in calls]
     texts = tools.search(read)
     body = {"node_name": [call.node_name for call in calls], "question": [call.question for call in calls]}
     if len(calls) == 1:
@@ -286,7 +285,7 @@ def refused(kind, rng, name, path):
     """A request that is no question, and its status."""
     good = json.dumps({"node_name": name})
     if kind == "over the limit of a body":
-        size = http_server.MAX_BODY + 1  # announced only: who is still sending may find the connection closed
+        size = server.MAX_BODY + 1  # announced only: who is still sending may find the connection closed
         return {"path": path, "body": "", "size": size, "status": 413, "text": None}
     if kind == "unknown graph":
         text = f"There is no graph 'another'. The graphs: {GRAPH}."
@@ -308,8 +307,8 @@ def refused(kind, rng, name, path):
 def serve(nodes, folder, listener):
     """A process of its own, until it is ended."""
     graph, _ = build(nodes, folder)
-    app = graph_server.make_app(LocalTools({GRAPH: graph}))
-    http_server.Server(app).run([listener])
+    app = server.graph_app(LocalTools({GRAPH: graph}))
+    server.server(app).run([listener])
 
 
 def right(request, status, body):

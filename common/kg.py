@@ -9,7 +9,7 @@
     graph.node_info(name)                  description, neighbours and edges of one entity
     graph.facts(name)                      its triples, as head
 
-    python -m common.serve.graph --graph cs=FILE,legal=FOLDER   both tools over HTTP: serve/graph.py
+    python -m common.serve graph --graph cs=FILE,legal=FOLDER   both tools over HTTP: serve/server.py
 
 The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
 `relation` and `description`. What the tools print is kg_text.py's.

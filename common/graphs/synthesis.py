@@ -26,15 +26,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.files import Progress, RunError, say, warn, write_atomic
+from common.files import Keyed, Progress, RunError, say, warn, write_atomic
 from common.graphs import kg_paths
 from common.graphs.kg_paths import KINDS, LARGEST, OF_THE_PATH, SMALLEST
 from common.graphs.kg_paths import seeds as seeds
 from common.graphs.kg_paths import split_seeds as split_seeds
-from common.graphs.synthesis_files import TITLES, Answers, Ledger, mark_of, markdown, settle
-from common.graphs.teacher import BAD_LIMIT, BadAnswer, Draft, Item, Previous
+from common.graphs.synthesis_files import TITLES, Ledger, mark_of, markdown, settle
+from common.graphs.teacher import BAD_LIMIT, Draft, Item, Previous
 from common.kg_lightrag import GraphError
 from common.rollout import stable_seed
+from common.serve.chat_client import BadAnswer
 
 ATTEMPTS = 3      # at a question, each with what was wrong with the last (ours)
 ROUNDS = 10       # turns that a seed node has at most (ours)
@@ -110,7 +111,7 @@ def synthesize(graphs, folder, teacher, count, seed=0, kinds=tuple(KINDS), attem
     make_folder(folder)
     settle(folder, {"teacher": teacher.name, "seed": seed, "unique": unique}, marks)
     ledger = Ledger(folder, attempts, bad_limit)
-    answers = Answers(folder / "answers.jsonl")
+    answers = Keyed(folder / "answers.jsonl")
     work = Work(graphs, teacher, ledger, answers, attempts, unique)
     pairs = [(graph_type, kind) for graph_type in starts for kind in kinds]
     try:

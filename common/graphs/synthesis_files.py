@@ -8,30 +8,13 @@ import hashlib
 import json
 from collections import Counter
 
-from common.files import Keyed, Lines, RunError, read_json, write_json
-from common.graphs.teacher import NO_ANSWER, UNREADABLE, BadAnswer, Patience
+from common.files import Lines, RunError, read_json, write_json
+from common.graphs.teacher import Patience
+from common.serve.chat_client import NO_ANSWER, UNREADABLE
 
 TITLES = {"12": "1/2 hop", "3": "3+ hop"}
 DUPLICATE = "duplicate"
 NOT_READ = (UNREADABLE, NO_ANSWER)
-
-
-class Answers(Keyed):
-    """What a model said, by what it was asked for: `of` asks only for what is not on file."""
-
-    def of(self, key, ask):
-        """ask() -> text. What it raises as BadAnswer is kept and raised again."""
-        row = self.get(key)
-        if row is None:
-            row = {"key": key}
-            try:
-                row["text"] = ask()
-            except BadAnswer as bad:
-                row |= {"rule": bad.rule, "reason": bad.reason}
-            self.add(row)
-        if "text" not in row:
-            raise BadAnswer(row["rule"], row["reason"])
-        return row["text"]
 
 
 class Ledger:
