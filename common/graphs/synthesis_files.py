@@ -65,10 +65,17 @@ class Ledger:
     def _keep(self, item, tried):
         draft = tried.draft
         self.questions.add({
-            "id": item.id, "graph_type": item.graph_type, "question": draft.question,
-            "golden_answer": draft.answer, "path": draft.path, "relations": draft.relations,
-            "hops": len(draft.path) - 1, "kind": item.kind, "seed_node": item.seed_node,
-            "ambiguous": tried.ambiguous})
+            "id": item.id,
+            "graph_type": item.graph_type,
+            "question": draft.question,
+            "golden_answer": draft.answer,
+            "path": draft.path,
+            "relations": draft.relations,
+            "hops": len(draft.path) - 1,
+            "kind": item.kind,
+            "seed_node": item.seed_node,
+            "ambiguous": tried.ambiguous,
+        })
         self.kept.add(item.id)
         self.seen.add((draft.question, draft.answer))
         self.patience.ends(readable=True)

@@ -40,8 +40,11 @@ def verdicts(url, model, asked, file, progress):
     and what stands there is not asked for. RunError where none of the first thirty could be understood: more
     are not asked for before one could."""
     chat = Chat(url, model, "--judge", "judge")
+    numbered = list(enumerate(asked))
+    found = []
 
-    def verdict(number, question, gold, answer):
+    def verdict(pair):
+        number, (question, gold, answer) = pair
         prompt = filled(PROMPT, question=question, gold=gold, answer=answer[:MOST])
         key = str(stable_seed(model, number, prompt))  # (the same answer twice is judged twice)
         try:
@@ -50,24 +53,26 @@ def verdicts(url, model, asked, file, progress):
             return None, error.reason
         return row["correct"], row["reason"]
 
-    found = []
     with closing(Keyed(file)) as kept, ThreadPoolExecutor(chat.concurrency) as pool:
-        for part in (range(len(asked))[:NEVER_READ], range(len(asked))[NEVER_READ:]):
-            for one in pool.map(lambda i: verdict(i, *asked[i]), part):
+        for part in (numbered[:NEVER_READ], numbered[NEVER_READ:]):
+            for one in pool.map(verdict, part):
                 found.append(one)
                 progress(len(found), len(asked))
-            if found and all(right is None for right, _ in found):
-                raise RunError(f"--judge {url}: none of {len(found)} verdicts could be read; the first one: "
-                               f"{found[0][1]}")
+            understood = [right for right, _ in found if right is not None]
+            if found and not understood:
+                _, reason = found[0]
+                raise RunError(
+                    f"--judge {url}: none of {len(found)} verdicts could be read; the first one: {reason}")
     return found
 
 
 def read_verdict(text):
     """{"correct", "reason"}. Raises BadAnswer."""
     value = read_object(text)
-    if not isinstance(value.get("correct"), bool):
+    right = value.get("correct")
+    if not isinstance(right, bool):
         raise BadAnswer(UNREADABLE, "no verdict")
-    return {"correct": value["correct"], "reason": str(value.get("reason", ""))}
+    return {"correct": right, "reason": str(value.get("reason", ""))}
 
 
 def read_answers(file):
@@ -99,8 +104,13 @@ def score_answers(file, url, model):
         found = verdicts(url, model, asked, unfinished, progress)
     rows = []
     for (question, gold, answer), (right, why) in zip(asked, found, strict=True):
-        rows.append({"question": question, "golden_answer": gold, "answer": answer, "correct": right,
-                     "reason": why})
+        rows.append({
+            "question": question,
+            "golden_answer": gold,
+            "answer": answer,
+            "correct": right,
+            "reason": why,
+        })
     out = file.with_suffix(".judged.jsonl")
     write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     unfinished.unlink()
