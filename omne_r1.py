@@ -118,7 +118,7 @@ from common.kg import one_line
 from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.serve.judge import Judge, score_answers
+from common.serve.judge import score_answers
 from common.warmup import sharegpt, warmup
 from common.world import graph_policy, tiny
 from kernels.weighted_ce import think_weights, weighted_cross_entropy
@@ -878,7 +878,7 @@ def reproduce(cfg):
     """The stages of --stage or of a table for every seed, each in a run folder of its own. What can be
     refused without reading data is refused first."""
     if cfg.score:
-        return score_answers(cfg.score, Judge(cfg.judge, cfg.judge_model))
+        return score_answers(cfg.score, cfg.judge, cfg.judge_model)
     seeds = range(cfg.seed, cfg.seed + cfg.seeds)
     configs = [replace(cfg, seed=seed) for seed in seeds]
     configs = [replace(one, name=one.name or run_name(one)) for one in configs]

@@ -9,12 +9,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from common import data
-from common.files import RunError, read_json, say, warn, write_atomic, write_json
+from common.files import Keyed, RunError, read_json, say, warn, write_atomic, write_json
 from common.graphs.graph_questions import GRAPH_TYPE, teacher_of
-from common.graphs.synthesis import Answers
-from common.graphs.teacher import NEVER_READ, Patience
+from common.graphs.teacher import Patience
 from common.kg import one_line
 from common.path_thoughts import template_calls, thoughts_by_teacher, thoughts_by_template
+from common.serve.chat_client import NEVER_READ
 from common.warmup import sharegpt
 
 TEACHERS = 8  # requests at a time
@@ -68,7 +68,7 @@ def writer_of(cfg, folder):
     """Who words the thoughts of templates: phrases, or --teacher, whose answers the folder keeps."""
     if cfg.teacher == "template":
         return thoughts_by_template(cfg.seed)
-    return thoughts_by_teacher(teacher_of(cfg), Answers(folder / "answers.jsonl"))
+    return thoughts_by_teacher(teacher_of(cfg), Keyed(folder / "answers.jsonl"))
 
 
 def walked_paths(cfg, questions, tools, writer, progress):

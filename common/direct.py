@@ -13,7 +13,7 @@ from common import chat, metrics, rollout
 from common.files import Keyed
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, stable_seed
-from common.serve.judge import Judge
+from common.serve.judge import verdicts
 
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 KEYS = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")
@@ -81,15 +81,12 @@ def evaluate_directly(policy, place, cfg, progress, folder, opening=""):
         for t, q in pairs:
             gold = q.answers[0]
             asked.append((q.question, gold, t.info.answer))
-        judge = Judge(cfg.judge, cfg.judge_model)
-        judge.keep(folder / "verdicts.jsonl")
-        found = judge.verdicts(asked, progress)
-        verdicts = [right for right, _ in found]
+        found = verdicts(cfg.judge, cfg.judge_model, asked, folder / "verdicts.jsonl", progress)
         reasons = [why for _, why in found]
-        for t, right in zip(done, verdicts, strict=True):
+        for t, (right, _) in zip(done, found, strict=True):
             t.info.em = float(bool(right))
         about["judge"] = cfg.judge_model
-        about["no_verdict"] = verdicts.count(None)
+        about["no_verdict"] = sum(right is None for right, _ in found)
     rows = []
     for (t, q), why in zip(pairs, reasons, strict=True):
         rows.append(prediction(t, q, why))

@@ -261,6 +261,14 @@ class Keyed:
     def get(self, key):
         return self.known.get(key)
 
+    def of(self, key, make):
+        """The row of a key: that on file, or make() -> dict, which is then there."""
+        row = self.get(key)
+        if row is None:
+            row = {"key": key} | make()
+            self.add(row)
+        return row
+
     def add(self, row):
         with self.lock:
             self.known[row["key"]] = row

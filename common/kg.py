@@ -9,7 +9,7 @@
     graph.facts(name)                      its triples, as head
     render_matches, render_node            what the two tools print
 
-    python -m common.serve.graph --graph cs=FILE,legal=FOLDER   both tools over HTTP: serve/graph.py
+    python -m common.serve graph --graph cs=FILE,legal=FOLDER   both tools over HTTP: serve/server.py
 
 The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
 `relation` and `description`. graph.graph.graph has `directed` (whether an edge is a fact of its head alone)

@@ -9,9 +9,8 @@ import random
 
 from common import chat
 from common.graphs.kg_tools import Call
-from common.graphs.teacher import BadAnswer, read_object
 from common.rollout import stable_seed
-from common.serve.judge import filled
+from common.serve.chat_client import BadAnswer, filled, read_object
 from common.world import thoughts
 
 THOUGHTS = """\
@@ -69,7 +68,8 @@ def thoughts_by_teacher(teacher, answers):
             count=str(len(calls) + 1),
         )
         try:
-            value = read_object(answers.of(str(stable_seed(prompt)), lambda: teacher.ask(prompt)))
+            row = answers.of(str(stable_seed(prompt)), lambda: {"text": teacher.ask(prompt)})
+            value = read_object(row["text"])
         except BadAnswer:
             return None
         found = value.get("thoughts")

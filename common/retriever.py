@@ -8,9 +8,9 @@
     --retriever dense:MODEL@IVF32,Flat,nprobe=8    an IVF index, and how many of its lists a query reads
     --retriever http://127.0.0.1:8000              a server in Search-R1's form (ours, Search-R1's, verl's)
 
-    python -m common.serve.search --corpus wiki-18.jsonl --retriever bm25 --port 8000
+    python -m common.serve search --corpus wiki-18.jsonl --retriever bm25 --port 8000
 
-The HTTP form (see serve/search.py): POST /retrieve {"queries": […], "topk": k, "return_scores": true}
+The HTTP form (see serve/server.py): POST /retrieve {"queries": […], "topk": k, "return_scores": true}
 -> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'.
 """
 
@@ -28,7 +28,7 @@ import numpy as np
 
 from common import http_client
 from common.files import HubError, UserError, locate, made_once, say, weights_in
-from common.http_client import RETRIES as RETRIES
+from common.http_client import RETRIES, START_RETRIES
 
 
 class RetrieverError(UserError):
@@ -389,12 +389,12 @@ class HTTPRetriever(http_client.Client):
     what = "search"
     flag = "--retriever"
     failure = RetrieverError
-    remedy = "Start one with `python -m common.serve.search --corpus FILE`, or use --retriever bm25"
+    remedy = "Start one with `python -m common.serve search --corpus FILE`, or use --retriever bm25"
 
     def __init__(self, url, timeout=60.0, retries=RETRIES):
         super().__init__(url.rstrip("/").removesuffix("/retrieve"), timeout, retries)
         # some servers have no /health: a search is the only check that all understand
-        self._search(["health check"], 1, min(retries, http_client.START_RETRIES))
+        self._search(["health check"], 1, min(retries, START_RETRIES))
 
     def search(self, queries, k):
         """list of at most k passages a query, best first. Queries are cut to MAX_QUERY characters."""
@@ -407,8 +407,11 @@ class HTTPRetriever(http_client.Client):
         return results
 
     def _search(self, queries, k, retries):
-        request = {"queries": queries, "topk": k, "return_scores": True}
-        return self.patiently(lambda: self._parse(self.post("/retrieve", request), len(queries), k), retries)
+        def ask():
+            request = {"queries": queries, "topk": k, "return_scores": True}
+            return self._parse(self.ask("POST", "/retrieve", request), len(queries), k)
+
+        return self.patiently(ask, retries)
 
     def _parse(self, answer, expected, k):
         try:

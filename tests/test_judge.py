@@ -7,11 +7,10 @@ import pytest
 import omne_r1
 from common import data, kg, rollout, run
 from common.engine import TransformersEngine
-from common.files import RunError, read_jsonl
+from common.files import Keyed, RunError, read_jsonl
 from common.graphs import graph_questions, kg_tools, teacher
-from common.graphs.synthesis import Answers
 from common.path_thoughts import thoughts_by_teacher
-from common.serve import judge
+from common.serve import chat_client, judge
 
 PATH = [["Rome", "capital of", "Italy"], ["Italy", "neighbour of", "France"]]
 QUESTION = data.Question("q1", "What is the neighbour of the country of Rome?", ["France"], type="geo",
@@ -22,11 +21,6 @@ QUESTION = data.Question("q1", "What is the neighbour of the country of Rome?", 
 def said(monkeypatch):
     """said(answers): what the model says, in turn, an exception where it says nothing; returns the prompts
     that it was given."""
-    real = teacher.ChatTeacher.__init__
-
-    def one_by_one(self, url, model, **_):
-        real(self, url, model, concurrency=1)
-
     def script(*answers):
         prompts, left = [], list(answers)
 
@@ -37,8 +31,8 @@ def said(monkeypatch):
                 raise answer
             return answer
 
-        monkeypatch.setattr(teacher.ChatTeacher, "ask", ask)
-        monkeypatch.setattr(teacher.ChatTeacher, "__init__", one_by_one)
+        monkeypatch.setattr(chat_client.Chat, "ask", ask)
+        monkeypatch.setattr(chat_client.Chat, "concurrency", 1)
         return prompts
 
     return script
@@ -48,30 +42,32 @@ def verdict(right):
     return json.dumps({"correct": right, "reason": "because"})
 
 
-def test_a_verdict_is_read_and_never_evaluated(said):
+def judged(asked, file):
+    return judge.verdicts("http://127.0.0.1:9/v1", "r1", asked, file, rollout.no_progress)
+
+
+def test_a_verdict_is_read_and_never_evaluated(said, tmp_path):
     prompts = said(verdict(True), verdict(False), "__import__('os')", '{"correct": "yes"}')
-    made = judge.Judge("http://127.0.0.1:9/v1", "r1")
-    made.chat.concurrency = 1
-    found = made.verdicts([("q {gold}", "g", f"a{i} {{answer}}") for i in range(4)], rollout.no_progress)
+    found = judged([("q {gold}", "g", f"a{i} {{answer}}") for i in range(4)], tmp_path / "verdicts.jsonl")
     assert [right for right, _ in found] == [True, False, None, None]
     # text from outside cannot fill in what comes after it
     assert "Question: q {gold}\nGolden answer: g\nPredicted answer: a0 {answer}" in prompts[0]
 
 
-def test_a_judge_that_is_never_understood_stops_it(said):
+def test_a_judge_that_is_never_understood_stops_it(said, tmp_path):
     said("well")
     with pytest.raises(RunError, match="none of 2 verdicts could be read"):
-        judge.Judge("http://127.0.0.1:9/v1", "r1").verdicts([("q", "g", "a")] * 2, rollout.no_progress)
+        judged([("q", "g", "a")] * 2, tmp_path / "verdicts.jsonl")
 
 
-def test_a_judge_that_was_never_understood_is_asked_no_more_after_thirty(said):
+def test_a_judge_that_was_never_understood_is_asked_no_more_after_thirty(said, tmp_path):
     prompts = said("well")
     asked = [("q", "g", f"a{i}") for i in range(300)]
     with pytest.raises(RunError, match="none of 30 verdicts could be read"):
-        judge.Judge("http://127.0.0.1:9/v1", "r1").verdicts(asked, rollout.no_progress)
+        judged(asked, tmp_path / "verdicts.jsonl")
     assert len(prompts) == 30
     said(verdict(True), "well")
-    found = judge.Judge("http://127.0.0.1:9/v1", "r1").verdicts(asked, rollout.no_progress)
+    found = judged(asked, tmp_path / "verdicts.jsonl")
     assert len(found) == 300
 
 
@@ -81,14 +77,12 @@ def test_answers_made_elsewhere_are_scored_beside_their_file(said, tmp_path, cap
     rows = [{"question": "q", "golden_answer": "g", "answer": "a"},
             {"input": "q", "answers": ["g"], "lightrag_answer": "a"}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = judge.Judge("http://127.0.0.1:9/v1", "r1")
-    made.chat.concurrency = 1
-    judge.score_answers(file, made)
+    judge.score_answers(file, "http://127.0.0.1:9/v1", "r1")
     assert [row["correct"] for row in read_jsonl(tmp_path / "answers.judged.jsonl")] == [True, False]
     assert "2 answers: 0.500" in capsys.readouterr().out
     file.write_text('{"question": "q"}\n')
     with pytest.raises(data.DataError, match="line 1: expected question, golden_answer and answer"):
-        judge.score_answers(file, made)
+        judge.score_answers(file, "http://127.0.0.1:9/v1", "r1")
 
 
 def test_a_score_goes_on_where_the_judge_went_down(said, tmp_path):
@@ -97,10 +91,10 @@ def test_a_score_goes_on_where_the_judge_went_down(said, tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     first = said(verdict(True), "well", verdict(False), RunError("down"))
     with pytest.raises(RunError, match="down"):
-        judge.score_answers(file, judge.Judge("http://127.0.0.1:9/v1", "r1"))
+        judge.score_answers(file, "http://127.0.0.1:9/v1", "r1")
     assert len(first) == 4 and not (tmp_path / "answers.judged.jsonl").exists()
     second = said(verdict(False))
-    judge.score_answers(file, judge.Judge("http://127.0.0.1:9/v1", "r1"))
+    judge.score_answers(file, "http://127.0.0.1:9/v1", "r1")
     # (what could not be read is asked for again)
     assert second == [first[1], first[3]]
     found = [row["correct"] for row in read_jsonl(tmp_path / "answers.judged.jsonl")]
@@ -120,7 +114,7 @@ def test_a_teacher_writes_a_thought_a_turn_and_is_asked_once(said, tmp_path):
     asked = teacher.ChatTeacher("http://127.0.0.1:9/v1", "r1")
 
     def rows():
-        answers = Answers(tmp_path / "answers.jsonl")
+        answers = Keyed(tmp_path / "answers.jsonl")
         found = omne_r1.template_rows(
             cfg, place, thoughts_by_teacher(asked, answers), rollout.no_progress)
         answers.close()

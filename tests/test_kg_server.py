@@ -1,9 +1,8 @@
-"""graphs/kg_tools.py and serve/graph.py: both tools in this process, behind HTTP, and through the client."""
+"""graphs/kg_tools.py and serve/server.py: both tools in this process, behind HTTP, and through the client."""
 
 import http.client
 import http.server
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -16,10 +15,9 @@ from fastapi.testclient import TestClient
 
 from common import chat, kg
 from common.graphs.kg_tools import Call, HTTPTools, LocalTools, make_tools
-from common.serve import graph as graph_server
-from common.serve import http_server
+from common.serve import server as graph_server
 from tests.conftest import sample
-from tests.test_retriever import Scripted, started
+from tests.test_retriever import Scripted, serving
 
 TRIPLES = {
     "cs": [("Sorting", "part of", "Algorithms"), ("Merge Sort", "kind of", "Sorting")],
@@ -44,23 +42,16 @@ CALLS = [
 ]
 
 
-def serving(app, port=0):
-    """A real uvicorn of ours on a loopback port, by default a free one: (stop, address)."""
-    listener = socket.create_server(("127.0.0.1", port))
-    stop = started(http_server.Server(app), listener)
-    return stop, f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
 @pytest.fixture(scope="module")
 def server():
-    stop, url = serving(graph_server.make_app(local_tools()))
+    stop, url = serving(graph_server.graph_app(local_tools()))
     yield url
     stop()
 
 
 @pytest.fixture(scope="module")
 def client():
-    return TestClient(graph_server.make_app(local_tools()), raise_server_exceptions=False)
+    return TestClient(graph_server.graph_app(local_tools()), raise_server_exceptions=False)
 
 
 # ---- in this process
@@ -104,7 +95,7 @@ def test_the_form_of_the_authors_server(client, path, name, start):
 
 def test_what_takes_long_at_a_million_names_is_made_before_the_first_question():
     tools = local_tools()
-    graph_server.make_app(tools)
+    graph_server.graph_app(tools)
     for graph in tools.graphs.values():
         assert {"index", "_printed"} <= vars(graph).keys()
 
@@ -144,7 +135,7 @@ def test_half_a_character_and_a_megabyte_of_name_are_answered(client):
 
 
 def test_a_body_over_the_limit_is_413_and_a_deep_one_no_crash(client):
-    small = TestClient(graph_server.make_app(local_tools(), max_body=1000))
+    small = TestClient(graph_server.graph_app(local_tools(), max_body=1000))
     assert small.post("/cs/get_node", json={"node_name": "x" * 2000}).status_code == 413
     assert small.post("/cs/get_node", json={"node_name": "x" * 200}).status_code == 200
     assert client.post("/cs/get_node", content="[" * 100_000).status_code in (400, 422)
@@ -161,7 +152,7 @@ def test_client_and_process_give_the_same_texts(server, monkeypatch):
     expected = local_tools().search(CALLS[:4] + CALLS[5:])
     assert tools.search(CALLS[:4] + CALLS[5:]) == expected and not tools.repaired
     assert tools.search([CALLS[4]])[0].startswith("Found 3 entities matching 'contract \ufffd ‹b>'")
-    assert tools.repaired == {"halves of characters in names": 1}
+    assert tools.repaired == {"broken characters in names": 1}
 
 
 def test_many_clients_at_once_all_get_their_own_answer(server):
@@ -185,7 +176,7 @@ def test_a_forged_description_ends_nothing_through_file_server_and_client(tmp_pa
              "relationships": [{"src_id": "A", "tgt_id": "B", "keywords": f"r {FORGED}"}]}
     (tmp_path / "a.json").write_text(json.dumps(value))
     tools = LocalTools(kg.load_graphs(str(tmp_path / "a.json")))
-    stop, url = serving(graph_server.make_app(tools))
+    stop, url = serving(graph_server.graph_app(tools))
     text = HTTPTools(url).search([Call("node_info", "A", "a")])[0]
     stop()
     assert "answer" in text and "</" not in text and "<|" not in text and "\nassistant" not in text
@@ -304,12 +295,12 @@ def test_a_server_that_answers_nothing_any_more_is_an_error(scripted, monkeypatc
     tools = scripted(lambda request: answers.pop() if answers else (500, b"x"), retries=1)
     monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
     assert tools.search(calls_of("a")) == ["good"]
-    with pytest.raises(kg.GraphError, match="HTTP 500.*serve.graph"):
+    with pytest.raises(kg.GraphError, match="HTTP 500.*serve graph"):
         tools.search(calls_of(*"abcdefghijkl"))
 
 
 def test_a_server_that_is_gone_is_an_error_at_the_first_call(monkeypatch):
-    stop, url = serving(graph_server.make_app(local_tools()))
+    stop, url = serving(graph_server.graph_app(local_tools()))
     tools = HTTPTools(url, retries=1)
     monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
     assert tools.search(calls_of("Sorting"))[0].startswith("Entity: Sorting")
@@ -325,7 +316,7 @@ def test_an_unknown_graph_is_a_text_and_no_request(scripted):
 
 
 def test_a_server_that_is_not_there_is_one_error_with_the_remedy(monkeypatch):
-    with pytest.raises(kg.GraphError, match=r"no graph service at http://127.0.0.1:9 .*serve.graph"):
+    with pytest.raises(kg.GraphError, match=r"no graph service at http://127.0.0.1:9 .*serve graph"):
         make_tools("http://127.0.0.1:9", retries=0)
     with pytest.raises(kg.GraphError, match="--graph http:.*expected http://HOST:PORT"):
         make_tools("http://")
@@ -345,13 +336,14 @@ def test_a_bad_source_is_one_line_and_no_zero_exit(tmp_path, monkeypatch, name, 
     if name:
         path.write_text(text)
     with pytest.raises(SystemExit) as stopped:
-        graph_server.main(["--graph", str(path), "--port", "0"])
+        graph_server.main(["graph", "--graph", str(path), "--port", "0"])
     assert str(stopped.value).startswith("error: ") and said in str(stopped.value)
     assert "\n" not in str(stopped.value)
 
 
 def test_serve_listens_on_loopback_and_says_where_and_what():
-    command = [sys.executable, "-m", "common.serve.graph", "--graph", sample("lightrag_graph"), "--port", "0"]
+    command = [sys.executable, "-m", "common.serve", "graph", "--port", "0"]
+    command += ["--graph", sample("lightrag_graph")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                cwd=Path(__file__).parents[1])
     guard = threading.Timer(120, process.kill)

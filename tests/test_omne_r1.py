@@ -39,11 +39,11 @@ from common.files import read_jsonl
 from common.graphs import graph_questions, kg_tools
 from common.path_thoughts import template_calls, thoughts_by_template
 from common.rollout import Policy, Trajectory, Turn
-from common.serve import graph as graph_server
+from common.serve import server as graph_server
 from common.warmup import sharegpt
 from common.world import demonstrations, graphs, make_world, thoughts, tiny
 from tests.conftest import Scripted, sample
-from tests.test_kg_server import serving
+from tests.test_retriever import serving
 
 CFG = omne_r1.parse_args([])
 
@@ -536,7 +536,7 @@ def test_a_description_cannot_end_the_observation_or_forge_an_answer(qwen, tmp_p
              "relationships": [{"src_id": "Velia", "tgt_id": f"tail {evil}", "keywords": f"rel {evil}"}]}
     (tmp_path / "custom_kg.json").write_text(json.dumps(value))
     tools = kg_tools.LocalTools({"film": kg.load_graph(tmp_path / "custom_kg.json")})
-    stop, url = serving(graph_server.make_app(tools)) if served else (lambda: None, "")
+    stop, url = serving(graph_server.graph_app(tools)) if served else (lambda: None, "")
     try:
         used = kg_tools.HTTPTools(url) if served else tools
         done, engine = play(tokenizer, [MATCH, NODE, ANSWER], used, asked(f"x {evil}"))
@@ -1135,7 +1135,7 @@ def test_tools_behind_an_address_play_the_same_trajectory(tokenizer, tools, smal
     head = next(t[0] for t in small_world.triples if t[1] == "director")
     said = [NODE.replace("Velia", head), MATCH.replace("Velia", head), ANSWER]
     here, _ = play(tokenizer, said, tools, asked())
-    stop, url = serving(graph_server.make_app(tools, k=CFG.matches))
+    stop, url = serving(graph_server.graph_app(tools, k=CFG.matches))
     try:
         there, _ = play(tokenizer, said, kg_tools.HTTPTools(url), asked())
     finally:
@@ -1195,7 +1195,7 @@ def test_a_run_whose_server_is_gone_ends_in_one_line_and_goes_on_when_it_is_back
             row = {"id": str(i), "graph_type": "film", "question": f"Who is it {i} ?",
                    "golden_answer": tail, "path": [head, tail], "relations": [relation]}
             file.write(json.dumps(row) + "\n")
-    stop, url = serving(graph_server.make_app(tools))
+    stop, url = serving(graph_server.graph_app(tools))
     steps = []
 
     def rollouts(policy, tools, questions, cfg, *seed):
@@ -1212,8 +1212,8 @@ def test_a_run_whose_server_is_gone_ends_in_one_line_and_goes_on_when_it_is_back
             "--save-every", "1", "--search-retries", "0", "--out", str(tmp_path), "--name", "a"]
     with pytest.raises(SystemExit) as ended:
         omne_r1.main(args)
-    assert re.match(rf"error: no graph service at {url} after 1 tries .*serve.graph[^\n]*$", ended.value.code)
-    again, _ = serving(graph_server.make_app(tools), int(url.rpartition(":")[2]))
+    assert re.match(rf"error: no graph service at {url} after 1 tries .*serve graph[^\n]*$", ended.value.code)
+    again, _ = serving(graph_server.graph_app(tools), int(url.rpartition(":")[2]))
     try:
         omne_r1.main([*args, "--resume"])
     finally:

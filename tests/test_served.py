@@ -1,6 +1,7 @@
 """A policy behind an OpenAI-compatible address: what is sent, what is read, what is kept, what is refused."""
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -135,7 +136,7 @@ def test_what_was_said_is_on_file_and_not_asked_for_again(files):
     model = Model(*answers)
     with pytest.raises(SystemExit, match="1") as stop:
         evaluate(at2po, files, model.url, "--search-retries", 0)
-    assert "--resume asks for nothing twice" in str(stop.value.code)
+    assert "a run with --resume" in str(stop.value.code)
     (row,) = read_jsonl(files / "at2po/e/said_q.jsonl")
     assert row["text"] == "<search> Red Hill </search>"
     asked = len(model.requests)
@@ -196,13 +197,13 @@ def test_a_server_that_says_what_ended_a_text_is_believed(files):
 @pytest.mark.parametrize("answer, message", [
     ((400, "no such field"), "refused the request"),
     ((401, ""), "OPENAI_API_KEY"),
-    ((200, "<html>"), "not as a language model service does"),
+    ((200, "<html>"), "no language model service at http.* no JSON: '<html>'"),
     ((200, '{"choices": []}'), "not as an OpenAI-compatible service does"),
 ])
 def test_a_service_that_cannot_be_used_is_one_line(files, answer, message):
     with pytest.raises(SystemExit) as stop:
         evaluate(at2po, files, Model(answer).url)
-    assert message in str(stop.value.code)
+    assert re.search(message, stop.value.code)
 
 
 def test_the_key_comes_from_the_environment_and_is_written_nowhere(files, monkeypatch):
@@ -227,7 +228,7 @@ def test_the_key_comes_from_the_environment_and_is_written_nowhere(files, monkey
     (["--policy", "http://127.0.0.1:9/v1", "--policy-model", "m", "--model", "x", "--data", "q.jsonl",
       "--eval-only"], "is instead of --model"),
     (["--policy", "nowhere", "--policy-model", "m", "--data", "{q}", "--corpus", "{c}", "--eval-only"],
-     "no host in it"),
+     "this is no address"),
 ])
 def test_flags_that_no_service_can_use(files, flags, message):
     filled = [f.format(q=files / "q.jsonl", c=files / "c.jsonl") if "{" in f else f for f in flags]

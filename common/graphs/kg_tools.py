@@ -98,111 +98,93 @@ class HTTPTools(http_client.Client):
 
     A graph that the server does not have is an answer, as it is in this process. A call that gets none,
     though the server lives and has answered others, has None for a text and is counted in `lost`: it must not
-    end a run, and nobody should learn from it. What else goes wrong is what http_client.Client says."""
+    end a run, and nobody should learn from it."""
     what = "graph"
     flag = "--graph"
     failure = kg.GraphError
-    remedy = "Start one with `python -m common.serve.graph --graph FILE`, or give --graph a file"
+    remedy = "Start one with `python -m common.serve graph --graph FILE`, or give --graph a file"
 
     def __init__(self, url, timeout=60.0, retries=RETRIES):
         super().__init__(url, timeout, retries)
         self.lost = 0
-        self.lost_in_a_row = 0
-        self.answered = False
+        self.lost_in_a_row = LOST_IN_A_ROW  # before a first answer no call may be lost
         self.graphs = self.patiently(self._graphs, min(retries, START_RETRIES))
 
     def _graphs(self):
         """The names of the server's graphs; None for a server that does not say, which is the authors'."""
-        reply = self.reply_to("GET", "/health")
-        if not reply.is_success:
+        try:
+            return list(self.ask("GET", "/health")["graphs"])
+        except (kg.GraphError, KeyError, TypeError):
             return None
-        health = self.value_of("/health", reply)
-        graphs = health.get("graphs") if isinstance(health, dict) else None
-        return graphs if isinstance(graphs, list) else None
 
     def search(self, calls, k=MATCHES):
         """The texts of calls, None for one that was lost. k is the server's own."""
         self.cancelled.clear()
         texts = [""] * len(calls)
+        at_once = 1 if self.graphs is None else CALLS_A_REQUEST
         for (graph_type, tool), group in alike(calls).items():
+            path = f"/{quote(graph_type, safe='')}/{PATHS[tool]}"
+            answers = []
             if self.graphs is not None and graph_type not in self.graphs:
                 answers = [kg.render_unknown_graph(graph_type, self.graphs)] * len(group)
-            else:
-                answers = self._ask(graph_type, tool, [calls[i] for i in group])
+            for start in range(len(answers), len(group), at_once):
+                some = [calls[i] for i in group[start:start + at_once]]
+                answers += self._texts(path, some, self.retries)
             for i, answer in zip(group, answers, strict=True):
                 texts[i] = answer
-        return texts
-
-    def _ask(self, graph_type, tool, calls):
-        path = f"/{quote(graph_type, safe='')}/{PATHS[tool]}"
-        texts = []
-        at_once = 1 if self.graphs is None else CALLS_A_REQUEST
-        for start in range(0, len(calls), at_once):
-            texts += self._texts(path, calls[start:start + at_once], self.retries)
         return texts
 
     def _texts(self, path, calls, retries):
         """The texts of one request; where it fails, each of its calls is asked for alone."""
         request = self._request(calls)
         try:
-            texts = self.patiently(lambda: self._contents(path, request), retries)
-        except self.failure as error:
-            if not self.answered or self.cancelled.is_set() or not self._lives():
+            texts = self.patiently(lambda: self._contents(path, request, len(calls)), retries)
+        except kg.GraphError as error:
+            if self.lost_in_a_row >= LOST_IN_A_ROW or self.cancelled.is_set() or not self._lives():
                 raise
             if len(calls) == 1:
                 self._lose(error)
                 return [None]
-        else:
-            self.answered = True
-            self.lost_in_a_row = 0
-            return texts
-        texts = []
-        for call in calls:
-            texts += self._texts(path, [call], min(retries, START_RETRIES))
+            few = min(retries, START_RETRIES)
+            return [text for call in calls for text in self._texts(path, [call], few)]
+        self.lost_in_a_row = 0
         return texts
 
     def _lives(self):
         """Whether the server answers at all, be it that it has no such page."""
         try:
-            self.reply_to("GET", "/health")
+            self._graphs()
         except http_client.Unavailable:
             return False
         return True
 
     def _lose(self, error):
-        """Counts a call; raises the error where none is answered any more."""
-        self.lost_in_a_row += 1
-        if self.lost_in_a_row >= LOST_IN_A_ROW:
-            raise error
         if not self.lost:
             self.say(f": a call got no answer ({error}); nothing is learned from it, and such calls are "
                      "counted from here on")
         self.lost += 1
+        self.lost_in_a_row += 1
 
     def _request(self, calls):
-        names = [self._name(call) for call in calls]
+        names = []
+        for call in calls:
+            self.repair(f"names of more than {MAX_NAME:,} characters", len(call.node_name) > MAX_NAME)
+            names.append(self.text(call.node_name[:MAX_NAME], "names"))
         if self.graphs is None:
             return {"node_name": names[0]}
         questions = [self.text(call.question[:MAX_NAME], "questions") for call in calls]
         return {"node_name": names, "question": questions}
 
-    def _name(self, call):
-        self.repair(f"names of more than {MAX_NAME:,} characters", len(call.node_name) > MAX_NAME)
-        return self.text(call.node_name[:MAX_NAME], "names")
-
-    def _contents(self, path, request):
+    def _contents(self, path, request, expected):
         """The texts of one answer, each as safe as if it had been written here."""
-        answer = self.post(path, request)
+        answer = self.ask("POST", path, request)
         found = answer.get("rendered_content") if isinstance(answer, dict) else None
-        expected = 1
-        if isinstance(request["node_name"], list):
-            expected = len(request["node_name"])
-        else:
+        if self.graphs is None:
             found = [found]
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-            raise self.failure(f'{self.url}{path} answered in another form than {{"rendered_content": text}}')
+            raise kg.GraphError(f"{self.url}{path} answered in another form than {{rendered_content: text}}")
         if len(found) != expected:
-            raise self.failure(f"{self.url}{path} answered {len(found)} texts for {expected} names")
+            raise kg.GraphError(f"{self.url}{path} answered {len(found)} texts for {expected} names")
         return [kg.harmless_lines(self.text(text, "answers")) for text in found]
 
 

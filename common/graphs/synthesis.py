@@ -32,9 +32,10 @@ from pathlib import Path
 from common.files import Keyed, Lines, Progress, RunError, read_json, say, warn, write_atomic, write_json
 from common.graphs import kg_paths
 from common.graphs.kg_paths import KINDS, LARGEST, OF_THE_PATH, SMALLEST
-from common.graphs.teacher import BAD_LIMIT, NO_ANSWER, UNREADABLE, BadAnswer, Draft, Item, Patience, Previous
+from common.graphs.teacher import BAD_LIMIT, Draft, Item, Patience, Previous
 from common.kg import GraphError
 from common.rollout import stable_seed
+from common.serve.chat_client import NO_ANSWER, UNREADABLE, BadAnswer
 
 ATTEMPTS = 3      # at a question, each with what was wrong with the last (ours)
 ROUNDS = 10       # turns that a seed node has at most (ours)
@@ -113,7 +114,7 @@ def synthesize(graphs, folder, teacher, count, seed=0, kinds=tuple(KINDS), attem
     make_folder(folder)
     settle(folder, {"teacher": teacher.name, "seed": seed, "unique": unique}, marks)
     ledger = Ledger(folder, attempts, bad_limit)
-    answers = Answers(folder / "answers.jsonl")
+    answers = Keyed(folder / "answers.jsonl")
     pairs = [(graph_type, kind) for graph_type in starts for kind in kinds]
     pool = ThreadPoolExecutor(teacher.concurrency)
     teacher.begin()
@@ -197,24 +198,6 @@ def collect(items, count, at_once, ledger, work):
 
 
 # ---------------------------------------------------------------- the folder
-
-class Answers(Keyed):
-    """What a model said, by what it was asked for: `of` asks only for what is not on file."""
-
-    def of(self, key, ask):
-        """ask() -> text. What it raises as BadAnswer is kept and raised again."""
-        row = self.get(key)
-        if row is None:
-            row = {"key": key}
-            try:
-                row["text"] = ask()
-            except BadAnswer as bad:
-                row |= {"rule": bad.rule, "reason": bad.reason}
-            self.add(row)
-        if "text" not in row:
-            raise BadAnswer(row["rule"], row["reason"])
-        return row["text"]
-
 
 class Ledger:
     """The questions and the rejections of a folder: what is there is not worked on again."""

@@ -7,34 +7,23 @@ Both have
     teacher.draft(graph, item, attempt, previous, answers) -> Draft
     teacher.judge(draft, item, attempt, answers) -> (valid, reason)
     teacher.begin() and .cancel(), around the work
-and raise BadAnswer where nothing usable comes. `answers` keeps what a model said (synthesis.Answers). A
-model's words are read as JSON of a bounded size and never evaluated.
+and raise BadAnswer where nothing usable comes. `answers`, a files.Keyed, keeps what a model said.
 """
 
-import json
 import random
-import re
 from dataclasses import dataclass
 
-from common import http_client, kg
-from common.files import RunError
+from common import kg
 from common.graphs import kg_paths
-from common.http_client import KEY, RETRIES, START_RETRIES
+from common.http_client import RETRIES
 from common.rollout import stable_seed
+from common.serve.chat_client import NEVER_READ, SHOWN, UNREADABLE, BadAnswer, Chat, read_object
 
-TIMEOUT = 600.0             # seconds an answer: a reasoning model thinks for minutes
-MAX_ANSWER = 20_000         # characters, thoughts apart
 MAX_QUESTION = 4000         # characters
 MAX_PATH = 50               # nodes read; how many are right is kg_paths.KINDS
 BAD_LIMIT = 300             # unreadable answers in a row: the teacher is not one (ours)
-NEVER_READ = 30             # the same, where none before them could be read either (ours)
 MAX_RELATIONS = 2000        # lines of a prompt, nearest the seed first (ours)
-SHOWN = 300                 # characters of an unreadable answer that its rejection keeps
-REFUSED = (400, 413, 422)   # HTTP: of this prompt (too long, most often), not of the address
 PERSONS = ("person", "human")
-
-UNREADABLE = "unreadable JSON"
-NO_ANSWER = "no answer from the teacher"
 
 
 @dataclass(frozen=True)
@@ -62,15 +51,6 @@ class Previous:
     draft: Draft
     path_valid: bool
     feedback: str
-
-
-class BadAnswer(Exception):
-    """No draft or no verdict: rule (UNREADABLE or NO_ANSWER) and reason."""
-
-    def __init__(self, rule, reason):
-        super().__init__(reason)
-        self.rule = rule
-        self.reason = reason
 
 
 class Patience:
@@ -266,18 +246,6 @@ def judge_prompt(draft):
 
 # ---------------------------------------------------------------- a model's words
 
-def read_object(text):
-    """The first whole JSON object of an answer; what is said around it is looked past. Raises BadAnswer."""
-    if len(text) > MAX_ANSWER:
-        raise BadAnswer(UNREADABLE, f"more than {MAX_ANSWER:,} characters: {text[:SHOWN]}")
-    for brace in re.finditer("{", text):
-        try:
-            return json.JSONDecoder().raw_decode(text, brace.start())[0]
-        except (ValueError, RecursionError):
-            pass
-    raise BadAnswer(UNREADABLE, f"no JSON object: {text[:SHOWN]}")
-
-
 def read_draft(text):
     """Raises BadAnswer."""
     value = read_object(text)
@@ -303,73 +271,26 @@ def read_verdict(text):
 
 # ---------------------------------------------------------------- a model behind an address
 
-class ChatTeacher(http_client.Client):
-    """POST {url}/chat/completions. url: up to and with "/v1"; model: the name that the server knows it by.
+class ChatTeacher(Chat):
+    """url: an OpenAI-compatible service, up to and with "/v1"; model: the name that it knows it by."""
 
-    concurrency: requests at a time. temperature: None leaves it to the server."""
-    what = "teacher"
-    flag = "--teacher"
-    failure = RunError
-    remedy = ("What it answered so far is on file: start it, or correct the address, "
-              "and run the same command again")
-
-    def __init__(self, url, model, concurrency=8, temperature=None, timeout=TIMEOUT, retries=RETRIES):
-        super().__init__(url, timeout, retries)
-        self.name = self.model = model
+    def __init__(self, url, model, concurrency=8, retries=RETRIES):
+        super().__init__(url, model, "--teacher", "teacher", retries)
+        self.name = model
         self.concurrency = concurrency
-        self.temperature = temperature
-        self.answered = 0
-        self.use_key()
 
     def begin(self):
         self.cancelled.clear()
 
     def draft(self, graph, item, attempt, previous, answers):
-        def ask():
-            return self.ask(generation_prompt(graph, item, previous))
-
-        draft = read_draft(answers.of(f"{item.id}/{attempt}", ask))
+        prompt = generation_prompt(graph, item, previous)
+        row = answers.of(f"{item.id}/{attempt}", lambda: {"text": self.ask(prompt)})
+        draft = read_draft(row["text"])
         draft.path = [graph.named(name) or name for name in draft.path]
         draft.answer = graph.named(draft.answer) or draft.answer
         return draft
 
     def judge(self, draft, item, attempt, answers):
-        def ask():
-            return self.ask(judge_prompt(draft))
-
-        return read_verdict(answers.of(f"{item.id}/{attempt}/judge", ask))
-
-    def ask(self, prompt):
-        """The text of one answer, without thoughts.
-
-        Raises BadAnswer where this prompt gets none though others do, RunError where none does."""
-        request = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
-        if self.temperature is not None:
-            request["temperature"] = self.temperature
-        answered = self.answered
-        retries = self.retries if answered else min(self.retries, START_RETRIES)
-        try:
-            value = self.patiently(lambda: self._value(request), retries)
-        except RunError as error:
-            if self.answered == answered or self.cancelled.is_set():
-                raise RunError(self.hidden(str(error))) from None
-            raise BadAnswer(NO_ANSWER, self.hidden(str(error))) from None
-        self.answered += 1
-        try:
-            text = value["choices"][0]["message"]["content"]
-        except (TypeError, LookupError):
-            text = None
-        if not isinstance(text, str):
-            raise BadAnswer(UNREADABLE, f"no text: {self.hidden(json.dumps(value))[:SHOWN]}")
-        text = self.text(self.hidden(text), "answers").rpartition("</think>")[2]
-        return text[:MAX_ANSWER + 1]
-
-    def _value(self, request):
-        path = "/chat/completions"
-        reply = self.reply_to("POST", path, request)
-        if reply.status_code in REFUSED:
-            raise BadAnswer(NO_ANSWER, f"HTTP {reply.status_code}: {self.hidden(reply.text)[:SHOWN]}")
-        if reply.status_code in (401, 403):
-            raise RunError(f"{self.url}{path}: HTTP {reply.status_code}: the server wants another key: "
-                           f"put it into the environment variable {KEY}")
-        return self.value_of(path, reply)
+        prompt = judge_prompt(draft)
+        row = answers.of(f"{item.id}/{attempt}/judge", lambda: {"text": self.ask(prompt)})
+        return read_verdict(row["text"])

@@ -1,1 +1,1 @@
-"""Servers of searches and of graphs: python -m common.serve.search …, python -m common.serve.graph …"""
+"""Servers of searches and graphs: python -m common.serve search …, graph …; and the client of chat models."""

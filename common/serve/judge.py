@@ -1,22 +1,21 @@
 """Free answers judged by a language model, as papers do that enforce no format.
 
-    judge = Judge("http://127.0.0.1:8000/v1", "deepseek-reasoner")
-    judge.verdicts([(question, gold, answer), …], progress)    ->  [(True, "reason") or (None, "why not")]
+    verdicts("http://127.0.0.1:8000/v1", "deepseek-reasoner", [(question, gold, answer), …], file, progress)
+    ->  [(True, "reason") or (None, "why not")]
 
-The model is given question, gold answer and prediction, and says whether the prediction is right. What it
-says is read as JSON and never evaluated; an answer that cannot be read is no verdict, and counted. Verdicts
-can be kept as soon as they are given, so that nothing is asked for twice where the judge goes down.
+The model is given question, gold answer and prediction, and says whether the prediction is right. An answer
+that cannot be read is no verdict, and counted.
 """
 
 import json
-import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from common import data, metrics
 from common.files import Keyed, Progress, RunError, say, write_atomic
-from common.graphs import teacher
 from common.rollout import stable_seed
+from common.serve.chat_client import NEVER_READ, UNREADABLE, BadAnswer, Chat, filled, read_object
 
 PROMPT = """\
 You will see a question, its golden answer and a predicted answer. Judge whether the predicted answer is \
@@ -33,64 +32,47 @@ Output in JSON format only, don't add markdown code delimiter or anything else, 
 MOST = 8000  # characters of an answer that are judged
 
 
-def filled(prompt, **texts):
-    """The prompt with {name} filled in, all at once: what a text holds is never filled in.
+def verdicts(url, model, asked, file, progress):
+    """[(whether it is right, why)] of [(question, gold, answer)]; (None, why not) where the judge cannot be
+    understood.
 
-    >>> filled('{a} {b} {"c"}', a="{b}", b="2")
-    '{b} 2 {"c"}'
-    """
-    names = "|".join(texts)
-    return re.sub(rf"{{({names})}}", lambda found: texts[found[1]], prompt)
+    url: an OpenAI-compatible service, up to and with "/v1". file keeps every verdict as soon as it is given,
+    and what stands there is not asked for. RunError where none of the first thirty could be understood: more
+    are not asked for before one could."""
+    chat = Chat(url, model, "--judge", "judge")
+    numbered = list(enumerate(asked))
+    found = []
 
-
-class Judge:
-    """url: an OpenAI-compatible endpoint, up to and with "/v1"; its key comes from OPENAI_API_KEY."""
-
-    def __init__(self, url, model):
-        self.chat = teacher.ChatTeacher(url, model)
-        self.chat.flag = "--judge"
-        self.kept = None
-
-    def keep(self, file):
-        """From here on verdicts are on file as soon as they are given; what stands there is not asked for."""
-        self.kept = Keyed(file)
-
-    def verdict(self, question, gold, answer, number=0):
-        """(whether it is right, why), (None, why not) where the judge cannot be understood. number: tells
-        answers apart that are the same."""
+    def verdict(pair):
+        number, (question, gold, answer) = pair
         prompt = filled(PROMPT, question=question, gold=gold, answer=answer[:MOST])
-        key = str(stable_seed(self.chat.model, number, prompt))
-        row = self.kept.get(key) if self.kept else None
-        if row is None:
-            right, why = self._ask(prompt)
-            row = {"key": key, "correct": right, "reason": why}
-            if self.kept and right is not None:
-                self.kept.add(row)
+        key = str(stable_seed(model, number, prompt))  # (the same answer twice is judged twice)
+        try:
+            row = kept.of(key, lambda: read_verdict(chat.ask(prompt)))
+        except BadAnswer as error:
+            return None, error.reason
         return row["correct"], row["reason"]
 
-    def _ask(self, prompt):
-        try:
-            value = teacher.read_object(self.chat.ask(prompt))
-        except teacher.BadAnswer as error:
-            return None, error.reason
-        if not isinstance(value.get("correct"), bool):
-            return None, "no verdict"
-        return value["correct"], str(value.get("reason", ""))
+    with closing(Keyed(file)) as kept, ThreadPoolExecutor(chat.concurrency) as pool:
+        for part in (numbered[:NEVER_READ], numbered[NEVER_READ:]):
+            for one in pool.map(verdict, part):
+                found.append(one)
+                progress(len(found), len(asked))
+            understood = [right for right, _ in found if right is not None]
+            if found and not understood:
+                _, reason = found[0]
+                raise RunError(
+                    f"--judge {url}: none of {len(found)} verdicts could be read; the first one: {reason}")
+    return found
 
-    def verdicts(self, asked, progress):
-        """In the order of [(question, gold, answer)]. RunError where none of the first thirty could be
-        understood: more are not asked for before one could."""
-        numbered = list(enumerate(asked))
-        found = []
-        with ThreadPoolExecutor(self.chat.concurrency) as pool:
-            for part in (numbered[:teacher.NEVER_READ], numbered[teacher.NEVER_READ:]):
-                for one in pool.map(lambda pair: self.verdict(*pair[1], pair[0]), part):
-                    found.append(one)
-                    progress(len(found), len(asked))
-                if found and all(right is None for right, _ in found):
-                    raise RunError(f"--judge {self.chat.url}: none of {len(found)} verdicts could be read; "
-                                   f"the first one: {found[0][1]}")
-        return found
+
+def read_verdict(text):
+    """{"correct", "reason"}. Raises BadAnswer."""
+    value = read_object(text)
+    right = value.get("correct")
+    if not isinstance(right, bool):
+        raise BadAnswer(UNREADABLE, "no verdict")
+    return {"correct": right, "reason": str(value.get("reason", ""))}
 
 
 def read_answers(file):
@@ -112,24 +94,27 @@ def read_answers(file):
     return found
 
 
-def score_answers(file, judge):
+def score_answers(file, url, model):
     """Answers made elsewhere, judged; the verdicts stand in a file beside theirs. Those that were given
     before the judge went down are in another, until all are there."""
     file = Path(file)
     asked = read_answers(file)
     unfinished = file.with_suffix(".verdicts.jsonl")
-    judge.keep(unfinished)
     with Progress("verdicts") as progress:
-        verdicts = judge.verdicts(asked, progress)
+        found = verdicts(url, model, asked, unfinished, progress)
     rows = []
-    for (question, gold, answer), (right, why) in zip(asked, verdicts, strict=True):
-        rows.append({"question": question, "golden_answer": gold, "answer": answer, "correct": right,
-                     "reason": why})
+    for (question, gold, answer), (right, why) in zip(asked, found, strict=True):
+        rows.append({
+            "question": question,
+            "golden_answer": gold,
+            "answer": answer,
+            "correct": right,
+            "reason": why,
+        })
     out = file.with_suffix(".judged.jsonl")
     write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    judge.kept.close()
     unfinished.unlink()
-    mean, low, high = metrics.bootstrap_interval([float(bool(right)) for right, _ in verdicts])
-    unread = sum(right is None for right, _ in verdicts)
+    mean, low, high = metrics.bootstrap_interval([float(bool(right)) for right, _ in found])
+    unread = sum(right is None for right, _ in found)
     say(f"{len(rows)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be read "
         f"and count as wrong: {out}")

@@ -13,15 +13,12 @@ import json
 import re
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
-from common import http_client
 from common.engine import Generation
-from common.files import Keyed, RunError, warn
-from common.http_client import KEY
+from common.files import Keyed, warn
 from common.rollout import Policy
+from common.serve.chat_client import Chat, Refused
 
 CONCURRENT = 32         # requests at a time
-TIMEOUT = 600.0         # seconds an answer
-REFUSED = (400, 413, 422)
 ROLES = ("system", "user", "assistant")
 UNNAMED = object()      # of servers that do not say what ended a text
 
@@ -98,61 +95,55 @@ class TextTokenizer:
 
 # ---------------------------------------------------------------- engine
 
-class ServedEngine(http_client.Client):
-    """The interface of common/engine.py over POST {url}/chat/completions. Log-probs are 0: nobody asks for
-    them."""
-    what = "language model"
-    flag = "--policy"
-    failure = RunError
-    remedy = "Start it, or correct the address; --resume asks for nothing twice"
+class ServedEngine:
+    """The interface of common/engine.py over a chat client. Log-probs are 0: nobody asks for them."""
 
     def __init__(self, url, model, tokenizer, retries):
-        super().__init__(url, TIMEOUT, retries)
-        self.model = model
+        self.chat = Chat(url, model, "--policy", "language model", retries)
         self.tokenizer = tokenizer
         self.pool = ThreadPoolExecutor(CONCURRENT)
         self.pending = {}   # the thread's future: the agent's
         self.kept = None
-        self.answered = 0
-        self.use_key()
 
     def keep(self, file):
         """From here on what was said is on file at once; what stands there is not asked for."""
         if self.kept:
             self.kept.close()
         self.kept = Keyed(file)
-        self.answered += len(self.kept.known)
+        self.chat.answered += len(self.kept.known)
 
     def sync(self, model):
         """There are no weights to hand over."""
-        self.cancelled.clear()
+        self.chat.cancelled.clear()
 
     def sleep(self):
         """Its memory is the server's."""
+
+    def cancel(self):
+        """Nothing new is asked for, and nobody waits for a server that is away."""
+        self.chat.cancel()
+        for asked in self.pending:
+            asked.cancel()
+        self.pending.clear()
 
     @property
     def busy(self):
         return bool(self.pending)
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
-        request = {
-            "model": self.model,
-            "messages": self.tokenizer.messages(prompt_ids),
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed % 2**31,
-        }
+        messages = self.tokenizer.messages(prompt_ids)
+        options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed % 2**31}
         if stop:
-            request["stop"] = list(stop)
-        if request["messages"][-1]["role"] == "assistant":
-            request |= {"continue_final_message": True, "add_generation_prompt": False}
+            options["stop"] = list(stop)
+        if messages[-1]["role"] == "assistant":
+            options["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
         future = asyncio.get_running_loop().create_future()
-        self.pending[self.pool.submit(self.said, request)] = future
-        text, reason = await future
-        ids = self.tokenizer.said(text)
-        if reason == "eos":
+        self.pending[self.pool.submit(self.said, messages, options)] = future
+        row = await future
+        ids = self.tokenizer.said(row["text"])
+        if row["stop_reason"] == "eos":
             ids.append(self.tokenizer.eos_token_id)
-        return Generation(ids, [0.0] * len(ids), reason)
+        return Generation(ids, [0.0] * len(ids), row["stop_reason"])
 
     def step(self):
         """Waits for an answer."""
@@ -166,44 +157,27 @@ class ServedEngine(http_client.Client):
             else:
                 future.set_result(asked.result())
 
-    def said(self, request):
-        """(text with the stop string that ended it, stop reason), from the file or from the server."""
-        key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:24]
-        row = self.kept.get(key) if self.kept else None
-        if row is None:
-            row = {"key": key} | self.asked(request)
-            if self.kept and not row.get("refused"):
-                self.kept.add(row)
-        return row["text"], row["stop_reason"]
-
-    def asked(self, request):
-        """{"text", "stop_reason"} of one answer. A prompt that is refused (too long, most often) ends its
-        trajectory as one without room does; RunError where none was answered before."""
-        path = "/chat/completions"
-        retries = self.retries if self.answered else min(self.retries, http_client.START_RETRIES)
-        reply = self.patiently(lambda: self.reply_to("POST", path, request), retries)
-        if reply.status_code in (401, 403):
-            raise RunError(f"{self.url}{path}: HTTP {reply.status_code}: the server wants another key: "
-                           f"put it into the environment variable {KEY}")
-        if reply.status_code in REFUSED and self.answered:
-            warn(f"a prompt was refused (HTTP {reply.status_code}): {self.hidden(reply.text)[:200]}")
-            return {"text": "", "stop_reason": "length", "refused": True}
-        value = self.value_of(path, reply)
+    def said(self, messages, options):
+        """{"text" with the stop string that ended it, "stop_reason"}, from the file or from the server. A
+        prompt that is refused ends its trajectory as one without room does; where none was answered before,
+        it is an error."""
+        asked = json.dumps([self.chat.model, messages, options], sort_keys=True)
         try:
-            choice = value["choices"][0]
-            text = choice["message"]["content"] or ""
-            finish = choice.get("finish_reason")
-            reason = choice.get("stop_reason", UNNAMED)
-        except (TypeError, LookupError, AttributeError):
-            text = None
-        if not isinstance(text, str):
-            shown = self.hidden(json.dumps(value))[:200]
-            raise RunError(f"{self.url}{path} answers, but not as an OpenAI-compatible service does: {shown}")
-        self.answered += 1
-        text = self.text(self.hidden(text), "answers")
-        if finish == "length":
+            if not self.kept:
+                return self.ask(messages, options)
+            key = hashlib.sha256(asked.encode()).hexdigest()[:24]
+            return self.kept.of(key, lambda: self.ask(messages, options))
+        except Refused as error:
+            if not self.chat.answered:
+                raise
+            warn(f"a prompt was refused: {error}")
+            return {"text": "", "stop_reason": "length"}
+
+    def ask(self, messages, options):
+        text, choice = self.chat.choice(messages, **options)
+        if choice.finish_reason == "length":
             return {"text": text, "stop_reason": "length"}
-        stop = ending(text, request.get("stop", ()), reason)
+        stop = ending(text, options.get("stop", ()), getattr(choice, "stop_reason", UNNAMED))
         return {"text": text + stop, "stop_reason": stop or "eos"}
 
 

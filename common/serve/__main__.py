@@ -1,0 +1,3 @@
+from common.serve.server import main
+
+main()

@@ -1,0 +1,320 @@
+"""The servers of searches and of graphs.
+
+    python -m common.serve search --corpus wiki-18.jsonl --retriever bm25 --port 8000
+
+| path | body | of |
+| --- | --- | --- |
+| POST /retrieve | {"queries": […], "topk": 3, "return_scores": false} | Search-R1, verl, ATPO |
+| | the same with "query": one string | SkyRL |
+| POST /search, /batch_search | {"query": …, "top_n": 10, "return_score": false} | ReSearch, ReCall |
+| POST /queries | {"queries": […], "k": 3} | R1-Searcher |
+| GET /health | | |
+
+A count of null or 0 is the default. A list may be empty: Search-R1's client sends one when nobody searches.
+
+    python -m common.serve graph --graph cs=FILE,legal=FOLDER --port 8100
+
+| path | body | answer |
+| --- | --- | --- |
+| POST /{graph_type}/get_precise_entity_names | {"node_name": …} | {"rendered_content": …} |
+| POST /{graph_type}/get_node | {"node_name": …, "question": ""} | {"rendered_content": …} |
+| GET /health | | {"status": "ok", "graphs": […]} |
+
+node_name may be a list of names, with a list of as many questions or one for all: the answer is then a list
+of texts. A name that there is not has a text as well, a graph that there is not is 404.
+
+A query or name is cut to MAX_QUERY characters, and half a character in it replaced: one bad query, written by
+a policy, must not cost the others their answers. A body of more than MAX_BODY bytes is 413.
+"""
+
+import socket
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+import uvicorn
+from fastapi import FastAPI, HTTPException
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import AfterValidator, BaseModel, Field, model_validator
+
+from common import kg
+from common.data import load_corpus
+from common.files import UserError, say
+from common.graphs.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
+from common.http_client import BROKEN
+from common.retriever import make_retriever
+
+MAX_QUERY = 20_000      # characters
+MAX_BODY = 8_000_000    # bytes
+
+
+# ---------------------------------------------------------------- both
+
+class BodyLimit:
+    """ASGI middleware: 413 for a body of more than max_body bytes, announced or sent."""
+
+    def __init__(self, app, max_body):
+        self.app = app
+        self.max_body = max_body
+
+    async def __call__(self, scope, receive, send):
+        announced = int(dict(scope.get("headers", ())).get(b"content-length", 0))
+        size = 0
+
+        async def limited():
+            nonlocal size
+            if announced <= self.max_body:  # an excess is not waited for
+                message = await receive()
+                size += len(message.get("body", b""))
+            if max(announced, size) > self.max_body:
+                raise HTTPException(413, f"the body is over {self.max_body:,} bytes", {"connection": "close"})
+            return message
+
+        await self.app(scope, limited, send)
+
+
+def application(title, max_body):
+    """A FastAPI application with this limit, and without a route."""
+    app = FastAPI(title=title)
+    app.add_middleware(BodyLimit, max_body=max_body)
+
+    @app.exception_handler(RequestValidationError)
+    def refuse(_, error):  # FastAPI's own repeats the input, which may be NaN or half a character: no JSON
+        problems = []
+        for e in error.errors():
+            problems.append({key: e[key] for key in ("type", "loc", "msg")})
+        return JSONResponse({"detail": problems}, 422)
+
+    return app
+
+
+def readable(text):
+    """A query or name cut to MAX_QUERY characters, halves of characters replaced."""
+    return BROKEN.sub("\ufffd", text[:MAX_QUERY])
+
+
+Text = Annotated[str, AfterValidator(readable)]
+TextList = Annotated[list[Text], Field(max_length=4096)]
+Count = Annotated[int, Field(ge=0, le=1000)] | None
+
+
+# ---------------------------------------------------------------- searches
+
+class Retrieve(BaseModel):
+    queries: TextList | None = None
+    query: Text | None = None
+    topk: Count = None
+    topk_rerank: int | None = None
+    return_scores: bool = False
+
+    @model_validator(mode="after")
+    def one_form(self):
+        if (self.queries is None) == (self.query is None):
+            raise ValueError("give queries (a list) or query (a string)")
+        if self.topk_rerank is not None:
+            raise ValueError("this server does not rerank; leave topk_rerank out")
+        return self
+
+
+class OneSearch(BaseModel):
+    query: Text
+    top_n: Count = None
+    return_score: bool = False
+
+
+class BatchSearch(OneSearch):
+    query: TextList
+
+
+class Queries(BaseModel):
+    queries: TextList
+    k: Count = None
+
+
+def document(passage):
+    return {"id": passage.id, "contents": f'"{passage.title}"\n{passage.text}'}
+
+
+def scored(passage):
+    return {"document": document(passage), "score": passage.score}
+
+
+def search_app(retriever, max_body=MAX_BODY):
+    """The FastAPI application of a retriever."""
+    app = application("fivehop retriever", max_body)
+
+    @app.get("/health")
+    def health():
+        return {"status": "ok"}
+
+    @app.post("/retrieve")
+    def retrieve(request: Retrieve):
+        queries = request.queries if request.query is None else [request.query]
+        results = retriever.search(queries, request.topk or 3)
+        row = scored if request.return_scores else document
+        return {"result": [[row(p) for p in hits] for hits in results]}
+
+    @app.post("/search")
+    def search(request: OneSearch):
+        hits = retriever.search([request.query], request.top_n or 10)[0]
+        documents = [document(p) for p in hits]
+        return [documents, [p.score for p in hits]] if request.return_score else documents
+
+    @app.post("/batch_search")
+    def batch_search(request: BatchSearch):
+        results = retriever.search(request.query, request.top_n or 10)
+        documents = [[document(p) for p in hits] for hits in results]
+        scores = [[p.score for p in hits] for hits in results]
+        return [documents, scores] if request.return_score else documents
+
+    @app.post("/queries")
+    def queries(request: Queries):
+        results = retriever.search(request.queries, request.k or 3)
+        answers = [[document(p)["contents"] for p in hits] for hits in results]
+        return {"queries": request.queries, "answers": answers}
+
+    return app
+
+
+# ---------------------------------------------------------------- graphs
+
+class Question(BaseModel):
+    node_name: Text | TextList
+    question: Text | TextList = ""
+
+    @model_validator(mode="after")
+    def one_question_a_name(self):
+        if isinstance(self.question, list):
+            names = self.node_name if isinstance(self.node_name, list) else None
+            if names is None or len(names) != len(self.question):
+                raise ValueError("as many questions as names, or one text")
+        return self
+
+    def calls(self, tool, graph_type):
+        names = self.node_name if isinstance(self.node_name, list) else [self.node_name]
+        questions = self.question
+        if isinstance(questions, str):
+            questions = [questions] * len(names)
+        return [Call(tool, name, graph_type, q) for name, q in zip(names, questions, strict=True)]
+
+
+def graph_app(tools, k=MATCHES, max_body=MAX_BODY):
+    """The FastAPI application of LocalTools. k: how many entities entity_matcher shows."""
+    app = application("fivehop graphs", max_body)
+    for graph in tools.graphs.values():
+        graph.match([""])  # the index stands before the first question, and so do the printed names
+        graph.named("")
+
+    def answer(tool, graph_type, asked):
+        if graph_type not in tools.graphs:
+            raise HTTPException(404, kg.render_unknown_graph(graph_type, tools.graphs))
+        texts = tools.search(asked.calls(tool, graph_type), k)
+        return {"rendered_content": texts if isinstance(asked.node_name, list) else texts[0]}
+
+    @app.get("/health")
+    def health():
+        return {"status": "ok", "graphs": list(tools.graphs)}
+
+    @app.post("/{graph_type}/get_precise_entity_names")
+    def get_precise_entity_names(graph_type: str, asked: Question):
+        return answer(ENTITY_MATCHER, graph_type, asked)
+
+    @app.post("/{graph_type}/get_node")
+    def get_node(graph_type: str, asked: Question):
+        return answer(NODE_INFO, graph_type, asked)
+
+    return app
+
+
+def described(graph):
+    """Its size, and what was left out of it."""
+    words = [f"{len(graph.graph):,} entities, {graph.graph.number_of_edges():,} edges"]
+    words += [f"left out: {count:,} {what}" for what, count in graph.left_out.items()]
+    return "; ".join(words)
+
+
+# ---------------------------------------------------------------- the commands
+
+@dataclass
+class Search:
+    """Serves a corpus."""
+    corpus: str                 # JSONL with id, contents
+    skip_bad: bool = False      # leave bad records out, and count them
+    retriever: str = "bm25"     # bm25, dense:MODEL or dense:MODEL@INDEX
+    query_prefix: str = "auto"  # what a dense encoder reads before a query
+    # and before a passage; auto = as it was trained, where its prompts or its name tell
+    passage_prefix: str = "auto"
+    host: str = "127.0.0.1"     # loopback unless told otherwise
+    port: int = 8000            # 0: any that is free
+
+    def app(self):
+        """(application, what it serves)"""
+        corpus = load_corpus(self.corpus, self.skip_bad)
+        retriever = make_retriever(self.retriever, corpus, query_prefix=self.query_prefix,
+                                   passage_prefix=self.passage_prefix)
+        return search_app(retriever), f"{len(corpus):,} passages ({self.retriever})"
+
+
+@dataclass
+class Graph:
+    """Serves graphs."""
+    graph: str                           # NAME=FILE,NAME=FILE, a file, or a folder of graphs
+    graph_encoder: str = ""              # a sentence-transformers model; default tf-idf
+    matches: int = MATCHES               # entities that entity_matcher shows
+    max_edges: int = kg.MAX_EDGES   # of one node
+    max_words: int = kg.MAX_WORDS   # of one answer
+    host: str = "127.0.0.1"              # loopback unless told otherwise
+    port: int = 8100                     # 0: any that is free
+
+    def app(self):
+        """(application, what it serves)"""
+        if min(self.matches, self.max_edges, self.max_words) < 1:
+            raise UserError("--matches, --max-edges and --max-words: 1 or more")
+        graphs = kg.load_graphs(self.graph, self.graph_encoder)
+        app = graph_app(LocalTools(graphs, self.max_edges, self.max_words), self.matches)
+        for name, graph in graphs.items():
+            say(f"{name}: {described(graph)}")
+        return app, f"{len(graphs)} graphs ({', '.join(graphs)})"
+
+
+def main(arguments=None):
+    command = tyro.cli(Search | Graph, prog="python -m common.serve", args=arguments)
+    try:
+        serve(command)
+    except UserError as error:
+        sys.exit("error: " + " ".join(str(error).split()))
+    except KeyboardInterrupt:
+        pass
+
+
+def serve(command):
+    """Says what it serves, and where, and serves it until it is stopped."""
+    host, port = command.host, command.port
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with refusing(host, port):
+        listener.bind((host, port))
+    app, what = command.app()
+    with refusing(host, port):
+        listener.listen()  # not before the index stands: until then clients are refused
+    shown = f"[{host}]" if ":" in host else host
+    path = "/retrieve" if isinstance(command, Search) else ""
+    print(f"serving {what} at http://{shown}:{listener.getsockname()[1]}{path}", flush=True)
+    server(app).run([listener])
+
+
+@contextmanager
+def refusing(host, port):
+    """UserError for an address that cannot be had."""
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        raise UserError(f"cannot serve at {host}:{port} ({error}); give another --host or --port") from None
+
+
+def server(app):
+    """uvicorn, whose own limits hold: h11's on the head of a request, keep-alive's on idle connections."""
+    return uvicorn.Server(uvicorn.Config(app, http="h11", log_level="warning"))
