@@ -260,17 +260,6 @@ def check_machine(cfg):
                  "or use --engine transformers")
 
 
-def check_numbers(name, value):
-    """Refuses what is not a list of different numbers of 0 and more."""
-    try:
-        numbers = [float(number) for number in value.split(",")]
-    except ValueError:
-        numbers = [-1.0]
-    fine = all(0 <= number < math.inf for number in numbers)
-    if not fine or len(set(numbers)) < len(numbers):
-        refuse(name, value, "different numbers of 0 and more with commas, such as 1,.1,0")
-
-
 def refuse(name, value, wanted):
     """Ends the program with what a flag has to be."""
     sys.exit(f"error: --{name.replace('_', '-')} {value}: {wanted}")

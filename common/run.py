@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import chat, checkpoint, distributed, metrics, process, results, rollout
+from common import chat, checkpoint, distributed, metrics, process, report, rollout
 from common import model as models
 from common.engine import TransformersEngine
 from common.files import (
@@ -229,7 +229,7 @@ def checkpoint_of(folder, save_every=None):
     rows = read_jsonl(folder.path / "metrics.jsonl")
     if found is None:
         save_every = save_every or folder.saved.get("save_every") or math.inf
-        if rows and (results.evaluations(folder.path) or len(rows) > save_every):
+        if rows and (report.evaluations(folder.path) or len(rows) > save_every):
             raise RunError(f"--resume: {folder.path} has {len(rows)} steps in metrics.jsonl, "
                            "and its checkpoint/ is gone: restore it, or start anew with another --name")
         if rows:
@@ -407,12 +407,11 @@ def machine():
 
 
 def _draw(folder, title):
-    from common.curves import draw_curves
     from common.page import write_page
     if read_jsonl(folder.path / "metrics.jsonl"):
-        rows = {folder.path.name: results.with_evaluations(folder.path)}
-        panels = results.panels_of(folder.path)
-        draw_curves(rows, folder.path / "curves.png", title, panels)
+        rows = {folder.path.name: [report.with_evaluations(folder.path)]}
+        panels = report.panels_of(folder.path)
+        report.draw_curves(rows, folder.path / "curves.png", title, panels)
     write_page(folder.path)
     say(f"run folder: {folder.path} (open trajectories.html)")
 
@@ -443,13 +442,13 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
                 policy.engine.sleep()
             folder.write(file.name, {"summary": summary, "predictions": rows})
         found[split.name] = read_evaluation(file)
-        say(results.summary_line(split.name, found[split.name]["summary"]))
+        say(report.summary_line(split.name, found[split.name]["summary"]))
     return found
 
 
 def mean_em(found):
     """{"eval/em": mean of the sets} of evaluate_all, as a row of metrics keeps it."""
-    return {"eval/em": results.mean_em(found)}
+    return {"eval/em": report.mean_em(found)}
 
 
 # ---------------------------------------------------------------- --ask
