@@ -53,8 +53,7 @@ class Flags:
     eval_every: int = 0           # steps between evaluations; 0 = before and after training only
     save_every: int = 10          # steps between checkpoints; 0 = at the end only
     show_every: int = 10          # steps between printed trajectories; 0 = none
-    # trackers beside the files: tensorboard, wandb (offline), or both with a comma
-    log: str = ""
+    log: str = ""                 # tracker beside the files: trackio, or wandb (offline)
     seed: int = 0                 # of everything that is random
     name: str = ""                # of the run folder in runs/<script>/; empty = from model, data and seed
     out: str = "runs"             # where run folders go
@@ -197,11 +196,10 @@ def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
         refuse("flaw_rate", cfg.flaw_rate, "a share, from 0 to 1")
     check_together(cfg)
     check_machine(cfg)
-    for name in filter(None, cfg.log.split(",")):
-        if name not in ("tensorboard", "wandb"):
-            refuse("log", name, "tensorboard, wandb, or both with a comma")
-        if not importlib.util.find_spec(name):
-            refuse("log", name, f"not installed here; pip install {name}")
+    if cfg.log not in ("", "trackio", "wandb"):
+        refuse("log", cfg.log, "trackio or wandb")
+    if cfg.log and not importlib.util.find_spec(cfg.log):
+        refuse("log", cfg.log, f"not installed here; pip install {cfg.log}")
     check_world(cfg, world_sets)
     return cfg
 

@@ -16,6 +16,7 @@ several stages has a folder for each. The order is always the same:
 
 import fcntl
 import glob
+import importlib
 import json
 import math
 import os
@@ -71,7 +72,7 @@ class RunFolder:
         self.path = Path(root) / script / name
         self.config = config
         self.resume = resume
-        self.trackers = []
+        self.tracker = None
         self.start = None
         if not resume and begun(self.path):
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
@@ -160,11 +161,11 @@ class RunFolder:
         return read_json(self.path / name, list)
 
     def log(self, row):
-        """A line of metrics.jsonl, and the same to the trackers of --log."""
+        """A line of metrics.jsonl, and the same to the tracker of --log."""
         self.append("metrics.jsonl", [row])
-        numbers = {k: v for k, v in row.items() if k != "step"}
-        for tracker in self.trackers:
-            tracker(numbers, row["step"])
+        if self.tracker:
+            numbers = {k: v for k, v in row.items() if k != "step"}
+            self.tracker.log(numbers, step=row["step"])
 
     def is_done(self, steps, sets):
         """Whether a resumed run has made all its steps and evaluations."""
@@ -262,39 +263,21 @@ def _same_threads(folder):
         torch.set_num_threads(threads)
 
 
-# ---------------------------------------------------------------- trackers
+# ---------------------------------------------------------------- tracker
 
-def open_trackers(names, folder):
-    """[function of (numbers, step)] for --log tensorboard,wandb.
-
-    Weights & Biases writes offline unless WANDB_MODE says otherwise: no account needed."""
-    if distributed.rank() > 0:
-        return []
-    trackers = []
-    if "tensorboard" in names.split(","):
-        from torch.utils.tensorboard import SummaryWriter
-        writer = SummaryWriter(folder.path / "tensorboard")
-
-        def to_tensorboard(row, step):
-            for key, value in row.items():
-                writer.add_scalar(key, value, step)
-            writer.flush()
-        trackers.append(to_tensorboard)
-    if "wandb" in names.split(","):
-        import wandb
-        session = wandb.init(
-            project=folder.path.parent.name,
-            name=folder.path.name,
-            dir=str(folder.path),
-            config=folder.config,
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            reinit=True,
-        )
-
-        def to_wandb(row, step):
-            session.log(row, step=step)
-        trackers.append(to_wandb)
-    return trackers
+def open_tracker(name, folder):
+    """The module of --log, trackio or wandb, which share an interface, with this run begun. Both write on
+    this machine, without an account; wandb unless WANDB_MODE says otherwise."""
+    if not name or distributed.rank() > 0:
+        return None
+    own = {}
+    if name == "wandb":
+        own = {"dir": str(folder.path), "mode": os.environ.get("WANDB_MODE", "offline")}
+    tracker = importlib.import_module(name)
+    resume = "allow" if folder.resume else "never"
+    script = folder.path.parent.name
+    tracker.init(project=script, name=folder.path.name, config=folder.config, resume=resume, **own)
+    return tracker
 
 
 # ---------------------------------------------------------------- a stage
@@ -378,9 +361,11 @@ def stage(cfg, folder, metrics, title):
     threads = folder.saved.get("threads", torch.get_num_threads())
     folder.create(threads=threads, machine=folder.saved.get("machine") or machine(), date=chat.today)
     folder.write("metrics.json", {key: list(metric) for key, metric in metrics.items()})
-    folder.trackers = open_trackers(cfg.log, folder)
+    folder.tracker = open_tracker(cfg.log, folder)
     console.print(f"[bold]{plain(title)}[/bold]")
     yield
+    if folder.tracker:
+        folder.tracker.finish()
     distributed.once(_draw, folder, title)
 
 
