@@ -125,7 +125,7 @@ from common.evidence_stages import (
     show_table,
 )
 from common.files import Progress, say
-from common.metric_table import STEP, UPDATE
+from common.guards import STEP, UPDATE
 from common.page.evidence import sample_record, show_path
 from common.rollout import stable_seed
 from common.sub_questions import evaluate_approximations, rows_of, sub_question_input

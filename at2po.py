@@ -50,7 +50,7 @@ What is not in the paper is at the end (appendix) or in common/.
 
     python at2po.py                               the embedded world, two CPU cores, under ten minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
-    python at2po.py --world hard --ladder --seeds 5         Table 1 (--schemes: 2) where methods can differ
+    python -m common.ladder at2po table1 --seeds 5 -- --world hard      a table where methods can differ
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting; a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --checkpoint Qwen/Qwen3-4B --data musique-dev        ReAct: no training
     python at2po.py --ask "Who is the spouse of the composer of the film Empty Ocean?"
@@ -89,7 +89,7 @@ from common import (
 from common import model as models
 from common.baselines import BASELINES
 from common.files import console, plain, warn
-from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
+from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
@@ -98,12 +98,6 @@ from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 @dataclass
 class Config(flags.PassageFlags):
     """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
-
-    # ---- tables
-    ladder: bool = False            # random tree with GRPO, + ATPO, + entropy, + turn credit | Table 1
-    schemes: bool = False           # three rules of value by four of advantage | Table 2
-    baselines: bool = False         # AT2PO, GRPO, DAPO, GSPO, AEPO and Tree-GRPO side by side
-    seeds: int = 1                  # seeds of such a table, from --seed on
 
     # ---- rollout
 
@@ -204,7 +198,6 @@ HARD = WORLD | dict(
     eval_every=5,
 )
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")
-TABLES = ("ladder", "schemes", "baselines")
 MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
 SINGLE_HOP = ("nq", "triviaqa", "popqa")  # trained on NQ: --data nq
 PAPER_EVAL = ",".join(MULTI_HOP + SINGLE_HOP)
@@ -748,13 +741,10 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
 
 # ---------------------------------------------------------------- main
 
-def reproduce(cfg, argv=()):
+def reproduce(cfg):
     """Evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
-    if any(getattr(cfg, name) for name in TABLES):
-        from common import at2po_tables
-        return at2po_tables.run(cfg, argv, parse_args)
     if not cfg.ask:
-        free = (*run.FREE_ON_RESUME, "token_budget", *TABLES, "seeds")
+        free = (*run.FREE_ON_RESUME, "token_budget")
         folder = run.open_folder(cfg, "at2po", cfg.name, free)
     source = cfg.checkpoint or cfg.model
     source = source and models.find_model(source)
@@ -826,11 +816,6 @@ def resolve(cfg):
     cfg = flags.check(cfg, may_be_zero, above_zero="lr temperature grad_clip", least=negative)
     flags.needs_a_model(cfg)
     keep_best.check(cfg)
-    tables = [f"--{name}" for name in TABLES if getattr(cfg, name)]
-    if cfg.seeds > 1 and not tables:
-        flags.refuse("seeds", cfg.seeds, "is for a table: --ladder, --schemes or --baselines")
-    if len(tables) > 1 or tables and (cfg.ask or cfg.eval_only):
-        sys.exit(f"error: {' and '.join(tables)}: one table at a time, without --ask and --eval-only")
     shape = cfg.rollout
     if shape == "auto":
         shape = {"atpo": "tree", "aepo": "branches"}.get(cfg.loss, "chains")
@@ -843,8 +828,6 @@ def resolve(cfg):
         model = cfg.model or cfg.policy_model
         evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
         name = f"eval-{stable_seed(*evaluated) % 10**6}"
-    if cfg.ladder or cfg.schemes or cfg.baselines:
-        name = "tables"
     return replace(
         cfg,
         rollout=shape,
@@ -856,7 +839,7 @@ def resolve(cfg):
 def main(argv=None):
     """`python at2po.py …`"""
     with run.program():
-        reproduce(parse_args(argv), flags.given_flags(argv)[0])
+        reproduce(parse_args(argv))
 
 
 # ================================================================ appendix: nothing below is in the paper

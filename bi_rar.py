@@ -83,7 +83,7 @@ from common import (
 from common import model as models
 from common.distance_plot import plot_distances
 from common.files import console, plain, read_jsonl, say, warn
-from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
+from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
@@ -854,7 +854,9 @@ def show_table(cfg):
         return PAPER.get(label, "") if set(sets) == set(PAPER_EVAL.split(",")) else ""
 
     title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
-    report.stage_table(base / cfg.name, title, folders, "baseline", paper)
+    stages = {label: [folder] for label, folder in folders.items()}
+    report.method_table(base / cfg.name, title, stages, "baseline", paper)
+    report.draw_methods(base / cfg.name, title, stages)
     plot_distances(folders, base / f"{cfg.name}-distances.png")
 
 

@@ -99,7 +99,7 @@ from common import (
 from common import model as models
 from common.files import console, plain, read_jsonl, say, warn
 from common.graphs.kg_paths import as_words
-from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
+from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams
 from common.retriever import BM25Retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, stable_seed
@@ -1016,14 +1016,15 @@ def show_table(cfg, env):
     """<name>-<env>-table.json: every stage's EM and F1 beside what it cost, differences to the warm-up."""
     base = Path(cfg.out) / "mygo_mujica"
     stages = ("few-shot", "warm-up", *LEARNING)
-    folders = {stage: base / f"{cfg.name}-{env}-{stage}" for stage in stages}
+    folders = {stage: [base / f"{cfg.name}-{env}-{stage}"] for stage in stages}
 
     def paper(stage, sets):
         of_paper = len(sets) == 1 and sets[0].startswith("2wiki") and "heldout" not in sets[0]
         return PAPER.get(env, {}).get(stage, "") if of_paper else ""
 
     title = f"Mujica {cfg.name}, {env} (paper: EM / F1 of Qwen2.5-7B, 2Wiki)"
-    report.stage_table(base / f"{cfg.name}-{env}", title, folders, "warm-up", paper)
+    report.method_table(base / f"{cfg.name}-{env}", title, folders, "warm-up", paper)
+    report.draw_methods(base / f"{cfg.name}-{env}", title, folders)
 
 
 def ask(cfg, policy, place):

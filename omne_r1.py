@@ -67,7 +67,7 @@ Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (
 "70k" are 73,627 in Table 1.
 
     python omne_r1.py                          embedded world, all stages; 25 minutes
-    python omne_r1.py --weights 1,.8,.2,.1,.05,.01,.001,0     then: Table 5 (--modes: 4, --train-hops each: 3)
+    python -m common.ladder omne_r1 table5 --seeds 3       Table 5 over seeds (2, 3, 4, 8 likewise)
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/              the paper's setting; not run
@@ -100,8 +100,8 @@ from common import (
     flags,
     graph_stages,
     guards,
+    ladder,
     metrics,
-    omne_tables,
     rollout,
     run,
     training,
@@ -114,8 +114,8 @@ from common.graphs import graph_questions
 from common.graphs.graph_questions import has_hops
 from common.graphs.kg_tools import Call
 from common.graphs.tool_calls import Fault, parse_tool_call, write_tool_call
+from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.kg import one_line
-from common.metric_table import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import call_records
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 from common.serve.judge import score_answers
@@ -134,15 +134,7 @@ class Config(flags.PolicyFlags):
     # what to do; all = the base model, ppo, then sft and rl with and without thoughts
     stage: Literal["all", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # thoughts, or the template's empty block in their place | sec. 3.4.1
-    seeds: int = 1                  # runs of everything, with seeds from --seed on
     save_every: int = 1             # steps (of stage 2: 25 updates) between checkpoints | ours
-
-    # ---- tables of the paper, one at a time
-    ladder: bool = False            # the same as --stage all | Table 8
-    weights: str = ""               # stage 2 at each of these, 1,.8,.2,.1,.05,.01,.001,0 | Table 5
-    modes: bool = False             # stage 2: adapters or full weights, thoughts or none | Table 4
-    # training questions' hops: 1/2, 3 and more, both; each = a stage 1 on each of these | Table 3
-    train_hops: Literal["mix", "12", "3", "each"] = "mix"
 
     # ---- graphs and tools
 
@@ -177,6 +169,7 @@ class Config(flags.PolicyFlags):
     teacher: str = "template"
     teacher_model: str = "deepseek-reasoner"    # its name there | sec. 2
     per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) a graph
+    train_hops: Literal["mix", "12", "3"] = "mix"   # hops of training questions: all, 1/2, 3+ | Table 3
     test_share: float = .1          # of seed nodes, and of as many questions more, that are the test's
     attempts: int = 3               # of the teacher at a question
     largest_ball: int = 400         # nodes within three steps of a seed node, at most | sec. 2
@@ -875,48 +868,29 @@ class Job:
 
 
 def reproduce(cfg):
-    """The stages of --stage or of a table for every seed, each in a run folder of its own. What can be
-    refused without reading data is refused first."""
+    """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
+    refused first."""
     if cfg.score:
         return score_answers(cfg.score, cfg.judge, cfg.judge_model)
-    seeds = range(cfg.seed, cfg.seed + cfg.seeds)
-    configs = [replace(cfg, seed=seed) for seed in seeds]
-    configs = [replace(one, name=one.name or run_name(one)) for one in configs]
     if not cfg.ask:
-        for one in configs:
-            for job in jobs_of(one):
-                job.folder()
+        for job in jobs_of(cfg):
+            job.folder()
     if cfg.checkpoint or cfg.model:
         models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
-    questions = graph_stages.path_of(configs[0], "questions")
-    place, evals = distributed.first(graph_questions.load, configs[0], questions)
+    questions = graph_stages.path_of(cfg, "questions")
+    place, evals = distributed.first(graph_questions.load, cfg, questions)
     run.tell(cfg)
-    for one in configs:
-        for job in jobs_of(one):
-            run_job(job, place, evals)
-        if jobs_of(one):
-            own = [job.label for job in jobs_of(one)]
-            distributed.once(omne_tables.show_table, one, own, partial(graph_stages.path_of, one))
-    if cfg.seeds > 1 and jobs_of(cfg):
-        distributed.once(omne_tables.show_seeds, configs, own)
+    own = []
+    for job in jobs_of(cfg):
+        run_job(job, place, evals)
+        own.append(job.label)
+    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, own)
 
 
 def jobs_of(cfg):
     """What is asked for, in order."""
-    table = omne_tables.sweep(cfg)
-    if table == "weights":
-        return [Job(f"sft-w{float(w):g}", "sft", replace(cfg, think="on", think_weight=float(w)))
-                for w in cfg.weights.split(",")]
-    if table == "modes":
-        own = 8 if cfg.sft_lora in ("auto", 0) else cfg.sft_lora
-        return [Job(f"sft-{size}-{mode}", "sft", replace(cfg, think=think, sft_lora=rank, think_weight=1.0))
-                for size, rank in (("lora", own), ("full", 0))
-                for mode, think in (("no-think", "off"), ("think", "on"))]
-    if table == "hops":
-        on = replace(cfg, think="on")
-        return [Job(f"stage1-{hops}", "ppo", replace(on, train_hops=hops)) for hops in ("12", "3", "mix")]
     if cfg.stage == "all":
         on = replace(cfg, think="on")
         jobs = [Job("base", "eval", on), Job("stage1", "ppo", on)]
@@ -1008,8 +982,7 @@ def parse_args(argv=None):
     cfg = replace(cfg, eval_only=cfg.eval_only or cfg.stage in ("eval", "direct"))
     cfg = check(cfg)
     stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
-    name = cfg.name or (run_name(cfg) if cfg.seeds == 1 else "")
-    return replace(cfg, stage=stage, name=name)
+    return replace(cfg, stage=stage, name=cfg.name or run_name(cfg))
 
 
 def run_name(cfg):
@@ -1025,14 +998,9 @@ def check(cfg):
     for name in ("gamma", "lam", "lr_warmup"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
-    if cfg.weights:
-        flags.check_numbers("weights", cfg.weights)
-    omne_tables.check(cfg)
     if cfg.lora and cfg.stage == "sft":
         flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
     graph_questions.check(cfg)
-    if cfg.seeds > 1 and cfg.name:
-        flags.refuse("name", cfg.name, "not with --seeds: the runs are named by their seeds")
     return cfg
 
 

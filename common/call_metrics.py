@@ -5,7 +5,7 @@ from collections import Counter
 
 from common import metrics, rollout
 from common.files import warn
-from common.metric_table import Metric
+from common.guards import Metric
 
 # of a step that samples
 CALLS = {

@@ -1,7 +1,7 @@
 """The numbers of a step of trajectories whose turns are scored by distances (bi_rar.py)."""
 
 from common import rollout
-from common.metric_table import SECONDS, Metric
+from common.guards import SECONDS, Metric
 
 PANEL = "distances of right steps"
 DISTANCES = {

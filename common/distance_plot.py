@@ -1,7 +1,7 @@
 """A plot of distances along trajectories (bi_rar.py)."""
 
 from common import rollout
-from common.results import evaluations
+from common.report import evaluations
 
 LINES = (
     (1, "right", "#1d7f4c"),

@@ -6,11 +6,10 @@ from collections import Counter
 
 import torch
 
-from common import metrics, retriever
-from common.curves import draw_ranks, draw_recall
+from common import metrics, report, retriever
 from common.evidence import ENDS, SearchPath, SubQuestion, evidence_of, evidence_scores, state_ids
 from common.files import Progress, read_evaluation, say
-from common.metric_table import ANSWERS, RATIO, SECONDS, Metric
+from common.guards import ANSWERS, RATIO, SECONDS, Metric
 from common.page.evidence import about, prediction
 from common.rollout import mean, stable_seed
 
@@ -276,15 +275,19 @@ def gold_places(encoder, cases, given):
 # ---------------------------------------------------------------- figures
 
 def draw_evaluations(folder, found):
-    """recall.png and ranks-<set>.png of what was evaluated in a run folder."""
-    recall = {}
+    """recall.png of a run folder: share of the missing gold among the best 1 to 20 sentences, before training
+    and after."""
+    curves = {}
     for name, result in found.items():
-        summary = result["summary"]
-        if "recall_at" in summary:
-            before = read_evaluation(folder.path / f"eval_{name}_before.json")
-            recall[f"{name} untrained"] = before["summary"]["recall_at"]
-            recall[name] = summary["recall_at"]
-        if "ranks" in summary:
-            draw_ranks(summary["ranks"], summary["spearman"], folder.path / f"ranks-{name}.png")
-    if recall:
-        draw_recall(recall, folder.path / "recall.png")
+        if "recall_at" not in result["summary"]:
+            continue
+        before = read_evaluation(folder.path / f"eval_{name}_before.json")
+        for label, one in ((f"{name} untrained", before), (name, result)):
+            rows = []
+            for given, shares in one["summary"]["recall_at"].items():
+                rows += [{"best sentences": k, f"eval/{given}": share} for k, share in enumerate(shares, 1)]
+            curves[label] = [rows]
+    if curves:
+        panels = {f"{given} gold given": {f"eval/{given}": "recall"} for given in "012"}
+        title = "share of the missing gold"
+        report.draw_curves(curves, folder.path / "recall.png", title, panels, "best sentences")

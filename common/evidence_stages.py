@@ -23,10 +23,10 @@ SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
     "sqg": ASK_MODES,
 }
 COLUMNS = {
-    "F1": ("f1", ".3f"),
-    "precision": ("precision", ".3f"),
-    "recall": ("recall", ".3f"),
-    "sentences": ("sentences", ".2f"),
+    "F1": ("eval", "f1", ".3f"),
+    "precision": ("eval", "precision", ".3f"),
+    "recall": ("eval", "recall", ".3f"),
+    "sentences": ("eval", "sentences", ".2f"),
 }
 
 
@@ -157,8 +157,8 @@ def show_table(cfg, paper):
         paths = [Path(f"{one}-{stage}") for one in runs]
         found = [p for p in paths if p.exists()]
         if found and stage in shown:
-            folders[stage] = found[0]
-    others = [folders[stage].name for stage in folders if stage not in there]
+            folders[stage] = [found[0]]
+    others = [folders[stage][0].name for stage in folders if stage not in there]
 
     def printed(stage, sets):
         return paper.get((stage, *sets), "")
@@ -166,4 +166,5 @@ def show_table(cfg, paper):
     title = f"ASKiT {cfg.name} (paper: EM / F1, HotpotQA)"
     if others:
         title += f", {' and '.join(others)} before it"
-    report.stage_table(runs[0], title, folders, "supervised", printed, COLUMNS, means=False)
+    report.method_table(runs[0], title, folders, "supervised", printed, COLUMNS, means=False)
+    report.draw_methods(runs[0], title, folders)

@@ -42,8 +42,7 @@ class Flags:
 
     eval_every: int = 0           # steps between evaluations; 0 = before and after training only
     save_every: int = 10          # steps between checkpoints; 0 = at the end only
-    # trackers beside the files: tensorboard, wandb (offline), or both with a comma
-    log: str = ""
+    log: str = ""                 # tracker beside the files: trackio, or wandb (offline)
     seed: int = 0                 # of everything that is random
     name: str = ""                # of the run folder in runs/<script>/; empty = from model, data and seed
     out: str = "runs"             # where run folders go
@@ -149,11 +148,10 @@ def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
     check_numbers(cfg, (*MAY_BE_ZERO, *may_be_zero.split()), (*ABOVE_ZERO, *above_zero.split()), least or {})
     if Path(cfg.out).exists() and not Path(cfg.out).is_dir():
         refuse("out", cfg.out, "is a file: the name of a folder for run folders")
-    for name in filter(None, cfg.log.split(",")):
-        if name not in ("tensorboard", "wandb"):
-            refuse("log", name, "tensorboard, wandb, or both with a comma")
-        if not importlib.util.find_spec(name):
-            refuse("log", name, f"not installed here; pip install {name}")
+    if cfg.log not in ("", "trackio", "wandb"):
+        refuse("log", cfg.log, "trackio or wandb")
+    if cfg.log and not importlib.util.find_spec(cfg.log):
+        refuse("log", cfg.log, f"not installed here; pip install {cfg.log}")
     if isinstance(cfg, PolicyFlags):
         check_warmup(cfg)
         check_machine(cfg)

@@ -5,9 +5,7 @@ from pathlib import Path
 from common import checkpoint, run
 from common import model as models
 
-FREE = (
-    *run.FREE_ON_RESUME,
-    "stage", "seeds", "ladder", "modes", "weights", "judge", "judge_model", "curve_questions")
+FREE = (*run.FREE_ON_RESUME, "stage", "judge", "judge_model", "curve_questions")
 TRAINING = ("ppo", "sft", "rl")
 
 

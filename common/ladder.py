@@ -1,83 +1,81 @@
-"""Several methods over several seeds: every run a process of its own, as many at once as there are cores,
-each resumed where it stopped; then one table, paper beside ours, and two figures.
+"""A paper's table over several seeds: every row a process of its own, as many at once as there are cores,
+each resumed where it stopped; then one table, paper beside ours, and figures.
 
-    rows = {"GRPO": Row(("--loss", "grpo"), "45.42"), "ATPO": Row(("--loss", "atpo"), "47.75")}
-    ladder.run(cfg, "at2po", "ladder", rows, argv, at2po.parse_args)
+    python -m common.ladder at2po table1 --seeds 5 -- --world hard
+
+The rows stand in recipes/<script>.toml. A row has flags (what makes its method) and a run of its own,
+<name>-<row>-seed<seed>; or it is a stage of the run without flags, <name>-seed<seed>, which is made first. So
+tables share the runs of one name.
 """
 
+import argparse
+import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common import process
-from common.files import RunError, clock, read_json, read_jsonl, say, table, write_json
-from common.metrics import paired_difference, seed_interval
-from common.report import scores
-from common.results import evaluations, mean_along, mean_em, signed, with_evaluations
+from common import process, report
+from common.files import RunError, UserError, clock, read_json, say
 
-SWITCHES = ("ladder", "schemes", "baselines", "resume")  # not handed on, nor are these with their values:
-VALUED = ("seeds", "seed", "name", "stage")
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+OWN = ("--seed", "--name", "--out", "--resume")  # flags that the ladder gives
 # of a run's config.json, what need not be the table's
 FREE = ("resume", "out", "log", "save_every", "search_timeout", "search_retries")
 
 
-@dataclass(frozen=True)
-class Row:
-    flags: tuple = ()  # what makes this method
-    paper: str = ""    # the paper's number
-    minus: str = ""    # the row that it is set against; empty = the one before
+@dataclass
+class Job:
+    """A run to make: of which flags, and the folders that it leaves."""
+    run: Path
+    flags: list
+    folders: list
 
 
-def run(cfg, script, table_name, rows, argv, parse, before=None):
-    """Runs what is missing of `rows` {label: Row} for cfg.seeds seeds, and shows what came out.
-
-    argv: the command line without @FILEs, whose other flags every run gets. parse: of such a line, the
-    script's. before: (label, Row) of a line with the evaluations that the runs began with.
-    Runs are called <name>-<label>-seed<seed>, so that tables share those of one label. Writes
-    <out>/<script>/<name>-<table name>-table.json, -curves.png and -turns.png."""
-    base = Path(cfg.out) / script
-    name = cfg.name
-    seeds = range(cfg.seed, cfg.seed + cfg.seeds)
-    jobs = {}
-    for seed in seeds:
-        for label in rows:
-            jobs[label, seed] = base / f"{name}-{slug(label)}-seed{seed}"
-    shared = without_own(argv)
-    commands = []
-    for (label, seed), folder in jobs.items():
-        given = [*shared, *rows[label].flags, "--seed", str(seed), "--name", folder.name]
-        if (folder / "config.json").exists():
-            refuse_other_settings(folder, asdict(parse(given)))
-            given.append("--resume")
-        if not is_done(folder):
-            commands.append((folder, [sys.executable, sys.argv[0], *given]))
-    say(f"{name}-{table_name}: {len(jobs)} runs, {len(jobs) - len(commands)} of them done before")
-    try:
-        all_at_once(commands, len(process.own_cores()))
-    except KeyboardInterrupt as stop:
-        say("interrupted; what the runs have written is kept: the same command goes on with it")
-        sys.exit(143 if isinstance(stop, process.Terminated) else 130)
-    folders = {label: [jobs[label, seed] for seed in seeds] for label in rows}
-    show(base / f"{name}-{table_name}", rows, folders, before)
+def read_tables(script):
+    """{table: what recipes/<script>.toml says of it}; what stands above all tables holds for each. "stages":
+    of the run of all stages."""
+    known = sorted(file.stem for file in RECIPES.glob("*.toml"))
+    if script not in known:
+        raise RunError(f"{script}: there are tables of {', '.join(known)}")
+    recipe = tomllib.loads((RECIPES / f"{script}.toml").read_text(encoding="utf-8"))
+    tables = {name: value for name, value in recipe.items() if isinstance(value, dict) and "rows" in value}
+    stages = {}
+    for table in tables.values():
+        rows = table["rows"].values()
+        stages |= {row["stage"]: None for row in rows if "stage" in row and "flags" not in row}
+    return {name: recipe | table | {"stages": list(stages)} for name, table in tables.items()}
 
 
-def is_done(folder):
-    """Whether a run, or what was exported of one, has come to its end: all its sets are evaluated."""
-    return any((folder / name).exists() for name in ("results.json", "summary.json"))
+def jobs_of(recipe, base, name, seed, shared):
+    """([Job], {row: its run folder}) of a seed. shared: flags of every run."""
+    whole = base / f"{name}-seed{seed}"
+    jobs = []
+    folders = {}
+    for label, row in recipe["rows"].items():
+        if "when" in row:
+            continue
+        own = shlex.split(row.get("flags", ""))
+        if own:
+            own = shlex.split(recipe.get("each", "")) + own
+        run = whole if "stage" in row and not own else base / f"{name}-{slug(label)}-seed{seed}"
+        stages = recipe["stages"] if run == whole else [row.get("stage", "")]
+        folders[label] = stage_of(run, row.get("stage", ""))
+        if all(job.run != run for job in jobs):
+            flags = [*shared, *(word.replace("{run}", str(whole)) for word in own)]
+            flags += ["--seed", str(seed), "--name", run.name, "--out", str(base.parent)]
+            jobs.append(Job(run, flags, [stage_of(run, stage) for stage in stages]))
+    return jobs, folders
 
 
-def refuse_other_settings(folder, config):
-    """RunError: a table must not mix settings. What an older version did not have is not compared."""
-    saved = read_json(folder / "config.json", dict)
-    for key, value in config.items():
-        if key not in FREE and key in saved and saved[key] != json.loads(json.dumps(value)):
-            raise RunError(f"{folder} was made with {key} = {saved[key]!r}, this table is for {value!r}: "
-                           "give the same flags, or another --name")
+def stage_of(run, stage):
+    return run.with_name(f"{run.name}-{stage}") if stage else run
 
 
 def slug(label):
@@ -88,21 +86,62 @@ def slug(label):
     return re.sub(r"\W+", "-", label.lower()).strip("-")
 
 
-def without_own(argv):
-    """argv without the flags that make a table and those that it sets for each run.
+def run(script, table, seeds, name, out, shared):
+    """Runs what is missing of a table for some seeds, and shows what came out:
+    <out>/<script>/<name>-<table>-table.json and figures beside it. shared: flags of every run."""
+    tables = read_tables(script)
+    if table not in tables:
+        raise RunError(f"{table}: the tables of {script} are {', '.join(tables)}")
+    for word in shared:
+        flag = word.partition("=")[0]
+        if flag in OWN:
+            raise RunError(f"{flag} after --: it is the ladder's, before the -- or (--resume) not needed")
+    module = importlib.import_module(script)
+    base = Path(out) / script
+    methods = {}
+    first, others = [], []  # what others may go on from; the others
+    done = 0
+    for seed in seeds:
+        jobs, folders = jobs_of(tables[table], base, name, seed, shared)
+        for label, folder in folders.items():
+            methods.setdefault(label, {})[seed] = folder
+        for job in jobs:
+            given = module.parse_args(job.flags)  # what it refuses is refused now
+            begun = refuse_other_settings(job, asdict(given))
+            resume = ["--resume"] if begun else []
+            if all(map(is_done, job.folders)):
+                done += 1
+            else:
+                wave = first if job.run.name == f"{name}-seed{seed}" else others
+                wave.append((job.run, [sys.executable, module.__file__, *job.flags, *resume]))
+    say(f"{name}-{table}: {done + len(first) + len(others)} runs, {done} of them done before")
+    for commands in (first, others):
+        all_at_once(commands, len(process.own_cores()))
+    show(base / f"{name}-{table}", f"{script} {name}: {table}", tables[table], methods)
 
-    >>> without_own(["--ladder", "--seeds", "5", "--lr=1e-4", "--name=x", "--resume", "--world", "hard"])
-    ['--lr=1e-4', '--world', 'hard']
-    """
-    kept = []
-    words = iter(argv)
-    for word in words:
-        flag, equals, _ = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or flag not in SWITCHES + VALUED:
-            kept.append(word)
-        elif flag in VALUED and not equals:
-            next(words, None)
-    return kept
+
+def is_done(folder):
+    """Whether a run, or what was exported of one, has come to its end: its page is younger than all its
+    evaluations."""
+    page = folder / "trajectories.html"
+    made = [file.stat().st_mtime for file in folder.glob("eval_*.json")]
+    whole = page.exists() and bool(made) and page.stat().st_mtime >= max(made)
+    return whole or (folder / "predictions.jsonl.gz").exists()
+
+
+def refuse_other_settings(job, config):
+    """Whether a job was begun; RunError if with other settings, which a table must not mix. What an older
+    version did not have is not compared, nor "auto" and what the stages of a run have each for itself."""
+    files = [folder / "config.json" for folder in job.folders]
+    saved = [read_json(file, dict) for file in files if file.exists()]
+    for key, value in config.items():
+        there = [one[key] for one in saved if key in one]
+        if key in FREE or value == "auto" or not there or json.loads(json.dumps(value)) in there:
+            continue
+        if all(one == there[0] for one in there):
+            raise RunError(f"{job.run} was made with {key} = {there[0]!r}, this table is for {value!r}: "
+                           "give the same flags, or another --name")
+    return bool(saved)
 
 
 # ---------------------------------------------------------------- processes
@@ -145,160 +184,110 @@ def last_line(folder):
     return lines[-1]
 
 
-# ---------------------------------------------------------------- table
+# ---------------------------------------------------------------- the table
 
-def show(path, rows, folders, before=None):
-    """The table of {label: Row} over {label: [run folder a seed]}: EM of the last evaluation by seed, its
-    mean as a seed interval, and the difference to another row, paired by question and paired by seed."""
-    final = {label: [evaluations(f) for f in runs] for label, runs in folders.items()}
-    body = []
-    if before:
-        first = [evaluations(f, "before") for f in next(iter(folders.values()))]
-        label, row = before
-        body.append(cells(label, row, {label: first}, "", {label: []}))
-    other = ""
+def show(path, title, recipe, methods):
+    """report.method_table of {row: {seed: run folder}}, and figures: <path>-curves.png with `curves`, a bar
+    for each of their numbers with `bars`."""
+    rows = recipe["rows"]
+    shown = {}
+    minus = {}
+    above = ""
     for label, row in rows.items():
-        other = row.minus or other
-        body.append(cells(label, row, final, other if other != label else "", folders))
-        other = label
-    header = ["method", "paper", "EM by seed", "EM over seeds", "minus", "paired by question",
-              "paired by seed", "mean along the run", "the same, paired by seed", *KEPT]
-    on_screen = [[line[i] for i in ON_SCREEN] for line in [header, *body]]
-    table(f"{path.name}: 95 % intervals", on_screen[0], on_screen[1:])
-    write_json(f"{path}-table.json", {"header": header, "rows": body})
-    draw(path, folders)
-    say(f"table and figures: {path}-table.json, -curves.png, -turns.png")
+        seeds = methods.get(label) or next(iter(methods.values()))  # "when": of the first row's runs
+        shown[label] = {seed: (folder, row.get("when", "")) for seed, folder in seeds.items()}
+        minus[label] = recipe.get("minus", above)
+        above = label
+
+    def paper(label, names):
+        printed = rows[label].get("paper", "")
+        if isinstance(printed, list):
+            return dict(zip(recipe["sets"], printed, strict=True)).get(names[0], "")
+        return printed if names == evaluated(shown[label]) else ""
+
+    report.method_table(path, title, shown, minus, paper, recipe["columns"], means="sets" not in recipe)
+    if "curves" in recipe:
+        runs = {}
+        for label, seeds in methods.items():
+            runs[label] = [report.with_evaluations(folder) for folder in seeds.values()]
+        panels = {name: {key: name} for name, key in recipe["curves"].items()}
+        report.draw_curves(runs, f"{path}-curves.png", title, panels, recipe.get("x", "step"))
+    if "bars" in recipe:
+        draw_bars(f"{path}-{recipe['bars']}.png", recipe["bars"], methods)
 
 
-ON_SCREEN = (0, 1, 3, 4, 5, 6)  # of the columns
-KEPT = {  # column: (metric, how its steps become a number, its form)
-    "tokens": ("rollout/tokens_total", "last", ",.0f"),
-    "clip": ("train/clip_fraction", "mean", ".3f"),
-    "largest ratio": ("train/ratio_max", "max", ".1f"),
-    "entropy": ("rollout/entropy", "late", ".3f"),
-    "format": ("reward/format", "late", ".2f"),
-    "flat": ("rollout/flat_groups", "mean", ".2f"),
-}
+def evaluated(seeds):
+    """The sets that a method's first run was evaluated on."""
+    return list(report.read_run(next(iter(seeds.values()))).sets)
 
 
-def cells(label, row, final, other, folders):
-    """A line of the table: final[label], set against final[other]; folders[label]: its runs."""
-    results, runs = final[label], folders[label]
-    ems = [mean_em(sets) for sets in results]
-    by_seed = " ".join(f"{em:.3f}" for em in ems)
-    along = [mean_along(f) for f in runs]
-    line = [label, row.paper, by_seed, over_seeds(ems), other]
-    if other:
-        gains = paired_difference(pooled(final[other]), pooled(results))
-        line += [signed(gains), minus(ems, map(mean_em, final[other]))]
-        line += [over_seeds(along), minus(along, map(mean_along, folders[other]))]
-    else:
-        line += ["", "", over_seeds(along), ""]
-    steps = [read_jsonl(f / "metrics.jsonl") for f in runs]
-    for key, how, form in KEPT.values():
-        numbers = [summed_up(column(rows, key), how) for rows in steps]
-        numbers = [n for n in numbers if n is not None]
-        line.append(f"{sum(numbers) / len(numbers):{form}}" if numbers else "")
-    return line
+def show_stages(script, path, own):
+    """<path>-table.json of the stages of a run that are there, beside the paper's numbers; own: labels of
+    those that were run now."""
+    rows = {}
+    for recipe in read_tables(script).values():
+        for row in recipe["rows"].values():
+            rows.setdefault(row["stage"], row)
+    for label in own:
+        rows.setdefault(label, {})
+    methods = {}
+    for stage in rows:
+        if list(stage_of(path, stage).glob("eval_*.json")):
+            methods[stage] = {"": stage_of(path, stage)}
+    if methods:
+        minus = "base" if "base" in methods else own[0]
+        recipe = {"columns": recipe["columns"], "sets": recipe["sets"], "minus": minus}
+        there = {stage: rows[stage] for stage in methods}
+        show(path, f"{script} {path.name}", recipe | {"rows": there}, methods)
+        report.draw_methods(path, path.name, {stage: [*seeds.values()] for stage, seeds in methods.items()})
 
 
-def minus(own, others):
-    """The difference paired by seed; "" where a seed has no number."""
-    both = list(zip(own, others, strict=True))
-    if None in {x for pair in both for x in pair}:
-        return ""
-    return over_seeds([a - b for a, b in both], "+.3f")
-
-
-def column(rows, key):
-    return [row[key] for row in rows if key in row]
-
-
-def summed_up(values, how):
-    """last, max, mean, or late: the mean of the last quarter; None of nothing."""
-    if not values:
-        return None
-    if how == "last":
-        return values[-1]
-    if how == "max":
-        return max(values)
-    late = values[-max(1, len(values) // 4):] if how == "late" else values
-    return sum(late) / len(late)
-
-
-def pooled(results):
-    return [em for sets in results for name in sorted(sets) for em in scores(sets[name])]
-
-
-def over_seeds(values, form=".3f"):
-    """The mean with Student's interval; without it for one seed; "" where there is none."""
-    if not values or None in values:
-        return ""
-    if len(values) < 2:
-        return f"{values[0]:{form}}"
-    return signed(seed_interval(values), form)
-
-
-# ---------------------------------------------------------------- figures
-
-def draw(path, folders):
-    """<path>-curves.png: accuracy and entropy over sampled tokens, a line a method, the mean of its seeds;
-    <path>-turns.png: how many searches its trajectories make, of the last evaluation."""
+def draw_bars(path, key, methods):
+    """How many test trajectories of a method have each value of a whole number."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for label, runs in folders.items():
-        steps = [with_evaluations(f) for f in runs]
-        for axis, key in zip(axes, ("eval/em", "rollout/entropy"), strict=True):
-            axis.plot(*mean_curve(steps, key), label=label, linewidth=1.8)
-    for axis, name in zip(axes, ("EM of evaluations", "nats a sampled token"), strict=True):
-        axis.set_xlabel("sampled tokens")
-        axis.set_title(name, loc="left")
-        axis.grid(alpha=.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(f"{path}-curves.png", dpi=110)
-    plt.close(figure)
     figure, axis = plt.subplots(figsize=(7, 3.8), layout="constrained")
-    width = .8 / len(folders)
-    for i, (label, runs) in enumerate(folders.items()):
-        searches = searches_of(runs)
-        numbers = range(int(max(searches, default=0)) + 1)
-        shares = [searches.count(n) / max(1, len(searches)) for n in numbers]
+    width = .8 / len(methods)
+    for i, (label, seeds) in enumerate(methods.items()):
+        found = []
+        for folder in seeds.values():
+            for result in report.evaluations(folder).values():
+                found += [row[key] for row in result["predictions"]]
+        numbers = range(int(max(found, default=0)) + 1)
+        shares = [found.count(n) / max(1, len(found)) for n in numbers]
         left = [n + i * width - .4 for n in numbers]
         axis.bar(left, shares, width, align="edge", label=label)
-    axis.set_xlabel("searches of a test trajectory")
-    axis.set_ylabel("share")
+    axis.set(xlabel=f"{key} of a test trajectory", ylabel="share")
     axis.legend(frameon=False, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(f"{path}-turns.png", dpi=110)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def searches_of(runs):
-    """Of every trajectory of the runs' last evaluations."""
-    found = []
-    for folder in runs:
-        for result in evaluations(folder).values():
-            found += scores(result, "searches")
-    return found
+def main(argv=None):
+    """`python -m common.ladder SCRIPT TABLE …`"""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    own, shared = argv, []
+    if "--" in argv:
+        own, shared = argv[:argv.index("--")], argv[argv.index("--") + 1:]
+    parser = argparse.ArgumentParser(
+        prog="python -m common.ladder", usage="%(prog)s SCRIPT TABLE [--seeds N] [-- flags of every run]",
+        description="A paper's table over several seeds, from recipes/SCRIPT.toml. The same command goes on "
+                    "with what was begun.")
+    parser.add_argument("script", help="at2po, omne_r1")
+    parser.add_argument("table", help="such as table1")
+    parser.add_argument("--seeds", type=int, default=1, help="how many, from --seed on")
+    parser.add_argument("--seed", type=int, default=0, help="the first")
+    parser.add_argument("--name", default="tables", help="what the names of run folders begin with")
+    parser.add_argument("--out", default="runs", help="where run folders go")
+    given = parser.parse_args(own)
+    seeds = range(given.seed, given.seed + given.seeds)
+    with process.ends_cleanly((UserError, OSError), lambda: "the same command goes on with what was written"):
+        if not seeds or given.seed < 0:
+            raise RunError(f"--seeds {given.seeds} --seed {given.seed}: at least one, and none below 0")
+        run(given.script, given.table, seeds, given.name, given.out, shared)
 
 
-def mean_curve(runs, key, points=40):
-    """(tokens, values): the mean over runs of [metrics rows], each read at the same numbers of sampled
-    tokens."""
-    import numpy as np
-    curves = []
-    for rows in runs:
-        there = [row for row in rows if key in row]
-        if there:
-            tokens = [row.get("rollout/tokens_total", 0) for row in there]
-            curves.append((tokens, column(there, key)))
-    if not curves:
-        return [], []
-    first = max(tokens[0] for tokens, _ in curves)
-    last = min(tokens[-1] for tokens, _ in curves)
-    grid = np.linspace(first, last, points)
-    values = [np.interp(grid, *curve) for curve in curves]
-    return grid, np.mean(values, axis=0)
+if __name__ == "__main__":
+    main()

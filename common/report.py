@@ -1,4 +1,4 @@
-"""Tables of one run and of several, and the command line over run folders.
+"""Run folders read again: their evaluations, tables with intervals, curves.
 
     python -m common.report RUN                  writes its page and curves anew
     python -m common.report RUN RUN …            curves over one another, tables with paired differences, over
@@ -6,44 +6,185 @@
     python -m common.report RUN --explain ID     one question's trajectories on the terminal
     python -m common.report RUN --export FOLDER  its configuration, metrics and predictions,
                                                  as results/ keeps them
+
+There is one table, method_table: a line a method (or stage, or run) and set.
 """
 
-import argparse
-import gzip
-import json
+import itertools
+import os
 import re
-import sys
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
-from common.curves import draw_curves
-from common.files import RunError, read_jsonl, say, table, warn, write_atomic, write_json
-from common.metrics import average, bootstrap_interval, is_two_way, paired_difference, seed_interval
-from common.page import write_page
-from common.page.record import explain
-from common.results import evaluations, interval, mean_along, panels_of, pool, signed, with_evaluations
+import pandas as pd
+
+from common import guards
+from common.files import read_evaluation, read_json, read_jsonl, say, table, warn, write_json
+from common.metrics import bootstrap_interval, paired_difference, seed_interval, summarize
+
+# ---------------------------------------------------------------- reading
+
+LEFT = ("em", "f1", "searches", "tokens")  # what a summary is made of where a script names nothing else
+
+
+def evaluations(folder, when=""):
+    """{set: {"summary", "predictions"}} of a run folder's final evaluations,
+    or of those `when` ("before", "step10"; "last": of --keep best, by the set that chooses).
+
+    Of an exported run (results/) they are read from predictions.jsonl.gz, and summarised anew."""
+    folder = Path(folder)
+    found = {}
+    for file in sorted(folder.glob("eval_*.json")):
+        parts = re.fullmatch(r"eval_(.*?)(_(before|last|step\d+))?\.json", file.name)
+        name, _, suffix = parts.groups()
+        if (suffix or "") == when:
+            found[name] = read_evaluation(file)
+    for row in read_jsonl(folder / "predictions.jsonl.gz"):
+        if row["when"] == (when or "after"):
+            result = found.setdefault(row["set"], {"summary": None, "predictions": []})
+            result["predictions"].append(row)
+    for result in found.values():
+        if not result["summary"]:
+            rows = result["predictions"]
+            keys = [k for k in LEFT if all(k in row for row in rows)]
+            result["summary"] = summarize(rows, keys)
+    return found
+
+
+def mean_em(found):
+    """Mean EM of evaluations {set: {"summary", …}}, but for those whose answers a rule gave ("by_rule"); None
+    without any."""
+    ems = [r["summary"]["em"] for r in found.values() if not r["summary"].get("by_rule")]
+    return sum(ems) / len(ems) if ems else None
+
+
+def with_evaluations(folder):
+    """Rows of metrics.jsonl, with the mean EM of the evaluations before the first step and after the last."""
+    rows = read_jsonl(Path(folder) / "metrics.jsonl")
+    before = mean_em(evaluations(folder, "before"))
+    after = mean_em(evaluations(folder))
+    if before is not None:
+        rows = [{"step": 0, "eval/em": before}, *rows]
+    if after is not None and rows:
+        rows[-1] = rows[-1] | {"eval/em": after}
+    return rows
+
+
+def mean_along(folder):
+    """EM along a run: the mean over the tokens sampled so far, a straight line between evaluations, the one
+    before the first step among them. None where there are fewer than two evaluations, or no tokens."""
+    points = []
+    tokens = 0
+    for row in with_evaluations(folder):
+        tokens += row.get("rollout/tokens", 0)
+        if "eval/em" in row:
+            points.append((tokens, row["eval/em"]))
+    if len(points) < 2 or points[-1][0] == points[0][0]:
+        return None
+    area = 0.0
+    for (begin, first), (end, last) in itertools.pairwise(points):
+        area += (end - begin) * (first + last) / 2
+    return area / (points[-1][0] - points[0][0])
+
+
+def panels_of(*folders):
+    """{panel: {key: label}} from the folders' metrics.json."""
+    found = {}
+    for folder in folders:
+        file = Path(folder) / "metrics.json"
+        panels = guards.panels(read_json(file, dict)) if file.exists() else {}
+        for name, keys in panels.items():
+            found.setdefault(name, {}).update(keys)
+    return found
+
+
+# ---------------------------------------------------------------- as text
+
+def interval(summary, key="em"):
+    """
+    >>> interval({"em": .5, "em_low": .25, "em_high": .75})
+    '0.500 [0.250, 0.750]'
+    """
+    return signed((summary[key], summary[key + "_low"], summary[key + "_high"]), ".3f")
+
+
+def signed(gain, form="+.3f"):
+    """
+    >>> signed((.1, .05, .15))
+    '+0.100 [+0.050, +0.150]'
+    """
+    mean, low, high = gain
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def over_seeds(values, form=".3f"):
+    """The mean with Student's interval; of one seed without; "" where there is none."""
+    values = list(values)
+    if not values or None in values:
+        return ""
+    return signed(seed_interval(values), form) if len(values) > 1 else f"{values[0]:{form}}"
+
+
+def summary_line(name, summary):
+    """One line of an evaluation; "names": what its em and f1 are, where they are something else. Behind it
+    two-way questions beside the others, where there are such, and EM of the others where their answer stood
+    in what was read."""
+    names = {"em": "EM", "f1": "F1"} | summary.get("names", {})
+    line = f"eval {name} (n {summary['n']}): {names['em']} {interval(summary)}"
+    if "em_valid" in summary:
+        line += f" (in valid format {summary['em_valid']:.3f})"
+    forms = {
+        "f1": names["f1"] + " {:.3f}",
+        "searches": "searches {:.2f}",
+        "tokens": "tokens {:.0f}",
+        "precision": "precision {:.3f}",
+        "recall": "recall {:.3f}",
+        "sentences": "sentences {:.2f}",
+        "format": "format {:.2f}",
+    }
+    for key, form in forms.items():
+        if key in summary:
+            line += " | " + form.format(summary[key])
+    if "two_way" in summary:
+        two_way, others = summary["two_way"], summary.get("open")
+        line += f" | two-way {two_way['em']:.3f} (n {two_way['n']})"
+        if others:
+            line += f", others {others['em']:.3f} (n {others['n']})"
+        line += f", guessing {summary['guess']:.3f}" if "guess" in summary else ""
+    if "reading" in summary:
+        parts = summary["reading"]
+        line += f" | answer read {parts['read']:.2f}"
+        if "em_read" in parts:
+            line += f", EM there {parts['em_read']:.3f}"
+        if "copied" in parts:
+            line += f", answers copied right {parts['copied']:.2f}"
+    return line
+
 
 # ---------------------------------------------------------------- one run
+
+def pool(results, groups):
+    """{label: {"summary", "predictions"}} of all questions of the sets in each group {label: set names}:
+    an average weighted by questions. A group of which fewer than two sets are there has none."""
+    pooled = {}
+    for label, names in dict(groups).items():
+        there = [n for n in names if n in results]
+        if len(there) > 1:
+            rows = [row for n in there for row in results[n]["predictions"]]
+            pooled[label] = {"summary": summarize(rows), "predictions": rows}
+    return pooled
+
 
 def show_averages(results, groups):
     """A line for each average over several sets."""
     for label, result in pool(results, groups).items():
-        s = result["summary"]
-        say(f"{label} (n {s['n']}): EM {interval(s)} | format {s['format']:.2f}")
+        say(summary_line(label, result["summary"]))
 
 
 def show_results(folder, before, after, groups=()):
     """results.json and the table of a run: {set: {"summary", "predictions"}} before and after, paired on the
-    same questions. groups: {label: sets} whose averages (common/results.py) are the last rows."""
-    for name, b in before.items():
-        for by in ("hops", "type"):
-            old = b["summary"]["by_" + by]
-            new = after[name]["summary"]["by_" + by]
-            parts = []
-            for value, group in new.items():
-                parts.append(f"{value or '-'} {old[value]['em']:.2f} → {group['em']:.2f} (n {group['n']})")
-            say(f"{name} by {by}: " + ", ".join(parts))
-        say(f"{name}: " + apart(b["summary"], after[name]["summary"]))
+    same questions. groups: {label: sets} whose averages are the last rows."""
     before = before | pool(before, groups)
     after = after | pool(after, groups)
     rows = []
@@ -51,12 +192,18 @@ def show_results(folder, before, after, groups=()):
         a = after[name]
         old = b["summary"]
         new = a["summary"]
+        for by in ("by_hops", "by_type"):
+            parts = []
+            for value, part in new[by].items():
+                parts.append(f"{value or '-'} {old[by][value]['em']:.2f} → {part['em']:.2f} (n {part['n']})")
+            say(f"{name} {by.replace('_', ' ')}: " + ", ".join(parts))
+        both = [[row["em"] for row in result["predictions"]] for result in (b, a)]
         rows.append([
             name,
             new["n"],
             interval(old),
             interval(new),
-            signed(paired_difference(scores(b), scores(a))),
+            signed(paired_difference(*both)),
             f"{new['em_valid']:.3f}" if "em_valid" in new else "",
             f"{new['format']:.2f}",
             f"{new['f1']:.3f}",
@@ -70,388 +217,299 @@ def show_results(folder, before, after, groups=()):
     folder.write("results.json", {"header": header, "rows": rows})
 
 
-def apart(old, new):
-    """What guessing scores, EM of the questions that do not offer their answer, how often one was read, and
-    copied right."""
-    def change(part, key):
-        found = [s[part][key] for s in (old, new) if part in s and key in s[part]]
-        return " → ".join(f"{value:.3f}" for value in found)
+# ---------------------------------------------------------------- methods, stages or runs
 
-    parts = [f"guessing scores {new['guess']:.3f}"] if "guess" in new else []
-    if "open" in new:
-        parts.append(f"EM of what cannot be guessed {change('open', 'em')} (n {new['open']['n']})")
-    if "reading" in new:
-        parts.append(f"of these the answer was read in {change('reading', 'read')}")
-        if "copied" in new["reading"]:
-            parts.append(f"answers copied right {change('reading', 'copied')}")
-    return ", ".join(parts) or "no types of questions"
-
-
-def scores(result, key="em"):
-    return [row[key] for row in result["predictions"]]
-
-
-# ---------------------------------------------------------------- the stages of a script
-
-COLUMNS = {  # header: (key of a summary, its form)
-    "F1": ("f1", ".3f"),
-    "tokens": ("tokens", ".1f"),
-    "searches": ("searches", ".2f"),
+COLUMNS = {  # header: (how, key, form), see _cells
+    "F1": ("eval", "f1", ".3f"),
+    "tokens": ("minus", "tokens", ".1f"),
+    "searches": ("eval", "searches", ".2f"),
+    "sampled in training": ("sum", "rollout/tokens", ",.0f"),
+    "training s": ("sum", "time/rollout time/train", ".0f"),
 }
 
 
-def stage_table(path, title, folders, base, paper, columns=None, minus=("tokens",), means=True):
-    """<path>-table.json and, of several trained stages, <path>-curves.png: the final scores of {stage: run
-    folder}, EM and what `minus` names less those of the stage `base`, paired by question, and what training
-    cost.
+class Run(NamedTuple):
+    folder: Path
+    sets: dict      # its evaluations
+    steps: list     # rows of metrics.jsonl
 
-    paper(stage, sets) -> the paper's number for these sets, or ""; asked for every set, and for the plain
-    mean of several (no such rows without `means`). columns: what stands beside EM, as COLUMNS, "interval" for
-    a form where the summary has one; minus: headers of it."""
-    columns = columns or COLUMNS
-    folders = {stage: f for stage, f in folders.items() if list(f.glob("eval_*.json"))}
-    results = {stage: evaluations(f) for stage, f in folders.items()}
-    learned = {stage: read_jsonl(f / "metrics.jsonl") for stage, f in folders.items()}
-    header = ["stage", "set", "paper", "EM", f"EM minus {base}"]
-    for name in columns:
-        header += [name, f"{name} minus {base}"] if name in minus else [name]
-    header += ["sampled in training", "training s"]
+
+def read_run(folder):
+    """The Run of a folder, or of (folder, when)."""
+    folder, when = folder if isinstance(folder, tuple) else (folder, "")
+    steps = [] if when else read_jsonl(Path(folder) / "metrics.jsonl")
+    return Run(Path(folder), evaluations(folder, when), steps)
+
+
+def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, key="em", means=True):
+    """<path>-table.json (none without a path) of {label: [run folder a seed]} or {label: {seed: folder}}: a
+    line a method and set, and for the plain mean of several sets (not without `means`). A method that lacks
+    an evaluation is left out.
+
+    folder: or (folder, when), see evaluations. minus: the method that the others are set against, or {label:
+    its own other one}. paper(label, sets) -> the paper's number for these sets, or "". columns: {header:
+    (how, key, form)}, see _cells. key: the number that is compared."""
+    runs = {}
+    for label, folders in methods.items():
+        seeds = folders if isinstance(folders, dict) else dict(enumerate(folders))
+        read = {seed: read_run(folder) for seed, folder in seeds.items()}
+        if read and all(run.sets for run in read.values()):
+            runs[label] = read
+    title_of_key = key.upper() if key in ("em", "f1") else key
+    header = ["method", "set", "n", "paper", f"{title_of_key} by seed", title_of_key]
+    header += ["minus", "by question", "by seed"]
+    first_own = len(header)
+    for name, (how, *_) in columns.items():
+        header += [name, f"{name} minus"] if how in ("minus", "along") else [name]
     rows = []
-    for stage, sets in results.items():
-        cost = _cost(learned[stage])
-        for name, result in sets.items():
-            s = result["summary"]
-            old = results.get(base, {}).get(name) if stage != base else None
-            row = [stage, name, paper(stage, [name]), interval(s), _minus(old, result, "em", "+.3f")]
-            for column, (key, form) in columns.items():
-                row.append(_cell(s, key, form))
-                if column in minus:
-                    row.append(_minus(old, result, key, "+" + form))
-            rows.append([*row, *cost])
-    for stage, sets in results.items():
-        if means and len(sets) > 1:
-            summaries = [r["summary"] for r in sets.values()]
-            row = [stage, f"mean of {len(sets)} sets", paper(stage, list(sets))]
-            row += [f"{average(summaries)[1]:.3f}", ""]
-            for column, (key, form) in columns.items():
-                row.append(f"{average(summaries, key)[1]:{form}}")
-                if column in minus:
-                    row.append("")
-            rows.append([*row, "", ""])
-    table(f"{title}: 95 % intervals over questions, differences paired", header, rows)
-    write_json(f"{path}-table.json", {"header": header, "rows": rows})
+    averages = []
+    for label, own in runs.items():
+        other = minus.get(label, "") if isinstance(minus, dict) else minus
+        base = runs.get(other, {}) if other != label else {}
+        sets = dict.fromkeys(name for run in own.values() for name in run.sets)
+        counted = [name for name in sets if not _by_rule(own, name)]
+        for names in [*([name] for name in sets), counted]:
+            average = names is counted
+            if average and (not means or len(names) < 2):
+                continue
+            line = _line(label, own, base, other, names, key)
+            if not line:
+                continue
+            line[3] = paper(label, names) if paper else ""
+            for how, column, form in columns.values():
+                line += _cells(how, column, form, own, base, names)
+            (averages if average else rows).append(line)
+    rows += averages
+    if not rows:
+        return warn(f"{title}: no evaluation with {key!r}, no table")
+    _show_table(title, header, rows, first_own)
+    if path:
+        write_json(f"{path}-table.json", {"header": header, "rows": rows})
+        say(f"table: {path}-table.json")
+
+
+def _by_rule(runs, name):
+    return any(run.sets[name]["summary"].get("by_rule") for run in runs.values() if name in run.sets)
+
+
+def _show_table(title, header, rows, first_own):
+    """On the terminal without empty columns, and those of `columns` apart."""
+    filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
+    scores = [i for i in filled if i < first_own]
+    others = [i for i in filled if i in (0, 1) or i >= first_own]
+    for words, chosen in ((": 95 % intervals, over questions or, of several seeds, over seeds", scores),
+                          ("", others)):
+        if len(chosen) > 2:
+            table(title + words, [header[i] for i in chosen], [[row[i] for i in chosen] for row in rows])
+
+
+def _line(label, own, base, other, names, key):
+    """The scores of a line: bootstrap over questions for one seed, Student's t for several, the seed being
+    the unit. None where no prediction has the key."""
+    scores = scores_of(own, names, key)
+    if scores.empty:
+        return None
+    means = scores.groupby(level=0).mean().mean()  # of the sets' means; (seeds,)
+    by_seed = " ".join(f"{mean:.3f}" for mean in means) if len(means) > 1 else ""
+    value = over_seeds(means)
+    if len(means) == 1 and len(names) == 1:
+        value = signed(bootstrap_interval(scores.iloc[:, 0]), ".3f")
+    differences = paired(scores, scores_of(base, names, key))
+    if len(names) > 1:  # a mean of sets is no mean of questions
+        differences = "", differences[1]
+    label_of_sets = names[0] if len(names) == 1 else f"mean of {len(names)} sets"
+    there = other if any(differences) else ""
+    return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences]
+
+
+def scores_of(runs, names, key="em"):
+    """One number of the predictions of {seed: Run}, (questions, seeds); questions are (set, id)."""
+    columns = {}
+    for seed, run in runs.items():
+        found = {}
+        for name in names:
+            predictions = run.sets[name]["predictions"] if name in run.sets else ()
+            found |= {(name, row["id"]): row[key] for row in predictions if key in row}
+        if found:
+            columns[seed] = pd.Series(found, dtype=float)
+    return pd.DataFrame(columns)
+
+
+def paired(own, base, form="+.3f"):
+    """(by question, by seed): the difference of two scores_of with 95 % intervals, of the questions and seeds
+    that both have. A question counts once, with its mean over the seeds; by seed the seed is the unit."""
+    if own.empty or base.empty:
+        return "", ""
+    gains = own - base.reindex(own.index)
+    gains = gains.dropna(axis=1, how="all").dropna(how="all")
+    if gains.empty:
+        return "", ""
+    several = len(gains.columns) > 1
+    if several:
+        gains = gains.sort_index()  # the order that the numbers in results/ were drawn in
+    by_question = signed(bootstrap_interval(gains.mean(axis=1)), form)
+    if len(gains) < len(own):
+        by_question += f" (n {len(gains)})"
+    return by_question, over_seeds(gains.mean(), form) if several else ""
+
+
+def _cells(how, key, form, own, base, names):
+    """What a column shows of a line: a number, mean over its runs; "" where one has none.
+
+    how: "eval" = of the summaries (form "interval": with it, where there is one), "before" = of those before
+    training; "minus" = and its difference by question; "along" = EM along the run and its difference by seed;
+    else of the steps, see summed_up."""
+    if how == "along":
+        along, others = (
+            pd.Series({seed: mean_along(run.folder) for seed, run in runs.items() if run.steps}, dtype=float)
+            for runs in (own, base))
+        return [over_seeds(along.dropna(), form), over_seeds((along - others).dropna(), "+" + form)]
+    if how not in ("eval", "before", "minus"):
+        return [_mean([summed_up(run.steps, key.split(), how) for run in own.values()], form)]
+    summaries = []
+    for run in own.values():
+        sets = evaluations(run.folder, "before") if how == "before" else run.sets
+        summaries += [sets[name]["summary"] for name in names if name in sets]
+    if form == "interval" and len(summaries) == 1:
+        return [interval(summaries[0], key) if key in summaries[0] else ""]
+    values = [s[key]["em"] if key == "open" and key in s else s.get(key) for s in summaries]
+    shown = _mean(values, ".3f" if form == "interval" else form)
+    if how != "minus":
+        return [shown]
+    difference, _ = paired(scores_of(own, names, key), scores_of(base, names, key), "+" + form)
+    return [shown, difference if len(names) == 1 else ""]
+
+
+def _mean(values, form):
+    """
+    >>> _mean([1, 2], ".1f"), _mean([1, None], ".1f")
+    ('1.5', '')
+    """
+    return f"{fmean(values):{form}}" if values and None not in values else ""
+
+
+def summed_up(rows, keys, how):
+    """Steps as one number: "sum", "mean", "max", "last", or "late", the mean of the last quarter, of the
+    keys' sum; None of nothing."""
+    values = pd.DataFrame(rows).reindex(columns=keys).dropna(how="all").sum(axis=1)
+    if values.empty:
+        return None
+    if how in ("last", "late"):
+        values = values.tail(1 if how == "last" else max(1, len(values) // 4))
+        how = "mean"
+    return values.agg(how)
+
+
+# ---------------------------------------------------------------- curves
+
+SHARES = ("answers", "groups without spread")  # panels from 0 to 1
+STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
+
+
+def draw_curves(runs, path, title, panels, x="step"):
+    """Curves of {label: [metrics rows of a seed]}: thin = each step, thick = running mean of the seeds' mean,
+    dots = evaluations. One run: a colour a key; several: a colour a run, a line style a key.
+
+    panels: {title: {key: label}}, those without data are left out. x: the key to draw them over.
+    path: a file name that ends in .png, .pdf or .svg."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    there = set()
+    for row in itertools.chain.from_iterable(itertools.chain.from_iterable(runs.values())):
+        there |= {key for key, value in row.items() if value is not None}
+    panels = {name: keys for name, keys in panels.items() if there & keys.keys()}
+    lines = 1 if len(panels) < 2 else 2
+    columns = max(1, -(-len(panels) // lines))
+    path = Path(path)
+    figure, axes = plt.subplots(
+        lines, columns,
+        figsize=(max(9, 4.25 * columns), 3.6 * lines),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis in axes.flat[len(panels):]:
+        axis.axis("off")
+    for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
+        _draw_panel(plt, axis, name, keys, runs, x)
+    for axis in axes[-1]:
+        axis.set_xlabel(x)
+    figure.suptitle(title, x=.01, ha="left", fontsize=13)
+    if len(runs) > 1:
+        swatches = [plt.Line2D([], [], color=f"C{i}", linewidth=3) for i in range(len(runs))]
+        aside = columns < 3  # no room for them beside the title
+        figure.legend(
+            swatches, runs,
+            loc="outside right center" if aside else "outside upper right",
+            ncols=1 if aside else len(runs),
+            frameon=False,
+        )
+    unfinished = path.with_suffix(".tmp" + path.suffix)
+    figure.savefig(unfinished, dpi=110)
+    plt.close(figure)
+    os.replace(unfinished, path)
+
+
+def _draw_panel(plt, axis, name, keys, runs, x="step"):
+    legend = {}
+    for i, seeds in enumerate(runs.values()):
+        for k, (key, label) in enumerate(keys.items()):
+            look = {"color": f"C{k}", "linestyle": "-"}
+            if len(runs) > 1:
+                look = {"color": f"C{i}", "linestyle": STYLES[k % len(STYLES)]}
+            drawn = _curve(axis, seeds, key, x, look)
+            if drawn:
+                colour = look["color"] if len(runs) == 1 else "grey"
+                looks = {"linestyle": drawn.get_linestyle(), "marker": drawn.get_marker()}
+                legend.setdefault(label, plt.Line2D([], [], color=colour, **looks))
+    axis.set_title(name, fontsize=11, loc="left")
+    axis.grid(alpha=.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    if name in SHARES:
+        axis.set_ylim(-.02, 1.02)
+    elif axis.lines and "ratio" not in name:
+        lowest = min(min(line.get_ydata()) for line in axis.lines)
+        if lowest >= 0:
+            axis.set_ylim(bottom=0)
+    if len(keys) > 1 and legend:
+        fontsize = 9 if len(runs) == 1 else 8
+        axis.legend(legend.values(), legend, frameon=False, fontsize=fontsize)
+
+
+def _curve(axis, seeds, key, x, look):
+    """The thick line of a key, or None where no seed has it."""
+    lines = []
+    for rows in seeds:
+        points = {row.get(x, 0): row[key] for row in rows if row.get(key) is not None}
+        if points:
+            lines.append(pd.Series(points))
+    if not lines:
+        return None
+    mean = pd.concat(lines, axis=1).sort_index()
+    if len(lines) > 1:  # between its own points each seed is a straight line
+        mean = mean.interpolate("index", limit_area="inside").dropna()
+    mean = mean.mean(axis=1)
+    if key.startswith("eval/"):
+        look = look | {"linestyle": "--", "marker": "o", "markersize": 7}
+        return axis.plot(mean.index, mean, **look)[0]
+    for line in lines:
+        axis.plot(line.index, line, color=look["color"], alpha=.3, linewidth=1)
+    return axis.plot(mean.index, mean.ewm(alpha=.3, adjust=False).mean(), linewidth=2, **look)[0]
+
+
+def draw_methods(path, title, methods):
+    """<path>-curves.png of {label: [run folder a seed]}, where two or more of them were trained by reward."""
     curves = {}
-    for stage, steps in learned.items():
-        if any("reward/mean" in row for row in steps):
-            curves[stage] = steps
-    say(f"table: {path}-table.json")
+    for label, folders in methods.items():
+        steps = [read_jsonl(Path(f) / "metrics.jsonl") for f in folders]
+        if any("reward/mean" in row for rows in steps for row in rows):
+            curves[label] = steps
     if len(curves) > 1:  # one stage's stand in its own folder
-        panels = panels_of(*(folders[stage] for stage in curves))
-        draw_curves(curves, Path(f"{path}-curves.png"), title, panels)
+        panels = panels_of(*(folder for label in curves for folder in methods[label]))
+        draw_curves(curves, f"{path}-curves.png", title, panels)
         say(f"curves: {path}-curves.png")
 
 
-def _cell(summary, key, form):
-    """A number of a summary; "" where it has none."""
-    if key not in summary:
-        return ""
-    return interval(summary, key) if form == "interval" else f"{summary[key]:{form}}"
-
-
-def _minus(old, new, key, form):
-    """The difference to the base's result on the same questions; "" where there is none."""
-    if not old or scores(old, "id") != scores(new, "id"):
-        return ""
-    gain = paired_difference(scores(old, key), scores(new, key))
-    return signed(gain, form)
-
-
-def _cost(rows):
-    """[sampled tokens, seconds of sampling and updates] of a training; blanks where there was none."""
-    if not any("rollout/tokens" in row for row in rows):
-        return ["", ""]
-    tokens = sum(row.get("rollout/tokens", 0) for row in rows)
-    sampling = sum(row.get("time/rollout", 0) for row in rows)
-    updates = sum(row.get("time/train", 0) for row in rows)
-    return [f"{tokens:,.0f}", f"{sampling + updates:.0f}"]
-
-
-# ---------------------------------------------------------------- several runs
-
-def compare(folders, out="comparison.png", key="em"):
-    """Curves of several runs over one another, and tables of their final scores: of each run, differences
-    paired by question with the first one; and where the names differ by their seed (mygo-seed0,
-    seed1-text-star), of each method over its seeds."""
-    differ = len({f.name for f in folders}) == len(folders)
-    names = [f.name if differ else str(f) for f in folders]
-    by_name = dict(zip(names, folders, strict=True))
-    curves = {n: read_jsonl(f / "metrics.jsonl") for n, f in by_name.items()}
-    if any(curves.values()) and len(folders) > 1:
-        draw_curves(curves, out, " · ".join(names), panels_of(*folders))
-        say(f"curves: {out}")
-    results = {n: evaluations(f) for n, f in by_name.items()}
-    before = {n: evaluations(f, "before") for n, f in by_name.items()}
-    if not any(results.values()):
-        warn("no final evaluation (eval_<set>.json, predictions.jsonl.gz) in these folders: "
-             "nothing to compare but curves")
-        return
-    rows = []
-    for name in dict.fromkeys(n for sets in results.values() for n in sets):
-        for run in (n for n in names if name in results[n]):
-            result = results[run][name]
-            s = result["summary"]
-            old = before[run].get(name)
-            gain = ""
-            if run != names[0]:
-                gain = _paired(results[names[0]].get(name), result)
-            sampled = sum(r.get("rollout/tokens", 0) for r in curves[run])
-            rows.append([
-                name,
-                run,
-                s["n"],
-                interval(old["summary"]) if old else "",
-                interval(s),
-                gain,
-                f"{s['guess']:.3f}" if "guess" in s else "",
-                f"{s['open']['em']:.3f}" if "open" in s and "guess" in s else "",
-                f"{s['f1']:.3f}",
-                f"{s['searches']:.2f}" if "searches" in s else "",
-                f"{s['tokens']:.0f}" if "tokens" in s else "",
-                sampled or "",
-            ])
-    header = [
-        "set", "run", "n", "EM before", "EM", "EM minus the first run's (paired)", "guessing",
-        "EM of the rest", "F1", "searches", "tokens", "sampled in training"]
-    filled = [n for n in range(len(header)) if any(row[n] != "" for row in rows)]
-    rows = [[row[n] for n in filled] for row in rows]
-    table("final evaluations: 95 % intervals over questions", [header[n] for n in filled], rows)
-    compare_seeds(results, key, {n: mean_along(f) for n, f in by_name.items()})
-
-
-def _paired(first, other):
-    """The difference on the questions that both have."""
-    if not first:
-        return ""
-    ems = {p["id"]: p["em"] for p in first["predictions"]}
-    shared = [p for p in other["predictions"] if p["id"] in ems]
-    if not shared:
-        return ""
-    of_first = [ems[p["id"]] for p in shared]
-    of_other = [p["em"] for p in shared]
-    gain = paired_difference(of_first, of_other)
-    return f"{signed(gain)} (n {len(shared)})"
-
-
-def compare_seeds(results, key="em", along=None):
-    """A table of methods over seeds: {run: {set: {"predictions"}}}; nothing where no method has two seeds.
-
-    Differences to the first method are paired twice: by seed, the seed being the unit, and by question, of
-    which each counts once with its mean over the seeds. along: {run: EM along it, or None}
-    (results.mean_along), whose means and differences by seed are a table of their own."""
-    methods = {}
-    curves = {}
-    for run, sets in results.items():
-        seed = re.search(r"seed(\d+)", run)
-        if not seed:
-            continue
-        method = run.replace(seed[0], "").strip("-_ ")
-        if along and along[run] is not None:
-            curves.setdefault(method, {})[int(seed[1])] = along[run]
-        for name, result in sets.items():
-            by_seed = methods.setdefault(name, {}).setdefault(method, {})
-            by_seed[int(seed[1])] = {p["id"]: p[key] for p in result["predictions"] if key in p}
-    rows = []
-    for name, by_method in methods.items():
-        first = next(iter(by_method.values()))
-        for method, own in by_method.items():
-            means = [fmean(found.values()) for found in own.values() if found]
-            if len(means) < 2:
-                continue
-            mean, low, high = seed_interval(means)
-            differences = ["", ""]
-            if own is not first:
-                differences = _over_seeds(first, own)
-            rows.append([name, method, len(means), f"{mean:.3f} [{low:.3f}, {high:.3f}]", *differences])
-    if rows:
-        title = key.upper() if key in ("em", "f1") else key
-        difference = f"{title} minus the first method's, by seed"
-        header = ["set", "method", "seeds", title, difference, "by question"]
-        table("over seeds: 95 % intervals of Student's t, the seed being the unit; by question: of the "
-              "questions' means over the seeds", header, rows)
-    _show_along({method: found for method, found in curves.items() if len(found) > 1})
-
-
-def _show_along(curves):
-    """{method: {seed: EM along the run}}, the difference to the first method paired by seed."""
-    if not curves:
-        return
-    first = next(iter(curves.values()))
-    rows = []
-    for method, own in curves.items():
-        shared = sorted(own.keys() & first.keys())
-        gain = ""
-        if own is not first and len(shared) > 1:
-            gain = signed(seed_interval([own[seed] - first[seed] for seed in shared]))
-        by_seed = " ".join(f"{own[seed]:.3f}" for seed in sorted(own))
-        rows.append([method, by_seed, f"{fmean(own.values()):.3f}", gain])
-    header = ["method", "by seed", "mean", "minus the first method's, by seed"]
-    table("EM along the run, mean over the tokens sampled so far", header, rows)
-
-
-def _over_seeds(first, other):
-    """[difference with its interval over seeds, the same over questions] of {seed: {question: score}}."""
-    shared = sorted(other.keys() & first.keys())
-    if len(shared) < 2:
-        return ["", ""]
-    gains = []
-    of_question = {}
-    for seed in shared:
-        both = first[seed].keys() & other[seed].keys()
-        if not both:
-            return ["", ""]
-        own = {q: other[seed][q] - first[seed][q] for q in sorted(both)}
-        gains.append(fmean(own.values()))
-        for q, gain in own.items():
-            of_question.setdefault(q, []).append(gain)
-    by_question = bootstrap_interval([fmean(found) for found in of_question.values()])
-    return [signed(seed_interval(gains)), signed(by_question)]
-
-
-# ---------------------------------------------------------------- what results/ keeps
-
-EXPORTED = (
-    "id", "question", "gold", "type", "hops", "answer", "problem", "em", "em_valid", "f1",
-    "searches", "tokens", "read", "copied", "rounds", "normalised", "repetitions", "pattern", "standard",
-    "precision", "recall", "percentile", "sentences", "evidence_found", "end", "first_wrong", "sub-questions",
-    "logprob", "repeats", "d_TA", "d_TQ")
-
-
-TEXTS = ("question", "gold", "answer")
-
-
-def export(folder, out, texts=True):
-    """What is kept of a run under results/: config.json, metrics.json, metrics.jsonl, and every prediction of
-    the evaluations before and after in one compressed table, without the trajectories. summary.json has what
-    a summary says that cannot be read off the predictions.
-
-    Numbers can be recomputed from it; `python -m common.report` reads it. texts: False leaves out questions
-    and answers, which are the data set's, and the run's paths."""
-    folder = Path(folder)
-    out = Path(out)
-    if (out / "config.json").exists():
-        raise RunError(f"{out} exists: choose another --export")
-    rows, said = [], {}
-    for when in ("before", ""):
-        for name, result in evaluations(folder, when).items():
-            for row in result["predictions"]:
-                kept = {k: row[k] for k in EXPORTED if k in row and (texts or k not in TEXTS)}
-                if not texts:
-                    kept["two_way"] = float(is_two_way(row))
-                rows.append({"set": name, "when": when or "after"} | kept)
-            said[f"{name}_{when}".rstrip("_")] = _beyond_the_rows(result)
-    if not rows:
-        raise RunError(f"{folder} has no evaluation to export")
-    out.mkdir(parents=True, exist_ok=True)
-    with gzip.GzipFile(out / "predictions.jsonl.gz", "wb", mtime=0) as f:
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        f.write("".join(lines).encode())
-    if any(said.values()):
-        write_json(out / "summary.json", said)
-    for name in ("metrics.jsonl", "metrics.json", "config.json"):
-        if (folder / name).exists():
-            text = (folder / name).read_text(encoding="utf-8")
-            if name == "config.json" and not texts:  # of paths the last part alone
-                text = re.sub(r'(?<=[",])[^",]*/(?=[^",/]+[",])', "", text)
-            write_atomic(out / name, text)
-
-
-def _beyond_the_rows(result):
-    """What of a summary is neither a mean of the predictions nor how they were made."""
-    known = {"set", "seed", "search", "n", "format", "two_way", "open", "guess", "reading"}
-    columns = result["predictions"][0].keys()
-    return {
-        key: value
-        for key, value in result["summary"].items()
-        if key not in known
-        and not key.startswith("by_")
-        and re.sub("_(low|high)$", "", key) not in columns
-    }
-
-
-# ---------------------------------------------------------------- command line
-
-def main(argv=None):
-    """Pages, comparisons, explanations."""
-    parser = argparse.ArgumentParser(
-        prog="python -m common.report",
-        description="Pages, comparisons and explanations of run folders.")
-    parser.add_argument(
-        "runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-seed0")
-    parser.add_argument(
-        "--explain", metavar="ID", help="explain the trajectories of this question; ID/N for one of them")
-    parser.add_argument(
-        "--export", metavar="FOLDER",
-        help="keep a run's configuration, metrics and predictions there, compressed")
-    parser.add_argument(
-        "--without-texts", action="store_true",
-        help="with --export: no questions and answers, which may not be yours to give away, and no paths")
-    parser.add_argument(
-        "--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
-    parser.add_argument(
-        "--score", default="em",
-        help="what the table over seeds compares: em, f1, or another number of the predictions")
-    args = parser.parse_args(argv)
-    if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
-        sys.exit(f"error: --out {args.out}: a name that ends in .png, .pdf or .svg")
-    for run in args.runs:
-        if not (run / "config.json").exists():
-            sys.exit(f"error: {run} holds no run (no config.json)")
-    first = args.runs[0]
-    exported = (first / "predictions.jsonl.gz").exists()  # it has no trajectories for a page
-    if args.explain is not None:
-        explain_question(args.runs, args.explain)
-    elif args.export:
-        if len(args.runs) > 1:
-            sys.exit("error: --export takes one run")
-        export(first, args.export, not args.without_texts)
-        say(f"exported to {args.export}")
-    elif len(args.runs) > 1 or exported:
-        compare(args.runs, args.out, args.score)
-    else:
-        rows = with_evaluations(first)
-        if read_jsonl(first / "metrics.jsonl"):
-            draw_curves({first.name: rows}, first / "curves.png", first.name, panels_of(first))
-        say(f"page: {write_page(first)}")
-
-
-def explain_question(runs, wanted):
-    """--explain ID or ID/N: the trajectories of a question,
-    the last time that it was sampled or evaluated."""
-    index = None
-    if re.search(r"/\d+$", wanted):
-        wanted, index = wanted.rsplit("/", 1)
-    everything = []
-    for run in runs:
-        everything += read_jsonl(run / "samples.jsonl")
-        for evaluation in evaluations(run).values():
-            everything += evaluation["predictions"]
-    everything = [g for g in everything if "nodes" in g]
-    found = [g for g in everything if g.get("question_id") == wanted]
-    if not found or index and int(index) >= len(found[-1]["trajectories"]):
-        known = ", ".join(dict.fromkeys(g["question_id"] for g in everything))
-        which = wanted if index is None else f"{wanted}/{index}"
-        sys.exit(f"error: no such trajectory {which} in {runs[0]}; there are {known[:600] or 'none'}")
-    group = found[-1]
-    chosen = [int(index)] if index else range(len(group["trajectories"]))
-    for i in chosen:
-        explain(group, i)
-
-
 if __name__ == "__main__":
-    try:
-        main()
-    except RunError as error:
-        raise SystemExit(f"error: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise SystemExit(f"error: not a run folder of this version, or damaged ({what})") from error
+    from common.page.folders import program
+    program()

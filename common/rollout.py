@@ -150,7 +150,7 @@ def mean(values):
 
 
 def means(trajectories):
-    """What every script's step tells of its trajectories, under the names of metric_table.ROLLOUT."""
+    """What every script's step tells of its trajectories, under the names of guards.ROLLOUT."""
     return {
         "reward/mean": mean(t.reward for t in trajectories),
         "reward/em": mean(t.info.em for t in trajectories),

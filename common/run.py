@@ -22,6 +22,7 @@ broken step is written.
 
 import fcntl
 import glob
+import importlib
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import chat, checkpoint, distributed, guards, metrics, process, results, rollout
+from common import chat, checkpoint, distributed, guards, metrics, process, report, rollout
 from common import model as models
 from common.engine import TransformersEngine
 from common.files import (
@@ -80,7 +81,7 @@ class RunFolder:
         self.path = Path(root) / script / name
         self.config = config
         self.resume = resume
-        self.trackers = []
+        self.tracker = None
         self.start = None
         if not resume and begun(self.path):
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
@@ -166,11 +167,11 @@ class RunFolder:
         return read_json(self.path / name, list)
 
     def log(self, row):
-        """A line of metrics.jsonl, and the same to the trackers of --log."""
+        """A line of metrics.jsonl, and the same to the tracker of --log."""
         self.append("metrics.jsonl", [row])
-        numbers = {k: v for k, v in row.items() if k != "step"}
-        for tracker in self.trackers:
-            tracker(numbers, row["step"])
+        if self.tracker:
+            numbers = {k: v for k, v in row.items() if k != "step"}
+            self.tracker.log(numbers, step=row["step"])
 
     def is_done(self, steps, sets):
         """Whether a resumed run has made all its steps and evaluations."""
@@ -235,7 +236,7 @@ def checkpoint_of(folder, save_every=None):
     rows = read_jsonl(folder.path / "metrics.jsonl")
     if found is None:
         save_every = save_every or folder.saved.get("save_every") or math.inf
-        if rows and (results.evaluations(folder.path) or len(rows) > save_every):
+        if rows and (report.evaluations(folder.path) or len(rows) > save_every):
             raise RunError(f"--resume: {folder.path} has {len(rows)} steps in metrics.jsonl, "
                            "and its checkpoint/ is gone: restore it, or start anew with another --name")
         if rows:
@@ -268,39 +269,21 @@ def _same_threads(folder):
         torch.set_num_threads(threads)
 
 
-# ---------------------------------------------------------------- trackers
+# ---------------------------------------------------------------- tracker
 
-def open_trackers(names, folder):
-    """[function of (numbers, step)] for --log tensorboard,wandb.
-
-    Weights & Biases writes offline unless WANDB_MODE says otherwise: no account needed."""
-    if distributed.rank() > 0:
-        return []
-    trackers = []
-    if "tensorboard" in names.split(","):
-        from torch.utils.tensorboard import SummaryWriter
-        writer = SummaryWriter(folder.path / "tensorboard")
-
-        def to_tensorboard(row, step):
-            for key, value in row.items():
-                writer.add_scalar(key, value, step)
-            writer.flush()
-        trackers.append(to_tensorboard)
-    if "wandb" in names.split(","):
-        import wandb
-        session = wandb.init(
-            project=folder.path.parent.name,
-            name=folder.path.name,
-            dir=str(folder.path),
-            config=folder.config,
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            reinit=True,
-        )
-
-        def to_wandb(row, step):
-            session.log(row, step=step)
-        trackers.append(to_wandb)
-    return trackers
+def open_tracker(name, folder):
+    """The module of --log, trackio or wandb, which share an interface, with this run begun. Both write on
+    this machine, without an account; wandb unless WANDB_MODE says otherwise."""
+    if not name or distributed.rank() > 0:
+        return None
+    own = {}
+    if name == "wandb":
+        own = {"dir": str(folder.path), "mode": os.environ.get("WANDB_MODE", "offline")}
+    tracker = importlib.import_module(name)
+    resume = "allow" if folder.resume else "never"
+    script = folder.path.parent.name
+    tracker.init(project=script, name=folder.path.name, config=folder.config, resume=resume, **own)
+    return tracker
 
 
 # ---------------------------------------------------------------- a stage
@@ -384,9 +367,11 @@ def stage(cfg, folder, metrics, title):
     threads = folder.saved.get("threads", torch.get_num_threads())
     folder.create(threads=threads, machine=folder.saved.get("machine") or machine(), date=chat.today)
     folder.write("metrics.json", {key: list(metric) for key, metric in metrics.items()})
-    folder.trackers = open_trackers(cfg.log, folder)
+    folder.tracker = open_tracker(cfg.log, folder)
     console.print(f"[bold]{plain(title)}[/bold]")
     yield
+    if folder.tracker:
+        folder.tracker.finish()
     distributed.once(_draw, folder, title)
 
 
@@ -405,12 +390,11 @@ def machine():
 
 
 def _draw(folder, title):
-    from common.curves import draw_curves
     from common.page import write_page
     if read_jsonl(folder.path / "metrics.jsonl"):
-        rows = {folder.path.name: results.with_evaluations(folder.path)}
-        panels = results.panels_of(folder.path)
-        draw_curves(rows, folder.path / "curves.png", title, panels)
+        rows = {folder.path.name: [report.with_evaluations(folder.path)]}
+        panels = report.panels_of(folder.path)
+        report.draw_curves(rows, folder.path / "curves.png", title, panels)
     write_page(folder.path)
     say(f"run folder: {folder.path} (open trajectories.html)")
 
@@ -441,13 +425,13 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
                 policy.engine.sleep()
             folder.write(file.name, {"summary": summary, "predictions": rows})
         found[split.name] = read_evaluation(file)
-        say(results.summary_line(split.name, found[split.name]["summary"]))
+        say(report.summary_line(split.name, found[split.name]["summary"]))
     return found
 
 
 def mean_em(found):
     """{"eval/em": mean of the sets} of evaluate_all, as a row of metrics keeps it."""
-    return {"eval/em": results.mean_em(found)}
+    return {"eval/em": report.mean_em(found)}
 
 
 # ---------------------------------------------------------------- around a paper's training step

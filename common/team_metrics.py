@@ -3,7 +3,7 @@
 from collections import Counter
 
 from common import rollout
-from common.metric_table import Metric
+from common.guards import Metric
 
 CHOICE = "threshold K, share chosen"
 BY_THRESHOLD = ("mygo", "offline", "fixed")

@@ -1,7 +1,7 @@
 """The numbers of a step's trees of turns (at2po.Node)."""
 
 from common import rollout, training
-from common.metric_table import Metric
+from common.guards import Metric
 
 TREES = {
     "rollout/leaves": Metric("trajectories of the step"),

@@ -2,19 +2,22 @@
 best weights of a run kept beside the last."""
 
 import json
+import os
+import re
+import shlex
+import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import at2po
-from common import checkpoint, keep_best, ladder, report
-from common.at2po_tables import TABLES
+from common import checkpoint, keep_best, ladder
 from common.files import RunError, read_jsonl
-from common.ladder import Row
-from common.results import evaluations, mean_along
+from common.page.folders import compare
+from common.report import evaluations, mean_along
 from common.world.splits import world_split
 from tests.test_scripts import TINY
 
@@ -29,52 +32,70 @@ def finished(folder, ems, before, steps):
         rows = [{"id": str(i), "em": em, "f1": em, "searches": 2 + em, "tokens": 9.0}
                 for i, em in enumerate(values)]
         mean = sum(values) / len(values)
-        return {"summary": {"em": mean, "n": len(rows)}, "predictions": rows}
+        summary = {"em": mean, "em_low": mean, "em_high": mean, "f1": mean, "n": len(rows)}
+        return {"summary": summary, "predictions": rows}
 
     (folder / "eval_test.json").write_text(json.dumps(result(ems)))
     (folder / "eval_test_before.json").write_text(json.dumps(result(before)))
     (folder / "config.json").write_text("{}")
-    (folder / "results.json").write_text("{}")
+    (folder / "trajectories.html").write_text("")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
 
 
-def test_a_table_by_hand(tmp_path, capsys):
+def lines_of(path):
+    table = json.loads(path.read_text())
+    return [dict(zip(table["header"], line, strict=True)) for line in table["rows"]]
+
+
+def small_table(tmp_path):
+    """({row: {seed: folder}}, recipe) of three methods over two seeds."""
     steps = [{"step": n, "rollout/tokens": 100, "rollout/tokens_total": 100 * n, "reward/em": .1 * n,
               "rollout/entropy": 1 / n, "train/clip_fraction": .2, "train/ratio_max": n, "reward/format": 1.0,
               "rollout/flat_groups": .5} for n in (1, 2, 3, 4)]
     steps[1]["eval/em"] = .25
-    folders = {"a": [], "b": [], "c": []}
-    for seed, (a, b, c) in enumerate([([0, 0, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0]),
-                                      ([0, 1, 0, 0], [1, 1, 0, 1], [1, 1, 0, 0])]):
-        for label, ems in zip("abc", (a, b, c), strict=True):
+    folders = {"a": {}, "b": {}, "c": {}}
+    for seed, ems in enumerate([([0, 0, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0]),
+                                ([0, 1, 0, 0], [1, 1, 0, 1], [1, 1, 0, 0])]):
+        for label, values in zip("abc", ems, strict=True):
             folder = tmp_path / f"x-{label}-seed{seed}"
-            finished(folder, ems, [0, 0, 0, 1], steps)
-            folders[label].append(folder)
-    rows = {"a": Row((), "1.0"), "b": Row(()), "c": Row((), "", "a")}
-    ladder.show(tmp_path / "x", rows, folders, ("start", Row((), "0.5")))
-    table = json.loads((tmp_path / "x-table.json").read_text())
-    lines = [dict(zip(table["header"], line, strict=True)) for line in table["rows"]]
+            finished(folder, values, [0, 0, 0, 1], steps)
+            folders[label][seed] = folder
+    recipe = ladder.read_tables("at2po")["table1"]
+    rows = {"start": {"when": "before", "paper": "0.5"}, "a": {"paper": "1.0"}, "b": {}, "c": {}}
+    return folders, recipe | {"rows": rows}
+
+
+def test_a_table_by_hand(tmp_path):
+    folders, recipe = small_table(tmp_path)
+    ladder.show(tmp_path / "x", "x", recipe, folders)
+    lines = lines_of(tmp_path / "x-table.json")
     assert [line["method"] for line in lines] == ["start", "a", "b", "c"]
     assert [line["paper"] for line in lines] == ["0.5", "1.0", "", ""]
-    assert [line["minus"] for line in lines] == ["", "", "a", "a"]
-    assert lines[2]["EM by seed"] == "0.500 0.750"
-    assert lines[2]["paired by question"].startswith("+0.375 [")
+    assert [line["minus"] for line in lines] == ["", "start", "a", "b"]
+    assert lines[2]["EM by seed"] == "0.500 0.750" and lines[2]["n"] == 4
+    assert lines[2]["by question"].startswith("+0.375 [")
     # seeds: +.25 and +.5, Student's t with one degree of freedom
-    assert lines[2]["paired by seed"] == "+0.375 [-1.213, +1.963]"
-    assert lines[3]["paired by seed"].startswith("+0.375 [")
+    assert lines[2]["by seed"] == "+0.375 [-1.213, +1.963]"
     assert lines[0]["tokens"] == "" and lines[1]["tokens"] == "400"
     assert (lines[1]["clip"], lines[1]["largest ratio"], lines[1]["entropy"]) == ("0.200", "4.0", "0.250")
     # over tokens: .25 up to the middle, then on to the end's .25; b's, to .5 and .75
-    assert lines[1]["mean along the run"] == "0.250 [0.250, 0.250]"
-    assert lines[2]["mean along the run"].startswith("0.344 [")
-    assert lines[2]["the same, paired by seed"].startswith("+0.094 [")
-    for name in ("x-curves.png", "x-turns.png"):
+    assert lines[0]["along the run"] == "" and lines[1]["along the run minus"] == ""
+    assert lines[1]["along the run"] == "0.250 [0.250, 0.250]"
+    assert lines[2]["along the run"].startswith("0.344 [")
+    assert lines[2]["along the run minus"].startswith("+0.094 [")
+    for name in ("x-curves.png", "x-searches.png"):
         assert (tmp_path / name).stat().st_size > 5000
-    capsys.readouterr()
-    runs = [f for label in "ab" for f in folders[label]]
-    report.compare_seeds({f.name: evaluations(f) for f in runs}, "em", {f.name: mean_along(f) for f in runs})
-    said = capsys.readouterr().out
-    assert "EM along the run" in said and "+0.094 [" in said
+    ladder.show(tmp_path / "x", "x", recipe | {"minus": "a"}, folders)
+    lines = lines_of(tmp_path / "x-table.json")
+    assert [line["minus"] for line in lines] == ["a", "", "a", "a"]
+    assert lines[3]["by seed"].startswith("+0.375 [")
+
+
+def test_seeds_of_runs_are_compared_as_those_of_a_table_are(tmp_path, capsys):
+    folders, _ = small_table(tmp_path)
+    compare([f for label in "ab" for f in folders[label].values()], tmp_path / "c.png")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "EM along the run" in said and "+0.094 [" in said and "+0.375 [-1.213, +1.963]" in said
 
 
 def test_em_along_a_run_is_a_mean_over_tokens_whatever_its_steps(tmp_path):
@@ -92,28 +113,79 @@ def test_em_along_a_run_is_a_mean_over_tokens_whatever_its_steps(tmp_path):
     assert mean_along(tmp_path / "none") is None
 
 
-def test_every_run_of_a_table_gets_the_other_flags_and_is_made_once(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: asked.extend(commands))
-    monkeypatch.setattr(ladder, "show", lambda path, rows, folders, before: asked.append((path, folders)))
-    cfg = SimpleNamespace(out=str(tmp_path), name="t", seed=3, seeds=2)
+@pytest.fixture
+def asked(monkeypatch):
+    """The commands that a table would run, as (run folder, command), and what it shows."""
+    found = []
+    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: found.extend(commands))
+    monkeypatch.setattr(ladder, "show", lambda path, title, recipe, methods: found.append((path, methods)))
+    return found
+
+
+def table_of(monkeypatch, **rows):
+    """A recipe of one table."""
+    recipe = {"columns": {}, "stages": [], "rows": rows}
+    monkeypatch.setattr(ladder, "read_tables", lambda script: {"table1": recipe})
+
+
+def test_every_run_of_a_table_gets_the_other_flags_and_is_made_once(tmp_path, monkeypatch, asked):
+    table_of(monkeypatch, one={"flags": "--lr 1e-3"}, **{"two, words": {}})
     finished(tmp_path / "at2po/t-two-words-seed3", [1], [0], [])
     begun = tmp_path / "at2po/t-one-seed4"
     begun.mkdir()
     (begun / "config.json").write_text("{}")
-    rows = {"one": Row(("--lr", "1e-3")), "two, words": Row()}
-    given = "--ladder --seeds 2 --seed=3 --name t --world hard --lr 1e-4".split()
-    ladder.run(cfg, "at2po", "ladder", rows, given, at2po.parse_args)
-    *commands, (path, folders) = asked
-    assert path == tmp_path / "at2po/t-ladder"
-    assert folders["two, words"] == [tmp_path / f"at2po/t-two-words-seed{s}" for s in (3, 4)]
+    given = ["at2po", "table1", "--seeds", "2", "--seed=3", "--name", "t", "--out", str(tmp_path)]
+    ladder.main([*given, "--", "--world", "hard", "--lr", "1e-4"])
+    *commands, (path, methods) = asked
+    assert path == tmp_path / "at2po/t-table1"
+    assert methods["two, words"] == {s: tmp_path / f"at2po/t-two-words-seed{s}" for s in (3, 4)}
+    assert all(command[:2] == [sys.executable, at2po.__file__] for _, command in commands)
     flags = {folder.name: command[2:] for folder, command in commands}
     shared = ["--world", "hard", "--lr", "1e-4"]
+    out = ["--out", str(tmp_path)]
     assert flags == {
-        "t-one-seed3": [*shared, "--lr", "1e-3", "--seed", "3", "--name", "t-one-seed3"],
-        "t-one-seed4": [*shared, "--lr", "1e-3", "--seed", "4", "--name", "t-one-seed4", "--resume"],
-        "t-two-words-seed4": [*shared, "--seed", "4", "--name", "t-two-words-seed4"],
+        "t-one-seed3": [*shared, "--lr", "1e-3", "--seed", "3", "--name", "t-one-seed3", *out],
+        "t-one-seed4": [*shared, "--lr", "1e-3", "--seed", "4", "--name", "t-one-seed4", *out, "--resume"],
+        "t-two-words-seed4": [*shared, "--seed", "4", "--name", "t-two-words-seed4", *out],
     }
+
+
+def test_rows_may_be_stages_of_one_run_which_is_made_first(tmp_path, asked):
+    table = ["omne_r1", "table5", "--name", "t", "--out", str(tmp_path)]
+    ladder.main([*table, "--", "--steps", "3"])
+    (first, command), *others, (_, methods) = asked
+    assert first == tmp_path / "omne_r1/t-seed0"
+    assert command[2:] == ["--steps", "3", "--seed", "0", "--name", "t-seed0", "--out", str(tmp_path)]
+    assert methods["base"] == {0: tmp_path / "omne_r1/t-seed0-base"}
+    assert methods["w.1"] == {0: tmp_path / "omne_r1/t-w-1-seed0-sft-think"}
+    assert [folder.name for folder, _ in others] == [
+        f"t-{w}-seed0" for w in ("w1", "w-8", "w-2", "w-1", "w-05", "w-01", "w-001", "w0")]
+    rows = f"{first}-sft-data/sharegpt.jsonl"
+    assert others[3][1][2:10] == [
+        "--steps", "3", "--stage", "sft", "--sft-data", rows, "--think-weight", ".1"]
+    asked.clear()
+    for stage in ("base", "stage1", "sft-think", "sft-no-think", "rl-think"):  # killed in the last one
+        finished(tmp_path / f"omne_r1/t-seed0-{stage}", [1], [0], [])
+    ladder.main(table)
+    assert asked[0][0] == first and asked[0][1][-1] == "--resume"
+    asked.clear()
+    finished(tmp_path / "omne_r1/t-seed0-rl-no-think", [1], [0], [])
+    ladder.main(table)
+    assert len(asked) == 9 and asked[0][0].name == "t-w1-seed0"
+
+
+@pytest.mark.parametrize("args, words", [
+    ("at2po table9", "table9: the tables of at2po are table1, table2, table4"),
+    ("askit table1", "askit: there are tables of at2po, omne_r1"),
+    ("at2po table1 --seeds 0", "--seeds 0"),
+    ("at2po table1 -- --seed 1", "--seed after --: it is the ladder's"),
+    ("at2po table1 -- --name=x", "--name after --"),
+    ("at2po table1 -- --clip-low 2", "--clip-low 2.0: below 1"),
+])
+def test_what_cannot_be_a_table_is_refused_in_one_line(asked, args, words):
+    with pytest.raises(SystemExit, match=words):
+        ladder.main(args.split())
+    assert asked == []
 
 
 def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
@@ -121,38 +193,29 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ladder, "all_at_once", interrupted)
-    cfg = SimpleNamespace(out=str(tmp_path), name="t", seed=0, seeds=1)
     with pytest.raises(SystemExit) as stop:
-        ladder.run(cfg, "at2po", "ladder", {"one": Row()}, [], at2po.parse_args)
-    assert stop.value.code == 130 and "the same command goes on" in capsys.readouterr().out
+        ladder.main(["at2po", "table1", "--out", str(tmp_path)])
+    assert stop.value.code == 130 and "the same command goes on" in capsys.readouterr().err
 
 
-def test_a_table_takes_no_run_of_other_settings_and_no_half_of_one(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: asked.extend(commands))
-    monkeypatch.setattr(ladder, "show", lambda *given: None)
-    cfg = SimpleNamespace(out=str(tmp_path), name="t", seed=0, seeds=1)
+def test_a_table_takes_no_run_of_other_settings_and_no_half_of_one(tmp_path, monkeypatch, asked):
+    table_of(monkeypatch, one={})
+    table = ["at2po", "table1", "--name", "t", "--out", str(tmp_path)]
     folder = tmp_path / "at2po/t-one-seed0"
     finished(folder, [1], [0], [])
     made = asdict(at2po.parse_args(["--seed", "0", "--name", "t-one-seed0", "--out", "elsewhere"]))
     (folder / "config.json").write_text(json.dumps(made | {"run_id": "x", "threads": 1}))
-    ladder.run(cfg, "at2po", "ladder", {"one": Row()}, [], at2po.parse_args)
-    assert asked == []
-    with pytest.raises(RunError, match="was made with lr = 0.0001, this table is for 0.5: give the same"):
-        ladder.run(cfg, "at2po", "ladder", {"one": Row(("--lr", ".5"))}, [], at2po.parse_args)
-    (folder / "results.json").unlink()  # killed between two sets
-    ladder.run(cfg, "at2po", "ladder", {"one": Row()}, [], at2po.parse_args)
-    assert [command[-1] for _, command in asked] == ["--resume"]
-
-
-def test_the_flags_of_a_file_reach_every_run(tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setattr(ladder, "run", lambda *told, before: given.append(told[4]))
-    file = tmp_path / "a.args"
-    file.write_text("--world-size .5 --ladder")
-    at2po.main([f"@{file}", "--seeds", "2"])
-    assert given == [["--world-size", ".5", "--ladder", "--seeds", "2"]]
-    assert ladder.without_own(given[0]) == ["--world-size", ".5"]
+    ladder.main(table)
+    assert len(asked) == 1  # the table
+    with pytest.raises(SystemExit, match="was made with lr = 0.0001, this table is for 0.5: give the same"):
+        ladder.main([*table, "--", "--lr", ".5"])
+    (folder / "trajectories.html").unlink()  # killed between two sets
+    ladder.main(table)
+    assert asked[1][1][-1] == "--resume"
+    (folder / "trajectories.html").write_text("")
+    os.utime(folder / "trajectories.html", (0, 0))  # of fewer steps
+    ladder.main(table)
+    assert asked[3][1][-1] == "--resume"
 
 
 def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
@@ -162,32 +225,74 @@ def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
         ladder.all_at_once([(tmp_path / "good", sleeping), (tmp_path / "bad", failing)], 2)
 
 
-@pytest.mark.parametrize("table, labels", [("ladder", 4), ("schemes", 12), ("baselines", 7)])
+@pytest.mark.parametrize("table, labels", [("table1", 4), ("table2", 12), ("table4", 7)])
 def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
-    rows = TABLES[table]
-    assert len(rows) == labels and "AT2PO" in rows
-    configs = {label: at2po.parse_args(["--world", "hard", *row.flags]) for label, row in rows.items()}
+    recipe = ladder.read_tables("at2po")[table]
+    flags = {}
+    for label, row in recipe["rows"].items():
+        if "when" not in row:
+            flags[label] = shlex.split(row.get("flags", ""))
+    assert len(flags) == labels and "AT2PO" in flags
+    configs = {label: at2po.parse_args(["--world", "hard", *given]) for label, given in flags.items()}
     told = [(c.loss, c.rollout, c.expansion, c.credit, c.value, c.advantage, c.kl_coef)
             for c in configs.values()]
     assert len(set(told)) == labels  # no two rows are one method
     for c in configs.values():
         assert c.lr == (1e-4 if c.loss in at2po.TOKEN_RATIOS else 2e-4)
-    for row in rows.values():
-        assert not row.minus or row.minus in rows
+    assert recipe.get("minus", "AT2PO") in flags
 
 
-def test_a_small_ladder_from_the_command_line(tmp_path, monkeypatch):
-    command = [*TINY, "--ladder", "--seed", "1", "--steps", "1", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "at2po.py"), *command])
-    monkeypatch.setitem(TABLES, "ladder", {k: TABLES["ladder"][k] for k in ("random tree, GRPO", "AT2PO")})
-    at2po.main(command)
+def test_the_committed_runs_give_the_printed_table(tmp_path):
+    """Numbers of results/claims.md, which an older program printed."""
+    recipe = ladder.read_tables("at2po")["table1"]
+    folders = {}
+    for seed in range(5):
+        _, found = ladder.jobs_of(recipe, ROOT / "results/hard/at2po", "tables", seed, [])
+        for label, folder in found.items():
+            folders.setdefault(label, {})[seed] = folder
+    del recipe["curves"], recipe["bars"]
+    ladder.show(tmp_path / "x", "x", recipe, folders)
+    old = json.loads((ROOT / "results/hard/at2po/tables-ladder-table.json").read_text())
+    old = [dict(zip(old["header"], row, strict=True)) for row in old["rows"]]
+    assert len(old) == 5
+    for now, before in zip(lines_of(tmp_path / "x-table.json"), old, strict=True):
+        same = {"EM": "EM over seeds", "along the run": "mean along the run",
+                "along the run minus": "the same, paired by seed"}
+        for column in ("method", "paper", "EM by seed", *recipe["columns"], *same):
+            assert now[column] == before[same.get(column, column)], (now["method"], column)
+        if before["minus"]:
+            assert now["minus"] == before["minus"]
+            for part in (0, 1, 2):
+                numbers = [float(re.findall(r"[+-][.\d]+", text)[part])
+                           for text in (now["by seed"], before["paired by seed"])]
+                assert abs(numbers[0] - numbers[1]) < .0011  # -.0055 is rounded either way
+
+
+def test_a_small_table_from_the_command_line_that_is_killed_and_goes_on(tmp_path):
+    rows = ["python", "-m", "common.ladder", "at2po", "table1", "--name", "t", "--out", str(tmp_path), "--",
+            *TINY, "--steps", "1"]
+    command = [sys.executable, *rows[1:]]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     base = tmp_path / "at2po"
-    table = json.loads((base / "tables-ladder-table.json").read_text())
-    assert [line[0] for line in table["rows"]] == ["ReAct", *TABLES["ladder"]]
-    assert all(len(line[2].split()) == 1 for line in table["rows"])
-    config = json.loads((base / "tables-random-tree-grpo-seed1/config.json").read_text())
+    folders = [base / f"t-{name}-seed0" for name in
+               ("random-tree-grpo", "random-tree-atpo", "entropy-expansion", "at2po")]
+    while child.poll() is None and not any(map(ladder.is_done, folders)):
+        time.sleep(.1)
+    child.terminate()
+    said = child.communicate()[0]
+    assert child.returncode == 143 and "the same command goes on" in said, said
+    done = {folder: (folder / "metrics.jsonl").stat().st_mtime_ns for folder in folders
+            if ladder.is_done(folder)}
+    assert done and len(done) < 4
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert f"t-table1: 4 runs, {len(done)} of them done before" in again.stdout
+    assert all((folder / "metrics.jsonl").stat().st_mtime_ns == when for folder, when in done.items())
+    lines = lines_of(base / "t-table1-table.json")
+    assert [line["method"] for line in lines] == list(ladder.read_tables("at2po")["table1"]["rows"])
+    config = json.loads((base / "t-random-tree-grpo-seed0/config.json").read_text())
     assert (config["loss"], config["expansion"], config["credit"], config["seed"]) == (
-        "grpo", "random", "outcome", 1)
+        "grpo", "random", "outcome", 0)
 
 
 # ---------------------------------------------------------------- --keep-data

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from common.files import read_jsonl, write_atomic
-from common.results import evaluations, interval
+from common.report import evaluations, interval
 
 HERE = Path(__file__).parent
 

@@ -20,7 +20,7 @@ from common import chat, checkpoint, data, distributed, rollout, run, training
 from common import model as models
 from common.files import Progress, locked, say, weights_in
 from common.gpu import memory
-from common.metric_table import STEP, UPDATE, Metric
+from common.guards import STEP, UPDATE, Metric
 from common.warmup import demonstrations, sharegpt
 
 VERSION = "2"  # change it when demonstrations or training are made otherwise
