@@ -663,10 +663,8 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     # all old log-probs before the first update: they are those of the weights that sampled
     entropies = cfg.entropy_weight > 0
     packing = training.Packing(cfg.micro_tokens, cfg.pack_tokens, cfg.share_prefixes == "on")
-    prepared = []
-    for group in learn:
-        prepared.append(training.prepare(
-            model, reference, trajectories_of(group), packing, cfg.temperature, cfg.kernels, entropies))
+    how = packing, cfg.temperature, cfg.kernels, entropies
+    prepared = [training.prepare(model, reference, trajectories_of(group), *how) for group in learn]
     for batches in prepared if entropies else ():
         if batches:
             baselines.balance_entropy(batches, cfg.entropy_weight)

@@ -501,11 +501,9 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
     # all old log-probs before the first update: they are those of the weights that sampled
     reference = initial if cfg.kl_coef else None
     packing = training.Packing(cfg.micro_tokens, cfg.pack_tokens, cfg.share_prefixes == "on")
-    prepared = []
-    for part in learn:
-        trajectories = [t for group in part for t in group]
-        prepared.append(training.prepare(
-            model, reference, trajectories, packing, cfg.temperature, cfg.kernels))
+    how = packing, cfg.temperature, cfg.kernels
+    flattened = [[t for group in part for t in group] for part in learn]
+    prepared = [training.prepare(model, reference, trajectories, *how) for trajectories in flattened]
     row = {
         "time/old_logprobs": time.time() - started,
         "rollout/flat_groups": 1 - sum(map(len, learn)) / len(groups),

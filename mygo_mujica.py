@@ -643,9 +643,8 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
     prepared = []
     if stage in RATIOS:
         # all old log-probs before the first update: they are those of the weights that sampled
-        for part in learn:
-            prepared.append(training.prepare(
-                model, reference, part, packing, cfg.temperature, cfg.kernels))
+        how = packing, cfg.temperature, cfg.kernels
+        prepared = [training.prepare(model, reference, part, *how) for part in learn]
         row["time/old_logprobs"] = time.time() - started
 
     meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
