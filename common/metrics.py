@@ -153,33 +153,21 @@ def evidence_scores_2wiki(predicted, gold, gold_ids=(), aliases=None):
     return em, _harmonic(precision, recall), precision, recall
 
 
-def bootstrap_interval(values, level=0.95, draws=2000, seed=0):
-    """(mean, low, high): percentile interval of the mean under resampling of questions; values (n,)."""
+def bootstrap_interval(values, level=0.95, draws=2000, seed=0, inside=None):
+    """(mean, low, high): percentile interval of the mean under resampling of questions; values (n,).
+
+    inside (n,): the mean is of those values alone; how many they are varies, too."""
     values = np.asarray(values, dtype=float)
     n = len(values)
-    if n == 0:
-        return float("nan"), float("nan"), float("nan")
-    rng = np.random.default_rng(seed)
-    rows = rng.integers(0, n, (draws, n))
-    means = values[rows].mean(1)
-    ends = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(means, ends)
-    return float(values.mean()), float(low), float(high)
-
-
-def interval_within(values, inside, level=0.95, draws=2000, seed=0):
-    """(mean, low, high) of the values (n,) that are inside (n,), under resampling of all questions: how many
-    are inside varies, too. None where none is."""
-    inside = np.asarray(inside, dtype=bool)
-    values = np.where(inside, values, 0.0)
-    n = len(values)
+    inside = np.ones(n, dtype=bool) if inside is None else np.asarray(inside, dtype=bool)
     if not inside.any():
-        return None
+        return float("nan"), float("nan"), float("nan")
+    values = np.where(inside, values, 0.0)
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, n, (draws, n))
     counts = inside[rows].sum(1)
-    sums = values[rows].sum(1)
-    means = sums[counts > 0] / counts[counts > 0]
+    some = counts > 0
+    means = values[rows].sum(1)[some] / counts[some]
     ends = [(1 - level) / 2, (1 + level) / 2]
     low, high = np.quantile(means, ends)
     return float(values.sum() / inside.sum()), float(low), float(high)
@@ -193,9 +181,8 @@ def by_standard(rows):
     outside = [not one for one in inside]
     found = {}
     for key, part in (("em_standard", inside), ("em_other", outside)):
-        interval = interval_within(ems, part)
-        if interval:
-            found[key], found[f"{key}_low"], found[f"{key}_high"] = interval
+        if any(part):
+            found[key], found[f"{key}_low"], found[f"{key}_high"] = bootstrap_interval(ems, inside=part)
     return found
 
 

@@ -24,13 +24,13 @@ def test_an_interval_within_a_part_resamples_all_questions():
     """Its width is about that of the part alone; it is wider where few questions are inside."""
     values = [1, 0, 1, 1, 0, 1, 0, 1] * 25
     inside = [1, 1, 1, 1, 0, 0, 0, 0] * 25
-    mean, low, high = metrics.interval_within(values, inside)
+    mean, low, high = metrics.bootstrap_interval(values, inside=inside)
     alone = metrics.bootstrap_interval([v for v, i in zip(values, inside) if i])
     assert mean == alone[0] == .75
     assert low == pytest.approx(alone[1], abs=.02) and high == pytest.approx(alone[2], abs=.02)
-    few = metrics.interval_within(values, [i < 8 and x for i, x in enumerate(inside)])
+    few = metrics.bootstrap_interval(values, inside=[i < 8 and x for i, x in enumerate(inside)])
     assert few[0] == .75 and few[1] < low and few[2] > high
-    assert metrics.interval_within(values, [0] * 200) is None
+    assert np.isnan(metrics.bootstrap_interval(values, inside=[0] * 200)).all()
 
 
 def test_evidence_scores_by_hand():

@@ -64,7 +64,7 @@ def tokenizer():
     taken = {}
     patch = pytest.MonkeyPatch()
 
-    def note(cfg, key, words, tags, *_, **__):
+    def note(recipe, words, tags, *_, **__):
         taken.update(words=words, tags=tags)
 
     patch.setattr(tiny, "tiny_policy", note)
@@ -605,7 +605,7 @@ def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call
 
 def test_the_base_is_shown_calls_that_the_tools_refuse_and_then_made_right(tokenizer, monkeypatch):
     taken = {}
-    monkeypatch.setattr(tiny, "tiny_policy", lambda cfg, key, words, tags, render, index, **_: taken.update(
+    monkeypatch.setattr(tiny, "tiny_policy", lambda recipe, words, tags, render, index, **_: taken.update(
         render=render, index=index))
     omne_r1.tiny_policy(CFG)
     made = make_world("warmup", 0, .5, questions=1)

@@ -8,6 +8,7 @@ weights, its caches), whichever is more. What PyTorch rounds up and leaves unuse
 import functools
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 import transformers
@@ -34,42 +35,26 @@ class Estimate:
         return sum(self.held.values()) + max(sum(self.update.values()), sum(self.rollout.values()))
 
 
-@dataclass
-class Shape:
-    """What the estimate asks of a configuration."""
-    layers: int
-    hidden: int
-    attention: int      # width of all query heads
-    keys: int           # of all key heads
-    inner: int
-    vocabulary: int
-    positions: int      # of the longest sequence
-    weights: int        # all parameters
-    matrices: int       # of those, in the layers' linear maps
-    head_norms: bool    # whether queries and keys are normed
-    adapters: int       # a rank of LoRA
-    tied: bool          # whether the head's weight is the embedding's
-
-
 def shape_of(config):
-    """The Shape of a decoder, counted on a model that has no numbers."""
+    """What the estimate asks of a decoder, counted on a model that has no numbers."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     config = config.get_text_config()
     head = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-    return Shape(
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return SimpleNamespace(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
-        attention=config.num_attention_heads * head_dim(config),
-        keys=(getattr(config, "num_key_value_heads", None) or config.num_attention_heads) * head_dim(config),
+        attention=config.num_attention_heads * head_dim(config),    # width of all query heads
+        keys=key_heads * head_dim(config),
         inner=config.intermediate_size,
         vocabulary=config.vocab_size,
         positions=config.max_position_embeddings,
         weights=sum(p.numel() for p in model.parameters()),
-        matrices=sum(m.weight.numel() for m in linear),
+        matrices=sum(m.weight.numel() for m in linear),             # of the weights, in the layers
         head_norms=any(name.endswith("q_norm") for name, _ in model.named_modules()),
-        adapters=sum(m.in_features + m.out_features for m in linear),
+        adapters=sum(m.in_features + m.out_features for m in linear),   # a rank of LoRA
         tied=head.weight is model.get_input_embeddings().weight,
     )
 
@@ -85,7 +70,8 @@ def estimate(shape, flags, cuda, ranks=1, frozen=0, longest=8192, sampled=.4, tr
     width = 2 if in_bf16 else 4
     if not trains:
         loaded = width if f.engine == "vllm" else 4  # (run.load_policy)
-        return Estimate({"weights": loaded * s.weights}, {}, sampling(s, f, cuda, in_bf16, 1, longest))
+        rollout = sampling(s, f, cuda, in_bf16, 1, longest)
+        return Estimate({"weights": loaded * s.weights}, {}, rollout)
     trained = s.adapters * f.lora if f.lora else s.weights
     base = s.weights if f.lora else 0
     held = {
@@ -128,11 +114,14 @@ def sampling(s, f, cuda, in_bf16, ranks, longest):
     caches = 2 * min(f.cache_gb * 2**30, most)  # of running sequences, and of finished turns
     if vllm:
         return {"the sampler's weights": width * s.weights, "keys and values": caches}
-    weights = 0 if ranks == 1 else (width if f.lora else 4) * s.weights  # the trainer's are cut
+    weights = 0
+    if ranks > 1:  # the trainer's are cut
+        weights = (width if f.lora else 4) * s.weights
     if in_bf16 and not f.lora:
         weights += 2 * s.matrices + (2 if cuda else 4) * s.vocabulary * s.hidden  # a CPU's head is fp32
     mask = s.attention // s.keys * longest * (1 + width)
-    reading = PREFILL * (4 * 4 * s.hidden + width * (3 * s.inner + 2 * (s.attention + s.keys)) + mask)
+    layer = width * (3 * s.inner + 2 * (s.attention + s.keys))
+    reading = PREFILL * (4 * 4 * s.hidden + layer + mask)
     return {
         "the sampler's weights": weights,
         "keys and values": caches,
@@ -192,7 +181,8 @@ def check(flags, name, frozen=0, longest=8192, trains=True):
     if found.peak <= have:
         return
     said = f"about {found.peak / 1e9:.1f} GB, here are {have / 1e9:.1f}; {remedies(flags, found)}"
-    if cuda or sum(found.held.values()) + found.update.get("gradients", 0) > have:
+    sure = sum(found.held.values()) + found.update.get("gradients", 0)
+    if cuda or sure > have:
         sys.exit(f"error: {name} with these flags wants {said}")
     warn(f"{name} may want {said}")
 
