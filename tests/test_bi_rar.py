@@ -495,18 +495,9 @@ def test_a_passage_cannot_close_its_tag_or_answer(qwen):
 # ---- every stage, small
 
 TINY = (
-    "--warmup-steps 120 --questions-per-step 4 --mini-batch 2 --group-size 3 --eval-limit 10 --limit 40 "
+    "--warmup-steps 25 --questions-per-step 4 --mini-batch 2 --group-size 3 --eval-limit 10 --limit 40 "
     "--lr 1e-3 --steps 2 --save-every 1 --explain-limit 4 --lambdas .25,.75"
 ).split()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A cache of its own, so that the tests build what they use."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
 
 
 def rows(path):
@@ -514,12 +505,12 @@ def rows(path):
 
 
 def lucky(prediction, golds):
-    """An exact match that a policy of 120 warm-up steps reaches now and then."""
+    """An exact match that a policy of 25 warm-up steps reaches now and then."""
     return float(bool(prediction) and sum(map(ord, prediction)) % 2)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, cache):
+def whole(tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bi_rar.metrics, "exact_match", lucky)

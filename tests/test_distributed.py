@@ -28,7 +28,7 @@ from common.world import tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = (
-    "--warmup-steps 20 --eval-limit 4 --limit 20 --questions-per-step 4 --mini-batch 2 --lr 1e-4 "
+    "--warmup-steps 25 --eval-limit 4 --limit 20 --questions-per-step 4 --mini-batch 2 --lr 1e-4 "
     "--max-batch 64 --show-every 0 --micro-tokens 400 --world-size .5"
 ).split()
 TREES = "--chains 3 --expand 2 --rounds 1 --group-size 3 --max-response 80".split()
@@ -151,9 +151,9 @@ def free_port():
 
 
 @pytest.fixture(scope="module")
-def pair(cache):
+def pair():
     """both(function, *args): what it returns on rank 0 and on rank 1."""
-    context = torch.multiprocessing.get_context("spawn")
+    context = torch.multiprocessing.get_context("fork")
     jobs = [context.Queue(), context.Queue()]
     results = context.Queue()
     port = free_port()
@@ -176,13 +176,6 @@ def pair(cache):
         queue.put(None)
     for worker in workers:
         worker.join(20)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def random_policy(folder, tied=True):
@@ -298,7 +291,7 @@ SFT = "--stage sft --sft-sampled 4 --sft-templates 6 --sft-epochs 1 --max-turn 1
 
 @pytest.mark.parametrize("script", OTHERS)
 def test_the_other_scripts(pair, tmp_path, script):
-    args = [*SMALL, *OTHERS[script].split(), "--warmup-steps", 3, "--steps", 1, "--name", "a"]
+    args = [*SMALL, *OTHERS[script].split(), "--steps", 1, "--name", "a"]
     play(script, *args, "--out", tmp_path / "one")
     pair(play, script, *args, "--out", tmp_path / "two")
     made = [f.parent for f in (tmp_path / "one" / script).glob("*/metrics.jsonl")]
@@ -306,7 +299,7 @@ def test_the_other_scripts(pair, tmp_path, script):
     for one in made:
         same_run(one, tmp_path / "two" / script / one.name)
     if script == "omne_r1":  # stage 2: the ranks sample, each its part, what stage 1 has learned
-        args = [*SMALL, *SFT, "--warmup-steps", 3, "--name", "a"]
+        args = [*SMALL, *SFT, "--name", "a"]
         play(script, *args, "--out", tmp_path / "one")
         pair(play, script, *args, "--out", tmp_path / "two")
         base = [tmp_path / side / script for side in ("one", "two")]
@@ -318,7 +311,7 @@ def test_the_other_scripts(pair, tmp_path, script):
         same_run(*(folder / "a-sft-think" for folder in base))
 
 
-def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):
+def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path):
     args = [*SMALL, *TREES, "--save-every", "1", "--name", "a", "--out", tmp_path]
     play("at2po", *args, "--steps", 1)
     command = [
@@ -350,7 +343,7 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):
     assert [r["step"] for r in read_jsonl(metrics)] == list(range(1, steps + 2))
 
 
-def test_a_rank_that_fails_ends_the_job_with_its_own_words(tmp_path, cache):
+def test_a_rank_that_fails_ends_the_job_with_its_own_words(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"

@@ -7,8 +7,6 @@ import math
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 import types
 from collections import Counter
@@ -42,7 +40,7 @@ from common.rollout import Policy, Trajectory, Turn
 from common.serve import graph as graph_server
 from common.warmup import sharegpt
 from common.world import demonstrations, graphs, make_world, thoughts, tiny
-from tests.conftest import Scripted, sample
+from tests.conftest import Scripted, forked, sample
 from tests.test_kg_server import serving
 
 CFG = omne_r1.parse_args([])
@@ -840,15 +838,15 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
     rare = {graphs.spoken(relation) for relation in graphs.RARE}
 
     def shares(split, domains):
-        place = graph_sources.world_place(cfg, tmp_path, split, domains, cfg.per_graph)
+        place = graph_sources.world_place(cfg, tmp_path, split, domains, 80)
         needed = [{relation for _, relation, _ in q.evidences} & rare for q in place.questions]
         each = [sum(relation in found for found in needed) / len(needed) for relation in rare]
         return sum(map(bool, needed)) / len(needed), max(each)
 
     in_training, commonest = shares("train", graph_sources.TRAINED_DOMAINS)
-    assert .01 < in_training < .02 and 0 < commonest < .01
+    assert .008 < in_training < .03 and 0 < commonest < .015
     in_test, _ = shares("test", graphs.DOMAINS)
-    assert .08 < in_test < .12
+    assert .07 < in_test < .13
 
 
 # ---- every stage
@@ -856,7 +854,7 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
 
 SMALL = (
     "--questions-per-step 6 --mini-batch 3 --per-graph 8 --eval-limit 8 --sft-sampled 0 --sft-templates 12 "
-    "--sft-epochs 4 --world-size .5 --max-turn 12 --lr 1e-3"
+    "--sft-epochs 2 --world-size .5 --max-turn 12 --lr 1e-3"
 ).split()
 
 
@@ -926,21 +924,21 @@ def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_fold
     same_stage(base / "whole-sft-no-think", base / "parts-sft-no-think")
 
 
+@pytest.mark.kill
 def test_a_killed_stage_2_loses_at_most_a_step(tmp_path, policy_folder):
-    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 40)
+    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 12)
     base = run(tmp_path, policy_folder, *args, "--name", "whole")
     parts = base / "parts-sft-think"
     at = ("--checkpoint", policy_folder, "--out", tmp_path, "--name", "parts")
-    command = [sys.executable, omne_r1.__file__, *SMALL, *at, *args]
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
-    while process.poll() is None and checkpoint.find(parts / "checkpoint") is None:
+    child = forked(omne_r1.main, *SMALL, *at, *args, out=tmp_path / "said")
+    while child.is_alive() and checkpoint.find(parts / "checkpoint") is None:
         time.sleep(.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    child.kill()
+    child.join()
     before = len(rows(parts / "metrics.jsonl"))
     run(tmp_path, policy_folder, *args, "--name", "parts", "--resume")
     whole = base / "whole-sft-think"
-    assert process.returncode == -signal.SIGKILL and 1 <= before < len(rows(whole / "metrics.jsonl"))
+    assert child.exitcode == -signal.SIGKILL and 1 <= before < len(rows(whole / "metrics.jsonl"))
     same_stage(whole, parts)
 
 
@@ -1078,6 +1076,7 @@ def asked_right(tokenizer, folder, thinks):
     return shown
 
 
+@pytest.mark.slow
 def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     graph = sample("lightrag_graph")
     source = next(graph.rglob("*.graphml"))

@@ -4,10 +4,8 @@ evaluates, and refuses bad input in one line."""
 import itertools
 import json
 import math
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -29,11 +27,11 @@ from common.files import RunError, read_jsonl
 from common.run import RunFolder, load_policy, program, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
-from tests.conftest import Scripted, sample
+from tests.conftest import Scripted, forked, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = (
-    "--warmup-steps 150 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 "
+    "--warmup-steps 25 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 "
     "--rounds 1 --group-size 4 --eval-limit 12 --limit 40 --lr 1e-3"
 ).split()
 KEYS = {
@@ -41,18 +39,6 @@ KEYS = {
     "rollout/response_tokens", "rollout/turns", "rollout/searches", "rollout/entropy", "rollout/flat_groups",
     "rollout/cut_off", "time/rollout", "time/train", "time/old_logprobs",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A cache of its own, so that the tests build what they use; the learning test below uses the user's."""
-    old = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if old is None:
-        del os.environ["XDG_CACHE_HOME"]
-    else:
-        os.environ["XDG_CACHE_HOME"] = old
 
 
 def run(tmp_path, *args):
@@ -104,8 +90,8 @@ def test_a_run_as_a_subprocess(tmp_path):
         # the number can be recomputed
         assert result["summary"]["em"] == pytest.approx(sum(p["em"] for p in result["predictions"]) / 12)
         assert set(result["summary"]["by_hops"]) and set(result["summary"]["by_type"])
-    start = next(Path(os.environ["XDG_CACHE_HOME"], "fivehop").glob("policy-*/model.safetensors"))
-    before, after = load_file(str(start)), load_file(str(folder / "checkpoint/model.safetensors"))
+    start = at2po.tiny_policy(at2po.parse_args(TINY))
+    before, after = (load_file(str(f / "model.safetensors")) for f in (start, folder / "checkpoint"))
     assert before.keys() == after.keys() and any((before[k] != after[k]).any() for k in before)
     for s in read_jsonl(folder / "samples.jsonl"):
         sampled = [n for n in s["nodes"] if n.get("sampled", True)]
@@ -177,15 +163,15 @@ def test_two_steps_and_two_more_equal_four_bit_for_bit(tmp_path):
     assert rows(whole / "metrics.jsonl") == rows(parts / "metrics.jsonl")
 
 
+@pytest.mark.kill
 def test_a_killed_run_resumes_to_the_same_metrics(tmp_path):
-    command = [sys.executable, "at2po.py", *TINY, "--steps", "5", "--out", str(tmp_path), "--name", "killed"]
     metrics = tmp_path / "at2po/killed/metrics.jsonl"
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.time() + 120
-    while len(read_jsonl(metrics)) < 2 and process.poll() is None and time.time() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    child = forked(
+        at2po.main, *TINY, "--steps", 5, "--out", tmp_path, "--name", "killed", out=tmp_path / "said")
+    while len(read_jsonl(metrics)) < 2 and child.is_alive():
+        time.sleep(.01)
+    child.kill()
+    child.join()
     assert 2 <= len(read_jsonl(metrics)) < 5
     saved = checkpoint.read_state(checkpoint.find(tmp_path / "at2po/killed/checkpoint"))["step"]
     assert saved >= len(read_jsonl(metrics)) - 1  # at most the current step is lost
@@ -651,7 +637,7 @@ DAMAGES = [
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, cache):
+def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     run(folder, "--steps", 1, "--name", "a")
     return folder / "at2po/a"
