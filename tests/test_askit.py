@@ -1054,19 +1054,8 @@ def test_a_question_of_the_set_is_searched_live(whole, capsys):
 
 
 def test_what_cannot_run_is_one_line(tmp_path, capsys):
-    for args, words in (
-            (["--data", str(tmp_path / "none.json")], "none.json"),
-            (["--model", "Qwen/Qwen3-4B"], "several models"),
-            (["--encoder", "x"], "needs --fine-layers"),
-            (["--action-model", "x"], "and these need it"),
-            (["--encoder", "x", "--fine-layers", "2", "--data", "y", "--stage", "qap"], "--question-model"),
-            (["--fine-layers", "2"], "needs --encoder"),
-            (["--checkpoint", "x"], "one of the stages"),
-            (["--group-size", "1"], "at least 2"),
-            (["--candidates", "0"], "at least 1")):
-        with pytest.raises(SystemExit) as stop:
-            askit.main([*args, "--out", str(tmp_path)])
-        assert words in str(stop.value), args
+    with pytest.raises(SystemExit, match="none.json"):
+        askit.main(["--data", str(tmp_path / "none.json"), "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="run --stage coarse first"):
         askit.main([*SMALL, "--stage", "supervised", "--out", str(tmp_path)])
     assert not (tmp_path / "askit").exists()

@@ -638,10 +638,7 @@ def test_ask_and_refusals(tmp_path, capsys, qwen):
     file = tmp_path / "q.jsonl"
     file.write_text('{"question": "q", "answer": "Ada"}\n' * 3)
     for message, flags in (
-        ("numbers between 0 and 1", ["--lambdas", ".5,2"]),
-        ("--group-size 1: at least 2", ["--group-size", "1"]),
         ("no config.json", ["--stage", "merge", "--out", tmp_path]),
-        ("needs --model", ["--data", file]),
         ("no contexts to pool", ["--data", file, "--model", qwen, "--corpus", "contexts"]),
         ("no search service", ["--data", file, "--model", qwen, "--retriever", "http://127.0.0.1:9"]),
     ):
@@ -650,7 +647,8 @@ def test_ask_and_refusals(tmp_path, capsys, qwen):
         assert message in str(stop.value.code), stop.value.code
 
 
-@pytest.mark.parametrize("name", ["hotpotqa/dev_distractor.json", "nq/nq_open_dev.jsonl"])
+@pytest.mark.parametrize("name", [
+    pytest.param("hotpotqa/dev_distractor.json", marks=pytest.mark.slow), "nq/nq_open_dev.jsonl"])
 def test_real_data(tmp_path, qwen, name):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(

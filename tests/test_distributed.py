@@ -166,7 +166,7 @@ def pair():
             queue.put((function, args))
         found = {}
         for _ in workers:
-            rank, value, error = results.get(timeout=120)
+            rank, value, error = results.get(timeout=600)  # (a rank waits for ever where the other is gone)
             assert error is None, (rank, error)
             found[rank] = value
         return found[0], found[1]
@@ -311,6 +311,7 @@ def test_the_other_scripts(pair, tmp_path, script):
         same_run(*(folder / "a-sft-think" for folder in base))
 
 
+@pytest.mark.kill
 def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path):
     args = [*SMALL, *TREES, "--save-every", "1", "--name", "a", "--out", tmp_path]
     play("at2po", *args, "--steps", 1)
@@ -328,13 +329,12 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path):
     )
     metrics = tmp_path / "at2po/a/metrics.jsonl"
     try:
-        deadline = time.time() + 90
         while len(read_jsonl(metrics)) < 3:
-            assert job.poll() is None and time.time() < deadline
+            assert job.poll() is None
             time.sleep(.2)
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
-        _, told = job.communicate(timeout=60)
+        _, told = job.communicate()
     finally:
         job.kill()
     assert job.returncode != 0 and "SIGKILL" in told
@@ -343,6 +343,7 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path):
     assert [r["step"] for r in read_jsonl(metrics)] == list(range(1, steps + 2))
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job_with_its_own_words(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -362,7 +363,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_words(tmp_path):
         program, *SMALL, *TREES, "--steps", 2, "--name", "a", "--out", tmp_path,
     ]
     done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=120,
+        list(map(str, command)), cwd=ROOT, capture_output=True, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode != 0 and "ValueError: the third leaf is ripe" in done.stderr
 

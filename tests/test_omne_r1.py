@@ -905,7 +905,7 @@ def same_stage(whole, parts):
 
 def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_folder, monkeypatch):
     monkeypatch.setattr(omne_r1, "UPDATES_A_STEP", 2)
-    args = ("--stage", "sft", "--save-every", 1, "--sft-lora", "0", "--think", "off")
+    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 4, "--sft-lora", "0", "--think", "off")
     base = run(tmp_path, policy_folder, *args, "--name", "whole")
     real = training.Meter.means
     calls = []
@@ -925,8 +925,9 @@ def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_fold
 
 
 @pytest.mark.kill
-def test_a_killed_stage_2_loses_at_most_a_step(tmp_path, policy_folder):
-    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 12)
+def test_a_killed_stage_2_loses_at_most_a_step(tmp_path, policy_folder, monkeypatch):
+    monkeypatch.setattr(omne_r1, "UPDATES_A_STEP", 2)
+    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 6)
     base = run(tmp_path, policy_folder, *args, "--name", "whole")
     parts = base / "parts-sft-think"
     at = ("--checkpoint", policy_folder, "--out", tmp_path, "--name", "parts")
@@ -1020,19 +1021,6 @@ def test_sweeps_are_the_rows_of_their_tables():
     assert [(j.label, j.cfg.train_hops) for j in jobs(train_hops="each")] == [
         ("stage1-12", "12"), ("stage1-3", "3"), ("stage1-mix", "mix")]
     assert [j.label for j in jobs(ladder=True)] == omne_tables.LADDER
-
-
-@pytest.mark.parametrize("args, words", [
-    ("--modes --weights .1,0", "--weights .1,0: not with --modes"),
-    ("--ladder --train-hops each", "--train-hops each: not with --ladder"),
-    ("--modes --stage sft", "--modes.*not with --stage sft"),
-    ("--ladder --eval-only", "--ladder.*not with --eval-only"),
-    ("--weights .1,-1", "--weights"),
-    ("--stage sft --lora 8", "the adapters of stage 2 are --sft-lora"),
-])
-def test_one_table_at_a_time(args, words):
-    with pytest.raises(SystemExit, match=words):
-        omne_r1.parse_args(args.split())
 
 
 def printed(number):
@@ -1311,18 +1299,9 @@ def refuse(message, *args):
 
 def test_bad_flags_and_files(tmp_path, policy_folder):
     at = ("--out", tmp_path, "--model", policy_folder)
-    refuse("--think-weight -1", "--think-weight", -1)
-    refuse("--weights 1,x", "--weights", "1,x")
-    refuse("--weights 1,-1", "--weights", "1,-1")
-    refuse("--weights nan", "--weights", "nan")
-    refuse("--weights .1,.10", "--weights", ".1,.10")
-    refuse("--test-share 0", "--test-share", "0")
-    refuse("--max-rounds 0", "--max-rounds", "0")
-    refuse("--lr-warmup 1.5", "--lr-warmup", "1.5")
     refuse("--graph :", *at)
     refuse("--model :", "--graph", "cs=a.graphml")
     refuse("no such file", *at, "--graph", "cs=nowhere.graphml")
-    refuse("not with --data world", "--data", "world", "--graph", "x.graphml")
     refuse("needs --judge", "--score", "a.jsonl")
     refuse("its questions stand in", *at, "--graph", "http://127.0.0.1:9")
     refuse("run that stage first", "--data", "world", *at, "--stage", "rl", "--name", "x", *SMALL)

@@ -376,9 +376,9 @@ REAL = (
 
 @pytest.mark.parametrize("name, flags", [
     ("hotpotqa/dev_distractor.json", []),
-    ("2wikimultihopqa/dev.json", ["--share-prefixes", "off"]),
+    pytest.param("2wikimultihopqa/dev.json", ["--share-prefixes", "off"], marks=pytest.mark.slow),
     ("musique/dev.jsonl", ["--lora", "8"]),
-    ("hotpotqa/train.json", ["--loss", "grpo", "--lora", "8"]),
+    pytest.param("hotpotqa/train.json", ["--loss", "grpo", "--lora", "8"], marks=pytest.mark.slow),
 ])
 def test_real_data(tmp_path, qwen, name, flags):
     from transformers import AutoTokenizer
@@ -880,20 +880,21 @@ def test_a_kill_between_the_renames_is_recovered(tmp_path):
 
 
 def test_two_processes_build_the_policy_once(tmp_path):
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from common.world import tiny\n"
-        "def build():\n open(sys.argv[2] + '/built', 'a').write('x'); import time; time.sleep(1)\n"
-        " t = tiny.tiny_tokenizer(['a'], []); return tiny.tiny_model(t, width=32), t\n"
-        "print(tiny.cached_policy({'r': 1}, build, sys.argv[2]))"
-    )
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(ROOT), str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    outputs = {p.communicate()[0].strip().splitlines()[-1] for p in both}
-    assert len(outputs) == 1 and (tmp_path / "built").read_text() == "x"
+    def build():
+        with open(tmp_path / "built", "a") as f:
+            f.write("x")
+        time.sleep(.5)  # the other comes while it is made
+        tokenizer = tiny.tiny_tokenizer(["a"], [])
+        return tiny.tiny_model(tokenizer, width=32), tokenizer
+
+    def asks(argv):
+        print(tiny.cached_policy({"r": 1}, build, tmp_path))
+
+    both = [forked(asks, out=tmp_path / f"said{n}") for n in (1, 2)]
+    for child in both:
+        child.join()
+    assert (tmp_path / "said1").read_text() == (tmp_path / "said2").read_text() != ""
+    assert (tmp_path / "built").read_text() == "x"
 
 
 def test_loading_engine_is_the_trainers_model(qwen):
@@ -939,25 +940,6 @@ def test_a_template_that_opens_the_thought_is_cut_before_it(qwen):
     assert at2po.render_prompt(tokenizer, "Who?", "chat") == ids
 
 
-def test_flags_that_do_not_go_together(monkeypatch):
-    refuse("--kl-coef goes with --loss grpo", "--kl-coef", ".1")
-    if not torch.cuda.is_available():
-        refuse("--kernels on needs a CUDA device", "--kernels", "on")
-    assert at2po.parse_args(["--model", "x", "--data", "world"]).retriever == "bm25"
-    for flag, value, message in (
-        ("--mini-batch", "0", "at least 1"),
-        ("--lr", "nan", "a finite number"),
-        ("--max-batch", "0", "at least 1"),
-        ("--temperature", "0", "above 0"),
-        ("--log", "tensorbord", "tensorboard, wandb"),
-        ("--eval-data", "foo", "one of warmup"),
-    ):
-        refuse(f"{flag} {value}", flag, value)
-        refuse(message, flag, value)
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    refuse("--log wandb: not installed here; pip install wandb", "--log", "wandb")
-
-
 def test_a_question_drawn_twice_gets_two_trees(qwen):
     model, tokenizer = models.load_policy(str(qwen))
     policy = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer))
@@ -970,6 +952,7 @@ def test_a_question_drawn_twice_gets_two_trees(qwen):
 
 
 def test_the_papers_settings_are_the_defaults_with_a_model():
+    assert at2po.parse_args(["--model", "x", "--data", "world"]).retriever == "bm25"
     cfg = at2po.parse_args(["--model", "Qwen/Qwen3-4B"])
     assert (cfg.data, cfg.chains, cfg.expand, cfg.rounds, cfg.clip_low, cfg.clip_high) == (
         "hotpotqa", 10, 6, 2, 3e-3, 4e-3
