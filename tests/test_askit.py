@@ -41,7 +41,7 @@ from common.evidence_stages import checkpoint_of, need_earlier, sets_of, show_ta
 from common.run import RunFolder
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
 from common.world import tiny_bert
-from tests.conftest import forked
+from tests.conftest import forked, sample
 
 CFG = askit.parse_args([])
 
@@ -954,10 +954,7 @@ def test_a_stage_goes_on_with_more_updates_than_it_was_begun_with(whole, monkeyp
 
 
 def test_qap_sqg_and_joint_run_with_the_real_t5_tokenizer(whole, tmp_path):
-    folder = Path(__file__).parents[2] / "shared/data/tokenizers/t5-small"
-    if not folder.exists():
-        pytest.skip("needs t5-small of the shared data")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(sample("tokenizers/t5-small"))
     config = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4,
                       dropout_rate=0.0, decoder_start_token_id=0)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
