@@ -6,9 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,9 +40,7 @@ def the_device_is_this_process_s_alone():
 def policies():
     """One cache of tiny policies for all tests, both workers and the next time: what a policy is made of is
     in its name, and tests/test_tiny.py sees to it that tiny.VERSION tells whatever else changes it."""
-    folder = ROOT / f".pytest_cache/policies-{tiny.VERSION}"
-    os.environ["XDG_CACHE_HOME"] = str(folder)
-    return folder / "fivehop"
+    os.environ["XDG_CACHE_HOME"] = str(ROOT / f".pytest_cache/policies-{tiny.VERSION}")
 
 
 # the longest first, so that two workers end together
@@ -54,7 +50,11 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
@@ -62,7 +62,8 @@ def pytest_collection_modifyitems(items):
 # ---------------------------------------------------------------- a program in a child of this process
 
 def forked(main, *argv, out, err=None):
-    """main(argv) in a child process that has everything imported already: its Process.
+    """main(argv) in a child of this process, where everything is imported already: its Process, to kill, join
+    and ask for its exitcode.
 
     out, err: files of what it writes; err is out where it is not given."""
     child = multiprocessing.get_context("fork").Process(
@@ -77,15 +78,6 @@ def _child(main, argv, out, err):
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
     main(argv)
-
-
-def forked_main(main, *argv):
-    """What main(argv) in a child returns, writes and says: a subprocess.CompletedProcess."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        child = forked(main, *argv, out=out, err=err)
-        child.join()
-        return subprocess.CompletedProcess(argv, child.exitcode, out.read_text(), err.read_text())
 
 
 NEEDS_VLLM = [

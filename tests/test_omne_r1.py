@@ -1282,8 +1282,9 @@ def test_stage_2_goes_on_where_no_update_of_a_step_is_finite(policy_folder, toke
         {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    omne_r1.main(["--stage", "sft", "--checkpoint", str(policy_folder), "--sft-data", str(file), "--sft-lora",
-                  "0", "--eval-limit", "2", "--out", str(tmp_path), "--name", "n"])
+    small = "--stage sft --sft-lora 0 --eval-limit 2 --per-graph 8 --world-size .5 --name n".split()
+    at = ["--checkpoint", str(policy_folder), "--sft-data", str(file), "--out", str(tmp_path)]
+    omne_r1.main([*small, *at])
     rows = read_jsonl(tmp_path / "omne_r1/n-sft-think/metrics.jsonl")
     assert rows and all(r["train/not_finite"] and "sft/weight" not in r for r in rows)
 
