@@ -31,7 +31,7 @@ from tests.conftest import Scripted, forked, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = (
-    "--warmup-steps 25 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 "
+    "--warmup-steps 60 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 "
     "--rounds 1 --group-size 4 --eval-limit 12 --limit 40 --lr 1e-3"
 ).split()
 KEYS = {
