@@ -45,8 +45,8 @@ def policies():
 
 # the longest first, so that two workers end together
 LONGEST = (
-    "test_omne_r1", "test_askit", "test_mygo_mujica", "test_scripts", "test_kernels", "test_bi_rar",
-    "test_distributed", "test_warmup",
+    "test_mygo_mujica", "test_scripts", "test_learning", "test_distributed", "test_omne_r1", "test_askit",
+    "test_bi_rar", "test_kernels", "test_memory", "test_process", "test_report", "test_warmup",
 )
 
 

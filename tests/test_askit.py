@@ -953,6 +953,7 @@ def test_a_stage_goes_on_with_more_updates_than_it_was_begun_with(whole, monkeyp
         shutil.rmtree(whole / f"{name}-supervised")
 
 
+@pytest.mark.slow
 def test_qap_sqg_and_joint_run_with_the_real_t5_tokenizer(whole, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(sample("tokenizers/t5-small"))
     config = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4,

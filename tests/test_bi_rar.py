@@ -657,7 +657,7 @@ def test_real_data(tmp_path, qwen, name):
     )
     common = (
         "--retriever bm25 --questions-per-step 2 --mini-batch 1 --group-size 2 --max-turn 8 --max-searches 1 "
-        "--eval-limit 2 --limit 20 --lr 1e-4 --steps 2 --lambdas .5"
+        "--eval-limit 2 --limit 20 --lr 1e-4 --steps 1 --lambdas .5"
     ).split()
     common += [
         "--model", str(qwen), "--data", str(sample(name)),

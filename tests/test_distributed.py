@@ -291,7 +291,7 @@ SFT = "--stage sft --sft-sampled 4 --sft-templates 6 --sft-epochs 1 --max-turn 1
 
 @pytest.mark.parametrize("script", OTHERS)
 def test_the_other_scripts(pair, tmp_path, script):
-    args = [*SMALL, *OTHERS[script].split(), "--steps", 1, "--name", "a"]
+    args = [*SMALL, *OTHERS[script].split(), "--warmup-steps", 3, "--steps", 1, "--name", "a"]
     play(script, *args, "--out", tmp_path / "one")
     pair(play, script, *args, "--out", tmp_path / "two")
     made = [f.parent for f in (tmp_path / "one" / script).glob("*/metrics.jsonl")]
@@ -299,7 +299,7 @@ def test_the_other_scripts(pair, tmp_path, script):
     for one in made:
         same_run(one, tmp_path / "two" / script / one.name)
     if script == "omne_r1":  # stage 2: the ranks sample, each its part, what stage 1 has learned
-        args = [*SMALL, *SFT, "--name", "a"]
+        args = [*SMALL, *SFT, "--warmup-steps", 3, "--name", "a"]
         play(script, *args, "--out", tmp_path / "one")
         pair(play, script, *args, "--out", tmp_path / "two")
         base = [tmp_path / side / script for side in ("one", "two")]

@@ -176,6 +176,7 @@ def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
         assert not row.minus or row.minus in rows
 
 
+@pytest.mark.slow
 def test_a_small_ladder_from_the_command_line(tmp_path, monkeypatch):
     command = [*TINY, "--ladder", "--seed", "1", "--steps", "1", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [str(ROOT / "at2po.py"), *command])

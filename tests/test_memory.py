@@ -214,9 +214,10 @@ print(before, peak(), found.peak)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model, settings", [
     ((), dict(cache_gb=.1, max_prompt=250, max_response=40)),
-    pytest.param(("smollm2",), dict(cache_gb=.15, max_prompt=400, max_response=12), marks=pytest.mark.slow)])
+    (("smollm2",), dict(cache_gb=.15, max_prompt=400, max_response=12))])
 def test_what_a_rollout_holds_on_a_cpu(model, settings):
     settings = json.dumps({"precision": "fp32"} | settings)
     done = subprocess.run(
