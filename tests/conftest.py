@@ -2,8 +2,11 @@
 want them skip where they are missing."""
 
 import importlib.util
+import multiprocessing
 import os
 import shutil
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,12 @@ import torch
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1").split(",")[0]))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are imported: they then run on the CPU
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads that a forked child would lack
 
 from common import engine, model  # noqa: E402
+from common.world import tiny  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # numbers are compared to the last bit, which only a CPU gives again; a test of CUDA names its device
 model.default_device = lambda: "cpu"
@@ -27,6 +34,50 @@ def the_device_is_this_process_s_alone():
     if torch.cuda.is_available():
         torch.cuda.init()
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def policies():
+    """One cache of tiny policies for all tests, both workers and the next time: what a policy is made of is
+    in its name, and tests/test_tiny.py sees to it that tiny.VERSION tells whatever else changes it."""
+    os.environ["XDG_CACHE_HOME"] = str(ROOT / f".pytest_cache/policies-{tiny.VERSION}")
+
+
+# the longest first, so that two workers end together
+LONGEST = (
+    "test_mygo_mujica", "test_scripts", "test_learning", "test_distributed", "test_omne_r1", "test_askit",
+    "test_bi_rar", "test_kernels", "test_memory", "test_process", "test_report", "test_warmup",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+# ---------------------------------------------------------------- a program in a child of this process
+
+def forked(main, *argv, out, err=None):
+    """main(argv) in a child of this process, where everything is imported already: its Process, to kill, join
+    and ask for its exitcode.
+
+    out, err: files of what it writes; err is out where it is not given."""
+    child = multiprocessing.get_context("fork").Process(
+        target=_child, args=(main, list(map(str, argv)), out, err or out))
+    child.start()
+    return child
+
+
+def _child(main, argv, out, err):
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
+    main(argv)
 
 
 NEEDS_VLLM = [

@@ -28,7 +28,7 @@ from common.world import tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = (
-    "--warmup-steps 20 --eval-limit 4 --limit 20 --questions-per-step 4 --mini-batch 2 --lr 1e-4 "
+    "--warmup-steps 25 --eval-limit 4 --limit 20 --questions-per-step 4 --mini-batch 2 --lr 1e-4 "
     "--micro-tokens 400 --world-size .5"
 ).split()
 TREES = "--chains 3 --expand 2 --rounds 1 --group-size 3 --max-response 80".split()
@@ -151,9 +151,9 @@ def free_port():
 
 
 @pytest.fixture(scope="module")
-def pair(cache):
+def pair():
     """both(function, *args): what it returns on rank 0 and on rank 1."""
-    context = torch.multiprocessing.get_context("spawn")
+    context = torch.multiprocessing.get_context("fork")
     jobs = [context.Queue(), context.Queue()]
     results = context.Queue()
     port = free_port()
@@ -166,7 +166,7 @@ def pair(cache):
             queue.put((function, args))
         found = {}
         for _ in workers:
-            rank, value, error = results.get(timeout=120)
+            rank, value, error = results.get(timeout=600)  # (a rank waits for ever where the other is gone)
             assert error is None, (rank, error)
             found[rank] = value
         return found[0], found[1]
@@ -176,13 +176,6 @@ def pair(cache):
         queue.put(None)
     for worker in workers:
         worker.join(20)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def random_policy(folder, tied=True):
@@ -318,7 +311,8 @@ def test_the_other_scripts(pair, tmp_path, script):
         same_run(*(folder / "a-sft-think" for folder in base))
 
 
-def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):
+@pytest.mark.kill
+def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path):
     args = [*SMALL, *TREES, "--save-every", "1", "--name", "a", "--out", tmp_path]
     play("at2po", *args, "--steps", 1)
     command = [
@@ -335,13 +329,12 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):
     )
     metrics = tmp_path / "at2po/a/metrics.jsonl"
     try:
-        deadline = time.time() + 90
         while len(read_jsonl(metrics)) < 3:
-            assert job.poll() is None and time.time() < deadline
+            assert job.poll() is None
             time.sleep(.2)
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
-        _, told = job.communicate(timeout=60)
+        _, told = job.communicate()
     finally:
         job.kill()
     assert job.returncode != 0 and "SIGKILL" in told
@@ -350,7 +343,8 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_a_checkpoint(tmp_path, cache):
     assert [r["step"] for r in read_jsonl(metrics)] == list(range(1, steps + 2))
 
 
-def test_a_rank_that_fails_ends_the_job_with_its_own_words(tmp_path, cache):
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_job_with_its_own_words(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"
@@ -369,7 +363,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_words(tmp_path, cache):
         program, *SMALL, *TREES, "--steps", 2, "--name", "a", "--out", tmp_path,
     ]
     done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=120,
+        list(map(str, command)), cwd=ROOT, capture_output=True, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode != 0 and "ValueError: the third leaf is ripe" in done.stderr
 

@@ -20,10 +20,10 @@ from kernels.turn_logprob import turn_logprob, turn_sum
 ours = importlib.import_module("kernels.turn_logprob")  # the module: `kernels.turn_logprob` is the function
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BACKENDS = [
-    "torch",
-    pytest.param("triton", marks=pytest.mark.skipif(ours.triton is None, reason="Triton is not installed")),
-]
+there = pytest.mark.skipif(ours.triton is None, reason="Triton is not installed")
+interpreted = [there] if DEVICE == "cuda" else [there, pytest.mark.interpreter]
+BACKENDS = ["torch", pytest.param("triton", marks=there)]
+LATER = ["torch", pytest.param("triton", marks=interpreted)]  # on a CPU its second half, not by default
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_values_and_gradients_equal_fp64(backend, dtype, mode):
     check(*problem(dtype=dtype, seed=1), backend=backend, mode=mode, temperature=0.7)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LATER)
 @pytest.mark.parametrize(
     "shape",
     [dict(N=1), dict(V=63), dict(V=64), dict(V=65), dict(V=7), dict(N=2, H=3, V=1001), dict(N=130, V=129)],
@@ -108,7 +108,7 @@ def test_no_rows(backend):
     assert logp.shape == (0,) and dx.shape == x.shape and not dw.any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LATER)
 def test_hostile_inputs(backend, monkeypatch):
     monkeypatch.setattr(ours, "BLOCK", 256)
     for mode in ("save", "recompute"):
@@ -135,7 +135,7 @@ def test_hostile_inputs(backend, monkeypatch):
         check(x.repeat_interleave(2, 1)[:, ::2], W.T.contiguous().T, target, up, backend=backend, mode=mode)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LATER)
 def test_rows_with_minus_infinity(backend):
     logits = torch.randn(5, 150, device=DEVICE)
     logits[:, 100:] = -torch.inf
@@ -150,7 +150,7 @@ def test_rows_with_minus_infinity(backend):
     assert torch.isfinite(p).all() and p.sum(1).abs().max() < 1e-5 and not p[:, 100:].any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LATER)
 def test_probable_tokens_keep_their_gradient_in_bf16(backend, monkeypatch):
     """p_y between .99 and .999: p_y - 1 of a rounded p_y would have no correct digit."""
     monkeypatch.setattr(ours, "BLOCK", 512)
@@ -194,7 +194,7 @@ def test_rows_temperature_active_and_compact(backend):
         )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LATER)
 def test_autograd_manners(backend):
     x, W, target, up = problem(dtype=torch.bfloat16)
     x.requires_grad_()
@@ -224,7 +224,7 @@ def test_autograd_manners(backend):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LATER)
 def test_small_coefficients_do_not_vanish_in_fp16(backend):
     """1 / tokens of a large batch, times a small advantage: below fp16's range, not below fp32's."""
     x, W, target, up = problem(dtype=torch.float16)
@@ -235,7 +235,7 @@ def test_small_coefficients_do_not_vanish_in_fp16(backend):
         assert off(dW, exact(x, W, target, up * 1e-8)[3]) < 5e-3
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LATER)
 def test_default_dtype_and_strided_turns(backend):
     x, W, target, up = problem(N=30, V=50)
     turn_ptr = torch.tensor([0, -1, 10, -1, 30], device=DEVICE)[::2]
@@ -252,7 +252,7 @@ def test_default_dtype_and_strided_turns(backend):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LATER)
 def test_two_runs_are_bit_equal(backend):
     p = problem(dtype=torch.bfloat16)
     assert all(
@@ -306,7 +306,7 @@ def test_no_clip_decision_flips_where_bf16_logits_flip_some():
     assert flips["ours"] == 0 and flips["bf16 logits"] > 0.03 and flips["outside the window"] > 0.15, flips
 
 
-@pytest.mark.skipif(ours.triton is None, reason="Triton is not installed")
+@there
 def test_a_policy_gradient_through_the_kernels_equals_the_reference(monkeypatch):
     """The seam: token_logprobs with kernels on and off, shared prefixes included,
     the whole model's gradient."""
@@ -415,8 +415,8 @@ MUTANTS = {
 }
 
 
-@pytest.mark.skipif(ours.triton is None, reason="Triton is not installed")
-@pytest.mark.parametrize("name", [None, *MUTANTS])
+@there
+@pytest.mark.parametrize("name", [None, *(pytest.param(name, marks=interpreted) for name in MUTANTS)])
 def test_planted_errors_are_found(tmp_path, name):
     source = (ROOT / "kernels/turn_logprob.py").read_text()
     right, wrong = MUTANTS.get(name, ("", ""))
@@ -500,7 +500,7 @@ def spans(row, start, end):
     return found
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", [*LATER, "reference"])
 @pytest.mark.parametrize("start, end", [([3], [4]), ([3, 5], [3, 6]), ([3, 5], [4])])
 @pytest.mark.parametrize("weight", [0.1, 0.0])
 def test_algorithm_1_whole_on_random_batches_with_tags_of_one_and_several_tokens(backend, start, end, weight):
@@ -532,7 +532,7 @@ def test_algorithm_1_whole_on_random_batches_with_tags_of_one_and_several_tokens
     assert thoughts > 5
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", [*LATER, "reference"])
 def test_weights_are_divided_by_the_global_sum(backend):
     """Two micro-batches with the sum of both give the whole batch's gradient; their own sums would not."""
     g = torch.Generator().manual_seed(0)
@@ -556,7 +556,7 @@ def test_weights_are_divided_by_the_global_sum(backend):
     assert off(parts, whole) < 1e-5 < 0.1 < off(own, whole)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LATER)
 def test_weighted_cross_entropy_without_grad_and_with_a_loss_scale(backend, monkeypatch):
     hidden, W = (
         torch.randn(9, 8, device=DEVICE).half(),
@@ -580,7 +580,7 @@ def test_weighted_cross_entropy_without_grad_and_with_a_loss_scale(backend, monk
         assert float(weighted_ce.weighted_cross_entropy(hidden, W, labels, weights, backend=backend)) > 0
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", [*LATER, "reference"])
 def test_no_weight_at_all_is_zero_and_connected(backend):
     hidden, W = (
         torch.randn(4, 8, device=DEVICE, requires_grad=True),
@@ -662,7 +662,7 @@ for name, (fn, signature, constants, warps) in KERNELS.items():
 """
 
 
-@pytest.mark.skipif(ours.triton is None, reason="Triton is not installed")
+@there
 def test_every_kernel_compiles_without_spills_or_fp64(tmp_path):
     import os
 

@@ -150,12 +150,12 @@ print(before, peak(), found.peak)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program, model, settings", [
     (UPDATE, "tiny", dict(micro_tokens=4096)),
     (ROLLOUT, "tiny", dict(cache_gb=.1, max_prompt=250, max_response=40)),
-    pytest.param(UPDATE, "smollm2", dict(micro_tokens=1024), marks=pytest.mark.slow),
-    pytest.param(
-        ROLLOUT, "smollm2", dict(cache_gb=.15, max_prompt=400, max_response=12), marks=pytest.mark.slow),
+    (UPDATE, "smollm2", dict(micro_tokens=1024)),
+    (ROLLOUT, "smollm2", dict(cache_gb=.15, max_prompt=400, max_response=12)),
 ])
 def test_what_a_process_holds_on_a_cpu(program, model, settings):
     settings = json.dumps({"precision": "fp32"} | settings)

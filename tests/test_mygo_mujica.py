@@ -7,11 +7,8 @@ import json
 import random
 import re
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +23,7 @@ from common.page import teams
 from common.rollout import Policy, Trajectory, Turn
 from common.warmup import sharegpt
 from common.world import tiny
-from tests.conftest import Scripted, sample
+from tests.conftest import Scripted, forked, sample
 
 PASSAGES = [
     {"id": "0", "title": "Pale Tower", "text": "Pale Tower is a film. Its director was Ada Adler."},
@@ -659,9 +656,15 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize(
-    "env,train,flags", REAL, ids=["2wiki-kg", "hotpot-to-musique", "hotpot-kimi", "2wiki-to-qald10"]
-)
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("env,train,flags", [
+    pytest.param(*REAL[0], id="2wiki-kg"),
+    pytest.param(*REAL[1], id="hotpot-to-musique", marks=slow),
+    pytest.param(*REAL[2], id="hotpot-kimi", marks=slow),
+    pytest.param(*REAL[3], id="2wiki-to-qald10", marks=slow),
+])
 def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen, tmp_path, monkeypatch):
     flags = [str(sample(f)) if "/" in f else f for f in flags.split()]
     monkeypatch.setattr(run, "TransformersEngine", Oracle)
@@ -727,20 +730,34 @@ def test_the_real_policy_of_random_weights_runs_through_the_real_engine(qwen, tm
 # ---------------------------------------------------------------- command line in the world
 
 TINY = (
-    "--eval-limit 20 --questions-per-step 6 --steps 2 --max-attempts 4 --limit 200 --mini-batch 4"
+    "--warmup-steps 60 --eval-limit 12 --questions-per-step 6 --steps 2 --max-attempts 4 --limit 60 "
+    "--mini-batch 4 --lr 1e-3 --eval-data test --max-turn 60 --max-rounds 2"
 ).split()
+
+
+def by_length(answer, golds):
+    """A score that a policy of few demonstrations reaches now and then."""
+    return len(answer) % 7 / 6
+
+
+def right_by_length(answer, golds):
+    return float(by_length(answer, golds) > .5)
+
+
+@pytest.fixture
+def lucky(monkeypatch):
+    monkeypatch.setattr(m.metrics, "f1", by_length)
+    monkeypatch.setattr(m.metrics, "exact_match", right_by_length)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """The default run, shortened: few-shot, warm-up and MyGO, in text and graph, on one of its two sets.
-    (The tiny policy is made first, and cached.)"""
+    """The default run, small: few-shot, warm-up and MyGO, in text and graph, on one of its two sets."""
     folder = tmp_path_factory.mktemp("world")
-    flags = (
-        "--eval-limit 200 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
-        "--eval-data test"
-    ).split()
-    m.main([*flags, "--out", str(folder)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(m.metrics, "f1", by_length)
+        patch.setattr(m.metrics, "exact_match", right_by_length)
+        m.main([*TINY, "--sft-trajectories", "4", "--sft-epochs", "1", "--out", str(folder)])
     return folder / "mygo_mujica"
 
 
@@ -756,50 +773,45 @@ def predictions(folder, name="test"):
 
 
 @pytest.mark.slow
-def test_mygo_learns_in_text_and_graph(world):
+def test_mygo_learns_in_text_and_graph(tmp_path):
     """Bounds: start policies of 840, 900 and 960 warm-up steps had few-shot EM .14 to .29; the intervals of
     the gains over it began at .07 (warm-up) and .08 (MyGO) or above, and MyGO had 2 to 14 of 200 more right
     than the warm-up, which so few iterations do not decide."""
+    flags = (
+        "--eval-limit 200 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
+        "--show-every 0 --eval-data test"
+    ).split()
+    m.main([*flags, "--out", str(tmp_path)])
     for env in ("text", "kg"):
         few, warm, learned = (
-            [p["em"] for p in predictions(world / f"seed0-{env}-{stage}")]
+            [p["em"] for p in predictions(tmp_path / f"mygo_mujica/seed0-{env}-{stage}")]
             for stage in ("few-shot", "warm-up", "mygo")
         )
         assert 0.05 < sum(few) / len(few) < 0.5  # room to learn
         assert metrics.paired_difference(few, warm)[1] > 0
         assert metrics.paired_difference(few, learned)[1] > 0.03
         assert sum(learned) - sum(warm) > -10
+        steps = rows(tmp_path / f"mygo_mujica/seed0-{env}-mygo")
+        assert not any(v for r in steps for k, v in r.items() if k.startswith("guard/"))
 
 
-def test_mygo_killed_while_it_trains_goes_on_with_its_threshold(tmp_path):
-    """SIGKILL in MyGO's own stage, behind iterations that raised K and moved the weights. (The reward is
-    made: a policy of few demonstrations is never right.)"""
-    program = (
-        "import sys, mygo_mujica as m\n"
-        "m.metrics.f1 = lambda answer, golds: len(answer) % 7 / 6\n"
-        "m.main(sys.argv[1:])\n"
-    )
-    start = m.tiny_policy(m.parse_args(["--warmup-steps", "150", "--envs", "text"]))
+@pytest.mark.kill
+def test_mygo_killed_while_it_trains_goes_on_with_its_threshold(tmp_path, lucky):
+    """SIGKILL in MyGO's own stage, behind iterations that raised K and moved the weights."""
+    start = m.tiny_policy(m.parse_args(["--warmup-steps", "60", "--envs", "text"]))
     flags = [
-        "--stage", "mygo", "--checkpoint", str(start), "--envs", "text", "--out", str(tmp_path),
-        "--steps", "6", "--questions-per-step", "12", "--mini-batch", "4", "--max-attempts", "4",
-        "--limit", "100", "--eval-limit", "4", "--lr", "1e-3", "--eval-data", "test", "--max-turn", "60",
-        "--max-rounds", "2",
+        *TINY, "--stage", "mygo", "--checkpoint", str(start), "--envs", "text", "--out", str(tmp_path),
+        "--steps", "6", "--questions-per-step", "12", "--limit", "100", "--eval-limit", "4",
     ]
-
-    def begun(name, *more):
-        command = [sys.executable, "-c", program, *flags, "--name", name, *more]
-        return subprocess.Popen(command, cwd=Path(m.__file__).parent, stdout=subprocess.DEVNULL)
-
     whole, killed = (tmp_path / f"mygo_mujica/{name}-text-mygo" for name in ("whole", "killed"))
-    child = begun("killed")
-    while child.poll() is None and len(read_jsonl(killed / "metrics.jsonl")) < 3:
+    child = forked(m.main, *flags, "--name", "killed", out=tmp_path / "said")
+    while child.is_alive() and len(read_jsonl(killed / "metrics.jsonl")) < 3:
         time.sleep(.01)
     child.kill()
-    child.wait()
+    child.join()
     assert 3 <= len(read_jsonl(killed / "metrics.jsonl")) < 6
-    assert begun("killed", "--resume").wait() == 0
-    assert begun("whole").wait() == 0
+    m.main([*flags, "--name", "killed", "--resume"])
+    m.main([*flags, "--name", "whole"])
     learned = rows(whole)
     assert rows(killed) == learned and len(learned) == 6
     thresholds = [row["select/threshold"] for row in learned]
@@ -821,7 +833,6 @@ def test_the_world_is_tried_on_relations_that_were_never_trained_on():
     assert not {q.id for q in test.questions} & {q.id for q in other.questions}
 
 
-@pytest.mark.slow
 def test_what_the_stages_leave_adds_up(world):
     for env, stage in itertools.product(("text", "kg"), ("few-shot", "warm-up", "mygo")):
         folder = world / f"seed0-{env}-{stage}"
@@ -829,7 +840,7 @@ def test_what_the_stages_leave_adds_up(world):
             stage == "few-shot" or (folder / "curves.png").exists()
         )
         found = predictions(folder)
-        assert len(found) >= 150 and all(p["nodes"] and p["trajectories"] for p in found)
+        assert len(found) == 12 and all(p["nodes"] and p["trajectories"] for p in found)
         assert json.loads((folder / "eval_test.json").read_text())["summary"]["em"] == pytest.approx(
             sum(p["em"] for p in found) / len(found)
         )
@@ -837,17 +848,15 @@ def test_what_the_stages_leave_adds_up(world):
         folder = world / f"seed0-{env}-mygo"
         learned = rows(folder)
         assert (
-            [r["step"] for r in learned] == list(range(1, 6))
-            and all(48 <= r["select/attempts"] <= 48 * 16 for r in learned)
+            [r["step"] for r in learned] == [1, 2]
+            and all(6 <= r["select/attempts"] <= 6 * 4 for r in learned)
         )
         K = [r["select/threshold"] for r in learned]
         assert K == sorted(K) and 0.5 < K[0] and K[-1] < 1
         assert len(read_jsonl(folder / "sharegpt.jsonl")) == sum(r["select/examples"] for r in learned)
-        assert not any(v for r in learned for k, v in r.items() if k.startswith("guard/"))
 
 
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_metrics(world, monkeypatch, capsys):
+def test_an_interrupted_run_resumes_to_the_same_metrics(world, lucky, monkeypatch, capsys):
     flags = [
         *TINY, "--envs", "text", "--stage", "mygo",
         "--checkpoint", str(world / "seed0-text-warm-up/checkpoint"), "--out", str(world.parent),
@@ -875,8 +884,7 @@ def test_a_killed_run_resumes_to_the_same_metrics(world, monkeypatch, capsys):
     assert read_jsonl(one / "sharegpt.jsonl") == read_jsonl(two / "sharegpt.jsonl")
 
 
-@pytest.mark.slow
-def test_scores_are_those_of_the_last_iteration_and_history_is_not_erased(world, monkeypatch):
+def test_scores_are_those_of_the_last_iteration_and_history_is_not_erased(world, lucky, monkeypatch):
     flags = [
         *TINY, "--envs", "text", "--stage", "mygo",
         "--checkpoint", str(world / "seed0-text-warm-up/checkpoint"), "--out", str(world.parent),
@@ -904,8 +912,7 @@ def test_scores_are_those_of_the_last_iteration_and_history_is_not_erased(world,
     assert (folder / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.slow
-def test_offline_mygo_keeps_its_threshold_and_its_sampler(world):
+def test_offline_mygo_keeps_its_threshold_and_its_sampler(world, lucky):
     flags = [
         *TINY, "--envs", "kg", "--checkpoint", str(world / "seed0-kg-warm-up/checkpoint"),
         "--out", str(world.parent),
@@ -923,28 +930,10 @@ def test_offline_mygo_keeps_its_threshold_and_its_sampler(world):
 
 
 @pytest.mark.parametrize("flags,message", [
-    ("--envs web", "--envs web: text, kg or kimi"),
-    ("--envs text,text", "--envs text,text"),
-    ("--group-size 1", "--group-size"),
-    ("--threshold 1", "--threshold 1.0"),
-    ("--model x --data f.json --envs kg", "--graph FILE"),
-    ("--lr-final nan", "--lr-final nan"),
-    ("--eval-temperature -1", "--eval-temperature -1.0"),
-    ("--kl-coef inf", "--kl-coef inf"),
-    ("--flaw-rate 5", "--flaw-rate"),
-    ("--seed 18446744073709551616", "--seed"),
-    ("--world-size 100", "--world-size 100.0"),
-    ("--ask=", "--ask is empty"),
-    ("--few-shot", "--few-shot goes with"),
     ("--ask hello --envs kimi", "--ask has no passages"),
     ("--model {qwen} --data {nq} --envs kimi", "has no passages of its own"),
-    ("--model x --data f.json --envs kimi --retriever http://127.0.0.1:9", "--envs kimi"),
-    ("--kernels on", "CUDA"),
-    ("--keep 0", "--keep 0: at least 1"),
     ("--data nowhere.json --model {qwen}", "no such file"),
-    ("--eval-data train", "--eval-data train"),
     ("--stage mygo --name unmade", "run --stage warm-up first"),
-    ("--data nowhere.json", "needs --model"),
     (
         "--model {qwen} --data {2wiki} --envs kg --graph nowhere.jsonl",
         "--graph nowhere.jsonl: no such file",
@@ -956,8 +945,6 @@ def test_bad_flags_end_in_one_clear_line(flags, message, tmp_path, qwen):
     flags = flags.replace("{2wiki}", str(sample("2wikimultihopqa/train.json")) if "{2wiki}" in flags else "")
     flags = flags.replace("{nq}", str(sample("nq/nq_open_dev.jsonl")) if "{nq}" in flags else "")
     flags = flags.replace("{hotpot}", str(sample("hotpotqa/train.json")) if "{hotpot}" in flags else "")
-    if flags == "--kernels on" and torch.cuda.is_available():
-        pytest.skip("there is CUDA here")
     with pytest.raises(SystemExit) as stop:
         m.main([*flags.split(), "--out", str(tmp_path), "--limit", "20"])
     assert stop.value.code not in (0, None) and message in str(stop.value.code), stop.value.code

@@ -7,8 +7,6 @@ import math
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 import types
 from collections import Counter
@@ -42,7 +40,7 @@ from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
 from common.warmup import sharegpt
 from common.world import demonstrations, graphs, make_world, thoughts, tiny
-from tests.conftest import Scripted, sample
+from tests.conftest import Scripted, forked, sample
 from tests.test_retriever import serving
 
 CFG = omne_r1.parse_args([])
@@ -839,16 +837,16 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
     cfg = omne_r1.parse_args([])
     rare = {graphs.spoken(relation) for relation in graphs.RARE}
 
-    def shares(split, domains):
-        place = graph_questions.world_place(cfg, tmp_path, split, domains, cfg.per_graph)
+    def shares(split, domains, per_graph):
+        place = graph_questions.world_place(cfg, tmp_path, split, domains, per_graph)
         needed = [{relation for _, relation, _ in q.evidences} & rare for q in place.questions]
         each = [sum(relation in found for found in needed) / len(needed) for relation in rare]
         return sum(map(bool, needed)) / len(needed), max(each)
 
-    in_training, commonest = shares("train", graph_questions.TRAINED_DOMAINS)
-    assert .01 < in_training < .02 and 0 < commonest < .01
-    in_test, _ = shares("test", graphs.DOMAINS)
-    assert .08 < in_test < .12
+    in_training, commonest = shares("train", graph_questions.TRAINED_DOMAINS, 80)
+    assert .008 < in_training < .03 and 0 < commonest < .015
+    in_test, _ = shares("test", graphs.DOMAINS, 40)
+    assert .07 < in_test < .13
 
 
 # ---- every stage
@@ -856,7 +854,7 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
 
 SMALL = (
     "--questions-per-step 6 --mini-batch 3 --per-graph 8 --eval-limit 8 --sft-sampled 0 --sft-templates 12 "
-    "--sft-epochs 4 --world-size .5 --max-turn 12 --lr 1e-3"
+    "--sft-epochs 2 --world-size .5 --max-turn 12 --lr 1e-3"
 ).split()
 
 
@@ -907,7 +905,7 @@ def same_stage(whole, parts):
 
 def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_folder, monkeypatch):
     monkeypatch.setattr(omne_r1, "UPDATES_A_STEP", 2)
-    args = ("--stage", "sft", "--save-every", 1, "--sft-lora", "0", "--think", "off")
+    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 4, "--sft-lora", "0", "--think", "off")
     base = run(tmp_path, policy_folder, *args, "--name", "whole")
     real = training.Meter.means
     calls = []
@@ -926,21 +924,22 @@ def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_fold
     same_stage(base / "whole-sft-no-think", base / "parts-sft-no-think")
 
 
-def test_a_killed_stage_2_loses_at_most_a_step(tmp_path, policy_folder):
-    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 40)
+@pytest.mark.kill
+def test_a_killed_stage_2_loses_at_most_a_step(tmp_path, policy_folder, monkeypatch):
+    monkeypatch.setattr(omne_r1, "UPDATES_A_STEP", 2)
+    args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 6)
     base = run(tmp_path, policy_folder, *args, "--name", "whole")
     parts = base / "parts-sft-think"
     at = ("--checkpoint", policy_folder, "--out", tmp_path, "--name", "parts")
-    command = [sys.executable, omne_r1.__file__, *SMALL, *at, *args]
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
-    while process.poll() is None and checkpoint.find(parts / "checkpoint") is None:
+    child = forked(omne_r1.main, *SMALL, *at, *args, out=tmp_path / "said")
+    while child.is_alive() and checkpoint.find(parts / "checkpoint") is None:
         time.sleep(.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    child.kill()
+    child.join()
     before = len(rows(parts / "metrics.jsonl"))
     run(tmp_path, policy_folder, *args, "--name", "parts", "--resume")
     whole = base / "whole-sft-think"
-    assert process.returncode == -signal.SIGKILL and 1 <= before < len(rows(whole / "metrics.jsonl"))
+    assert child.exitcode == -signal.SIGKILL and 1 <= before < len(rows(whole / "metrics.jsonl"))
     same_stage(whole, parts)
 
 
@@ -959,7 +958,8 @@ def test_stage_3_goes_on_from_the_folded_adapters_of_stage_2(tmp_path, policy_fo
 
 
 def test_the_whole_ladder_and_its_table(tmp_path, policy_folder):
-    args = [*SMALL, "--model", str(policy_folder), "--data", "world", "--out", str(tmp_path), "--steps", "1"]
+    args = [*SMALL, "--model", str(policy_folder), "--data", "world", "--out", str(tmp_path), "--steps", "1",
+            "--sft-epochs", "1"]
     omne_r1.main([*args, "--name", "all"])
     base = tmp_path / "omne_r1"
     table = json.loads((base / "all-table.json").read_text())
@@ -1024,19 +1024,6 @@ def test_sweeps_are_the_rows_of_their_tables():
     assert [j.label for j in jobs(ladder=True)] == omne_tables.LADDER
 
 
-@pytest.mark.parametrize("args, words", [
-    ("--modes --weights .1,0", "--weights .1,0: not with --modes"),
-    ("--ladder --train-hops each", "--train-hops each: not with --ladder"),
-    ("--modes --stage sft", "--modes.*not with --stage sft"),
-    ("--ladder --eval-only", "--ladder.*not with --eval-only"),
-    ("--weights .1,-1", "--weights"),
-    ("--stage sft --lora 8", "the adapters of stage 2 are --sft-lora"),
-])
-def test_one_table_at_a_time(args, words):
-    with pytest.raises(SystemExit, match=words):
-        omne_r1.parse_args(args.split())
-
-
 def printed(number):
     """Numbers of the paper's table, by its rows' words."""
     text = sample("../papers/omne_r1.md").read_text(encoding="utf-8")
@@ -1078,6 +1065,7 @@ def asked_right(tokenizer, folder, thinks):
     return shown
 
 
+@pytest.mark.slow
 def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     graph = sample("lightrag_graph")
     source = next(graph.rglob("*.graphml"))
@@ -1295,8 +1283,9 @@ def test_stage_2_goes_on_where_no_update_of_a_step_is_finite(policy_folder, toke
         {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    omne_r1.main(["--stage", "sft", "--checkpoint", str(policy_folder), "--sft-data", str(file), "--sft-lora",
-                  "0", "--eval-limit", "2", "--out", str(tmp_path), "--name", "n"])
+    small = "--stage sft --sft-lora 0 --eval-limit 2 --per-graph 8 --world-size .5 --name n".split()
+    at = ["--checkpoint", str(policy_folder), "--sft-data", str(file), "--out", str(tmp_path)]
+    omne_r1.main([*small, *at])
     rows = read_jsonl(tmp_path / "omne_r1/n-sft-think/metrics.jsonl")
     assert rows and all(r["train/not_finite"] and "sft/weight" not in r for r in rows)
 
@@ -1312,18 +1301,9 @@ def refuse(message, *args):
 
 def test_bad_flags_and_files(tmp_path, policy_folder):
     at = ("--out", tmp_path, "--model", policy_folder)
-    refuse("--think-weight -1", "--think-weight", -1)
-    refuse("--weights 1,x", "--weights", "1,x")
-    refuse("--weights 1,-1", "--weights", "1,-1")
-    refuse("--weights nan", "--weights", "nan")
-    refuse("--weights .1,.10", "--weights", ".1,.10")
-    refuse("--test-share 0", "--test-share", "0")
-    refuse("--max-rounds 0", "--max-rounds", "0")
-    refuse("--lr-warmup 1.5", "--lr-warmup", "1.5")
     refuse("--graph :", *at)
     refuse("--model :", "--graph", "cs=a.graphml")
     refuse("no such file", *at, "--graph", "cs=nowhere.graphml")
-    refuse("not with --data world", "--data", "world", "--graph", "x.graphml")
     refuse("needs --judge", "--score", "a.jsonl")
     refuse("its questions stand in", *at, "--graph", "http://127.0.0.1:9")
     refuse("run that stage first", "--data", "world", *at, "--stage", "rl", "--name", "x", *SMALL)

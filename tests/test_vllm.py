@@ -167,18 +167,6 @@ def test_the_process_stays_as_it_was():
 
 # ---------------------------------------------------------------- the scripts
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """Tiny policies of these tests alone."""
-    old = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if old is None:
-        del os.environ["XDG_CACHE_HOME"]
-    else:
-        os.environ["XDG_CACHE_HOME"] = old
-
-
 SMALL = (
     "--engine vllm --warmup-steps 100 --questions-per-step 4 --eval-limit 4 --limit 20 --lr 1e-3 --steps 2 "
     "--name a"
@@ -212,7 +200,7 @@ def half_is_right(monkeypatch):
     monkeypatch.setattr(metrics, "f1", by_chance)
 
 
-def test_two_steps_of_at2po_and_one_more(cache, half_is_right, tmp_path):
+def test_two_steps_of_at2po_and_one_more(half_is_right, tmp_path):
     flags = [*SMALL, *TREES.split(), "--out", str(tmp_path)]
     at2po.main(flags)
     assert_no_drift(last_rows(tmp_path / "at2po/a"))
@@ -222,13 +210,13 @@ def test_two_steps_of_at2po_and_one_more(cache, half_is_right, tmp_path):
     assert [r["step"] for r in read_jsonl(tmp_path / "at2po/a/metrics.jsonl")] == [1, 2, 3]
 
 
-def test_two_steps_of_bi_rar(cache, half_is_right, tmp_path):
+def test_two_steps_of_bi_rar(half_is_right, tmp_path):
     flags = "--stage forward --group-size 4 --explain-limit 2 --out".split()
     bi_rar.main([*SMALL, *flags, str(tmp_path)])
     assert_no_drift(last_rows(tmp_path / "bi_rar/a-forward"))
 
 
-def test_two_steps_of_mygo_mujica(cache, half_is_right, tmp_path):
+def test_two_steps_of_mygo_mujica(half_is_right, tmp_path):
     """GRPO samples the policy; offline MyGO a frozen one, whose weights take turns with the policy's."""
     flags = [*SMALL, *"--envs text --max-attempts 3 --group-size 4 --offline-threshold 0 --out".split(),
              str(tmp_path)]
@@ -239,7 +227,7 @@ def test_two_steps_of_mygo_mujica(cache, half_is_right, tmp_path):
     assert sum(r["train/updates"] for r in last_rows(tmp_path / "mygo_mujica/a-text-offline")) >= 1
 
 
-def test_two_steps_of_omne_r1_and_rows_of_what_it_learned(cache, tmp_path):
+def test_two_steps_of_omne_r1_and_rows_of_what_it_learned(tmp_path):
     flags = [*SMALL, *"--warmup-steps 20 --max-turn 40 --think on --out".split(), str(tmp_path)]
     omne_r1.main([*flags, "--stage", "ppo", "--group-size", "3"])
     learned = tmp_path / "omne_r1/a-stage1"
@@ -263,7 +251,7 @@ play(*sys.argv[1:])
 
 
 @pytest.mark.parametrize("script", ["at2po", "omne_r1"])
-def test_two_ranks_with_a_vllm_each_are_one_process(cache, tmp_path, script):
+def test_two_ranks_with_a_vllm_each_are_one_process(tmp_path, script):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(root=str(ROOT)))
     settings = OTHERS[script].split() if script in OTHERS else FEW_TREES

@@ -331,20 +331,6 @@ def test_flawed_demonstrations_on_request():
     assert question.answers == ["Oslo"]
 
 
-@pytest.mark.parametrize("flags, message", [
-    (["--warmup-data", "x.jsonl"], "is for --model and --data FILE"),
-    (["--model", "m", "--data", "q.jsonl", "--warmup-epochs", "0"], "at least 1"),
-    (["--checkpoint", "m", "--data", "q.jsonl", "--warmup-data", "q.jsonl"], "begins with --model"),
-    (["--model", "m", "--data", "q.jsonl", "--warmup-lr", "0"], "above 0"),
-    (["--query-prefix", "q: ", "--retriever", "dense:m"], "is for --retriever dense:MODEL and a corpus"),
-    (["--model", "m", "--data", "q.jsonl", "--passage-prefix", ""], "is for --retriever dense:MODEL"),
-])
-def test_flags_that_no_run_can_use(flags, message):
-    with pytest.raises(SystemExit) as stop:
-        at2po.main(flags)
-    assert message in str(stop.value.code)
-
-
 def test_a_file_without_evidence_is_one_line(tmp_path, small, capsys):
     file = write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": "Bo", "context": HOTPOT["context"]}])
     with pytest.raises(SystemExit) as stop:
