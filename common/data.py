@@ -472,8 +472,10 @@ def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
     A corpus pooled from contexts is that of all the sets loaded here, so an evaluation on its own searches
     a smaller one than a run that also trains."""
     if cfg.data == "world":
+        from common.world import hard
         from common.world import splits as of_world
-        return of_world.load(cfg)
+        return of_world.load(
+            cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_size, hard.parse(cfg.world))
     live = live or not searched or cfg.corpus == "contexts"
     train, sets = _questions_of(cfg, paper_eval, live)
     corpus = None
