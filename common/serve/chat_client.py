@@ -29,12 +29,8 @@ UNREADABLE = "unreadable JSON"
 NO_ANSWER = "no answer from the teacher"
 
 
-class Refused(RunError):
-    """This prompt gets no answer: HTTP 400, 413 or 422 (it is too long, most often), or one without text."""
-
-
 class BadAnswer(UserError):
-    """Nothing usable for one prompt: rule (UNREADABLE or NO_ANSWER) and reason."""
+    """Nothing usable for one prompt, though others may get it: rule (UNREADABLE or NO_ANSWER) and reason."""
 
     def __init__(self, rule, reason):
         super().__init__(reason)
@@ -71,8 +67,6 @@ class Chat(http_client.Client):
         answered = self.answered
         try:
             text, _ = self.choice([{"role": "user", "content": prompt}])
-        except Refused as error:
-            raise BadAnswer(NO_ANSWER, str(error)) from None
         except RunError as error:
             if self.answered == answered or self.cancelled.is_set():
                 raise
@@ -80,15 +74,16 @@ class Chat(http_client.Client):
         return text.rpartition("</think>")[2][:MAX_ANSWER + 1]
 
     def choice(self, messages, **options):
-        """(text, openai's Choice) of one answer. Raises Refused, or another RunError."""
+        """(text, openai's Choice) of one answer. Raises BadAnswer where the prompt is refused (too long, most
+        often) or the answer has no text, else RunError."""
         retries = self.retries if self.answered else min(self.retries, START_RETRIES)
         answer = self.patiently(lambda: self._answer(messages, options), retries)
         try:
             choice = answer.choices[0]
             text = self.text(self.hidden(choice.message.content or ""), "answers")
         except (AttributeError, LookupError, TypeError):
-            raise Refused(f"{self.url} answers, but not as an OpenAI-compatible service does: "
-                          f"{self.hidden(str(answer))[:SHOWN]}") from None
+            raise BadAnswer(NO_ANSWER, f"{self.url} answers, but not as an OpenAI-compatible service does: "
+                                       f"{self.hidden(str(answer))[:SHOWN]}") from None
         self.answered += 1
         return text, choice
 
@@ -98,22 +93,25 @@ class Chat(http_client.Client):
         except openai.APIConnectionError as error:
             raise Unavailable(f"{type(error.__cause__).__name__}: {error.__cause__}") from None
         except openai.APIStatusError as error:
-            self._refuse(error.status_code, " ".join(error.response.text.split()))
+            text = self.hidden(" ".join(error.response.text.split()))
+            raise self._meaning(error.status_code, text[:SHOWN]) from None
         except (ValueError, RecursionError):
             raise Unavailable("the answer is no JSON") from None
         if isinstance(answer, str):  # of a server that does not say that it sends JSON
             raise Unavailable(f"the answer is no JSON: {self.hidden(answer)[:SHOWN]!r}")
         return answer
 
-    def _refuse(self, status, text):
-        """Raises what an HTTP status means."""
+    def _meaning(self, status, text):
+        """The exception that an HTTP status is."""
         if status >= 500 or status in (408, 425, 429):
-            raise Unavailable(f"HTTP {status}")
+            return Unavailable(f"HTTP {status}")
         if status in (401, 403):
-            raise RunError(f"{self.url}: HTTP {status}: the server wants another key: put it into the "
-                           f"environment variable {KEY}")
-        kind = Refused if status in (400, 413, 422) else RunError
-        raise kind(f"{self.url} refused the request: HTTP {status} {self.hidden(text)[:SHOWN]}")
+            return RunError(f"{self.url}: HTTP {status}: the server wants another key: put it into the "
+                            f"environment variable {KEY}")
+        refused = f"{self.url} refused the request: HTTP {status} {text}"
+        if status in (400, 413, 422):
+            return BadAnswer(NO_ANSWER, refused)
+        return RunError(refused)
 
     def hidden(self, text):
         """The text without the key, should a server repeat it."""

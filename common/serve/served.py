@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from common.engine import Generation
 from common.files import Keyed, warn
 from common.rollout import Policy
-from common.serve.chat_client import Chat, Refused
+from common.serve.chat_client import BadAnswer, Chat
 
 CONCURRENT = 32         # requests at a time
 ROLES = ("system", "user", "assistant")
@@ -146,8 +146,8 @@ class ServedEngine:
         return Generation(ids, [0.0] * len(ids), row["stop_reason"])
 
     def step(self):
-        """Waits for an answer."""
-        done, _ = wait(self.pending, return_when=FIRST_COMPLETED)
+        """Waits for an answer, half a second at a time: Ctrl-C reaches the loop in between."""
+        done, _ = wait(self.pending, timeout=0.5, return_when=FIRST_COMPLETED)
         for asked in done:
             future = self.pending.pop(asked)
             if future.done():
@@ -167,7 +167,7 @@ class ServedEngine:
                 return self.ask(messages, options)
             key = hashlib.sha256(asked.encode()).hexdigest()[:24]
             return self.kept.of(key, lambda: self.ask(messages, options))
-        except Refused as error:
+        except BadAnswer as error:
             if not self.chat.answered:
                 raise
             warn(f"a prompt was refused: {error}")
