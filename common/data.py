@@ -1,18 +1,7 @@
 """Questions and corpora in the public formats, and the splits that --data, --eval-data, --corpus and
 --retriever name.
 
-| source | form |
-| --- | --- |
-| HotpotQA, 2WikiMultihopQA | official JSON (a list) and their hub layout (dict-of-lists context) |
-| MuSiQue | official JSONL |
-| NQ, TriviaQA, PopQA, Bamboogle, … | FlashRAG JSONL {id, question, golden_answers}, NQ-open JSONL, CSV |
-| TriviaQA, PopQA | their own and the hub's answer {value, aliases}, possible_answers |
-| UltraDomain | JSONL {input, answers, context}; the context, a whole book, is left out |
-| QALD-10 | official JSON {questions: [{id, question, answers}]}, and ToG's list with labels and entities |
-| Search-R1, verl | parquet {prompt, reward_model}; a prompt without "Question:" is the question |
-| hub | a name of HUB, or dataset_id[:config[:split]] through `datasets` |
-| corpus | {id, contents} with contents = '"title"\\ntext', or {id, title, text}: JSON, JSONL, DPR's TSV |
-
+docs/data.md has a record of every form. A name of the hub is one of HUB, or dataset_id[:config[:split]].
 Files may be compressed (.gz). JSON is a list, an object with the list under "data" or "questions", or one
 object a line. A bad record raises DataError naming file, record and field; skip_bad=True counts and skips it,
 also a line that is no JSON or no UTF-8. formats.py makes Questions of records.
@@ -483,7 +472,7 @@ def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
         if not cfg.corpus:
             raise DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
         if cfg.corpus == "contexts":
-            everything = [train or [], *sets.values(), _warmup_questions(cfg)]
+            everything = [train or [], *sets.values(), _warmup_questions(cfg.warmup_data, cfg.skip_bad)]
             if also:
                 everything.append(load_questions(also, cfg.eval_limit or None, cfg.skip_bad))
             corpus = pool_contexts(itertools.chain(*everything))
@@ -529,11 +518,11 @@ def _questions_of(cfg, paper_eval, live):
     return train, sets
 
 
-def _warmup_questions(cfg):
+def _warmup_questions(files, skip_bad):
     """Those of --warmup-data."""
     from common.warmup import sharegpt
-    files = [f for f in cfg.warmup_data.split(",") if f and not sharegpt.is_file(f)]
-    return [q for f in files for q in load_questions(f, None, cfg.skip_bad, role="train")]
+    files = [f for f in files.split(",") if f and not sharegpt.is_file(f)]
+    return [q for f in files for q in load_questions(f, None, skip_bad, role="train")]
 
 
 def set_name(source):
@@ -580,10 +569,9 @@ def main(argv=None):
     """`python -m common.data pool CORPUS FILE …`: the contexts of questions as a corpus file, so that runs
     over other questions search the same one."""
     parser = argparse.ArgumentParser(prog="python -m common.data", description=main.__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    pool = commands.add_parser("pool", help="contexts of questions as a corpus file")
-    pool.add_argument("corpus", help="JSONL to write: id, title, text")
-    pool.add_argument("questions", nargs="+", help="files or hub names of questions with contexts")
+    parser.add_argument("command", choices=["pool"])
+    parser.add_argument("corpus", help="JSONL to write: id, title, text")
+    parser.add_argument("questions", nargs="+", help="files or hub names of questions with contexts")
     given = parser.parse_args(argv)
     try:
         if Path(given.corpus).exists():

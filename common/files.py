@@ -309,29 +309,23 @@ def locate(name, kind="model", timeout=10.0):
     if looks_like_path(name):
         raise HubError(f"{name}: no such folder here. Give a folder in Hugging Face form, "
                        "or a hub id such as owner/name")
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return _cached(name, kind, "HF_HUB_OFFLINE is set, so the hub is not asked")
-    from huggingface_hub import HfApi, errors
-    try:
-        HfApi().repo_info(name, repo_type=kind, timeout=timeout)
-    except errors.GatedRepoError as error:
-        raise HubError(f"{name}: gated on the hub: accept its terms there, then log in "
-                       "(`hf auth login`, or HF_TOKEN)") from error
-    except errors.RepositoryNotFoundError as error:
-        raise HubError(f"{name}: the hub has no such {kind}, or it is private: "
-                       "check the spelling, or log in") from error
-    except Exception as error:  # no answer: whatever its HTTP client raises
-        return _cached(name, kind, f"the hub cannot be reached ({type(error).__name__})")
-    return name
-
-
-def _cached(name, kind, why):
-    """The folder of a model's copy in the local cache (a data set keeps its name: `datasets` finds its own
-    copies)."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, errors, snapshot_download
+    why = "HF_HUB_OFFLINE is set, so the hub is not asked"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):
+        try:
+            HfApi().repo_info(name, repo_type=kind, timeout=timeout)
+            return name
+        except errors.GatedRepoError as error:
+            raise HubError(f"{name}: gated on the hub: accept its terms there, then log in "
+                           "(`hf auth login`, or HF_TOKEN)") from error
+        except errors.RepositoryNotFoundError as error:
+            raise HubError(f"{name}: the hub has no such {kind}, or it is private: "
+                           "check the spelling, or log in") from error
+        except Exception as error:  # no answer: whatever its HTTP client raises
+            why = f"the hub cannot be reached ({type(error).__name__})"
     try:
         folder = snapshot_download(name, repo_type=kind, local_files_only=True)
     except Exception as error:  # whatever the client raises, there is no copy
         raise HubError(f"{name}: not in the local cache, and {why}. Give a folder, or fetch it where there "
                        "is a network; HF_HUB_OFFLINE=1 says that there is none") from error
-    return folder if kind == "model" else name
+    return folder if kind == "model" else name  # (`datasets` finds its own copies)

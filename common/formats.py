@@ -1,4 +1,4 @@
-"""A record of any public layout -> Question. The layouts are listed in data.py.
+"""A record of any public layout -> Question. docs/data.md has an example of each.
 
 A value of the wrong type is an error that names its field, never its repr or its characters: a gold answer
 "{'value': 'a'}", or a passage "O n e  s e n t e n c e", would train and score a run without a word.
@@ -50,13 +50,12 @@ def parse_question(row, number=0):
 
 def shown(value):
     """What a value is, in words that fit into an error's line."""
-    if value is None or isinstance(value, (bool, int, float)):
-        return json.dumps(value)
     if isinstance(value, str):
         return f"the text {value[:40]!r}"
+    if isinstance(value, (type(None), bool, int, float)):
+        return json.dumps(value)
     kind = type(value)
-    names = {dict: "an object", list: "a list", tuple: "a list"}
-    return names.get(kind, kind.__name__)
+    return {dict: "an object", list: "a list", tuple: "a list"}.get(kind, kind.__name__)
 
 
 def wrong(name, expected, value):

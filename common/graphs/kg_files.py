@@ -1,14 +1,8 @@
 """Knowledge graphs on disk: every form that is read.
 
-| source | form |
-| --- | --- |
-| triples | .jsonl and .json (lists or {"head", "relation", "tail"}); .tsv, .txt with two tabs |
-| 2WikiMultihopQA | official JSON: the `evidences` of all its questions |
-| custom_kg | LightRAG's JSON {"chunks", "entities", "relationships"} |
-| LightRAG, nano-graphrag | .graphml, or their working folder with it (and vdb_entities.json) |
-| networkx, Neo4j, Gephi, yEd | .graphml with names of nodes and relations of edges as attributes |
-
-What comes of them is described in kg.py. Two edges between a pair that differ in their words stay two.
+Triples, 2WikiMultihopQA's evidences, LightRAG's custom_kg, and GraphML of LightRAG, networkx, Neo4j, Gephi
+and yEd: docs/data.md, section Graphs. What comes of them is described in kg.py. Two edges between a pair that
+differ in their words stay two.
 """
 
 import base64
