@@ -86,10 +86,6 @@ def test_a_flaw_rate_above_one_is_refused_in_python_too():
     ("omne_r1", "--clip 1", "--clip 1.0: below 1"),
     ("askit", "--clip 1", "--clip 1.0: below 1"),
     ("mygo_mujica", "--keep 5 --max-attempts 3", "--keep 5: at most --max-attempts 3"),
-    ("at2po", "--ladder --schemes", "--ladder and --schemes: one table"),
-    ("at2po", "--ladder --eval-only --checkpoint x", "without --ask and --eval-only"),
-    ("at2po", "--baselines --ask Who?", "without --ask and --eval-only"),
-    ("at2po", "--seeds 3", "--seeds 3: is for a table"),
     ("at2po", "--keep-data dev", "--keep-data is for --keep best"),
     *((script, "--ask=", "--ask is empty") for script in SCRIPTS),
 ])

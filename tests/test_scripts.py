@@ -963,7 +963,7 @@ def test_flags_that_do_not_go_together(monkeypatch):
         ("--lr", "nan", "a finite number"),
         ("--max-batch", "0", "at least 1"),
         ("--temperature", "0", "above 0"),
-        ("--log", "tensorbord", "tensorboard, wandb"),
+        ("--log", "tensorboard", "trackio or wandb"),
         ("--eval-data", "foo", "one of warmup"),
     ):
         refuse(f"{flag} {value}", flag, value)
