@@ -372,7 +372,10 @@ def _cells(how, key, form, own, base, names):
         summaries += [sets[name]["summary"] for name in names if name in sets]
     if form == "interval" and len(summaries) == 1:
         return [interval(summaries[0], key) if key in summaries[0] else ""]
-    values = [s[key]["em"] if key == "open" and key in s else s.get(key) for s in summaries]
+    if key == "open":  # searches for evidence have no guessing, and nothing beside it
+        values = [s[key]["em"] if {"open", "guess"} <= s.keys() else None for s in summaries]
+    else:
+        values = [s.get(key) for s in summaries]
     shown = _mean(values, ".3f" if form == "interval" else form)
     if how != "minus":
         return [shown]

@@ -27,7 +27,6 @@ from common import (
     evidence,
     metrics,
     report,
-    results,
     run,
     supervised,
     training,
@@ -38,6 +37,7 @@ from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestio
 from common.evidence_evaluation import ORDERS, correlation, evaluate_ranking, offered_gold, redundant
 from common.evidence_models import load_encoder, load_policy
 from common.evidence_stages import checkpoint_of, need_earlier, sets_of, show_table
+from common.page import folders
 from common.run import RunFolder
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
 from common.world import tiny_bert
@@ -613,7 +613,7 @@ def test_nothing_is_said_of_evidence_that_it_cannot_have(tmp_path, capsys):
         found.append(row | {"em": 1.0, "f1": 1.0, "answer": None, "sentences": 2})
     summary = metrics.summarize(found, ("em", "f1", "sentences"))
     assert not {"guess", "format"} & set(summary)
-    line = results.summary_line("test", summary | {"names": {"em": "hit@1", "f1": "recall@6"}})
+    line = report.summary_line("test", summary | {"names": {"em": "hit@1", "f1": "recall@6"}})
     assert "hit@1 1.000" in line and "recall@6 1.000" in line
     assert not any(word in line for word in ("EM", "F1", "guess", "format"))
     folder = tmp_path / "seed0-ppo"
@@ -623,7 +623,7 @@ def test_nothing_is_said_of_evidence_that_it_cannot_have(tmp_path, capsys):
         file.write(lines)
     (folder / "config.json").write_text("{}")
     capsys.readouterr()
-    report.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
+    folders.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "1.000" in said and "guess" not in said and "rest" not in said
 
@@ -714,7 +714,8 @@ def test_all_stages_leave_what_can_be_read(whole):
         assert all(key in told or key == "step" or key.startswith("guard/") for key in rows(folder)[-1])
     assert {"eval_test-bm25.json", "eval_test-oracle.json", "eval_test_before.json", "recall.png"} <= {
         f.name for f in (whole / "whole-coarse").iterdir()}
-    assert (whole / "whole-ppo/ranks-test.png").exists()
+    ranks = json.loads((whole / "whole-ppo/eval_test.json").read_text())["summary"]["ranks"]
+    assert len(ranks) == 10
     table = json.loads((whole / "whole-table.json").read_text())
     assert [row[1] for row in table["rows"][:2]] == ["test-beam4", "test"]
     asked = json.loads((whole / "whole-sqg/eval_test-replace.json").read_text())
@@ -822,7 +823,7 @@ def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(t
     show_table(cfg, {})
     table = json.loads((base / "second-table.json").read_text())
     assert [row[:2] for row in table["rows"]] == [["supervised", "test"], ["ppo", "test"]]
-    assert table["rows"][1][4].startswith("+1.000")     # minus supervised
+    assert table["rows"][1][6:8] == ["supervised", "+1.000 [+1.000, +1.000]"]
     assert "first-supervised before it" in " ".join(capsys.readouterr().out.split())
     third = replace(cfg, name="third", before="second")
     assert checkpoint_of(third, "coarse") == base / "first-coarse/checkpoint"
@@ -1093,9 +1094,9 @@ def test_exported_runs_can_be_compared_over_seeds(tmp_path, capsys):
         summary |= {"set": "test", "seed": seed, "spearman": .5, "ends": {"exact": 1.0}}
         evaluation = {"summary": summary, "predictions": predictions}
         (folder / "eval_test.json").write_text(json.dumps(evaluation))
-        report.export(folder, tmp_path / f"kept/seed{seed}-ppo")
+        folders.export(folder, tmp_path / f"kept/seed{seed}-ppo")
         said = json.loads((tmp_path / f"kept/seed{seed}-ppo/summary.json").read_text())
         assert said == {"test": {"spearman": .5, "ends": {"exact": 1.0}}}   # no mean of what the rows hold
-    report.main([str(f) for f in sorted((tmp_path / "kept").iterdir())] + ["--out", str(tmp_path / "c.png")])
+    folders.main([str(f) for f in sorted((tmp_path / "kept").iterdir())] + ["--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "+0.500" in said and "the seed being the unit" in said

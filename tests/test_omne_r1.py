@@ -25,8 +25,8 @@ from common import (
     data,
     graph_stages,
     kg,
+    ladder,
     metrics,
-    omne_tables,
     rollout,
     training,
 )
@@ -726,7 +726,7 @@ def test_accuracy_within_the_standard_pattern_has_an_interval(tokenizer, tools, 
     assert not [key for key in metrics.by_standard(rows[:5]) if key.startswith("em_other")]
     cells = {"em_standard": "EM within it", "standard": "standard pattern"}
     for key, header in cells.items():
-        assert omne_tables.COLUMNS[header] == (key, "interval")
+        assert ladder.read_tables("omne_r1")["table8"]["columns"][header] == ["eval", key, "interval"]
 
 
 def test_the_curve_is_of_the_same_few_questions_every_time(tmp_path, policy_folder):
@@ -970,58 +970,37 @@ def test_the_whole_ladder_and_its_table(tmp_path, policy_folder):
     assert set(summary["by_type"]) == set(graphs.DOMAINS) and summary["patterns"]
     standard = table["header"].index("standard pattern")
     assert all(re.fullmatch(r"0\.\d{3} \[0\.\d{3}, \d\.\d{3}\]", row[standard]) for row in table["rows"])
-    omne_r1.main([*args, "--name", "all", "--weights", ".001"])
-    assert json.loads((base / "all-sft-w0.001/config.json").read_text())["think_weight"] == .001
-    sweep = json.loads((base / "all-weights-table.json").read_text())
-    paper = sweep["header"].index("paper")
-    assert [(row[0], row[paper]) for row in sweep["rows"]] == [
-        ("base", ".349"), ("base", ".156"), ("sft-w0.001", ".892"), ("sft-w0.001", ".605")]
+    paper = table["header"].index("paper")
+    assert [row[paper] for row in table["rows"][:4]] == [".349", ".156", ".575", ".321"]
+    one = ["--name", "w.1", "--stage", "sft", "--sft-data", str(base / "all-sft-data/sharegpt.jsonl")]
+    omne_r1.main([*args, *one, "--think-weight", ".1"])  # as a row of Table 5
+    assert json.loads((base / "w.1-sft-think/config.json").read_text())["think_weight"] == .1
+    found = [rows(base / f"{run}-sft-think/metrics.jsonl") for run in ("all", "w.1")]
+    assert [row["sft/tokens"] for row in found[0]] == [row["sft/tokens"] for row in found[1]]
 
 
-def test_seeds_have_a_table_beside_the_papers(tmp_path):
-    ems = {"base": ([0, 0, 1, 0], [0, 1, 0, 0]), "stage1": ([1, 0, 1, 0], [1, 1, 1, 0])}
-    for label, seeds in ems.items():
-        for seed, of in enumerate(seeds):
-            folder = tmp_path / f"omne_r1/seed{seed}-{label}"
-            folder.mkdir(parents=True)
-            rows = [{"id": str(i), "em": float(em)} for i, em in enumerate(of)]
-            found = {"summary": {"em": sum(of) / 4, "n": 4}, "predictions": rows}
-            (folder / "eval_3-hop.json").write_text(json.dumps(found))
-    configs = [omne_r1.replace(CFG, out=str(tmp_path), seed=n, name=f"seed{n}") for n in (0, 1)]
-    omne_tables.show_seeds(configs, ["stage1", "sft-think"])
-    base, stage1 = json.loads((tmp_path / "omne_r1/seed0-to-seed1-table.json").read_text())["rows"]
-    assert base[:4] == ["base", "3-hop", ".156", "0.250 0.250"] and base[5:] == ["", ""]
-    assert stage1[:4] == ["stage1", "3-hop", ".321", "0.500 0.750"]
-    assert stage1[4].startswith("0.625 [") and stage1[5].startswith("+0.375 [+0.") and "[-" in stage1[6]
+def test_rows_of_tables_are_what_they_say():
+    def configs(name):
+        found = {}
+        recipe = ladder.read_tables("omne_r1")[name]
+        jobs, folders = ladder.jobs_of(recipe, Path("runs/omne_r1"), "t", 0, [])
+        by_run = {job.run.name: omne_r1.jobs_of(omne_r1.parse_args(job.flags)) for job in jobs}
+        for label, folder in folders.items():
+            job, = (j for run, made in by_run.items() for j in made if f"{run}-{j.label}" == folder.name)
+            found[label] = job
+        return found
 
-
-def test_losses_of_a_sweep_are_drawn_as_means_over_seeds(tmp_path):
-    for seed, losses in enumerate([(4.0, 2.0), (2.0, 1.0, .5)]):
-        for label in ("sft-w1", "sft-w0"):
-            folder = tmp_path / f"omne_r1/seed{seed}-{label}"
-            folder.mkdir(parents=True)
-            rows = [json.dumps({"step": n, "train/loss": loss}) + "\n" for n, loss in enumerate(losses, 1)]
-            (folder / "metrics.jsonl").write_text("".join(rows))
-    seeds = [dict(out=str(tmp_path), seed=n, name=f"seed{n}", weights="1,0") for n in (0, 1)]
-    configs = [omne_r1.replace(CFG, **own) for own in seeds]
-    means = [{"step": 1, "train/loss": 3.0}, {"step": 2, "train/loss": 1.5}]
-    assert omne_tables.mean_losses(configs, "sft-w1") == means
-    omne_tables.show_seeds(configs, ["sft-w1", "sft-w0"])
-    assert (tmp_path / "omne_r1/seed0-to-seed1-weights-losses.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_sweeps_are_the_rows_of_their_tables():
-    def jobs(**table):
-        return omne_r1.jobs_of(omne_r1.replace(CFG, **table))
-
-    weights = jobs(weights="1,.8,.2,.1,.05,.01,.001,0")
+    weights = list(configs("table5").values())[1:]
     assert [j.cfg.think_weight for j in weights] == [1, .8, .2, .1, .05, .01, .001, 0]
-    assert len({j.label for j in weights}) == 8
-    modes = [(j.cfg.sft_lora, j.cfg.think) for j in jobs(modes=True)]
-    assert modes == [(8, "off"), (8, "on"), (0, "off"), (0, "on")]
-    assert [(j.label, j.cfg.train_hops) for j in jobs(train_hops="each")] == [
-        ("stage1-12", "12"), ("stage1-3", "3"), ("stage1-mix", "mix")]
-    assert [j.label for j in jobs(ladder=True)] == omne_tables.LADDER
+    assert all((j.label, j.cfg.sft_lora) == ("sft-think", 8) for j in weights)
+    modes = list(configs("table4").values())[1:]
+    assert [(j.cfg.sft_lora, j.cfg.think, j.cfg.think_weight) for j in modes] == [
+        (8, "off", 1), (8, "on", 1), (0, "off", 1), (0, "on", 1)]
+    assert [(j.label, j.cfg.train_hops) for j in configs("table3").values()] == [
+        ("stage1", "12"), ("stage1", "3"), ("stage1", "mix")]
+    assert [(j.kind, j.cfg.think) for j in list(configs("table2").values())[1:]] == [
+        ("direct", "on"), ("direct", "off")]
+    assert list(configs("table8")) == [j.label for j in omne_r1.jobs_of(CFG)]
 
 
 def printed(number):
@@ -1041,18 +1020,16 @@ def share(percent):
 
 
 def test_the_papers_numbers_are_those_of_its_tables():
-    weights, hops = {"weights": "1,.8,.2,.1,.05,.01,.001,0"}, {"train_hops": "each"}
-    for number, of, words, before in (5, weights, 1, []), (3, hops, 2, []), (4, {"modes": True}, 2, ["base"]):
+    tables = ladder.read_tables("omne_r1")
+    ours = {}
+    for name, table in tables.items():
+        ours[name] = [tuple(row["paper"]) for row in table["rows"].values()]
+    for number, words, left_out in ((5, 1, 1), (3, 2, 0), (4, 2, 0)):  # columns of words; rows of ours alone
         rows = [tuple(map(share, row[words:])) for row in printed(number)]
-        jobs = omne_r1.jobs_of(omne_r1.replace(CFG, **of))
-        labels = before + [job.label for job in jobs]
-        assert rows == [omne_tables.PAPER[label] for label in labels]
-    direct = {}
-    for think in ("on", "off"):
-        job, = omne_r1.jobs_of(omne_r1.replace(CFG, stage="direct", think=think))
-        direct[think] = omne_tables.PAPER[job.label]
+        assert rows == ours[f"table{number}"][left_out:]
     table = {row[0]: tuple(map(share, row[1:3])) for row in printed(2)}
-    assert direct == {"on": table["Direct answer(w think)"], "off": table["Direct answer(w/o think)"]}
+    assert ours["table2"][1:] == [table["Direct answer(w think)"], table["Direct answer(w/o think)"]]
+    assert set(ours["table8"]) >= {tuple(map(share, row[1:3])) for row in printed(8)}
 
 
 def asked_right(tokenizer, folder, thinks):
@@ -1079,12 +1056,16 @@ def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     assert (base / "a-questions/train/questions.md").exists()
     for label in ("base", "stage1", "sft-think", "sft-no-think", "rl-think", "rl-no-think"):
         assert (base / f"a-{label}/trajectories.html").exists()
-    omne_r1.main([*args, "--modes"])  # adapters and full weights, without thoughts and with them
+    stage = ["--stage", "sft", "--sft-data", str(base / "a-sft-data/sharegpt.jsonl")]
+    for label, rank in (("lora", "8"), ("full", "0")):
+        for think in ("off", "on"):
+            omne_r1.main([*args[:-1], label, *stage, "--think", think, "--sft-lora", rank])
     tokenizer = models.load_tokenizer(str(qwen))
     for label in ("lora-no-think", "lora-think", "full-no-think", "full-think"):
-        assert read_jsonl(base / f"a-sft-{label}/metrics.jsonl")[-1]["train/updates"] >= 2, label
+        folder = base / label.replace("-", "-sft-", 1)
+        assert read_jsonl(folder / "metrics.jsonl")[-1]["train/updates"] >= 2, label
         thinks = not label.endswith("no-think")
-        shown = asked_right(tokenizer, base / f"a-sft-{label}", thinks)
+        shown = asked_right(tokenizer, folder, thinks)
         turns = [n for n in shown["nodes"] if n.get("text")]
         assert turns[0]["observation"].startswith("Found")
         for turn in turns:
@@ -1092,7 +1073,7 @@ def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
             assert tokenizer.decode(turn["ids"]) == turn["text"]
     lora = ("--name", "b", "--lora", "4")
     omne_r1.main([*args, *lora, "--stage", "ppo", "--think", "off"])
-    omne_r1.main([*args, *lora, "--stage", "rl", "--checkpoint", str(base / "a-sft-lora-think/checkpoint")])
+    omne_r1.main([*args, *lora, "--stage", "rl", "--checkpoint", str(base / "lora-sft-think/checkpoint")])
     for label in ("b-stage1", "b-rl-think"):
         assert (checkpoint.find(base / label / "checkpoint") / "adapter_config.json").exists()
     for label in ("a-stage1", "a-rl-think", "a-rl-no-think", "b-stage1", "b-rl-think"):
@@ -1258,8 +1239,6 @@ def test_the_variant_without_thoughts_trains_whole_weights():
 
     for think in ("on", "off"):  # each job has its own way of thinking
         assert ranks("--think", think) == {"sft-think": 8, "sft-no-think": 0}
-        assert ranks("--think", think, "--weights", ".001") == {"sft-w0.001": 8}
-        assert list(ranks("--think", think, "--modes").values()) == [8, 8, 0, 0]
     assert ranks("--stage", "sft", "--think", "off") == {"sft-no-think": 0}
     assert ranks("--stage", "sft", "--think", "off", "--sft-lora", "4") == {"sft-no-think": 4}
 

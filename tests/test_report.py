@@ -4,6 +4,7 @@ their fault and stay silent without it."""
 import base64
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import at2po
-from common import curves, data, guards, metric_table, metrics, report, rollout, team_metrics
+from common import data, guards, metrics, report, rollout, team_metrics
 from common.files import RunError, read_jsonl
-from common.page import record, write_page
-from common.results import evaluations
-from common.run import RunFolder, open_trackers
+from common.page import folders, record, write_page
+from common.report import evaluations
+from common.run import RunFolder, open_tracker
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -123,7 +124,7 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     run = make_run(
         tmp_path / "at2po/x", [tree(i, (1, 0, -1) if i == 2 else (1, 0, 0)) for i in range(9)], rows=ROWS
     )
-    report.main([str(run)])
+    folders.main([str(run)])
     page = open_page(browser, run)
     assert page.title() == "at2po / x" and not page.problems and not page.requests
     assert (
@@ -240,7 +241,7 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
         for g in (odd, tree(1), {"nodes": [], "trajectories": []})
     ))
     assert len(read_jsonl(run / "samples.jsonl")) == 3
-    report.main([str(run)])
+    folders.main([str(run)])
     page = open_page(browser, run)
     page.keyboard.press("j")
     page.keyboard.press("s")
@@ -248,7 +249,7 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.close()
     capsys.readouterr()
-    report.main([str(run), "--explain", "q0/0"])
+    folders.main([str(run), "--explain", "q0/0"])
     out = capsys.readouterr().out
     assert "\x1b[31m" not in out and "[bold]markup[/oops]" in out
     with open(run / "samples.jsonl", "a") as f:
@@ -268,7 +269,7 @@ def test_a_page_without_a_browser(tmp_path):
     assert text.count("<script") == 2 and "owned'</script>" not in text and "https://" not in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "data:image/png;base64," not in text  # no curves are drawn yet
-    report.main([str(run)])
+    folders.main([str(run)])
     image = base64.b64encode((run / "curves.png").read_bytes()).decode()
     assert f"data:image/png;base64,{image}" in (run / "trajectories.html").read_text()
     assert json.loads(text.split('id="data">')[1].split("</script>")[0])["groups"][0]["question"].endswith(
@@ -276,7 +277,7 @@ def test_a_page_without_a_browser(tmp_path):
     )
 
 
-# ---- comparison, explanation, trackers
+# ---- comparison, explanation, tracker
 
 
 def test_comparison_is_paired_by_question(tmp_path, capsys):
@@ -284,21 +285,21 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     b = make_run(
         tmp_path / "r/b", [], [{"id": str(i), "em": float(i < 60)} for i in reversed(range(100))], ROWS
     )
-    report.main([str(a), str(b), "--out", str(tmp_path / "both.png")])
+    folders.main([str(a), str(b), "--out", str(tmp_path / "both.png")])
     out = capsys.readouterr().out
-    assert "+0.200 [+0.1" in out and "(n 100)" in out and "2000" in out
+    assert "+0.200 [+0.1" in out and "100" in out and "2,000" in out
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
-    report.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
+    folders.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
     assert (tmp_path / "both.pdf").read_bytes()[:5] == b"%PDF-"
     with pytest.raises(SystemExit, match="ends in .png, .pdf or .svg"):
-        report.main([str(a), str(b), "--out", str(tmp_path / "both.gif")])
+        folders.main([str(a), str(b), "--out", str(tmp_path / "both.gif")])
     assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "r"]
 
 
 def exported(folder, ems, question="Who?"):
     """A run with an evaluation before and after, as training leaves it."""
     make_run(folder, [], rows=ROWS)
-    (folder / "metrics.json").write_text(json.dumps(metric_table.STEP | metric_table.ROLLOUT))
+    (folder / "metrics.json").write_text(json.dumps(guards.STEP | guards.ROLLOUT))
     for suffix, values in (("_before", [0.0] * len(ems)), ("", ems), ("_step3", ems)):
         rows = [
             {
@@ -322,7 +323,7 @@ def test_an_exported_run_has_the_numbers_of_the_run_and_can_be_compared(tmp_path
                 exported(tmp_path / f"run/{method}-seed{seed}", values),
                 tmp_path / f"results/{method}-seed{seed}",
             )
-            report.main([str(run), "--export", str(out)])
+            folders.main([str(run), "--export", str(out)])
             assert sorted(f.name for f in out.iterdir()) == [
                 "config.json", "metrics.json", "metrics.jsonl", "predictions.jsonl.gz"
             ]
@@ -338,15 +339,15 @@ def test_an_exported_run_has_the_numbers_of_the_run_and_can_be_compared(tmp_path
             )
             names.append(str(out))
     capsys.readouterr()
-    report.main([*sorted(names), "--out", str(tmp_path / "c.png")])
+    folders.main([*sorted(names), "--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
-    assert "intervals over questions" in said and "the seed being the unit" in said
+    assert "over questions or, of several seeds, over seeds" in " ".join(said.split())
     # mygo .5 .25 .75, star .75 .5 1: differences .25 each, so their interval is a point
     assert "+0.250 [+0.250, +0.250]" in said and "0.500 [-0.121, 1.121]" in said
-    report.main([names[0], "--out", str(tmp_path / "c.png")])
+    folders.main([names[0], "--out", str(tmp_path / "c.png")])
     assert "star-seed0" in capsys.readouterr().out
     with pytest.raises(RunError, match="exists"):
-        report.export(tmp_path / "run/star-seed0", names[0])
+        folders.export(tmp_path / "run/star-seed0", names[0])
 
 
 def test_an_export_without_texts_keeps_scores_and_no_paths(tmp_path):
@@ -354,7 +355,7 @@ def test_an_export_without_texts_keeps_scores_and_no_paths(tmp_path):
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {
         "model": "/home/me/smollm2", "eval_data": "/x/hotpot_dev.jsonl,/x/y/2wiki.json", "lr": 1e-5}))
-    report.main([str(run), "--export", str(tmp_path / "out"), "--without-texts"])
+    folders.main([str(run), "--export", str(tmp_path / "out"), "--without-texts"])
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written["model"] == "smollm2" and written["eval_data"] == "hotpot_dev.jsonl,2wiki.json"
     assert written["lr"] == 1e-5
@@ -393,7 +394,7 @@ def test_every_committed_run_can_be_read():
 
 def test_explain_on_the_terminal(tmp_path, capsys):
     run = make_run(tmp_path / "r/a", [tree(3)])
-    report.main([str(run), "--explain", "q3/1"])
+    folders.main([str(run), "--explain", "q3/1"])
     out = capsys.readouterr().out
     assert (
         "reward 0, answer: Ada 1" in out
@@ -402,11 +403,11 @@ def test_explain_on_the_terminal(tmp_path, capsys):
         and "reward 1" not in out
     )
     with pytest.raises(SystemExit, match="there are q3"):
-        report.main([str(run), "--explain", "q4"])
+        folders.main([str(run), "--explain", "q4"])
     with pytest.raises(SystemExit, match="no such trajectory"):
-        report.main([str(run), "--explain", "q3/7"])
+        folders.main([str(run), "--explain", "q3/7"])
     with pytest.raises(SystemExit, match="holds no run"):
-        report.main([str(tmp_path / "nowhere")])
+        folders.main([str(tmp_path / "nowhere")])
 
 
 @pytest.mark.parametrize("values, bottom", [([-.9, .1], -.9), ([.1, .4], 0.0)])
@@ -416,7 +417,7 @@ def test_what_is_below_zero_is_in_the_picture(values, bottom):
     import matplotlib.pyplot as plt
     figure, axis = plt.subplots()
     rows = [{"step": i, "train/explained_variance": value} for i, value in enumerate(values)]
-    curves._draw_panel(plt, axis, "critic", {"train/explained_variance": "variance"}, {"run": rows})
+    report._draw_panel(plt, axis, "critic", {"train/explained_variance": "variance"}, {"run": [rows]})
     shown = axis.get_ylim()[0]
     plt.close(figure)
     assert shown == 0 if bottom == 0 else bottom - .2 < shown <= bottom
@@ -446,23 +447,126 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path):
     assert json.loads((late.path / "config.json").read_text())["lr"] == 2
 
 
-def test_trackers(tmp_path, monkeypatch):
-    with pytest.raises(SystemExit, match="--log mlflow: tensorboard, wandb, or both"):
+def test_a_tracker_gets_what_the_file_gets(tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match="--log mlflow: trackio or wandb"):
         at2po.parse_args(["--log", "mlflow"])
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(SystemExit, match="--log wandb: .*pip install wandb"):
-        at2po.parse_args(["--log", "wandb"])
+    told = []
+
+    class Tracker:
+        @staticmethod
+        def init(**given):
+            told.append(given)
+
+        @staticmethod
+        def log(numbers, step):
+            told.append((numbers, step))
+
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(SystemExit, match=f"--log {name}: .*pip install {name}"):
+            at2po.parse_args(["--log", name])
+        monkeypatch.setitem(sys.modules, name, Tracker)
+        run = RunFolder(tmp_path, "at2po", name, {"lr": 1})
+        run.create()
+        run.tracker = open_tracker(name, run)
+        run.log({"step": 3, "reward/mean": 0.5})
+        assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 3, "reward/mean": 0.5}]
+    begun = {"project": "at2po", "config": {"lr": 1}, "resume": "never"}
+    assert told == [
+        begun | {"name": "wandb", "dir": str(tmp_path / "at2po/wandb"), "mode": "offline"},
+        ({"reward/mean": 0.5}, 3),
+        begun | {"name": "trackio"},
+        ({"reward/mean": 0.5}, 3),
+    ]
+
+
+def test_trackio_keeps_a_run_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio", reason="pip install trackio")
     run = RunFolder(tmp_path, "at2po", "x", {"lr": 1})
     run.create()
-    pytest.importorskip("tensorboard", reason="pip install tensorboard")
-    run.trackers = open_trackers("tensorboard", run)
+    run.tracker = open_tracker("trackio", run)
     run.log({"step": 3, "reward/mean": 0.5})
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    run.tracker.finish()
+    with sqlite3.connect(tmp_path / "trackio/at2po.db") as kept:
+        (name, step, numbers), = kept.execute("select run_name, step, metrics from metrics")
+    assert (name, step, json.loads(numbers)) == ("x", 3, {"reward/mean": 0.5})
 
-    events = EventAccumulator(str(run.path / "tensorboard"))
-    events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(3, 0.5)]
-    assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 3, "reward/mean": 0.5}]
+
+def test_curves_of_seeds_are_their_mean_where_all_have_been():
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axis = plt.subplots()
+    seeds = [[{"step": 1, "loss": 4.0}, {"step": 3, "loss": 2.0}],
+             [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0},
+              {"step": 4, "loss": 9.0}]]
+    keys = {"loss": "loss"}
+    report._draw_panel(plt, axis, "loss", keys, {"w = 1": seeds, "w = 0": [seeds[0]]})
+    *each, mean = axis.lines[:3]
+    assert [list(line.get_ydata()) for line in each] == [[4, 2], [2, 1, 1, 9]]
+    assert list(mean.get_xdata()) == [1, 2, 3]
+    assert list(mean.get_ydata()) == pytest.approx([3, .7 * 3 + .3 * 2, .7 * 2.7 + .3 * 1.5])
+    evaluated = [[{"step": 0, "eval/em": .1}], [{"step": 0, "eval/em": .3}]]
+    report._draw_panel(plt, axis, "em", {"eval/em": "em"}, {"a": evaluated})
+    assert list(axis.lines[-1].get_ydata()) == [.2] and axis.lines[-1].get_marker() == "o"
+    plt.close(figure)
+
+
+def stage(folder, **sets):
+    """A run folder with final evaluations: {set: EM of questions 0, 1, …}."""
+    make_run(folder, [])
+    for name, ems in sets.items():
+        rows = [{"id": str(i), "em": em, "tokens": 2 * em} for i, em in enumerate(ems)]
+        summary = {"n": len(ems), "em": sum(ems) / len(ems), "tokens": 2 * sum(ems) / len(ems)}
+        (folder / f"eval_{name}.json").write_text(json.dumps({"summary": summary, "predictions": rows}))
+    return folder
+
+
+def test_a_table_of_stages_by_hand(tmp_path):
+    base = stage(tmp_path / "a", one=[0, 0, 1, 1], two=[0, 1])
+    other = stage(tmp_path / "b", one=[1, 0, 1, 1], two=[1, 1])
+    short = stage(tmp_path / "c", one=[1, 1])  # the first two questions alone
+    methods = {"base": [base], "other": [other], "short": [short], "missing": [tmp_path / "d"]}
+
+    def paper(label, sets):
+        return f"{label} {'+'.join(sets)}"
+
+    columns = {"tokens": ("minus", "tokens", ".1f")}
+    report.method_table(tmp_path / "x", "x", methods, "base", paper, columns)
+    table = json.loads((tmp_path / "x-table.json").read_text())
+    lines = [dict(zip(table["header"], row, strict=True)) for row in table["rows"]]
+    assert [(line["method"], line["set"], line["n"]) for line in lines] == [
+        ("base", "one", 4), ("base", "two", 2), ("other", "one", 4), ("other", "two", 2), ("short", "one", 2),
+        ("base", "mean of 2 sets", 6), ("other", "mean of 2 sets", 6)]
+    for line, ems in zip(lines[2:5], ([1, 0, 1, 1], [1, 1], [1, 1]), strict=True):
+        assert line["EM"] == report.signed(metrics.bootstrap_interval(ems), ".3f")
+        assert line["minus"] == "base" and line["paper"] == f"{line['method']} {line['set']}"
+    gain = report.signed(metrics.paired_difference([0, 0, 1, 1], [1, 0, 1, 1]))
+    assert lines[2]["by question"] == gain and lines[2]["by seed"] == lines[2]["EM by seed"] == ""
+    assert lines[2]["tokens minus"] == "+0.5 [+0.0, +1.5]"
+    assert lines[4]["by question"] == "+1.000 [+1.000, +1.000]"
+    assert [line["EM"] for line in lines[5:]] == ["0.500", "0.875"]  # each set counts the same
+    assert lines[6]["paper"] == "other one+two" and lines[6]["by question"] == ""
+    report.method_table(tmp_path / "y", "y", {"short": [short], "other": [other]}, "short", None, columns)
+    rows = json.loads((tmp_path / "y-table.json").read_text())["rows"]
+    assert rows[1][7] == "-0.500 [-1.000, +0.000] (n 2)"  # of what both were asked
+
+
+def test_seeds_are_paired_by_seed_and_by_question(tmp_path):
+    ems = {"base": ([0, 0, 1, 0], [0, 1, 0, 0]), "stage1": ([1, 0, 1, 0], [1, 1, 1, 0])}
+    methods = {}
+    for label, seeds in ems.items():
+        methods[label] = [stage(tmp_path / f"{n}-{label}", **{"3-hop": of}) for n, of in enumerate(seeds)]
+    one = stage(tmp_path / "0-half", **{"3-hop": [0] * 4})
+    methods["half"] = [one, tmp_path / "1-half"]  # is left out
+    report.method_table(tmp_path / "x", "x", methods, "base")
+    base, stage1 = json.loads((tmp_path / "x-table.json").read_text())["rows"]
+    assert base[:2] == ["base", "3-hop"] and base[4] == "0.250 0.250" and base[6:9] == ["", "", ""]
+    assert stage1[4] == "0.500 0.750" and stage1[5] == "0.625 [-0.963, 2.213]"
+    # a question counts once, with its mean over the seeds: +1, 0, +.5, 0
+    assert stage1[7] == report.signed(metrics.bootstrap_interval([1, 0, .5, 0]))
+    assert stage1[8] == "+0.375 [-1.213, +1.963]"
 
 
 def test_pieces_join_to_the_text():
