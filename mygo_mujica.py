@@ -87,25 +87,20 @@ from common import (
     distributed,
     flags,
     guards,
-    kg,
     metrics,
     report,
     rollout,
     run,
     team_metrics,
     training,
-    world,
 )
 from common import model as models
 from common.files import console, plain, read_jsonl, say, warn
-from common.graphs.kg_paths import as_words
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams
-from common.retriever import BM25Retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, stable_seed
 from common.team_splits import load_splits, topic_entities
-from common.warmup import demonstrations, sharegpt, warmup
-from common.world import hard, tiny
+from common.warmup import demonstrations
 
 # ---------------------------------------------------------------- config
 
@@ -868,6 +863,7 @@ def run_stage(cfg, env, stage, place, evals):
 
     with run.stage(cfg, folder, METRICS, f"Mujica {cfg.name}: {env} {stage}"):
         if stage == "warm-up" or stage in LEARNING and stage != "grpo":
+            from common.warmup import sharegpt
             folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
         if stage == "warm-up" and not folder.start:
             warm_up(cfg, folder, policy, place)
@@ -979,6 +975,7 @@ def check(cfg):
     if cfg.sampler_correction != "none" and cfg.stage not in RATIOS:
         sys.exit("error: --sampler-correction goes with --stage grpo and raft++; a likelihood (Eq 6) has no "
                  "ratio")
+    from common.world import hard
     level = hard.parse(cfg.world)
     if level and (level.elastic or level.lists):
         flags.refuse("world", cfg.world, "elastic and lists are for agents that search on their own; here "
@@ -1004,6 +1001,7 @@ METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_metrics.TEAMS
 
 def sharegpt_rows(trajectory, env, step):
     """A planner's conversation and its workers'."""
+    from common.warmup import sharegpt
     env = "kg" if env == "kg" else "text"
     rows = []
     for e in examples(trajectory):
@@ -1038,6 +1036,7 @@ def ask(cfg, policy, place):
     policy.engine.sync(policy.model)
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":  # the entities that the question names
+        from common.graphs.kg_paths import as_words
         names = [n for n in place.graph.graph if re.search(as_words(n), cfg.ask)]
         question.entities = [[n, ""] for n in names]
         if not names:
@@ -1143,7 +1142,8 @@ class Demonstrator:
 
 
 def spoken(step):
-    return world.SPOKEN.get(step.relation, step.relation)
+    from common.world import SPOKEN
+    return SPOKEN.get(step.relation, step.relation)
 
 
 def render_demonstration(tokenizer, question, demo, place, cfg):
@@ -1191,6 +1191,7 @@ def warmed_up(cfg, source, place):
     def reply(tokenizer, turn_ids, observation):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
+    from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
         cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", top_k=cfg.top_k,
@@ -1204,6 +1205,8 @@ def warmed_up(cfg, source, place):
 def tiny_policy(cfg):
     """Folder of the half-million-weight policy that both environments of the embedded world start from; made
     once, then cached."""
+    from common.kg import KnowledgeGraph
+    from common.world import tiny
     written = "0 1 2 3 4 5 6 7 8 9 now found nothing answer says ; "
     written += "Search ( ) [ ] - Question Context Materials Candidate Obs : , "
     words = re.findall(r"\w+|[^\w\s]", written + NOTHING)
@@ -1211,8 +1214,8 @@ def tiny_policy(cfg):
     tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
 
     def index(made):
-        graph = kg.KnowledgeGraph.from_triples(made.triples)
-        return Place("text", "warmup", [], BM25Retriever(made.corpus()), graph)
+        graph = KnowledgeGraph.from_triples(made.triples)
+        return Place("text", "warmup", [], tiny.bm25(made), graph)
 
     def render(tokenizer, question, demo, place):
         env = random.Random(f"{question['_id']}/{demo.answer}").choice(("text", "kg"))

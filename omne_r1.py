@@ -94,13 +94,11 @@ from common import (
     call_metrics,
     chat,
     checkpoint,
-    conversations,
     data,
     distributed,
     flags,
     graph_stages,
     guards,
-    ladder,
     metrics,
     rollout,
     run,
@@ -108,7 +106,6 @@ from common import (
 )
 from common import model as models
 from common.critic import load_actor_critic
-from common.direct import evaluate_directly
 from common.files import Lines, Progress, console, plain, say, warn
 from common.graphs import graph_questions
 from common.graphs.graph_questions import has_hops
@@ -118,9 +115,6 @@ from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.kg import one_line
 from common.page import call_records
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.serve.judge import score_answers
-from common.warmup import sharegpt, warmup
-from common.world import graph_policy, tiny
 from kernels.weighted_ce import think_weights, weighted_cross_entropy
 
 # ---------------------------------------------------------------- config
@@ -671,6 +665,7 @@ def right_row(trajectory, question):
 def template_rows(cfg, place, writer, progress):
     """(b) Rows of known paths, whose calls are the standard pattern's and whose thoughts a writer fills in
     (common/path_thoughts.py)."""
+    from common import conversations
     known = [q for q in place.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
     known = rng.sample(known, len(known))[:cfg.sft_templates]
@@ -682,6 +677,7 @@ def template_rows(cfg, place, writer, progress):
 
 def sft_rows(cfg, place):
     """ShareGPT rows: a file's, or those that stage 1 and the templates give, made once."""
+    from common import conversations
     if cfg.sft_data:
         return conversations.read_file(cfg.sft_data)
     folder = graph_stages.path_of(cfg, "sft-data")
@@ -694,11 +690,12 @@ def sft_rows(cfg, place):
             policy = run.load_policy(cfg, source, trains=False)
             rows = sampled_rows(replace(cfg, think="on"), policy, place, folder / "sampled.jsonl")
         distributed.once(write_sft_rows, cfg, folder, place, rows)
-    return sharegpt.read(folder / "sharegpt.jsonl", conversations.FIELDS)
+    return conversations.read_file(folder / "sharegpt.jsonl")
 
 
 def write_sft_rows(cfg, folder, place, rows):
     """The rows, and those of templates, into a folder."""
+    from common import conversations
     conversations.begin(cfg, folder)
     writer = conversations.writer_of(cfg, folder)
     with Progress("template trajectories") as progress:
@@ -776,6 +773,19 @@ def sft_weights(batch, tags, cfg):
     labels = torch.where(batch.response_mask, batch.input_ids, -100)
     weights = think_weights(labels, *tags, cfg.think_weight)
     return torch.where(batch.response_mask, weights, 0.0)
+
+
+def that_fit(trajectories, cfg):
+    """Those to learn from; what is over --max-length is left out and counted."""
+    fit = [t for t in trajectories if t.length <= cfg.max_length]
+    if len(fit) < len(trajectories):
+        say(f"sft: {len(trajectories) - len(fit)} of {len(trajectories)} conversations are over --max-length "
+            f"{cfg.max_length} and left out")
+    if not fit:
+        raise data.DataError(f"no conversation fits into --max-length {cfg.max_length} tokens")
+    sources = Counter(t.info.source for t in fit)
+    say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
+    return fit
 
 
 def weighted_sft_loss(model, batch, weights, total, kernels="auto"):
@@ -871,6 +881,7 @@ def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first."""
     if cfg.score:
+        from common.serve.judge import score_answers
         return score_answers(cfg.score, cfg.judge, cfg.judge_model)
     if not cfg.ask:
         for job in jobs_of(cfg):
@@ -886,6 +897,7 @@ def reproduce(cfg):
     for job in jobs_of(cfg):
         run_job(job, place, evals)
         own.append(job.label)
+    from common import ladder
     distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, own)
 
 
@@ -922,6 +934,7 @@ def run_job(job, place, evals):
     policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains, frozen=beside)
     score = evaluate
     if kind == "direct":  # from memory, without tools or instructions (Table 2)
+        from common.direct import evaluate_directly
         empty = NO_THOUGHT if cfg.think == "off" else ""
         score = partial(evaluate_directly, folder=folder.path, opening=empty)
 
@@ -940,7 +953,7 @@ def run_job(job, place, evals):
                 evaluate_now("_before")
         if kind == "sft":
             found = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
-            found = conversations.that_fit(found, cfg)
+            found = that_fit(found, cfg)
             call_records.keep_learned(folder, policy, found, label)
             train_sft(cfg, folder, policy, found, evaluate_now)
         elif trains:
@@ -1092,10 +1105,12 @@ def ask(cfg, policy):
 def warmed_up(cfg, source):
     """Folder of `source` after --warmup-data: rows as stage 2 writes and reads them. (Questions whose paths
     are known become such rows there: --stage sft --sft-sampled 0.)"""
+    from common import conversations
+    from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     examples = []
     for file in cfg.warmup_data.split(","):
-        rows = sharegpt.read(file, conversations.FIELDS)
+        rows = conversations.read_file(file)
         examples += [[conversation_of(tokenizer, row, cfg.think)] for row in rows]
     return warmup.warmed_up(cfg, "omne_r1", source, examples)
 
@@ -1105,6 +1120,8 @@ def warmed_up(cfg, source):
 def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from; made once, then
     cached."""
+    from common.world import graph_policy, tiny
+
     def index(made):
         return graph_policy.tools_of(made, cfg.max_edges, cfg.max_words)
 

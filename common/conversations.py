@@ -5,11 +5,10 @@ with, so that they are made once.
 
 import json
 import re
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from common import data
-from common.files import Keyed, RunError, read_json, say, warn, write_atomic, write_json
+from common.files import Keyed, RunError, read_json, warn, write_atomic, write_json
 from common.graphs.graph_questions import GRAPH_TYPE, teacher_of
 from common.graphs.teacher import Patience
 from common.kg import one_line
@@ -107,16 +106,3 @@ def steps_are_shown(question, calls, shown):
     cut (--max-edges, --max-words) teaches nobody to know them."""
     named = [*(call.node_name for call in calls[1:]), question.answers[0]]
     return all(one_line(name) in said for name, said in zip(named, shown, strict=True))
-
-
-def that_fit(trajectories, cfg):
-    """Those to learn from; what is over --max-length is left out and counted."""
-    fit = [t for t in trajectories if t.length <= cfg.max_length]
-    if len(fit) < len(trajectories):
-        say(f"sft: {len(trajectories) - len(fit)} of {len(trajectories)} conversations are over --max-length "
-            f"{cfg.max_length} and left out")
-    if not fit:
-        raise data.DataError(f"no conversation fits into --max-length {cfg.max_length} tokens")
-    sources = Counter(t.info.source for t in fit)
-    say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
-    return fit

@@ -18,13 +18,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import data, flags, world
+from common import data, flags
 from common.files import say
-from common.graphs import kg_paths, synthesis
 from common.graphs.kg_tools import LocalTools, make_tools
-from common.graphs.teacher import ChatTeacher, Template
-from common.rollout import stable_seed
-from common.world import graphs as world_graphs
+from common.turns import stable_seed
 
 REMOTE = ("http://", "https://")
 GRAPH_TYPE = r"[\w.-]+"  # it stands in the system prompt
@@ -158,7 +155,7 @@ def check(cfg):
 def load_tools(cfg):
     """The tools of --graph, or of the test world's graphs."""
     if cfg.data == "world":
-        graphs = graphs_of_world(cfg, "test", world_graphs.DOMAINS)
+        graphs = graphs_of_world(cfg, "test")
         return LocalTools(graphs, cfg.max_edges, cfg.max_words)
     return make_tools(cfg.graph, cfg.graph_encoder, cfg.max_edges, cfg.max_words,
                       timeout=cfg.search_timeout, retries=cfg.search_retries)
@@ -192,6 +189,7 @@ def load(cfg, folder):
 
 def teacher_of(cfg):
     """Who words questions and thoughts."""
+    from common.graphs.teacher import ChatTeacher, Template
     if cfg.teacher == "template":
         return Template()
     return ChatTeacher(cfg.teacher, cfg.teacher_model)
@@ -201,6 +199,7 @@ def make_questions(cfg, folder, graphs):
     """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes;
     in a folder where a killed run goes on. A teacher may begin a path elsewhere near the seed node: test
     questions that begin where one for training does are left out."""
+    from common.graphs import kg_paths
     teacher = teacher_of(cfg)
     halves = {}
     for name, graph in graphs.items():
@@ -224,6 +223,7 @@ def make_questions(cfg, folder, graphs):
 def write_questions(folder, graphs, teacher, cfg, count, only=None):
     """Questions along paths of the graphs, `count` a graph and kind, in a folder where a killed run goes
     on."""
+    from common.graphs import synthesis
     rows = synthesis.synthesize(
         graphs, folder, teacher, count, attempts=cfg.attempts, unique=cfg.unique, only=only,
         largest=cfg.largest_ball)
@@ -240,16 +240,16 @@ def write_questions(folder, graphs, teacher, cfg, count, only=None):
 
 def load_world(cfg, folder):
     """Training on three domains; the test world's four, with more of the relations that are rare."""
+    from common.world.graphs import DOMAINS
     train = world_place(cfg, folder, "train", TRAINED_DOMAINS, cfg.per_graph)
     if cfg.limit:
         train = replace(train, questions=some(train.questions, cfg.limit))
     names = (cfg.eval_data or "test").split(",")
-    domains = world_graphs.DOMAINS
     limit = cfg.eval_limit or 400
-    count = math.ceil(limit / (2 * len(domains)))
+    count = math.ceil(limit / (2 * len(DOMAINS)))
     evals = []
     for name in names:
-        place = world_place(cfg, folder, name, domains, count)
+        place = world_place(cfg, folder, name, DOMAINS, count)
         parts = apart(place.questions, place.tools)
         if len(names) > 1:
             parts = [replace(part, name=f"{name}-{part.name}") for part in parts]
@@ -257,18 +257,22 @@ def load_world(cfg, folder):
     return train, evals
 
 
-def graphs_of_world(cfg, name, domains):
-    """{domain: graph} of a split."""
+def graphs_of_world(cfg, name, domains=None):
+    """{domain: graph} of a split; without `domains` of all."""
+    from common import world
+    from common.world import graphs as world_graphs
     try:
         seed = 1 if name == "test" else 0
         made = world.make_world(name, seed, cfg.world_size, questions=1)
     except (ValueError, IndexError) as error:  # too large for its words, or too small for a question
         raise data.DataError(f"--world-size {cfg.world_size}: {error}") from error
-    return {domain: world_graphs.graph_for(made, domain) for domain in domains}
+    return {domain: world_graphs.graph_for(made, domain) for domain in domains or world_graphs.DOMAINS}
 
 
 def world_place(cfg, folder, name, domains, count):
     """A split's graphs, their tools, and questions by template."""
+    from common.graphs.teacher import Template
+    from common.world import graphs as world_graphs
     graphs = graphs_of_world(cfg, name, domains)
     teacher = Template(world_graphs.wording, world_graphs.weight_of(name), world_graphs.forward)
     questions = write_questions(folder / name, graphs, teacher, cfg, count)
