@@ -264,8 +264,8 @@ class Graph:
     graph: str                           # NAME=FILE,NAME=FILE, a file, or a folder of graphs
     graph_encoder: str = ""              # a sentence-transformers model; default tf-idf
     matches: int = MATCHES               # entities that entity_matcher shows
-    max_edges: int = kg.MAX_EDGES   # of one node
-    max_words: int = kg.MAX_WORDS   # of one answer
+    max_edges: int = kg.MAX_EDGES        # of one node
+    max_words: int = kg.MAX_WORDS        # of one answer
     host: str = "127.0.0.1"              # loopback unless told otherwise
     port: int = 8100                     # 0: any that is free
 
