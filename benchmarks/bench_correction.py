@@ -19,7 +19,7 @@ import torch
 
 import at2po
 from benchmarks.bench_kernels import markdown
-from common import data, metrics, rollout, training
+from common import data, metrics, rollout, splits, training
 from common import model as models
 from common.engine import TransformersEngine
 
@@ -247,7 +247,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     flags = f"--loss grpo --kl-coef 0 --eval-limit 400 --warmup-steps {args.warmup_steps}"
     cfg = at2po.parse_args(flags.split())
-    split, (test, *_) = data.load_splits(cfg, "")
+    split, (test, *_) = splits.load_splits(cfg, "")
     model, tokenizer = models.load_policy(at2po.tiny_policy(cfg))
 
     policy = policy_of(model, tokenizer, cfg)

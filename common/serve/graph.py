@@ -21,7 +21,8 @@ from fastapi import HTTPException
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from common import kg
-from common.files import RunError, say
+from common.files import RunError, UserError, say
+from common.graphs import kg_files
 from common.graphs.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
 from common.serve import http_server
 from common.serve.http_server import MAX_BODY, PATIENCE, readable
@@ -90,7 +91,7 @@ def main(arguments=None):
     args = parser.parse_args(arguments)
     try:
         serve(args)
-    except (kg.GraphError, RunError) as error:
+    except UserError as error:
         sys.exit("error: " + " ".join(str(error).split()))
     except KeyboardInterrupt:
         pass
@@ -108,7 +109,7 @@ def serve(args):
     if min(args.matches, args.max_edges, args.max_words) < 1:
         raise RunError("--matches, --max-edges and --max-words: 1 or more")
     listener = http_server.bind(args.host, args.port)
-    graphs = kg.load_graphs(args.graph, args.graph_encoder)
+    graphs = kg_files.load_graphs(args.graph, args.graph_encoder)
     app = make_app(LocalTools(graphs, args.max_edges, args.max_words), args.matches)
     for name, graph in graphs.items():
         say(f"{name}: {described(graph)}")
