@@ -83,6 +83,7 @@ from common import (
     report,
     rollout,
     run,
+    splits,
     training,
     tree_metrics,
 )
@@ -748,7 +749,7 @@ def reproduce(cfg):
         folder = run.open_folder(cfg, "at2po", cfg.name, free)
     source = cfg.checkpoint or cfg.model
     source = source and models.find_model(source)
-    split, evals = data.load_splits(cfg, PAPER_EVAL, also=cfg.keep_data)
+    split, evals = splits.load_splits(cfg, PAPER_EVAL, also=cfg.keep_data)
     chooser = keep_best.set_that_chooses(cfg, split) if split else None
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
@@ -763,7 +764,7 @@ def reproduce(cfg):
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
     given = [split, chooser, *evals]
-    split, chooser, *evals = data.within_limit(given, length, cfg.max_prompt, cfg.skip_bad)
+    split, chooser, *evals = splits.within_limit(given, length, cfg.max_prompt, cfg.skip_bad)
 
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, policy, evals, evaluate, when)

@@ -77,6 +77,7 @@ from common import (
     report,
     rollout,
     run,
+    splits,
     training,
     weights,
 )
@@ -601,11 +602,9 @@ def reproduce(cfg):
         weights.files_of_one_architecture(*map(Path, pair_to_merge(cfg)))
     if cfg.checkpoint or cfg.model:
         models.find_model(start_weights(cfg))
-    split, evals = data.load_splits(cfg, PAPER_EVAL)
+    split, evals = splits.load_splits(cfg, PAPER_EVAL)
     only_merges = stages and all(stage.startswith("merged-") for stage in stages)
-    start = None
-    if not only_merges or cfg.warmup_data:
-        start = start_weights(cfg)
+    start = None if only_merges and not cfg.warmup_data else start_weights(cfg)
     initial = initial_weights(cfg)
     if cfg.warmup_data:
         place = split or evals[0]
@@ -661,7 +660,7 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question))
-    split, *evals = data.within_limit([split, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    split, *evals = splits.within_limit([split, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
     def evaluate_all(when=""):
         def score(*given):  # steps are scored at the end alone

@@ -91,6 +91,7 @@ from common import (
     report,
     rollout,
     run,
+    splits,
     team_metrics,
     training,
 )
@@ -385,7 +386,7 @@ async def materials_for(team, question, sub, entity):
         return [harmless(", ".join(fact), cfg.max_words) for fact in facts], facts
     if place.env == "kimi":
         if question.id not in place.own:
-            place.own[question.id] = data.make_retriever(cfg, data.pool_contexts([question]))
+            place.own[question.id] = splits.make_retriever(cfg, data.pool_contexts([question]))
         passages = place.own[question.id].search([sub], cfg.top_k)[0]
     else:
         passages = await team.search(sub, cfg.top_k)
@@ -922,7 +923,7 @@ def that_fit(place, policy, cfg, few_shot):
     def length(q):
         _, request = opening(place, q, cfg)
         return len(first_prompt(policy.tokenizer, place.env, "planner", request, few_shot))
-    return data.within_limit([place], length, cfg.max_prompt, cfg.skip_bad)[0]
+    return splits.within_limit([place], length, cfg.max_prompt, cfg.skip_bad)[0]
 
 
 def parse_args(argv=None):

@@ -102,6 +102,7 @@ from common import (
     metrics,
     rollout,
     run,
+    splits,
     training,
 )
 from common import model as models
@@ -940,7 +941,7 @@ def run_job(job, place, evals):
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
-    place, *evals = data.within_limit([place, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    place, *evals = splits.within_limit([place, *evals], length, cfg.max_prompt, cfg.skip_bad)
     fixed = graph_questions.fewer(evals, cfg.curve_questions)
 
     def evaluate_now(when):

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from common import data, metrics
-from common.data import set_name
 from common.files import say, table, write_json
 from common.retriever import make_retriever
+from common.splits import set_name
 
 
 def recalls(index, questions, ks):

@@ -1,5 +1,4 @@
-"""Questions and corpora in the public formats, and the splits that --data, --eval-data, --corpus and
---retriever name.
+"""Questions and corpora in the public formats.
 
 docs/data.md has a record of every form. A name of the hub is one of HUB, or dataset_id[:config[:split]].
 Files may be compressed (.gz). JSON is a list, an object with the list under "data" or "questions", or one
@@ -19,13 +18,22 @@ import random
 import re
 import sys
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from common import formats, metrics, retriever
-from common.files import HubError, RunError, UserError, locate, looks_like_path, say, warn, write_atomic
+from common import formats, metrics
+from common.files import HubError, RunError, UserError, locate, looks_like_path, write_atomic
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
+
+
+@dataclass
+class Split:
+    """Questions with a search over them."""
+    name: str
+    questions: list
+    retriever: object     # with search(queries, k); None where nothing is searched
+    graph: object = None  # kg.KnowledgeGraph, where there is one
 
 
 class DataError(UserError):
@@ -429,138 +437,6 @@ def _passage(path, number, row):
     identity = number - 1 if row.get("id") is None else row["id"]
     title = (title or "").strip().strip('"')
     return {"id": str(identity), "title": title, "text": text.strip()}
-
-
-# ---------------------------------------------------------------- splits
-
-@dataclass
-class Split:
-    """Questions with a search over them."""
-    name: str
-    questions: list
-    retriever: object     # with search(queries, k); None where nothing is searched
-    graph: object = None  # kg.KnowledgeGraph, where there is one
-
-
-FEW = 20  # test questions below which no interval says anything
-TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
-
-
-def make_retriever(cfg, corpus):
-    """The retriever of --retriever with the run's time-outs and prefixes."""
-    return retriever.make_retriever(
-        cfg.retriever, corpus, cfg.search_timeout, cfg.search_retries, cfg.query_prefix, cfg.passage_prefix)
-
-
-def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
-    """(training split or None, evaluation splits). paper_eval: the paper's sets, with commas.
-
-    searched: False = no passages are wanted, the retriever is None. live: a question of --ask is about the
-    sets' own facts, so they are read. also: a set whose contexts are pooled with the others.
-
-    A corpus pooled from contexts is that of all the sets loaded here, so an evaluation on its own searches
-    a smaller one than a run that also trains."""
-    if cfg.data == "world":
-        from common.world import hard
-        from common.world import splits as of_world
-        return of_world.load(
-            cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_size, hard.parse(cfg.world))
-    live = live or not searched or cfg.corpus == "contexts"
-    train, sets = _questions_of(cfg, paper_eval, live)
-    corpus = None
-    if searched and not cfg.retriever.startswith("http"):
-        if not cfg.corpus:
-            raise DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
-        if cfg.corpus == "contexts":
-            everything = [train or [], *sets.values(), _warmup_questions(cfg.warmup_data, cfg.skip_bad)]
-            if also:
-                everything.append(load_questions(also, cfg.eval_limit or None, cfg.skip_bad))
-            corpus = pool_contexts(itertools.chain(*everything))
-        else:
-            corpus = load_corpus(cfg.corpus, cfg.skip_bad)
-    search = make_retriever(cfg, corpus) if searched else None
-    names = sorted(map(set_name, sets))
-    if len(set(names)) < len(sets):
-        raise DataError(f"--eval-data: two sets are called {', '.join(names)}; "
-                             "predictions are kept by name: rename a file")
-    evals = [Split(set_name(n), questions, search) for n, questions in sets.items()]
-    if not evals:
-        evals = [Split("ask", [], search)]
-    return (Split("train", train, search) if train else None), evals
-
-
-def _questions_of(cfg, paper_eval, live):
-    """(training questions or None, {evaluation set: its questions})"""
-    own = [n for n in TRAINING_SETS if n != "nq" or not cfg.eval_only]
-    of_paper = cfg.data.removesuffix("-train") in own
-    train = None
-    if cfg.ask and not live:
-        names = []
-    elif cfg.eval_only or cfg.ask:
-        listed = cfg.eval_data or (paper_eval if of_paper else cfg.data)
-        names = listed.split(",")
-    else:
-        train = load_questions(cfg.data, cfg.limit or None, cfg.skip_bad, role="train")
-        listed = cfg.eval_data or (paper_eval if of_paper else "")
-        names = [n for n in listed.split(",") if n]
-    sets = {n: load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
-    if train and not names:  # a file of one's own: its last tenth is held out, and not too few
-        if len(train) < 2:
-            raise DataError(f"{cfg.data}: one question cannot be split into training and evaluation; "
-                                 "give --eval-data")
-        held = max(len(train) // 10, min(FEW, len(train) // 2))
-        held = min(held, cfg.eval_limit or len(train))
-        if held < FEW:
-            warn(f"{cfg.data}: {held} questions are held out; so few decide nothing, whatever their interval")
-        name = cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout"  # (no benchmark's)
-        sets = {name: train[-held:]}
-        train = train[:-held]
-    return train, sets
-
-
-def _warmup_questions(files, skip_bad):
-    """Those of --warmup-data."""
-    from common.warmup import sharegpt
-    files = [f for f in files.split(",") if f and not sharegpt.is_file(f)]
-    return [q for f in files for q in load_questions(f, None, skip_bad, role="train")]
-
-
-def set_name(source):
-    """What an evaluation set is called in files and tables.
-
-    >>> set_name("data/dev.json.gz"), set_name("owner/name.v2:config"), set_name("2wiki-dev")
-    ('dev', 'owner_name.v2_config', '2wiki-dev')
-    """
-    name = re.sub(r"[/:]", "_", source)
-    if suffix_of(source) in SUFFIXES:
-        name = Path(Path(source).name.removesuffix(".gz")).stem
-    if re.search(r"_(before|last|step\d+)$", name):
-        raise DataError(f"--eval-data {source}: a set cannot be called {name}, "
-                             "as evaluations during a run are; rename the file")
-    return name
-
-
-def within_limit(splits, prompt_length, limit, skip_bad):
-    """The splits (None stays None) with the questions whose prompts fit into `limit` tokens; an overlong one
-    is an error, or left out and counted with skip_bad."""
-    return [split and _within_limit(split, prompt_length, limit, skip_bad) for split in splits]
-
-
-def _within_limit(split, prompt_length, limit, skip_bad):
-    fits = []
-    for q in split.questions:
-        n = prompt_length(q)
-        if n <= limit:
-            fits.append(q)
-        elif not skip_bad:
-            raise DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt "
-                                 f"{limit}; raise it, or leave such questions out with --skip-bad")
-    left_out = len(split.questions) - len(fits)
-    if left_out:
-        say(f"left out {left_out} questions with prompts over {limit} tokens")
-    if not fits and split.questions:
-        raise DataError(f"no question fits into --max-prompt {limit} tokens")
-    return replace(split, questions=fits)
 
 
 # ---------------------------------------------------------------- command line

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from common import data, encoders, metrics, world
+from common import data, encoders, metrics, splits, world
 from common.files import say
 
 SUBMIT, ASK = -1, -2  # actions beside the sentences, which are numbered from 0
@@ -203,7 +203,7 @@ def load_cases(cfg, paper_eval):
         names = (cfg.eval_data or "test").split(",")
         evals = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_size)) for name in names]
     else:
-        split, found = data.load_splits(cfg, paper_eval, searched=False)
+        split, found = splits.load_splits(cfg, paper_eval, searched=False)
         train = split.questions if split else []
         evals = [(s.name, s.questions) for s in found]
     able, others = parted("train", train)

@@ -1,7 +1,6 @@
 """Knowledge graphs: entities, their facts, and the two tools through which an agent reads them.
 
-    load_graph("triples.jsonl")            a file or folder in any form of graphs/kg_files.py
-    load_graphs("cs=FILE,legal=FILE")      several, by graph_type; or a folder of graphs
+    kg_files.load_graph("triples.jsonl")   a file or folder of any form (graphs/kg_files.py)
     KnowledgeGraph.from_triples(rows)      (head, relation, tail) of a data set, a file or the embedded world
     graph.entity_matcher(name, k=5)        the entities whose names are most alike
     graph.match(names, k=5)                the same for many names at once
@@ -145,20 +144,6 @@ class KnowledgeGraph:
         return {"name": name, "kind": node.get("kind", ""),
                 "description": node.get("description", ""),
                 "neighbours": list(neighbours), "edges": edges}
-
-
-def load_graph(path, encoder="", cache=None):
-    """KnowledgeGraph of a file or a folder; that of a LightRAG working folder has its vectors."""
-    from common.graphs import kg_files
-    graph, stored = kg_files.read(path)
-    return KnowledgeGraph(graph, encoder, stored, cache)
-
-
-def load_graphs(spec, encoder="", cache=None):
-    """{graph_type: KnowledgeGraph} of "cs=FILE,legal=FILE", of a folder of graphs (named by their files and
-    folders), or of one graph (named by its own)."""
-    from common.graphs import kg_files
-    return {name: load_graph(source, encoder, cache) for name, source in kg_files.sources(spec).items()}
 
 
 # ---------------------------------------------------------------- what the tools print

@@ -5,7 +5,7 @@ import random
 import unicodedata
 from dataclasses import replace
 
-from common import data, metrics
+from common import data, metrics, splits
 from common.files import warn
 from common.rollout import stable_seed
 
@@ -43,8 +43,8 @@ def load_splits(cfg, paper_eval):
     if cfg.data == "world":
         return load_world(cfg)
     envs = cfg.envs.split(",")
-    split, evals = data.load_splits(replace(cfg, limit=0), paper_eval, searched="text" in envs,
-                                    live=cfg.graph == "evidences")
+    split, evals = splits.load_splits(replace(cfg, limit=0), paper_eval, searched="text" in envs,
+                                      live=cfg.graph == "evidences")
     if split and cfg.limit:  # D.3: a random subset
         size = min(cfg.limit, len(split.questions))
         rng = random.Random(stable_seed(cfg.seed, "subset"))
@@ -64,7 +64,8 @@ def load_splits(cfg, paper_eval):
     if of_evidences:
         graph = kg.KnowledgeGraph.from_triples(triples)
     else:
-        graph = kg.load_graph(cfg.graph)
+        from common.graphs import kg_files
+        graph = kg_files.load_graph(cfg.graph)
         graph.say_left_out(cfg.graph)
     for s in filter(None, (split, *evals)):
         lost = sum(not topic_entities(q, graph) for q in s.questions)

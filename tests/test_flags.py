@@ -12,7 +12,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import data, flags, run
+from common import flags, run, splits
 from common.files import RunError
 
 SCRIPTS = {"at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica, "askit": askit, "omne_r1": omne_r1}
@@ -214,7 +214,7 @@ def test_what_is_held_out_can_decide_something_or_is_said_not_to(n, held, said, 
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"id": "1", "contents": "\"T\"\nText"}))
     line = ["--model", "m", "--data", str(file), "--corpus", str(corpus), "--retriever", "bm25"]
-    train, [test] = data.load_splits(at2po.parse_args(line), at2po.PAPER_EVAL)
+    train, [test] = splits.load_splits(at2po.parse_args(line), at2po.PAPER_EVAL)
     assert (len(test.questions), len(train.questions)) == (held, n - held)
     assert ("decide nothing" in capsys.readouterr().out) == said
 

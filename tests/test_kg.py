@@ -73,7 +73,7 @@ def test_the_graph_of_the_world_holds_every_plan():
     ("ultradomain_mix", 450, None),
 ])
 def test_graphml_of_lightrag_and_nano_graphrag(name, nodes, entity):
-    graph = kg.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
+    graph = kg_files.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
     assert graph.graph.number_of_nodes() == nodes
     assert not any('"' in n or "<SEP>" in d["description"] for n, d in graph.graph.nodes(data=True))
     isolated = sum(not graph.facts(n) for n in graph.graph)
@@ -94,9 +94,9 @@ def test_files_of_triples(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([["A", "r", "B"]]))
     (tmp_path / "a.tsv").write_text("A\tr\tB\r\nB\ts\tC\n")
     for name, facts in (("a.jsonl", 2), ("a.json", 1), ("a.tsv", 2)):
-        graph = kg.load_graph(tmp_path / name)
+        graph = kg_files.load_graph(tmp_path / name)
         assert graph.facts("A") == [("A", "r", "B")] and graph.graph.number_of_edges() == facts
-    assert kg.load_graph(sample("wikidata_codex/codex-s_train.txt")).graph.number_of_edges() == 32888
+    assert kg_files.load_graph(sample("wikidata_codex/codex-s_train.txt")).graph.number_of_edges() == 32888
 
 
 @pytest.mark.parametrize("name,text,message", [
@@ -116,10 +116,10 @@ def test_files_of_triples(tmp_path):
 def test_a_bad_file_is_one_clear_error(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(kg.GraphError, match=message):
-        kg.load_graph(tmp_path / name)
+        kg_files.load_graph(tmp_path / name)
     for missing in ("nowhere.jsonl", "nowhere.graphml"):
         with pytest.raises(kg.GraphError, match=missing):
-            kg.load_graph(tmp_path / missing)
+            kg_files.load_graph(tmp_path / missing)
 
 
 def test_qald_questions_of_both_forms():
@@ -175,7 +175,7 @@ def test_graphml_of_other_programs_has_its_names_and_relations(tmp_path, of_node
     head, tail = ids
     values = ("Person", "City") if head == "Ada Holt" else ("Ada Holt", "Oslo")
     body = node(head, ("n", values[0])) + node(tail, ("n", values[1])) + edge(head, tail, ("e", "born in"))
-    graph = kg.load_graph(graphml(tmp_path, [("n", "node", of_node), ("e", "edge", of_edge)], body))
+    graph = kg_files.load_graph(graphml(tmp_path, [("n", "node", of_node), ("e", "edge", of_edge)], body))
     assert graph.facts("Ada Holt") == [("Ada Holt", "born in", "Oslo")] and len(graph.graph) == 2
     assert not graph.left_out
 
@@ -187,7 +187,7 @@ def test_graphml_of_networkx_whose_ids_are_numbers(tmp_path):
     made.add_edge(0, 1, relation="born in", weight=2.0)
     made.add_edge(0, 2, relation="film of")
     networkx.write_graphml(made, tmp_path / "a.graphml")
-    facts = kg.load_graph(tmp_path / "a.graphml").facts("Ada Holt")
+    facts = kg_files.load_graph(tmp_path / "a.graphml").facts("Ada Holt")
     assert facts == [("Ada Holt", "born in", "Oslo (1)"), ("Ada Holt", "film of", "Oslo (2)")]
 
 
@@ -197,7 +197,7 @@ def test_yed_keeps_labels_in_elements_of_its_own(tmp_path):
     line = "<y:PolyLineEdge><y:EdgeLabel>born in</y:EdgeLabel></y:PolyLineEdge>"
     body = node("n0", ("d5", shape.format("Ada Holt"))) + node("n0::n1", ("d5", shape.format("Oslo")))
     path = graphml(tmp_path, keys, body + edge("n0", "n0::n1", ("d9", line)))
-    assert kg.load_graph(path).facts("Ada Holt") == [("Ada Holt", "born in", "Oslo")]
+    assert kg_files.load_graph(path).facts("Ada Holt") == [("Ada Holt", "born in", "Oslo")]
 
 
 def test_nodes_without_a_name_are_left_out_counted_and_told(tmp_path, capsys):
@@ -207,14 +207,14 @@ def test_nodes_without_a_name_are_left_out_counted_and_told(tmp_path, capsys):
     path = graphml(tmp_path, keys, body)
     counts = {"nodes without a name": 2, "edges of nodes without a name": 1,
               'relations without a name ("related to" stands for them)': 1}
-    graph = kg.load_graph(path)
+    graph = kg_files.load_graph(path)
     assert list(graph.graph) == ["Ada Holt", "Oslo"] and graph.left_out == counts
     kg_tools.make_tools(str(path))
     said = capsys.readouterr().out
     assert [said.count(f"a: left out: {count} {what}\n") for what, count in counts.items()] == [1, 1, 1]
     path = graphml(tmp_path, [("k", "edge", "keywords"), ("t", "node", "entity_type")],
                    node("Ada Holt", ("t", "person")) + node("") + edge("Ada Holt", "", ("k", "knows")))
-    assert list(kg.load_graph(path).graph) == ["Ada Holt"]  # LightRAG's
+    assert list(kg_files.load_graph(path).graph) == ["Ada Holt"]  # LightRAG's
 
 
 @pytest.mark.parametrize("keys, body, said", [
@@ -228,7 +228,7 @@ def test_nodes_without_a_name_are_left_out_counted_and_told(tmp_path, capsys):
 ])
 def test_graphml_that_names_nothing_is_one_line_with_what_it_has(tmp_path, keys, body, said):
     with pytest.raises(kg.GraphError, match=said):
-        kg.load_graph(graphml(tmp_path, keys, body))
+        kg_files.load_graph(graphml(tmp_path, keys, body))
 
 
 # ---- files
@@ -237,14 +237,14 @@ GRAPHS = ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix")
 
 
 def sample_graph(name):
-    return kg.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
+    return kg_files.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_edges_say_what_the_file_says(name):
     path = sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml")
     read = networkx.read_graphml(path).edges(data=True)
-    edges = list(kg.load_graph(path).graph.edges(data="relation"))
+    edges = list(kg_files.load_graph(path).graph.edges(data="relation"))
     said = [edge.get("keywords", "").replace("<SEP>", " ") or "related to" for _, _, edge in read]
     assert [relation for _, _, relation in edges] == said
 
@@ -254,18 +254,18 @@ def test_two_edges_of_one_relation_with_other_descriptions_stay_two(tmp_path):
     for description in ("first", "second", "second"):
         relations.append({"src_id": "A", "tgt_id": "B", "keywords": "met", "description": description})
     (tmp_path / "a.json").write_text(json.dumps({"entities": [], "relationships": relations}))
-    graph = kg.load_graph(tmp_path / "a.json")
+    graph = kg_files.load_graph(tmp_path / "a.json")
     assert [e["description"] for e in graph.node_info("A")["edges"]] == ["first", "second"]
 
 
 def test_the_evidences_of_2wiki_are_a_graph(tmp_path):
     path = sample("2wikimultihopqa/dev.json")
-    graph = kg.load_graph(path)
+    graph = kg_files.load_graph(path)
     for row in json.loads(path.read_text()):
         for head, relation, tail in row["evidences"]:
             assert (head.strip(), relation.strip(), tail.strip()) in graph.facts(head.strip())
     (tmp_path / "a.json").write_text(json.dumps([{"evidences": [["A", "r", "B"], ["A", "B"]]}]))
-    assert kg.load_graph(tmp_path / "a.json").left_out == {"triples without three parts": 1}
+    assert kg_files.load_graph(tmp_path / "a.json").left_out == {"triples without three parts": 1}
 
 
 @pytest.mark.parametrize("text,message", [
@@ -279,22 +279,22 @@ def test_the_evidences_of_2wiki_are_a_graph(tmp_path):
 def test_bad_json_names_record_and_field(tmp_path, text, message):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(kg.GraphError, match=message):
-        kg.load_graph(tmp_path / "a.json")
+        kg_files.load_graph(tmp_path / "a.json")
 
 
 def test_a_folder_that_is_no_graph_says_what_was_expected(tmp_path):
     with pytest.raises(kg.GraphError, match="a folder without graph_chunk_entity_relation.graphml"):
-        kg.load_graph(tmp_path)
+        kg_files.load_graph(tmp_path)
 
 
 def test_several_graphs_by_name(tmp_path):
     for name in ("cs", "legal"):
         (tmp_path / f"{name}.tsv").write_text(f"{name}\tr\tB\n")
     (tmp_path / "README.md").write_text("no graph")
-    listed = kg.load_graphs(f"cs={tmp_path}/cs.tsv, law={tmp_path}/legal.tsv")
+    listed = kg_files.load_graphs(f"cs={tmp_path}/cs.tsv, law={tmp_path}/legal.tsv")
     assert list(listed) == ["cs", "law"] and "legal" in listed["law"]
-    assert list(kg.load_graphs(str(tmp_path))) == ["cs", "legal"]
-    assert list(kg.load_graphs(f"{tmp_path}/cs.tsv")) == ["cs"]
+    assert list(kg_files.load_graphs(str(tmp_path))) == ["cs", "legal"]
+    assert list(kg_files.load_graphs(f"{tmp_path}/cs.tsv")) == ["cs"]
     for spec, message in (
         ("cs=", "expected NAME=FILE"),
         (f"a={tmp_path}/cs.tsv,a={tmp_path}/legal.tsv", "two graphs with the name a"),
@@ -302,14 +302,14 @@ def test_several_graphs_by_name(tmp_path):
         ("nowhere.graphml", "nowhere.graphml: no such file"),
     ):
         with pytest.raises(kg.GraphError, match=message):
-            kg.load_graphs(spec)
+            kg_files.load_graphs(spec)
     (tmp_path / "empty").mkdir()
     with pytest.raises(kg.GraphError, match="no graph in this folder"):
-        kg.load_graphs(str(tmp_path / "empty"))
+        kg_files.load_graphs(str(tmp_path / "empty"))
 
 
 def test_the_samples_are_a_folder_of_graphs():
-    graphs = kg.load_graphs(str(sample("lightrag_graph")))
+    graphs = kg_files.load_graphs(str(sample("lightrag_graph")))
     assert list(graphs) == list(GRAPHS)
 
 
@@ -400,14 +400,14 @@ NAMES = ["aab", "bbc", "ccd", "dde", "eef"]
 def test_stored_vectors_answer_and_names_without_one_are_encoded(tmp_path, letters):
     vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
     letters.encoded = []
-    graph = kg.load_graph(tmp_path, "letters")
+    graph = kg_files.load_graph(tmp_path, "letters")
     assert [f["name"] for f in graph.match(["eeee", "aaaa"], 1)[0]] == ["eef"]
     assert letters.encoded == ["eef", "eeee", "aaaa"] and not graph.left_out
 
 
 def test_without_an_encoder_names_without_a_vector_are_counted_and_left_out(tmp_path):
     vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
-    graph = kg.load_graph(tmp_path)
+    graph = kg_files.load_graph(tmp_path)
     found = graph.match(["aab", "eef"], 9)
     assert [f["name"] for f in found[0]] == ["aab", "bbc", "ccd", "dde"]  # by its vector, among vectors
     assert found[0][1]["score"] == pytest.approx(2 / 5, abs=.02)
@@ -417,7 +417,7 @@ def test_without_an_encoder_names_without_a_vector_are_counted_and_left_out(tmp_
 
 def test_what_a_vector_answers_is_not_scored_by_characters(tmp_path, monkeypatch):
     vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
-    graph = kg.load_graph(tmp_path)
+    graph = kg_files.load_graph(tmp_path)
     queries = ["eef", "bbc", "ab", "aab", "aab"]
     expected = [graph.entity_matcher(query) for query in queries]
     scored = []
@@ -429,7 +429,7 @@ def test_what_a_vector_answers_is_not_scored_by_characters(tmp_path, monkeypatch
 
 def test_the_samples_vectors_fit_all_but_three_of_its_names():
     folder = sample("lightrag_graph/christmas_carol")
-    graph = kg.load_graph(folder)
+    graph = kg_files.load_graph(folder)
     assert graph.match(["Ebenezer Scrooge"])[0][0]["name"] == "Ebenezer Scrooge"
     assert graph.left_out == {"entities without a vector": 3}
     stored = kg_files.read_nano_vectors(folder / "vdb_entities.json")
@@ -439,14 +439,14 @@ def test_the_samples_vectors_fit_all_but_three_of_its_names():
 
 def test_stored_vectors_of_another_size_or_graph_are_refused(tmp_path, letters):
     vectors_file(working_folder(tmp_path, NAMES), NAMES, dimension=5)
-    with pytest.raises(kg.GraphError, match="its vectors have 5 numbers, those of letters 8"):
-        kg_tools.LocalTools({"a": kg.load_graph(tmp_path, "letters")}).prepare()
+    with pytest.raises(kg_index.VectorsError, match="its vectors have 5 numbers, those of letters 8"):
+        kg_tools.LocalTools({"a": kg_files.load_graph(tmp_path, "letters")}).prepare()
     vectors_file(tmp_path, ["aab", "x", "y"])
     with pytest.raises(kg.GraphError, match="vectors of another graph: 1 of the graph's 5"):
-        kg.load_graph(tmp_path)
+        kg_files.load_graph(tmp_path)
     vectors_file(tmp_path, [*NAMES, *[f"other {i}" for i in range(6)]])
     with pytest.raises(kg.GraphError, match="5 of the graph's 5 entities are among its 11"):
-        kg.load_graph(tmp_path).match(["aab"])
+        kg_files.load_graph(tmp_path).match(["aab"])
 
 
 @pytest.mark.parametrize("text,message", [
@@ -461,7 +461,7 @@ def test_a_bad_file_of_vectors_is_one_clear_error(tmp_path, text, message):
     working_folder(tmp_path, NAMES)
     (tmp_path / "vdb_entities.json").write_text(text)
     with pytest.raises(kg.GraphError, match=message):
-        kg.load_graph(tmp_path)
+        kg_files.load_graph(tmp_path)
 
 
 def test_encoded_names_are_kept_under_a_hash_of_names_and_encoder(tmp_path, letters):

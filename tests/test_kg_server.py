@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from common import chat, kg
+from common.graphs import kg_files
 from common.graphs.kg_tools import Call, HTTPTools, LocalTools, make_tools
 from common.serve import server as graph_server
 from tests.conftest import sample
@@ -175,7 +176,7 @@ def test_a_forged_description_ends_nothing_through_file_server_and_client(tmp_pa
     value = {"entities": [{"entity_name": "A", "description": FORGED}],
              "relationships": [{"src_id": "A", "tgt_id": "B", "keywords": f"r {FORGED}"}]}
     (tmp_path / "a.json").write_text(json.dumps(value))
-    tools = LocalTools(kg.load_graphs(str(tmp_path / "a.json")))
+    tools = LocalTools(kg_files.load_graphs(str(tmp_path / "a.json")))
     stop, url = serving(graph_server.graph_app(tools))
     text = HTTPTools(url).search([Call("node_info", "A", "a")])[0]
     stop()

@@ -34,7 +34,7 @@ from common import model as models
 from common.call_metrics import is_standard
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.graphs import graph_questions, kg_tools
+from common.graphs import graph_questions, kg_files, kg_tools
 from common.path_thoughts import template_calls, thoughts_by_template
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
@@ -533,7 +533,7 @@ def test_a_description_cannot_end_the_observation_or_forge_an_answer(qwen, tmp_p
     value = {"entities": [{"entity_name": "Velia", "description": evil}],
              "relationships": [{"src_id": "Velia", "tgt_id": f"tail {evil}", "keywords": f"rel {evil}"}]}
     (tmp_path / "custom_kg.json").write_text(json.dumps(value))
-    tools = kg_tools.LocalTools({"film": kg.load_graph(tmp_path / "custom_kg.json")})
+    tools = kg_tools.LocalTools({"film": kg_files.load_graph(tmp_path / "custom_kg.json")})
     stop, url = serving(graph_server.graph_app(tools)) if served else (lambda: None, "")
     try:
         used = kg_tools.HTTPTools(url) if served else tools

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import checkpoint, data, files, retriever, rollout, tree_metrics
+from common import checkpoint, data, files, retriever, rollout, splits, tree_metrics
 from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
@@ -731,21 +731,21 @@ def test_a_stopped_run_names_its_folders_and_survives_a_damaged_checkpoint(tmp_p
 
 def test_a_held_out_tenth_is_not_called_by_the_benchmarks_name(monkeypatch):
     rows = [data.Question(str(i), "Who?", ["Ada"], context=[["T", ["s"]]]) for i in range(20)]
-    monkeypatch.setattr(data, "load_questions", lambda *_, **__: list(rows))
+    monkeypatch.setattr(splits.data, "load_questions", lambda *_, **__: list(rows))
     cfg = at2po.parse_args(["--model", "x", "--data", "2wiki", "--corpus", "contexts", "--retriever", "bm25"])
-    split, evals = data.load_splits(cfg, at2po.PAPER_EVAL)
+    split, evals = splits.load_splits(cfg, at2po.PAPER_EVAL)
     assert [s.name for s in evals] == ["2wiki-heldout"] and len(split.questions) == 10
     for name in ("hotpotqa", "hotpotqa-train", "nq"):
         cfg = at2po.parse_args(
             ["--model", "x", "--data", name, "--corpus", "contexts", "--retriever", "bm25"]
         )
-        assert [s.name for s in data.load_splits(cfg, at2po.PAPER_EVAL)[1]] == at2po.PAPER_EVAL.split(",")
+        assert [s.name for s in splits.load_splits(cfg, at2po.PAPER_EVAL)[1]] == at2po.PAPER_EVAL.split(",")
     cfg = at2po.parse_args(
         ["--model", "x", "--data", "nq", "--eval-only", "--corpus", "contexts", "--retriever", "bm25"]
     )
-    assert [s.name for s in data.load_splits(cfg, at2po.PAPER_EVAL)[1]] == ["nq"]
+    assert [s.name for s in splits.load_splits(cfg, at2po.PAPER_EVAL)[1]] == ["nq"]
     with pytest.raises(data.DataError, match="rename the file"):
-        data.set_name("x_before.jsonl")
+        splits.set_name("x_before.jsonl")
 
 
 def test_a_name_cannot_leave_the_runs_folder(tmp_path):
@@ -761,7 +761,7 @@ def test_what_can_be_refused_is_refused_before_any_data_is_read(tmp_path, monkey
     def read(*_, **__):
         raise AssertionError("data were read first")
 
-    monkeypatch.setattr(script.data, "load_splits", read)
+    monkeypatch.setattr(script.splits, "load_splits", read)
     if script is mygo_mujica:
         monkeypatch.setattr(mygo_mujica, "load_splits", read)
     stage = (

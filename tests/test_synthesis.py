@@ -15,7 +15,7 @@ import networkx
 import pytest
 
 from common import files, kg
-from common.graphs import kg_paths, synthesis, teacher
+from common.graphs import kg_files, kg_paths, synthesis, teacher
 from common.graphs.synthesis import synthesize
 from common.graphs.teacher import ChatTeacher, Draft, Item, Template
 from common.serve import chat_client
@@ -88,7 +88,7 @@ def test_the_ball_goes_along_edges_of_either_direction():
     ("christmas_carol_nano_graphrag", 694, 156),
 ])
 def test_seeds_of_the_sample_graphs(name, nodes, expected):
-    graph = kg.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
+    graph = kg_files.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
     assert (len(graph.graph), len(kg_paths.seeds(graph))) == (nodes, expected)
 
 
@@ -881,7 +881,7 @@ def holds(row, graph):
 ])
 def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, source, options):
     path = sample(source)
-    graph = kg.load_graph(path)
+    graph = kg_files.load_graph(path)
     rows = synthesize({"g": graph}, tmp_path, Template(), 30, **options)
     assert sum(holds(row, graph) for row in rows) >= 40
     table = (tmp_path / "questions.md").read_text()
@@ -889,5 +889,5 @@ def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, sourc
 
 
 def test_wikidata_as_it_is_has_no_seed():
-    graph = kg.load_graph(sample("wikidata_codex/codex-s_train.txt"))
+    graph = kg_files.load_graph(sample("wikidata_codex/codex-s_train.txt"))
     assert kg_paths.seeds(graph) == []

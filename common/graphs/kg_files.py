@@ -1,5 +1,8 @@
 """Knowledge graphs on disk: every form that is read.
 
+    load_graph("triples.jsonl")            a file or a LightRAG working folder
+    load_graphs("cs=FILE,legal=FILE")      several, by graph_type; or a folder of graphs
+
 Triples, 2WikiMultihopQA's evidences, LightRAG's custom_kg, and GraphML of LightRAG, networkx, Neo4j, Gephi
 and yEd: docs/data.md, section Graphs. What comes of them is described in kg.py. Two edges between a pair that
 differ in their words stay two.
@@ -16,7 +19,7 @@ from pathlib import Path
 import networkx
 import numpy as np
 
-from common.kg import GraphError, empty_graph, graph_of_triples
+from common.kg import GraphError, KnowledgeGraph, empty_graph, graph_of_triples
 
 GRAPHML = "graph_chunk_entity_relation.graphml"  # the names of a LightRAG working folder
 VECTORS = "vdb_entities.json"
@@ -25,8 +28,9 @@ KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
 UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
 
 
-def sources(spec):
-    """{graph_type: file or folder} of "cs=FILE,legal=FILE", of a folder of graphs, or of one graph."""
+def load_graphs(spec, encoder="", cache=None):
+    """{graph_type: KnowledgeGraph} of "cs=FILE,legal=FILE", of a folder of graphs (named by their files and
+    folders), or of one graph (named by its own)."""
     path = Path(spec)
     if path.is_dir() and not is_graph_folder(path):
         pairs = []
@@ -52,15 +56,15 @@ def sources(spec):
         if name in found:
             raise GraphError(f"--graph: two graphs with the name {name}: {found[name]} and {source}")
         found[name] = source
-    return found
+    return {name: load_graph(source, encoder, cache) for name, source in found.items()}
 
 
 def is_graph_folder(folder):
     return (Path(folder) / GRAPHML).is_file()
 
 
-def read(path):
-    """(networkx graph, Stored or None) of a file or of a LightRAG working folder."""
+def load_graph(path, encoder="", cache=None):
+    """KnowledgeGraph of a file or a folder; that of a LightRAG working folder has its vectors."""
     path = Path(path)
     stored = None
     if path.is_dir():
@@ -69,14 +73,14 @@ def read(path):
         graph = read_graphml(path / GRAPHML)
         if (path / VECTORS).is_file():
             stored = read_nano_vectors(path / VECTORS)
-            rows_among(stored, list(graph))
+            stored.check(graph)
     elif not path.is_file():
         raise GraphError(f"--graph {path}: no such file ({KINDS_OF_FILE}; or 'evidences')")
     else:
         graph = read_file(path)
     if not graph.number_of_nodes():
         raise GraphError(f"{path}: the graph is empty: it has no entity")
-    return graph, stored
+    return KnowledgeGraph(graph, encoder, stored, cache)
 
 
 def read_file(path):
@@ -174,6 +178,14 @@ class Stored:
     rows: dict
     vectors: np.ndarray
 
+    def check(self, names):
+        """GraphError: they are another graph's."""
+        known = sum(name in self.rows for name in names)
+        strangers = len(self.rows) - known
+        if 2 * known < len(names) or strangers > known:
+            raise GraphError(f"{self.path}: vectors of another graph: {known:,} of the graph's "
+                             f"{len(names):,} entities are among its {len(self.rows):,}")
+
 
 def read_nano_vectors(path):
     """Stored of LightRAG's vdb_entities.json:
@@ -203,17 +215,6 @@ def read_nano_vectors(path):
         if lengths[i] > 0:
             rows[plain(name)] = i
     return Stored(str(path), rows, vectors / np.maximum(lengths, 1e-12))
-
-
-def rows_among(stored, names):
-    """The row of each name among stored vectors, -1 = none. GraphError: they are another graph's."""
-    rows = [stored.rows.get(name, -1) for name in names]
-    known = sum(row >= 0 for row in rows)
-    strangers = len(stored.rows) - known
-    if 2 * known < len(names) or strangers > known:
-        raise GraphError(f"{stored.path}: vectors of another graph: {known:,} of the graph's "
-                         f"{len(names):,} entities are among its {len(stored.rows):,}")
-    return rows
 
 
 # ---------------------------------------------------------------- GraphML

@@ -15,13 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from common.files import HubError
-from common.graphs.kg_files import rows_among
-from common.kg import GraphError
+from common.files import UserError
 from common.retriever import CACHE, best, encode, fingerprint, kept_vectors, load_encoder, prefixes
 
 FAISS_ABOVE = 50_000
 BLOCK = 1_000_000  # scores in memory at a time, for each core
+
+
+class VectorsError(UserError):
+    """Stored vectors are not those of the encoder."""
 
 
 class Index:
@@ -42,10 +44,7 @@ class Index:
         self.tfidf = None
         self.cores = threading.Semaphore(os.cpu_count() or 1)  # more blocks at once cost memory alone
         if encoder:
-            try:
-                self.model = load_encoder(encoder)
-            except HubError as error:
-                raise GraphError(str(error)) from error
+            self.model = load_encoder(encoder)
             _, self.prefix = prefixes(encoder, self.model)  # names among names: both sides as passages
         if stored is not None:
             self._use_stored()
@@ -67,7 +66,7 @@ class Index:
         self.number_of = {name: i for i, name in enumerate(self.names)}
 
     def _use_stored(self):
-        rows = rows_among(self.stored, self.names)
+        rows = [self.stored.rows.get(name, -1) for name in self.names]
         known = [i for i, row in enumerate(rows) if row >= 0]
         missing = [i for i, row in enumerate(rows) if row < 0]
         vectors = self.stored.vectors[[rows[i] for i in known]]
@@ -87,7 +86,7 @@ class Index:
         vectors = self._encode(texts)
         expected = self.stored.vectors.shape[1]
         if vectors.shape[1] != expected:
-            raise GraphError(f"{self.stored.path}: its vectors have {expected:,} numbers, those of "
+            raise VectorsError(f"{self.stored.path}: its vectors have {expected:,} numbers, those of "
                              f"{self.encoder} {vectors.shape[1]:,}: give the encoder that made them, or "
                              "the .graphml alone, whose names are then encoded")
         return vectors
@@ -107,8 +106,8 @@ class Index:
         if not self.encoder and self.vectors is None:
             return self._by_characters(queries, k)
         if self.encoder:
-            asked = self._of_same_size(queries) if self.stored is not None else self._encode(queries)
-            return self._by_vectors(asked, k)
+            encode_some = self._encode if self.stored is None else self._of_same_size
+            return self._by_vectors(encode_some(queries), k)
         rows = [self.row_of.get(self.number_of.get(query)) for query in queries]
         others = [query for query, row in zip(queries, rows, strict=True) if row is None]
         by_characters = iter(self._by_characters(others, k))
@@ -132,8 +131,9 @@ class Index:
 
     def _by_vectors(self, asked, k):
         if self.faiss is not None:
-            scores, rows = self.faiss.search(np.ascontiguousarray(asked), min(k, len(self.numbers)))
-            return [self._top(s, self.numbers[r], k) for s, r in zip(scores, rows, strict=True)]
+            asked = np.ascontiguousarray(asked)
+            both = zip(*self.faiss.search(asked, min(k, len(self.numbers))), strict=True)
+            return [self._top(scores, self.numbers[rows], k) for scores, rows in both]
         found = []
         for start, end in self._blocks(len(asked)):
             with self.cores:
@@ -144,7 +144,8 @@ class Index:
     def _blocks(self, queries):
         """Ranges of queries whose scores fit into memory."""
         size = max(1, BLOCK // len(self.names))
-        return [(start, min(start + size, queries)) for start in range(0, queries, size)]
+        for start in range(0, queries, size):
+            yield start, min(start + size, queries)
 
     @staticmethod
     def _top(scores, numbers, k):

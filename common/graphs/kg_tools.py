@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from common import http_client, kg
+from common.graphs import kg_files
 from common.graphs.tool_calls import TOOLS
 from common.http_client import RETRIES, START_RETRIES
 
@@ -192,7 +193,7 @@ def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES, max_words=kg.MAX_WORDS,
     """The tools that `--graph spec` names. patience: timeout (seconds a request) and retries of a server."""
     if spec.startswith(("http://", "https://")):
         return HTTPTools(spec, **patience)
-    graphs = kg.load_graphs(spec, encoder)
+    graphs = kg_files.load_graphs(spec, encoder)
     for name, graph in graphs.items():
         graph.say_left_out(name)
     return LocalTools(graphs, max_edges, max_words)

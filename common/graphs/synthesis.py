@@ -1,6 +1,6 @@
 """Questions with gold paths, made from knowledge graphs (Omne-R1, section 2).
 
-    graphs = kg.load_graphs("cs=FILE,legal=FOLDER")
+    graphs = kg_files.load_graphs("cs=FILE,legal=FOLDER")
     rows = synthesize(graphs, "questions/", Template(), count=500)
     rows = synthesize(graphs, "questions/", ChatTeacher("http://127.0.0.1:8000/v1", "deepseek-r1"), count=500)
 

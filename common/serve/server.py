@@ -43,6 +43,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from common import kg
 from common.data import load_corpus
 from common.files import UserError, say
+from common.graphs import kg_files
 from common.graphs.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
 from common.http_client import BROKEN
 from common.retriever import make_retriever
@@ -273,7 +274,7 @@ class Graph:
         """(application, what it serves)"""
         if min(self.matches, self.max_edges, self.max_words) < 1:
             raise UserError("--matches, --max-edges and --max-words: 1 or more")
-        graphs = kg.load_graphs(self.graph, self.graph_encoder)
+        graphs = kg_files.load_graphs(self.graph, self.graph_encoder)
         app = graph_app(LocalTools(graphs, self.max_edges, self.max_words), self.matches)
         for name, graph in graphs.items():
             say(f"{name}: {described(graph)}")
