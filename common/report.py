@@ -253,8 +253,11 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
     for label, folders in methods.items():
         seeds = folders if isinstance(folders, dict) else dict(enumerate(folders))
         read = {seed: read_run(folder) for seed, folder in seeds.items()}
-        if read and all(run.sets for run in read.values()):
+        evaluated = [bool(run.sets) for run in read.values()]
+        if read and all(evaluated):
             runs[label] = read
+        elif any(evaluated):
+            warn(f"{title}: {label} is left out, for not every seed of it is evaluated")
     title_of_key = key.upper() if key in ("em", "f1") else key
     header = ["method", "set", "n", "paper", f"{title_of_key} by seed", title_of_key]
     header += ["minus", "by question", "by seed"]
