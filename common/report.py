@@ -1,13 +1,5 @@
-"""Run folders read again: their evaluations, tables with intervals, curves.
-
-    python -m common.report RUN                  writes its page and curves anew
-    python -m common.report RUN RUN …            curves over one another, tables with paired differences, over
-                                                 seeds too (…seed0…, …seed1…); --score f1: of another number
-    python -m common.report RUN --explain ID     one question's trajectories on the terminal
-    python -m common.report RUN --export FOLDER  its configuration, metrics and predictions,
-                                                 as results/ keeps them
-
-There is one table, method_table: a line a method (or stage, or run) and set.
+"""Run folders read again: their evaluations, tables with intervals, curves. There is one table, method_table:
+a line a method (or stage, or run) and set. The command line is `python -m common.page`.
 """
 
 import itertools
@@ -514,8 +506,3 @@ def draw_methods(path, title, methods):
         panels = panels_of(*(folder for label in curves for folder in methods[label]))
         draw_curves(curves, f"{path}-curves.png", title, panels)
         say(f"curves: {path}-curves.png")
-
-
-if __name__ == "__main__":
-    from common.page.folders import program
-    program()

@@ -37,7 +37,7 @@ from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestio
 from common.evidence_evaluation import ORDERS, correlation, evaluate_ranking, offered_gold, redundant
 from common.evidence_models import load_encoder, load_policy
 from common.evidence_stages import checkpoint_of, need_earlier, sets_of, show_table
-from common.page import folders
+from common.page import __main__ as folders
 from common.run import RunFolder
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
 from common.world import tiny_bert

@@ -14,7 +14,8 @@ import pytest
 import at2po
 from common import data, guards, metrics, report, rollout, team_metrics
 from common.files import RunError, read_jsonl
-from common.page import folders, record, write_page
+from common.page import __main__ as folders
+from common.page import record, write_page
 from common.report import evaluations
 from common.run import RunFolder, open_tracker
 
