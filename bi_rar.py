@@ -853,9 +853,12 @@ def show_table(cfg):
         return PAPER.get(label, "") if set(sets) == set(PAPER_EVAL.split(",")) else ""
 
     title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
-    stages = {label: [folder] for label, folder in folders.items()}
-    report.method_table(base / cfg.name, title, stages, "baseline", paper)
-    report.draw_methods(base / cfg.name, title, stages)
+    path = base / cfg.name
+    stages = {}
+    for label, folder in folders.items():
+        stages[label] = [folder]
+    report.method_table(path, title, stages, "baseline", paper)
+    report.draw_methods(path, title, stages)
     plot_distances(folders, base / f"{cfg.name}-distances.png")
 
 

@@ -285,7 +285,9 @@ def draw_evaluations(folder, found):
         for label, one in ((f"{name} untrained", before), (name, result)):
             rows = []
             for given, shares in one["summary"]["recall_at"].items():
-                rows += [{"best sentences": k, f"eval/{given}": share} for k, share in enumerate(shares, 1)]
+                key = f"eval/{given}"
+                for k, share in enumerate(shares, 1):
+                    rows.append({"best sentences": k, key: share})
             curves[label] = [rows]
     if curves:
         panels = {f"{given} gold given": {f"eval/{given}": "recall"} for given in "012"}

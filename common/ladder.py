@@ -44,7 +44,11 @@ def read_tables(script):
     known = sorted(file.stem for file in RECIPES.glob("*.toml"))
     if script not in known:
         raise RunError(f"{script}: there are tables of {', '.join(known)}")
-    recipe = tomllib.loads((RECIPES / f"{script}.toml").read_text(encoding="utf-8"))
+    file = RECIPES / f"{script}.toml"
+    try:
+        recipe = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{file}: {error}") from None
     tables = {name: value for name, value in recipe.items() if isinstance(value, dict) and "rows" in value}
     stages = {}
     for table in tables.values():

@@ -1,13 +1,5 @@
-"""Run folders read again: their evaluations, tables with intervals, curves.
-
-    python -m common.report RUN                  writes its page and curves anew
-    python -m common.report RUN RUN …            curves over one another, tables with paired differences, over
-                                                 seeds too (…seed0…, …seed1…); --score f1: of another number
-    python -m common.report RUN --explain ID     one question's trajectories on the terminal
-    python -m common.report RUN --export FOLDER  its configuration, metrics and predictions,
-                                                 as results/ keeps them
-
-There is one table, method_table: a line a method (or stage, or run) and set.
+"""Run folders read again: their evaluations, tables with intervals, curves. There is one table, method_table:
+a line a method (or stage, or run) and set. The command line is `python -m common.page`.
 """
 
 import itertools
@@ -253,8 +245,11 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
     for label, folders in methods.items():
         seeds = folders if isinstance(folders, dict) else dict(enumerate(folders))
         read = {seed: read_run(folder) for seed, folder in seeds.items()}
-        if read and all(run.sets for run in read.values()):
+        evaluated = [bool(run.sets) for run in read.values()]
+        if read and all(evaluated):
             runs[label] = read
+        elif any(evaluated):
+            warn(f"{title}: {label} is left out, for not every seed of it is evaluated")
     title_of_key = key.upper() if key in ("em", "f1") else key
     header = ["method", "set", "n", "paper", f"{title_of_key} by seed", title_of_key]
     header += ["minus", "by question", "by seed"]
@@ -511,8 +506,3 @@ def draw_methods(path, title, methods):
         panels = panels_of(*(folder for label in curves for folder in methods[label]))
         draw_curves(curves, f"{path}-curves.png", title, panels)
         say(f"curves: {path}-curves.png")
-
-
-if __name__ == "__main__":
-    from common.page.folders import program
-    program()

@@ -16,7 +16,7 @@ import pytest
 import at2po
 from common import checkpoint, keep_best, ladder
 from common.files import RunError, read_jsonl
-from common.page.folders import compare
+from common.page.__main__ import compare
 from common.report import evaluations, mean_along
 from common.world.splits import world_split
 from tests.test_scripts import TINY

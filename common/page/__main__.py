@@ -1,4 +1,12 @@
-"""python -m common.report: the page of a run, several compared, one explained, one kept for results/."""
+"""The command line over run folders.
+
+    python -m common.page RUN                  writes its page and curves anew
+    python -m common.page RUN RUN …            curves over one another, tables with paired differences, over
+                                               seeds too (…seed0…, …seed1…); --score f1: of another number
+    python -m common.page RUN --explain ID     one question's trajectories on the terminal
+    python -m common.page RUN --export FOLDER  its configuration, metrics and predictions,
+                                               as results/ keeps them
+"""
 
 import argparse
 import gzip
@@ -17,7 +25,7 @@ from common.report import COLUMNS, draw_curves, evaluations, method_table, panel
 def main(argv=None):
     """Pages, comparisons, explanations."""
     parser = argparse.ArgumentParser(
-        prog="python -m common.report",
+        prog="python -m common.page",
         description="Pages, comparisons and explanations of run folders.")
     parser.add_argument(
         "runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-seed0")
@@ -55,17 +63,6 @@ def main(argv=None):
             rows = [with_evaluations(first)]
             draw_curves({first.name: rows}, first / "curves.png", first.name, panels_of(first))
         say(f"page: {write_page(first)}")
-
-
-def program():
-    """main, with an error in one line."""
-    try:
-        main()
-    except RunError as error:
-        raise SystemExit(f"error: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise SystemExit(f"error: not a run folder of this version, or damaged ({what})") from error
 
 
 def compare(folders, out="comparison.png", key="em"):
@@ -140,7 +137,7 @@ def export(folder, out, texts=True):
     the evaluations before and after in one compressed table, without the trajectories. summary.json has what
     a summary says that cannot be read off the predictions.
 
-    Numbers can be recomputed from it; `python -m common.report` reads it. texts: False leaves out questions
+    Numbers can be recomputed from it; `python -m common.page` reads it. texts: False leaves out questions
     and answers, which are the data set's, and the run's paths."""
     folder = Path(folder)
     out = Path(out)
@@ -182,3 +179,13 @@ def _beyond_the_rows(result):
         and not key.startswith("by_")
         and re.sub("_(low|high)$", "", key) not in columns
     }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RunError as error:
+        raise SystemExit(f"error: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise SystemExit(f"error: not a run folder of this version, or damaged ({what})") from error
