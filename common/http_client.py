@@ -17,7 +17,7 @@ from common.files import UserError
 
 RETRIES = 12          # waits of .5, 1, 2, 4, 8, 15, 15 … seconds, two minutes in all: a server's restart
 LONGEST_WAIT = 15.0   # seconds
-START_RETRIES = 2     # of the first request: a wrong address must not take two minutes
+START_RETRIES = 2     # before a first answer: a wrong address must not take two minutes
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # which no proxy can reach
 BROKEN = re.compile("[\ud800-\udfff]")        # half of a character, or a byte that is no UTF-8
 
@@ -48,6 +48,7 @@ class Client:
             limits=httpx.Limits(keepalive_expiry=2.0),  # before uvicorn closes what is idle, after 5 s
         )
         self.retries = retries
+        self.answered = 0
         self.repaired = Counter()
         self.cancelled = threading.Event()
         self.last_said = -LONGEST_WAIT
@@ -56,21 +57,28 @@ class Client:
         """Ends the waiting of requests in other threads, which Ctrl-C would otherwise have to outlast."""
         self.cancelled.set()
 
-    def patiently(self, ask, retries):
-        """ask(), again while it raises Unavailable; then `failure`."""
+    def patiently(self, ask, few=False):
+        """ask(), again while it raises Unavailable; then `failure`. few: no more than START_RETRIES."""
+        def enough(state):
+            retries = START_RETRIES if few or not self.answered else self.retries
+            return state.attempt_number > min(retries, self.retries)
+
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Unavailable),
             wait=tenacity.wait_exponential(0.5, max=LONGEST_WAIT),
-            stop=tenacity.stop_after_attempt(retries + 1),
+            stop=enough,
             before_sleep=self._say_that_it_waits,
             sleep=self._wait,
             reraise=True,
         )
         try:
-            return trying(ask)
+            value = trying(ask)
         except Unavailable as problem:
-            raise self.failure(f"no {self.what} service at {self.url} after {retries + 1} tries "
-                               f"({problem}). {self.remedy}") from None
+            tries = trying.statistics["attempt_number"]
+            raise self.failure(f"no {self.what} service at {self.url} after {tries} tries ({problem}). "
+                               f"{self.remedy}") from None
+        self.answered += 1
+        return value
 
     def _say_that_it_waits(self, state):
         if time.monotonic() - self.last_said >= LONGEST_WAIT:

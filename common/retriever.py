@@ -28,7 +28,7 @@ import numpy as np
 
 from common import http_client
 from common.files import HubError, UserError, locate, made_once, say, weights_in
-from common.http_client import RETRIES, START_RETRIES
+from common.http_client import RETRIES
 
 
 class RetrieverError(UserError):
@@ -394,7 +394,7 @@ class HTTPRetriever(http_client.Client):
     def __init__(self, url, timeout=60.0, retries=RETRIES):
         super().__init__(url.rstrip("/").removesuffix("/retrieve"), timeout, retries)
         # some servers have no /health: a search is the only check that all understand
-        self._search(["health check"], 1, min(retries, START_RETRIES))
+        self._search(["health check"], 1)
 
     def search(self, queries, k):
         """list of at most k passages a query, best first. Queries are cut to MAX_QUERY characters."""
@@ -403,15 +403,15 @@ class HTTPRetriever(http_client.Client):
         results = []
         for start in range(0, len(queries), QUERIES_A_REQUEST):
             some = queries[start:start + QUERIES_A_REQUEST]
-            results += self._search(some, k, self.retries)
+            results += self._search(some, k)
         return results
 
-    def _search(self, queries, k, retries):
+    def _search(self, queries, k):
         def ask():
             request = {"queries": queries, "topk": k, "return_scores": True}
             return self._parse(self.ask("POST", "/retrieve", request), len(queries), k)
 
-        return self.patiently(ask, retries)
+        return self.patiently(ask)
 
     def _parse(self, answer, expected, k):
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import networkx
 import pytest
 
-from common import files, kg
+from common import files, http_client, kg
 from common.graphs import kg_files, kg_paths, synthesis, teacher
 from common.graphs.synthesis import synthesize
 from common.graphs.teacher import ChatTeacher, Draft, Item, Template
@@ -832,7 +832,7 @@ def test_a_prompt_that_only_fails_is_counted_where_others_are_answered(openai, t
 
 
 def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_client, "START_RETRIES", 0)
+    monkeypatch.setattr(http_client, "START_RETRIES", 0)
     with pytest.raises(files.RunError, match=r"no teacher service at http://127.0.0.1:9/v1 after 1 tries "
                                              r"\(ConnectError.*run the same command again"):
         synthesize({"tree": tree()}, tmp_path, ChatTeacher("http://127.0.0.1:9/v1", "r1"), 2)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from common import http_client, kg
 from common.graphs import kg_files
 from common.graphs.tool_calls import TOOLS
-from common.http_client import RETRIES, START_RETRIES
+from common.http_client import RETRIES
 
 ENTITY_MATCHER, NODE_INFO = TOOLS
 PATHS = {ENTITY_MATCHER: "get_precise_entity_names", NODE_INFO: "get_node"}
@@ -109,7 +109,7 @@ class HTTPTools(http_client.Client):
         super().__init__(url, timeout, retries)
         self.lost = 0
         self.lost_in_a_row = LOST_IN_A_ROW  # before a first answer no call may be lost
-        self.graphs = self.patiently(self._graphs, min(retries, START_RETRIES))
+        self.graphs = self.patiently(self._graphs)
 
     def _graphs(self):
         """The names of the server's graphs; None for a server that does not say, which is the authors'."""
@@ -130,24 +130,23 @@ class HTTPTools(http_client.Client):
                 answers = [kg.render_unknown_graph(graph_type, self.graphs)] * len(group)
             for start in range(len(answers), len(group), at_once):
                 some = [calls[i] for i in group[start:start + at_once]]
-                answers += self._texts(path, some, self.retries)
+                answers += self._texts(path, some)
             for i, answer in zip(group, answers, strict=True):
                 texts[i] = answer
         return texts
 
-    def _texts(self, path, calls, retries):
+    def _texts(self, path, calls, few=False):
         """The texts of one request; where it fails, each of its calls is asked for alone."""
         request = self._request(calls)
         try:
-            texts = self.patiently(lambda: self._contents(path, request, len(calls)), retries)
+            texts = self.patiently(lambda: self._contents(path, request, len(calls)), few)
         except kg.GraphError as error:
             if self.lost_in_a_row >= LOST_IN_A_ROW or self.cancelled.is_set() or not self._lives():
                 raise
             if len(calls) == 1:
                 self._lose(error)
                 return [None]
-            few = min(retries, START_RETRIES)
-            return [text for call in calls for text in self._texts(path, [call], few)]
+            return [text for call in calls for text in self._texts(path, [call], few=True)]
         self.lost_in_a_row = 0
         return texts
 

@@ -17,7 +17,7 @@ import openai
 
 from common import http_client
 from common.files import RunError, UserError
-from common.http_client import RETRIES, START_RETRIES, Unavailable
+from common.http_client import RETRIES, Unavailable
 
 KEY = "OPENAI_API_KEY"
 TIMEOUT = 600.0       # seconds an answer: a reasoning model thinks for minutes
@@ -50,7 +50,6 @@ class Chat(http_client.Client):
         self.what = what
         super().__init__(url, TIMEOUT, retries)
         self.model = model
-        self.answered = 0
         self.key = os.environ.get(KEY, "").strip()
         if not re.fullmatch(r"[!-~]*", self.key):
             raise RunError(f"{KEY}: it has spaces or signs that no key has; set it anew")
@@ -76,18 +75,9 @@ class Chat(http_client.Client):
     def choice(self, messages, **options):
         """(text, openai's Choice) of one answer. Raises BadAnswer where the prompt is refused (too long, most
         often) or the answer has no text, else RunError."""
-        retries = self.retries if self.answered else min(self.retries, START_RETRIES)
-        answer = self.patiently(lambda: self._answer(messages, options), retries)
-        try:
-            choice = answer.choices[0]
-            text = self.text(self.hidden(choice.message.content or ""), "answers")
-        except (AttributeError, LookupError, TypeError):
-            raise BadAnswer(NO_ANSWER, f"{self.url} answers, but not as an OpenAI-compatible service does: "
-                                       f"{self.hidden(str(answer))[:SHOWN]}") from None
-        self.answered += 1
-        return text, choice
+        return self.patiently(lambda: self._choice(messages, options))
 
-    def _answer(self, messages, options):
+    def _choice(self, messages, options):
         try:
             answer = self.openai.chat.completions.create(model=self.model, messages=messages, **options)
         except openai.APIConnectionError as error:
@@ -99,7 +89,12 @@ class Chat(http_client.Client):
             raise Unavailable("the answer is no JSON") from None
         if isinstance(answer, str):  # of a server that does not say that it sends JSON
             raise Unavailable(f"the answer is no JSON: {self.hidden(answer)[:SHOWN]!r}")
-        return answer
+        try:
+            choice = answer.choices[0]
+            return self.text(self.hidden(choice.message.content or ""), "answers"), choice
+        except (AttributeError, LookupError, TypeError):
+            raise BadAnswer(NO_ANSWER, f"{self.url} answers, but not as an OpenAI-compatible service does: "
+                                       f"{self.hidden(str(answer))[:SHOWN]}") from None
 
     def _meaning(self, status, text):
         """The exception that an HTTP status is."""
