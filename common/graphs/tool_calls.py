@@ -6,7 +6,7 @@
 
     write_tool_call("node_info", {"node_name": …, "graph_type": …}, style="python")
 
-A text that is no such call is a Fault.
+A text that is no such call is a Fault with a name, which a script counts.
 """
 
 import ast
@@ -18,12 +18,22 @@ TOOLS = ("entity_matcher", "node_info")
 ARGUMENTS = ("node_name", "graph_type")  # of both tools, in the order of positional ones
 MAX_CALL = 4000                          # characters
 
+TOO_LONG = "too long"
+NO_CALL = "not a call"
+UNKNOWN_TOOL = "unknown tool"
+UNKNOWN_ARGUMENT = "unknown argument"
+REPEATED_ARGUMENT = "repeated argument"
+MISSING_ARGUMENT = "missing argument"
+NO_TEXT = "argument that is no text"
+FAULTS = (TOO_LONG, NO_CALL, UNKNOWN_TOOL, UNKNOWN_ARGUMENT, REPEATED_ARGUMENT, MISSING_ARGUMENT, NO_TEXT)
+
 
 class Fault(Exception):
-    """Why a text is no call. detail: what to tell the policy."""
+    """Why a text is no call: one of FAULTS, and what to tell the policy."""
 
-    def __init__(self, detail):
-        super().__init__(detail)
+    def __init__(self, name, detail):
+        super().__init__(name, detail)
+        self.name = name
         self.detail = detail
 
 
@@ -32,7 +42,7 @@ def parse_tool_call(text):
 
     Arguments stand in the order of ARGUMENTS, however they were given, so equal calls are equal."""
     if len(text) > MAX_CALL:
-        return Fault(f"a call may have {MAX_CALL:,} characters, this one has {len(text):,}")
+        return Fault(TOO_LONG, f"a call may have {MAX_CALL:,} characters, this one has {len(text):,}")
     text = text.strip()
     try:
         if text.startswith("{"):
@@ -41,7 +51,7 @@ def parse_tool_call(text):
             tool, positional, named = _python_call(text)
         return tool, _arguments(positional, named)
     except Fault as fault:
-        return Fault(fault.detail)  # (one that was raised holds the frames of its way)
+        return Fault(fault.name, fault.detail)  # (one that was raised holds the frames of its way)
 
 
 def _json_call(text):
@@ -50,10 +60,10 @@ def _json_call(text):
     pairs = _json(text)
     call = dict(pairs)
     if len(call) < len(pairs):
-        raise Fault("a key given twice")
+        raise Fault(NO_CALL, "a key given twice")
     key = "parameters" if "parameters" in call else "arguments"
     if "name" not in call or call.keys() - {"name", key}:
-        raise Fault('expected {"name": …, "arguments": {…}}')
+        raise Fault(NO_CALL, 'expected {"name": …, "arguments": {…}}')
     _check_tool(call["name"])
     given = call.get(key, _Pairs())
     if isinstance(given, str):
@@ -62,7 +72,7 @@ def _json_call(text):
         return call["name"], [], list(given)
     if isinstance(given, list):
         return call["name"], given, []
-    raise Fault("expected an object of arguments")
+    raise Fault(NO_CALL, "expected an object of arguments")
 
 
 class _Pairs(tuple):
@@ -73,24 +83,24 @@ def _json(text):
     try:
         return json.loads(text, object_pairs_hook=_Pairs, strict=False)
     except (ValueError, RecursionError):
-        raise Fault("not valid JSON") from None
+        raise Fault(NO_CALL, "not valid JSON") from None
 
 
 def _python_call(text):
     """(tool, positional values, [(argument, value)])"""
     found = re.match(r"([^\W\d]\w*)\s*\(", text)
     if not found:
-        raise Fault(f"expected {TOOLS[0]}(…) or {TOOLS[1]}(…)")
+        raise Fault(NO_CALL, f"expected {TOOLS[0]}(…) or {TOOLS[1]}(…)")
     _check_tool(found[1])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d" in a name is two characters, and no news
             call = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Fault("not a call in Python's syntax: is a quote or bracket not closed, or a quote "
-                    "within a name not escaped?") from None
+        raise Fault(NO_CALL, "not a call in Python's syntax: is a quote or bracket not closed, or a quote "
+                             "within a name not escaped?") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise Fault("expected one call and nothing else")
+        raise Fault(NO_CALL, "expected one call and nothing else")
     _check_tool(call.func.id)
     named = [(keyword.arg, _literal(keyword.value)) for keyword in call.keywords]
     return call.func.id, [_literal(value) for value in call.args], named
@@ -103,26 +113,26 @@ def _literal(node):
 
 def _check_tool(name):
     if name not in TOOLS:
-        raise Fault(f"there are the tools {' and '.join(TOOLS)}, not {str(name)[:60]}")
+        raise Fault(UNKNOWN_TOOL, f"there are the tools {' and '.join(TOOLS)}, not {str(name)[:60]}")
 
 
 def _arguments(positional, named):
     """{argument: text} with every argument once."""
     if len(positional) > len(ARGUMENTS):
-        raise Fault(f"expected {len(ARGUMENTS)} arguments, not {len(positional)}")
+        raise Fault(UNKNOWN_ARGUMENT, f"expected {len(ARGUMENTS)} arguments, not {len(positional)}")
     given = {}
     for name, value in [*zip(ARGUMENTS, positional), *named]:
         if name not in ARGUMENTS:
             expected = ", ".join(ARGUMENTS)
-            raise Fault(f"the arguments are {expected}, not {str(name)[:60]}")
+            raise Fault(UNKNOWN_ARGUMENT, f"the arguments are {expected}, not {str(name)[:60]}")
         if name in given:
-            raise Fault(f"{name} is given twice")
+            raise Fault(REPEATED_ARGUMENT, f"{name} is given twice")
         if not isinstance(value, str):
-            raise Fault(f"{name} is no text in quotes")
+            raise Fault(NO_TEXT, f"{name} is no text in quotes")
         given[name] = value
     for name in ARGUMENTS:
         if name not in given:
-            raise Fault(f"{name} is missing")
+            raise Fault(MISSING_ARGUMENT, f"{name} is missing")
     return {name: given[name] for name in ARGUMENTS}
 
 
