@@ -87,6 +87,7 @@ from common import (
     distributed,
     flags,
     guards,
+    kg,
     metrics,
     report,
     rollout,
@@ -1206,7 +1207,6 @@ def warmed_up(cfg, source, place):
 def tiny_policy(cfg):
     """Folder of the half-million-weight policy that both environments of the embedded world start from; made
     once, then cached."""
-    from common.kg import KnowledgeGraph
     from common.world import tiny
     written = "0 1 2 3 4 5 6 7 8 9 now found nothing answer says ; "
     written += "Search ( ) [ ] - Question Context Materials Candidate Obs : , "
@@ -1215,7 +1215,7 @@ def tiny_policy(cfg):
     tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
 
     def index(made):
-        graph = KnowledgeGraph.from_triples(made.triples)
+        graph = kg.KnowledgeGraph.from_triples(made.triples)
         return Place("text", "warmup", [], tiny.bm25(made), graph)
 
     def render(tokenizer, question, demo, place):

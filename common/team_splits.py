@@ -5,7 +5,7 @@ import random
 import unicodedata
 from dataclasses import replace
 
-from common import data, metrics, splits
+from common import data, kg, metrics, splits
 from common.files import warn
 from common.rollout import stable_seed
 
@@ -39,7 +39,6 @@ def topic_entities(question, graph):
 def load_splits(cfg, paper_eval):
     """(training split or None, evaluation splits) with their graphs; in the world the questions apart by the
     relations they need."""
-    from common import kg
     if cfg.data == "world":
         return load_world(cfg)
     envs = cfg.envs.split(",")
@@ -80,7 +79,6 @@ def load_splits(cfg, paper_eval):
 def load_world(cfg):
     """Training and evaluation never need one of OTHER_RELATIONS; the set "other-relations" always does. At
     the second level, whose questions are as long as they are few, it has to be asked for."""
-    from common import kg
     from common.world import hard
     from common.world.splits import world_split
     limit = cfg.eval_limit or 400

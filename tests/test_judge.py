@@ -168,7 +168,7 @@ def test_answers_from_memory_are_judged(said, direct):
     assert found["summary"]["em"] == 1 and found["summary"]["judge"] == "deepseek-reasoner"
     assert found["predictions"][0]["trajectories"][0]["why"] == ["judge: because"]
     table = json.loads((base / "a-table.json").read_text())
-    assert [row[:3] for row in table["rows"]] == [["direct", "1-2-hop", ".260"]]
+    assert [row[:4] for row in table["rows"]] == [["direct", "1-2-hop", 1, ".260"]]
 
 
 def test_what_was_said_before_the_judge_went_down_is_not_said_again(said, direct, monkeypatch):
