@@ -6,7 +6,7 @@ the policy was least sure of. Outcome rewards at the leaves are passed up the tr
 value of its own, and the update uses one importance ratio and one clip decision a turn: coarser than a token
 (GRPO), finer than a sequence (GSPO).
 
-    Eq 2            turn entropy                  rollout.Turn.entropy
+    Eq 2            turn entropy                  Turn.entropy (common/turns.py)
     Algorithm 1     tree                          grow_tree, choose_nodes, play
     Eq 14-16        reward                        parse_response, score
     Eq 3            values, advantages            leaf_values, node_value, assign_advantages
@@ -36,8 +36,8 @@ else the code's, unless said otherwise; the flag in brackets takes the other:
     a turn                code: a run of ones in the mask; ours: turn_ids, written by the rollout
     std of rewards        code: population in a tree, sample in Table 1's first row; ours: sample wherever
                           the loss is not ATPO's or there is no tree
-    GRPO                  paper: mean of sequences (Eq 6), no dual clip; code: of all tokens, 3
-                          (common/baselines.py)
+    GRPO                  paper: mean of sequences (Eq 6), no dual clip; code: of all tokens, a dual clip
+                          of 3 (numbers in common/baselines.py)
     flat trees            code: kept; ours: left out, their KL term too
     DAPO, Tree-GRPO       --loss dapo (Yu et al. 2025); --loss grpo --rollout tree --expansion random --credit
                           tree-grpo (Ji et al. 2025)

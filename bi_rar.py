@@ -198,24 +198,21 @@ ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
-def is_tiny(tokenizer):
-    """The world's own policy reads the question alone and titles without quotes."""
-    return "[USER]" in tokenizer.all_special_tokens
-
-
 def render_prompt(tokenizer, question):
     """Token ids of the first prompt; the question gets its question mark."""
     question = question.strip()
     asked = chat.Foreign(question if question.endswith("?") else question + "?")
     before, after = PROMPT.split("{question}")
-    return chat.render_chat(tokenizer, [("user", [asked] if is_tiny(tokenizer) else [before, asked, after])])
+    if chat.is_tiny(tokenizer):
+        before = after = ""
+    return chat.render_chat(tokenizer, [("user", [before, asked, after])])
 
 
 def render_observation(tokenizer, passages, limit=500, max_passage=4000):
     """(text, ids) of a search result; no passage can write a tag or a token of its own. A result over `limit`
     tokens loses its end."""
     close = chat.encode(tokenizer, "</information>\n\n")[1]
-    quote = "" if is_tiny(tokenizer) else '"'
+    quote = "" if chat.is_tiny(tokenizer) else '"'
     shown = chat.Foreign(render_information(passages, quote, max_passage))
     text, ids = chat.encode(tokenizer, "\n\n<information>", shown)
     if len(ids) + len(close) > limit:

@@ -207,15 +207,10 @@ PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki
 NOTHING = "No relevant information found."  # Table 10
 
 
-def is_tiny(tokenizer):
-    """The world's own policy has no words for examples; it was made on demonstrations instead."""
-    return "[USER]" in tokenizer.all_special_tokens
-
-
 def first_prompt(tokenizer, env, role, content, few_shot):
     """Prompt ids of planner or worker: instructions, examples if wanted, the request."""
     env = "kg" if env == "kg" else "text"
-    shots = SHOTS[env, role] if few_shot and not is_tiny(tokenizer) else []
+    shots = SHOTS[env, role] if few_shot and not chat.is_tiny(tokenizer) else []
     examples = [(("user", "assistant")[i % 2], text) for i, text in enumerate(shots)]
     return chat.render_chat(
         tokenizer, [("system", SYSTEM[env, role]), *examples, ("user", chat.Foreign(content))]

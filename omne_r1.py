@@ -252,11 +252,6 @@ ROUND = {
 }
 
 
-def is_tiny(tokenizer):
-    """The world's own policy reads no instructions: its prompt is the graph's type and the question."""
-    return "[USER]" in tokenizer.all_special_tokens
-
-
 def opening(tokenizer, think):
     """Ids that stand before a turn without thoughts, and are not the policy's."""
     return chat.encode(tokenizer, NO_THOUGHT)[1] if think == "off" else []
@@ -264,7 +259,7 @@ def opening(tokenizer, think):
 
 def render_prompt(tokenizer, question, graph_type, think):
     """Token ids of the first prompt."""
-    asked = chat.Foreign(f"{graph_type} : {question}" if is_tiny(tokenizer) else question)
+    asked = chat.Foreign(f"{graph_type} : {question}" if chat.is_tiny(tokenizer) else question)
     system = SYSTEM.replace("{graph_type}", graph_type)
     return chat.render_chat(tokenizer, [("system", system), ("user", asked)]) + opening(tokenizer, think)
 

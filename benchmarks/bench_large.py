@@ -40,7 +40,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import numpy as np
 import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 
 import at2po
 from benchmarks.bench_kernels import markdown, versions
@@ -240,6 +240,7 @@ class InstantSearch:
 class OneWeight(torch.nn.Module):
     """As much of a model as an update asks for."""
     device = torch.device("cpu")
+    config = PretrainedConfig(hidden_size=4096)
 
     def __init__(self):
         super().__init__()

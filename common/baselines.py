@@ -1,5 +1,6 @@
 """What AT2PO is compared with: what --loss sets for GRPO, DAPO, GSPO and AEPO, DAPO's reward and choice of
-questions, AEPO's rollout and advantages, Tree-GRPO's credit. Their loss is GRPO's (common/training.py).
+questions, AEPO's rollout and advantages, Tree-GRPO's credit. GSPO's loss is AT2PO's with one turn a sequence,
+that of the others GRPO's (common/training.py).
 
 AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
 off). Advantages by entropy are there, but their script computes no entropy, so they were off. The entropy is,
@@ -20,7 +21,7 @@ from common import distributed, training
 
 @dataclass(frozen=True)
 class Baseline:
-    """A method of Table 1: its defaults for flags, and what no flag sets."""
+    """What a word of --loss sets: defaults of flags, and what no flag sets."""
 
     flags: dict = field(default_factory=dict)
     token_mean: bool = False  # the loss is the mean of all tokens; False = of sequences, AT2PO's Eq 6
@@ -109,8 +110,8 @@ async def grow_branches(advance, root, chains, group_size, rng, vocabulary):
         going |= new
 
 
-def balance_entropy(batches, weight=ENTROPY_WEIGHT):
-    """AEPO: A (1 + weight z), z being the entropy of the token's distribution, standardised over the sampled
+def balance_entropy(batches):
+    """AEPO: A (1 + .2 z), z being the entropy of the token's distribution, standardised over the sampled
     tokens that an update learns from: what the policy was uncertain of counts for more."""
     learned = [b for b in batches if b.weight]
     entropies = distributed.of_all_ranks(b.entropies[b.response_mask] for b in learned)
@@ -118,7 +119,7 @@ def balance_entropy(batches, weight=ENTROPY_WEIGHT):
     std = float(entropies.std(correction=0)) or 1.0
     for b in batches:
         z = torch.where(b.response_mask, (b.entropies - mean) / std, 0.0)
-        b.advantages = b.advantages * (1 + weight * z)
+        b.advantages = b.advantages * (1 + ENTROPY_WEIGHT * z)
 
 
 # ---------------------------------------------------------------- credit: Tree-GRPO

@@ -203,6 +203,11 @@ def end_of_turn(tokenizer):
     return ids[0] if ids and ids[0] in added_tokens(tokenizer)[0] else None
 
 
+def is_tiny(tokenizer):
+    """Whether it is the embedded world's own: its policies know no instructions and no examples."""
+    return "[USER]" in tokenizer.all_special_tokens
+
+
 def unknown_words(tokenizer, text):
     """The words of a text that the tokenizer has no token for; [] for tokenizers that know every byte."""
     unknown = tokenizer.unk_token_id

@@ -8,7 +8,7 @@ An engine has five methods, and agents know the first alone:
     engine.sync(model)           the weights of `model`, now; forgets what was computed with the old ones
     engine.sleep()               gives its memory to the trainer until the next sync
 
-There are two: this one, and common/gpu/vllm_engine.py. run.make_engine chooses.
+There are this one and common/gpu/vllm_engine.py (run.make_engine chooses), and serve/served.py for --policy.
 
 TransformersEngine runs any decoder-only Hugging Face model on CPU or GPU with continuous batching: whoever
 waits joins the batch at the next token, whoever stops leaves it, and the keys and values of what was read
@@ -188,8 +188,7 @@ def in_bf16(model):
 
 
 class TransformersEngine:
-    """Continuous batching over a Hugging Face causal LM (`model` is shared with training: weights are never
-    copied).
+    """Continuous batching over a Hugging Face causal LM, which may be the one that is trained.
 
     max_batch: sequences decoded together, at most; fewer where their keys and values, as long as they are
     now, would not fit into cache_gb (twice that for the moment in which they move): the youngest then wait,

@@ -369,7 +369,7 @@ def hidden_states(model, batch):
 
 
 def flex():
-    """The room of --attention tree; transformers knows it by that name from here on."""
+    """common/gpu/tree_attention.py, which transformers knows as "tree" once it is imported."""
     from common.gpu import tree_attention
     return tree_attention
 

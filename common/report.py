@@ -22,7 +22,7 @@ LEFT = ("em", "f1", "searches", "tokens")  # what a summary is made of where a s
 
 def evaluations(folder, when=""):
     """{set: {"summary", "predictions"}} of a run folder's final evaluations,
-    or of those `when` ("before", "step10"; "last": of --keep best, by the set that chooses).
+    or of those `when` ("before", "step10"; "last": by the set of --keep-data).
 
     Of an exported run (results/) they are read from predictions.jsonl.gz, and summarised anew."""
     folder = Path(folder)

@@ -2,7 +2,8 @@
 optimizer, and the step's means.
 
 GRPO (Shao et al. 2024, arXiv 2402.03300) is here as papers use it that take it as given: advantages within a
-group of samples of one question, a clipped ratio a token, a KL term. A paper's variant stays in its script.
+group of samples of one question, a clipped ratio a token, a KL term. AEPO's soft clip and verl's dual clip
+are options of it; any other loss stands in its paper's script.
 """
 
 import functools

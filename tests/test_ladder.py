@@ -268,6 +268,7 @@ def test_the_committed_runs_give_the_printed_table(tmp_path):
                 assert abs(numbers[0] - numbers[1]) < .0011  # -.0055 is rounded either way
 
 
+@pytest.mark.kill
 def test_a_small_table_from_the_command_line_that_is_killed_and_goes_on(tmp_path):
     rows = ["python", "-m", "common.ladder", "at2po", "table1", "--name", "t", "--out", str(tmp_path), "--",
             *TINY, "--steps", "1"]

@@ -611,7 +611,7 @@ class Oracle(Scripted):
     """Knows the answers of some questions and asks the way the prompts want it;
     the rest of the time it writes nonsense."""
 
-    def __init__(self, model, tokenizer, *_):
+    def __init__(self, model, tokenizer, **_):
         super().__init__(tokenizer, [])
         self.model = model
 
@@ -779,7 +779,7 @@ def test_mygo_learns_in_text_and_graph(tmp_path):
     than the warm-up, which so few iterations do not decide."""
     flags = (
         "--eval-limit 200 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
-        "--show-every 0 --eval-data test"
+        "--eval-data test"
     ).split()
     m.main([*flags, "--out", str(tmp_path)])
     for env in ("text", "kg"):

@@ -35,7 +35,7 @@ def root_node():
 
 
 def turn_node(number, parents, turn, tokenizer=None, **extra):
-    """A rollout.Turn as a node; with a tokenizer also the ids that were trained on, their log-probs
+    """A Turn as a node; with a tokenizer also the ids that were trained on, their log-probs
     and their pieces of text."""
     node = {
         "id": number,

@@ -134,7 +134,7 @@ def groups(tokenizer, render, index, steps, flaw_rate, size,
     another split; what is said of it has nothing to do with the facts there.
 
     index(world) -> what render reads; render(question row, demonstration, index of its world) ->
-    [rollout.Trajectory]. worlds, demonstrate: of another level (world/hard.py)."""
+    [Trajectory]. worlds, demonstrate: of another level (world/hard.py)."""
     worlds = worlds or [make_world("warmup", seed, size, questions=1500) for seed in range(4)]
     worlds = [(world, index(world)) for world in worlds]
     names = [tokenizer.convert_tokens_to_ids(words) for words in name_words()]

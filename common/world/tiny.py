@@ -40,7 +40,7 @@ def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
     supervised on flawed demonstrations in worlds that training never sees.
 
     words, tags: what the script writes besides the world's words.
-    render(tokenizer, question row, demonstration, index) -> [rollout.Trajectory].
+    render(tokenizer, question row, demonstration, index) -> [Trajectory].
     index(world) -> what it reads, by default a retriever. pack_tokens: of a row of the warm-up's batches."""
     index = index or bm25
     level = hard.parse(recipe.world)
