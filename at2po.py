@@ -6,6 +6,9 @@ the policy was least sure of. Outcome rewards at the leaves are passed up the tr
 value of its own, and the update uses one importance ratio and one clip decision a turn: coarser than a token
 (GRPO), finer than a sequence (GSPO).
 
+GRPO, except: a group is a tree, a turn has an advantage of its own, ratio and clip are a turn's, there is no
+KL term, and a tree whose leaves all have one reward is left out of the update.
+
     Eq 2            turn entropy                  Turn.entropy (common/turns.py)
     Algorithm 1     tree                          grow_tree, choose_nodes, play
     Eq 14-16        reward                        parse_response, score
@@ -13,40 +16,6 @@ value of its own, and the update uses one importance ratio and one clip decision
     Eq 4-5, 10-11   ATPO loss                     atpo_loss (of one turn: GSPO, Eq 8-9)
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           turn entropy of the update    turn_entropy
-
-Where the paper and the authors' code differ, or the paper is silent, ours is the paper's if it has words and
-else the code's, unless said otherwise; the flag in brackets takes the other:
-
-    bad format earns      paper 0, code -1 (--bad-format-reward)
-    evaluation            code: greedy, EM without the format gate; EM in valid format stands beside it
-    prompt                Figure 7; code: one system message, the question with "?" in it (--prompt-form chat:
-                          a system and a user message); its \\boxed is a backspace in the code, \\boxed here
-    an answer ends        code: at the end of sequence (--stop-at-answer: at </answer>)
-    order of tags         paper: pairs, code: counts; ours: think tags alternate, the last answer is read
-    a result              code: 1,000 characters a page, each text once, " stripped from queries
-                          (--max-passage); ours also breaks up tags and tokens in it
-    no room for a result  code: its end is cut; ours: dropped, the trajectory ends
-    the search limit      6 calls; code: told at every further call, bad format; ours: told once, bad format
-                          too, an eighth search ends it
-    penalty counts        paper: times branched, code: siblings
-    answer turns          never expanded, as in the code
-    the root              code: a candidate of entropy 0 (a fresh chain), its penalty counts its chains less 1
-    told of the limit     code: such a turn is never expanded; ours: like others
-    all chains answered   code: N fresh chains a round, so a tree always has M + L N leaves
-    a turn                code: a run of ones in the mask; ours: turn_ids, written by the rollout
-    std of rewards        code: population in a tree, sample in Table 1's first row; ours: sample wherever
-                          the loss is not ATPO's or there is no tree
-    GRPO                  paper: mean of sequences (Eq 6), no dual clip; code: of all tokens, a dual clip
-                          of 3 (numbers in common/baselines.py)
-    flat trees            code: kept; ours: left out, their KL term too
-    DAPO, Tree-GRPO       --loss dapo (Yu et al. 2025); --loss grpo --rollout tree --expansion random --credit
-                          tree-grpo (Ji et al. 2025)
-    AEPO                  --loss aepo (Dong et al. 2025), from its authors' code: common/baselines.py
-    token budget          paper: "comparable"; code: the same steps for all; ours: the baseline's tokens,
-                          since a tree costs 19.6 chains and not 16 (--token-budget auto; DAPO, which the
-                          paper grants three times the questions, has three times as many)
-
-What is not in the paper is at the end (appendix) or in common/.
 
     python at2po.py                               the embedded world, two CPU cores, under ten minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
@@ -632,18 +601,20 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
 
     Trees whose leaves all have one reward teach nothing and are left out, their KL terms with them (ours);
     the denominators still count their leaves."""
+    # 2. Eq 3: values up the tree, an advantage a turn; trees of one reward are left out
     started = time.time()
     groups = [roots[i:i + cfg.mini_batch] for i in range(0, len(roots), cfg.mini_batch)]
     learn = [[root for root in group if assign_advantages(root, cfg)] for group in groups]
-    # all old log-probs before the first update: they are those of the weights that sampled
+
+    # 3. log-probs of the weights that sampled, of all trees before the first update
     entropies = cfg.loss == "aepo"
     prepared = []
     for group in learn:
         prepared.append(training.prepare(
             model, reference, trajectories_of(group), cfg.micro_tokens, cfg.share_prefixes, cfg.temperature,
             cfg.kernels, entropies))
-    for batches in prepared if entropies else ():
-        if batches:
+    if cfg.loss == "aepo":
+        for batches in filter(None, prepared):
             baselines.balance_entropy(batches)
     row = {
         "time/old_logprobs": time.time() - started,
@@ -653,23 +624,24 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
     if cfg.rollout == "tree":
         row |= tree_metrics.credit_metrics([root for group in learn for root in group])
 
+    # 4. Eq 10-11: an update a mini-batch of trees
     everything = [b for batches in prepared for b in batches]
     meter = training.Meter(everything, keep, cfg.sampler_correction, cfg.epochs)
     for group, batches in [*zip(groups, prepared, strict=True)] * cfg.epochs:
         if not batches:
             continue
-        num_sequences = len(trajectories_of(group))
+        num_sequences = len(trajectories_of(group))  # of flat trees too
         num_tokens = sum(t.sampled_tokens for t in trajectories_of(group))
-        for b in batches:
+        for b in batches:  # micro-batches: for memory alone
             logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
             loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens)
-            (loss * b.weight).backward()
+            (loss * b.weight).backward()  # weight 0: another rank's batch, to keep step with it
             if meter.norms:  # before the first update the ratio is 1
                 moved = logprobs.detach() - b.old_logprobs
                 stats["turn_entropy"] = len(moved) * turn_entropy(moved, b.response_mask, b.turn_ids)
                 stats["moved"] = len(moved)
             meter.add(loss, stats, b.weight)
-        meter.step(model, optimizer, cfg.grad_clip, batches)
+        meter.step(model, optimizer, cfg.grad_clip, batches)  # clips the gradient, steps, clears it
     if "moved" in meter.total:
         row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
     return row | meter.means()
@@ -691,6 +663,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
     steps = run.steps(
         cfg, folder, policy, optimizer, METRICS, spent, evaluate_now, share, keep_best=keeps_best)
     for step, row in steps:
+        # 1. Algorithm 1: a tree a question, grown with the current weights
         order = stable_seed(cfg.seed, "order")
         drawn = cfg.questions_per_step * (baselines.DRAWN if cfg.loss == "dapo" else 1)
         questions = data.batch_of_step(split.questions, step, drawn, order)
@@ -699,8 +672,9 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
+        # 2. to 4. credit, old log-probs, updates
         learned = roots
-        if cfg.loss == "dapo":
+        if cfg.loss == "dapo":  # which samples more questions than it learns from
             learned = baselines.chosen_to_learn(roots, cfg.questions_per_step)
         row |= update(policy.model, reference, optimizer, learned, cfg, folder.nonfinite(step))
 
@@ -955,6 +929,48 @@ def tiny_policy(cfg):
     recipe = tiny.Recipe(
         "at2po", cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
     return tiny.tiny_policy(recipe, words, tags, render)
+
+
+# ---------------------------------------------------------------- paper, authors' code and ours
+
+DIFFERENCES = """\
+Where the paper has words, they are followed; else the authors' code is, unless a row says otherwise. A flag
+in brackets takes the other reading.
+
+    bad format        The paper pays 0 for it, the code -1 (--bad-format-reward).
+    evaluation        The code decodes greedily and counts EM whatever the format. EM in valid format stands
+                      beside it here.
+    prompt            Figure 7. The code sends one system message with the question in it, a "?" added.
+                      --prompt-form chat sends a system and a user message. In the authors' Python string
+                      \\b is an escape, so their prompt holds a backspace character; ours holds \\boxed.
+    end of a turn     The code ends an answer at the end of sequence. --stop-at-answer ends it at </answer>.
+    order of tags     The paper asks for pairs of tags, the code counts tags. Here the think tags have to
+                      alternate, and the last answer is read.
+    a result          The code shows 1,000 characters of a page (--max-passage), each text once, and takes
+                      quotes out of queries. Here tags and tokens in a page are broken up too.
+    room              The code cuts a result that does not fit. Here it is dropped, and the trajectory ends.
+    search limit      After 6 searches the seventh is answered by LIMIT_MESSAGE, which is a bad format, and an
+                      eighth ends the trajectory. The code repeats the message.
+    branch penalty    The paper counts how often a turn was branched, the code its siblings. Here the paper's.
+    answers           An answer is never branched, as in the code.
+    the root          It may be chosen too, which starts a new chain. Its entropy is 0 and its penalty that of
+                      its chains less one, as in the code.
+    told of the limit The code never branches such a turn. Here it is a turn like others.
+    all answered      Each round then starts N new chains, as in the code: a tree always has M + L N leaves.
+    a turn            The code takes a run of ones in the mask. Here the rollout writes turn_ids.
+    std of rewards    The code takes the population's in a tree, and the sample's in Table 1's first row. Here
+                      it is the sample's wherever the loss is not ATPO's or there is no tree.
+    GRPO              The paper prints a mean over sequences (Eq 6) and no dual clip. The code takes the mean
+                      of all tokens and a dual clip of 3 (numbers in common/baselines.py).
+    flat trees        The code learns from them what the KL term says. Here they are left out.
+    DAPO              --loss dapo (Yu et al. 2025).
+    Tree-GRPO         --loss grpo --rollout tree --expansion random --credit tree-grpo (Ji et al. 2025).
+    AEPO              --loss aepo (Dong et al. 2025), from its authors' code.
+    token budget      The paper calls the costs comparable, the code trains all methods for the same steps. A
+                      tree costs 19.6 chains and not 16, so here training ends at the tokens that the
+                      baseline's chains would have sampled (--token-budget auto). DAPO, which the paper grants
+                      three times the questions, has three times as many.
+"""
 
 
 if __name__ == "__main__":

@@ -14,36 +14,6 @@ are averaged.
     Eq 8-9   GRPO                                  assign_advantages, training.grpo_loss
     Eq 10    merged weights                        merge
 
-What the cascade does. sum_i r_i prod_{j<i} (1 - r_j) telescopes to 1 - prod_i (1 - r_i): the chance that at
-least one step "succeeds". It is at most 1, grows with every further step, however bad, and does not depend on
-their order: nothing in it prefers early success or short trajectories. Where the paper is silent (Search-R1 =
-its code):
-
-    A                       the first gold answer
-    T_i                     its thought, as in sec. 2 and Fig. 2 (--step-text turn: with its query and tags);
-                            no retrieved text; the turn that answers is a step, too (--answer-step off: then
-                            a right answer without a search has no step, and is worth 0)
-    context                 Q or A and the step alone, one a line (the world's tokenizer has no line break;
-                            --context history: behind the steps before it)
-    scorer                  the initial policy, frozen (--scorer; the paper scores with Qwen2.5-3B, for the
-                            instruct variant too as far as it says)
-    clamps                  denominators at least 1e-6 bits, d in [0, 20]; an empty step has d = 20
-    actions                 4 at most, invalid ones included (Search-R1's budget), then a turn without one
-    evaluation              greedy
-    groups of one reward    left out of the update, their KL term too
-    observations            a cut one keeps its closing tag; "<" before a letter becomes a look-alike; an
-                            invalid turn's end of sequence stays
-    averages                the mean over sets, each counting the same, as in the paper's table
-
-In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 steps, so the backward reward
-there never sees the question, and right trajectories of a question nearly always have one length
-(results/README.md); --world hard:elastic=.3 is for that (results/claims.md).
-
-Scoring is the cost the paper complains of: eight likelihoods a step. Two depend on the question alone, two
-are the same number, and the rest share prefixes: Q-T-A gives K(T|Q) and K(A|T,Q) in one pass, Q-A-T gives
-K(A|Q) and K(T|A,Q), A-T-Q gives K(T|A) and K(Q|T,A). All steps of a batch are packed (rollout.collate), equal
-steps of a question are scored once, and the reward asks only for steps of right trajectories.
-
     python bi_rar.py                    embedded world: baseline, forward, backward, merges; 13 minutes
     python bi_rar.py --stage forward    one stage (baseline, forward, backward, merge, eval); --resume goes on
     python bi_rar.py --stage merge --forward A --backward B --lambdas .25,.5    any two folders of one kind
@@ -953,6 +923,41 @@ def line_scorer(cfg, start):
         return model, tokenizer
 
     return distributed.first(tiny.cached_policy, recipe, build)
+
+
+# ---------------------------------------------------------------- paper, authors' code and ours
+
+DIFFERENCES = """\
+What the cascade does. sum_i r_i prod_{j<i} (1 - r_j) telescopes to 1 - prod_i (1 - r_i): the chance that at
+least one step "succeeds". It is at most 1, grows with every further step, however bad, and does not depend on
+their order: nothing in it prefers early success or short trajectories. Where the paper is silent (Search-R1 =
+its code):
+
+    A                       the first gold answer
+    T_i                     its thought, as in sec. 2 and Fig. 2 (--step-text turn: with its query and tags);
+                            no retrieved text; the turn that answers is a step, too (--answer-step off: then
+                            a right answer without a search has no step, and is worth 0)
+    context                 Q or A and the step alone, one a line (the world's tokenizer has no line break;
+                            --context history: behind the steps before it)
+    scorer                  the initial policy, frozen (--scorer; the paper scores with Qwen2.5-3B, for the
+                            instruct variant too as far as it says)
+    clamps                  denominators at least 1e-6 bits, d in [0, 20]; an empty step has d = 20
+    actions                 4 at most, invalid ones included (Search-R1's budget), then a turn without one
+    evaluation              greedy
+    groups of one reward    left out of the update, their KL term too
+    observations            a cut one keeps its closing tag; "<" before a letter becomes a look-alike; an
+                            invalid turn's end of sequence stays
+    averages                the mean over sets, each counting the same, as in the paper's table
+
+In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 steps, so the backward reward
+there never sees the question, and right trajectories of a question nearly always have one length
+(results/README.md); --world hard:elastic=.3 is for that (results/claims.md).
+
+Scoring is the cost the paper complains of: eight likelihoods a step. Two depend on the question alone, two
+are the same number, and the rest share prefixes: Q-T-A gives K(T|Q) and K(A|T,Q) in one pass, Q-A-T gives
+K(A|Q) and K(T|A,Q), A-T-Q gives K(T|A) and K(Q|T,A). All steps of a batch are packed (rollout.collate), equal
+steps of a question are scored once, and the reward asks only for steps of right trajectories.
+"""
 
 
 if __name__ == "__main__":

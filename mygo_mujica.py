@@ -15,40 +15,6 @@ the policy.
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
-Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup), which is at least r_sup: r >
-K selects nothing. Read here as the midpoint, K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as A min(r,
-clip(r)), which is not GRPO's min(r A, clip(r) A) where A < 0; ours is GRPO's. Proposition 3.1 (KL(pi^{>K} ||
-pi*) < delta for large K) needs Z^{>K} >= Z exp(-delta), and Z^{>K} falls as K grows: the proof holds for K
-small enough, and, where the temperature alpha goes to 0, for any K below r_sup. Its pi^{>K} is a cut-off
-Boltzmann distribution; what MyGO samples is the policy, given that r > K, of which it says nothing.
-Proposition 3.2's Var ~ 1/Z^2 does not follow from its own expansion, which tends to alpha^2.
-
-Where the paper is silent (there is no public code):
-
-    rounds              6 planner turns; in the last one nothing is asked any more
-    one turn            what stands outside closed thoughts; asks and answers at once: it asks, the answer is
-                        not read; at most 8 sub-questions
-    a failed worker     no sentence, no selection, an index that does not exist: "No relevant information
-                        found."; nothing to read, an unknown label: not asked at all. [-1] is a selection
-    passages            without their titles, as in Table 8
-    topic entities      (graph) those the data set names, else heads of evidences that no other one leads to
-    new entities        (graph) tails of the selected triples that have facts themselves get the next labels
-    an entity's facts   its triples as head (Table 10 also shows some as tail), at most 20: those that share
-                        most words with the question
-    schedule            one cosine and one AdamW over all iterations, one epoch an iteration; K' starts at .5
-    K at r_sup          a first pass without a fault would give K = r_sup and end all selection: K stays below
-    Eq 6                at the sampling temperature; over the tokens of the mini-batch, as in LLaMA-Factory
-                        (another constant would matter to gradient clipping alone)
-    EM, F1              HotpotQA's rules (yes and no count whole) for every data set
-    STaR, RAFT, GRPO    the same agent, group_size attempts a question: any with reward 1 (at most m); those
-                        of the highest reward, if it is positive (at most m; raft++: with a clipped ratio);
-                        all, with advantages. STaR goes on from the last iteration, like the others
-    fixed               MyGO whose K stays at --threshold: threshold apart from allocation of attempts
-    asynchronous (D.2)  not here: an iteration is sampled with the weights that the last one left
-
-In the embedded world "few-shot" is the tiny policy as it was made: it has no words for examples, so there the
-warm-up does no more than choose.
-
     python mygo_mujica.py                  embedded world: few-shot, warm-up, MyGO; text, then graph; 8 min
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data 2wiki_train.json --eval-data 2wiki_dev.json
@@ -1367,6 +1333,45 @@ Xawery Żuławski. [0] says Xawery Żuławski's mother \
 Małgorzata Braunek, which excatly meets our need. </think>
 <select> [0] </select>
 <sentence> The mother of Xawery Żuławski is Małgorzata Braunek. </sentence>"""]}
+
+
+# ---------------------------------------------------------------- paper, authors' code and ours
+
+DIFFERENCES = """\
+Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup), which is at least r_sup: r >
+K selects nothing. Read here as the midpoint, K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as A min(r,
+clip(r)), which is not GRPO's min(r A, clip(r) A) where A < 0; ours is GRPO's. Proposition 3.1 (KL(pi^{>K} ||
+pi*) < delta for large K) needs Z^{>K} >= Z exp(-delta), and Z^{>K} falls as K grows: the proof holds for K
+small enough, and, where the temperature alpha goes to 0, for any K below r_sup. Its pi^{>K} is a cut-off
+Boltzmann distribution; what MyGO samples is the policy, given that r > K, of which it says nothing.
+Proposition 3.2's Var ~ 1/Z^2 does not follow from its own expansion, which tends to alpha^2.
+
+Where the paper is silent (there is no public code):
+
+    rounds              6 planner turns; in the last one nothing is asked any more
+    one turn            what stands outside closed thoughts; asks and answers at once: it asks, the answer is
+                        not read; at most 8 sub-questions
+    a failed worker     no sentence, no selection, an index that does not exist: "No relevant information
+                        found."; nothing to read, an unknown label: not asked at all. [-1] is a selection
+    passages            without their titles, as in Table 8
+    topic entities      (graph) those the data set names, else heads of evidences that no other one leads to
+    new entities        (graph) tails of the selected triples that have facts themselves get the next labels
+    an entity's facts   its triples as head (Table 10 also shows some as tail), at most 20: those that share
+                        most words with the question
+    schedule            one cosine and one AdamW over all iterations, one epoch an iteration; K' starts at .5
+    K at r_sup          a first pass without a fault would give K = r_sup and end all selection: K stays below
+    Eq 6                at the sampling temperature; over the tokens of the mini-batch, as in LLaMA-Factory
+                        (another constant would matter to gradient clipping alone)
+    EM, F1              HotpotQA's rules (yes and no count whole) for every data set
+    STaR, RAFT, GRPO    the same agent, group_size attempts a question: any with reward 1 (at most m); those
+                        of the highest reward, if it is positive (at most m; raft++: with a clipped ratio);
+                        all, with advantages. STaR goes on from the last iteration, like the others
+    fixed               MyGO whose K stays at --threshold: threshold apart from allocation of attempts
+    asynchronous (D.2)  not here: an iteration is sampled with the weights that the last one left
+
+In the embedded world "few-shot" is the tiny policy as it was made: it has no words for examples, so there the
+warm-up does no more than choose.
+"""
 
 
 if __name__ == "__main__":

@@ -16,56 +16,6 @@ where thoughts count for less than calls; stage 3 is PPO again.
     sec. 4.2.4      patterns of tool calls          pattern_of
     app. A, B       ShareGPT rows, system prompt    sharegpt_row, SYSTEM
 
-Where paper and authors' code differ, or the paper is silent:
-
-    weights of the stages   stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories; stage 2 begins
-                            with Qwen3-14B as released; stage 3 goes on from two models of stage 2, adapters
-                            with thoughts at w = .001, and full weights without thoughts. Ours: all of it
-                            from one base (--sft-from stage1 is not the paper's; --warmup-data makes two)
-    accuracy                paper: the same string but for blanks around it. Ours: as the tools print names,
-                            in one line and with a look-alike of "<". Code: SQuAD's rules ("normalised"), in
-                            reward and evaluation. The gold answer is a node's name: no aliases
-    prompt                  the evaluator's in the code ends "Your answer should only contain one entity
-                            name. Don't include any other text."; the paper's and ours say nothing of it
-    rounds                  paper: at most 7 of 3,000 tokens, that of the answer too, 32 at once (ours:
-                            384). Code: the same in evaluation; in training 5 calls and a turn more,
-                            of 1,024 tokens. Ours: 7 in both, of 1,024 tokens in training (--max-train-turn)
-    temperature             paper: not printed; code: evaluation is greedy, and so is ours (in the world 1)
-    a call that fails       unreadable, or for another graph: an error text, counted; the round goes on
-    calls                   paper: Python style, which the code splits at commas; its evaluator asks for JSON.
-                            Ours: both are read, never evaluated. Blanks around a name do not count
-    R_format of stage 1     paper: in [0, 1]; code: 0, .1, .4, .6, 1, for tags that touch, are empty, for two
-                            tools; ours: share of the rounds in the right form. All pay for form alone, so a
-                            base that seldom calls learns not to call: the guard "calls" says so
-    right form              exactly one thought, then exactly one call that can be read, or the answer, which
-                            the last round has to be; none of them blank. Without thoughts: the same without
-    reward of stage 3       as printed: a wrong answer in the right form is worth .5, and it may fall below 0.
-                            A repeated call: same tool and same arguments, in whatever order and quotes
-    GAE                     the printed exponent T - t + 1 must be T - t - 1. Ours: observations are skipped,
-                            the next value is that of the next sampled token. Code: they are not, in GAE,
-                            whitening and the critic's loss
-    PPO                     L^PPO is printed (3.3.1), its settings are not. Code (train_ppo_mix_0518.sh, one
-                            of three versions): 256 questions a step in one update, lr 1e-6 and 1e-5 (critic),
-                            both rising over .05 of the steps; 1,000 steps planned, step 350 evaluated;
-                            whitened advantages. Ours: 350 steps; clip .2, gamma 1, lambda 1, one epoch, as in
-                            verl; value loss not clipped. Stage 3's settings are in neither: the same
-    KL                      code: .001 is set, but use_kl_in_reward is not, so there was probably none. Ours:
-                            .001 as a cost a token (--kl-coef 0)
-    critic                  paper: shares the actor's encoder; code: a model of its own. Ours: a linear head
-                            on the policy's hidden states
-    loss of stage 2         paper: the mean over a forward pass, one conversation; over all of an update with
-                            --loss-total update
-    tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
-    adapters                paper: "+ RL (LoRA)"; ours: where stage 2 or 3 begins with some, they are folded
-                            into their base, and PPO trains all weights (--lora: new adapters)
-    end of a turn           ours: at the closing tag; an end-of-message token is never learned
-    tools                   paper: two; the code has a third, from an edge to a node
-    rows without thoughts   thoughts removed, the template's empty block in their place, not learned
-
-Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (83.8 / 47.2 with adapters,
-89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions, and its
-"70k" are 73,627 in Table 1.
-
     python omne_r1.py                          embedded world, all stages; 25 minutes
     python -m common.ladder omne_r1 table5 --seeds 3       Table 5 over seeds (2, 3, 4, 8 likewise)
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
@@ -1135,6 +1085,61 @@ def tiny_policy(cfg):
     words = graph_policy.words(cfg.max_edges)
     recipe = tiny.Recipe(key, cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, engine=cfg.engine)
     return tiny.tiny_policy(recipe, words, graph_policy.TAGS, render, index, pack_tokens=1024)
+
+
+# ---------------------------------------------------------------- paper, authors' code and ours
+
+DIFFERENCES = """\
+Where paper and authors' code differ, or the paper is silent:
+
+    weights of the stages   stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories; stage 2 begins
+                            with Qwen3-14B as released; stage 3 goes on from two models of stage 2, adapters
+                            with thoughts at w = .001, and full weights without thoughts. Ours: all of it
+                            from one base (--sft-from stage1 is not the paper's; --warmup-data makes two)
+    accuracy                paper: the same string but for blanks around it. Ours: as the tools print names,
+                            in one line and with a look-alike of "<". Code: SQuAD's rules ("normalised"), in
+                            reward and evaluation. The gold answer is a node's name: no aliases
+    prompt                  the evaluator's in the code ends "Your answer should only contain one entity
+                            name. Don't include any other text."; the paper's and ours say nothing of it
+    rounds                  paper: at most 7 of 3,000 tokens, that of the answer too, 32 at once (ours:
+                            384). Code: the same in evaluation; in training 5 calls and a turn more,
+                            of 1,024 tokens. Ours: 7 in both, of 1,024 tokens in training (--max-train-turn)
+    temperature             paper: not printed; code: evaluation is greedy, and so is ours (in the world 1)
+    a call that fails       unreadable, or for another graph: an error text, counted; the round goes on
+    calls                   paper: Python style, which the code splits at commas; its evaluator asks for JSON.
+                            Ours: both are read, never evaluated. Blanks around a name do not count
+    R_format of stage 1     paper: in [0, 1]; code: 0, .1, .4, .6, 1, for tags that touch, are empty, for two
+                            tools; ours: share of the rounds in the right form. All pay for form alone, so a
+                            base that seldom calls learns not to call: the guard "calls" says so
+    right form              exactly one thought, then exactly one call that can be read, or the answer, which
+                            the last round has to be; none of them blank. Without thoughts: the same without
+    reward of stage 3       as printed: a wrong answer in the right form is worth .5, and it may fall below 0.
+                            A repeated call: same tool and same arguments, in whatever order and quotes
+    GAE                     the printed exponent T - t + 1 must be T - t - 1. Ours: observations are skipped,
+                            the next value is that of the next sampled token. Code: they are not, in GAE,
+                            whitening and the critic's loss
+    PPO                     L^PPO is printed (3.3.1), its settings are not. Code (train_ppo_mix_0518.sh, one
+                            of three versions): 256 questions a step in one update, lr 1e-6 and 1e-5 (critic),
+                            both rising over .05 of the steps; 1,000 steps planned, step 350 evaluated;
+                            whitened advantages. Ours: 350 steps; clip .2, gamma 1, lambda 1, one epoch, as in
+                            verl; value loss not clipped. Stage 3's settings are in neither: the same
+    KL                      code: .001 is set, but use_kl_in_reward is not, so there was probably none. Ours:
+                            .001 as a cost a token (--kl-coef 0)
+    critic                  paper: shares the actor's encoder; code: a model of its own. Ours: a linear head
+                            on the policy's hidden states
+    loss of stage 2         paper: the mean over a forward pass, one conversation; over all of an update with
+                            --loss-total update
+    tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
+    adapters                paper: "+ RL (LoRA)"; ours: where stage 2 or 3 begins with some, they are folded
+                            into their base, and PPO trains all weights (--lora: new adapters)
+    end of a turn           ours: at the closing tag; an end-of-message token is never learned
+    tools                   paper: two; the code has a third, from an edge to a node
+    rows without thoughts   thoughts removed, the template's empty block in their place, not learned
+
+Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (83.8 / 47.2 with adapters,
+89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions, and its
+"70k" are 73,627 in Table 1.
+"""
 
 
 if __name__ == "__main__":

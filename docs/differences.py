@@ -1,6 +1,5 @@
-"""Writes docs/differences.md from the scripts' docstrings: python -m docs.differences"""
+"""Writes docs/differences.md from the ends of the scripts: python -m docs.differences"""
 
-import re
 from pathlib import Path
 
 import askit
@@ -12,26 +11,17 @@ import omne_r1
 HEAD = """\
 # Where paper and code differ
 
-What each script does where its paper and the authors' code differ, where the paper is silent, and where it is
-misprinted. A flag in brackets takes the other reading. This page is made from the scripts' docstrings
-(`python -m docs.differences`).
+What each script does where its paper and the authors' code differ, where the paper is silent, and where it
+is misprinted. A flag in brackets takes the other reading. Each part stands at the end of its script too; this page
+is made of them (`python -m docs.differences`).
 """
-BEGINS = re.compile(r"^(Where .*|Misprints\. .*|What the cascade does\. .*)$", re.MULTILINE)
-COMMAND = "\n    python "
-
-
-def differences(script):
-    """The part of a docstring between its table of equations and its commands."""
-    text = script.__doc__
-    begin = BEGINS.search(text).start()
-    return text[begin:text.index(COMMAND, begin)].strip()
 
 
 def page():
     parts = [HEAD]
     for script in (at2po, bi_rar, mygo_mujica, askit, omne_r1):
         title = script.__doc__.split("\n\n")[0].replace("\n", " ")
-        parts.append(f"## {script.__name__}.py\n\n{title}\n\n```text\n{differences(script)}\n```\n")
+        parts.append(f"## {script.__name__}.py\n\n{title}\n\n```text\n{script.DIFFERENCES.strip()}\n```\n")
     return "\n".join(parts)
 
 
