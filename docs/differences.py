@@ -11,9 +11,9 @@ import omne_r1
 HEAD = """\
 # Where paper and code differ
 
-What each script does where its paper and the authors' code differ, where the paper is silent, and where it
-is misprinted. A flag in brackets takes the other reading. Each part stands at the end of its script too; this page
-is made of them (`python -m docs.differences`).
+What each script does where its paper and the authors' code differ, where the paper is silent, and
+where it is misprinted. A flag in brackets takes the other reading. Each part stands at the end of its
+script too; this page is made of them (`python -m docs.differences`).
 """
 
 
