@@ -6,6 +6,9 @@ Search-R1's agent (think, search, read, …, answer), with a reward for every st
 frozen language model. Two policies are trained from one checkpoint, one for each reward, and their weights
 are averaged.
 
+GRPO, except: the reward of a right trajectory is the cascade of its steps' rewards, and two policies are
+merged. Rewards are for right trajectories alone; the agent is Search-R1's.
+
     Eq 2     conditional information distance      information_distance
     Eq 3     complexity as -log2 likelihood        complexities
     Eq 4     step to answer, step to question      step_distances
@@ -319,8 +322,11 @@ def scored_paths(tokenizer, jobs):
 @torch.no_grad()
 def complexities(scorer, tokenizer, jobs, cfg):
     """Eq 3: {job: (K(T|QA), K(A|QT), K(T|Q), K(A|Q), K(Q|AT), K(T|A), K(Q|A))} in bits, jobs as in
-    scored_paths. Shared prefixes (Q; Q, A; A; a step under Q or under A) are computed once and everything
-    goes through packed batches."""
+    scored_paths.
+
+    That is eight likelihoods a step, of which two depend on the question alone and two are the same number.
+    The rest share prefixes: Q-T-A gives K(T|Q) and K(A|T,Q) in one pass, Q-A-T gives K(A|Q) and K(T|A,Q),
+    A-T-Q gives K(T|A) and K(Q|T,A). All steps of a batch are packed, each prefix computed once."""
     paths = scored_paths(tokenizer, jobs)
     flat = [p for four in paths.values() for p in four]
     for number, trajectory in enumerate(flat):
@@ -401,7 +407,8 @@ def step_reward(distance):
 
 
 def cascade(step_rewards):
-    """Eq 5-6 without the indicator, as printed: sum_i r_i prod_{j<i} (1 - r_j).
+    """Eq 5-6 without the indicator, as printed: sum_i r_i prod_{j<i} (1 - r_j). It is the chance that at
+    least one step succeeds: no order counts, and every further step adds.
 
     >>> cascade([.5, .5]), telescoped([.5, .5])
     (0.75, 0.75)
@@ -928,35 +935,31 @@ def line_scorer(cfg, start):
 # ---------------------------------------------------------------- paper, authors' code and ours
 
 DIFFERENCES = """\
-What the cascade does. sum_i r_i prod_{j<i} (1 - r_j) telescopes to 1 - prod_i (1 - r_i): the chance that at
+What the cascade does: sum_i r_i prod_{j<i} (1 - r_j) telescopes to 1 - prod_i (1 - r_i), the chance that at
 least one step "succeeds". It is at most 1, grows with every further step, however bad, and does not depend on
-their order: nothing in it prefers early success or short trajectories. Where the paper is silent (Search-R1 =
-its code):
+their order: nothing in it prefers early success or short trajectories.
 
-    A                       the first gold answer
-    T_i                     its thought, as in sec. 2 and Fig. 2 (--step-text turn: with its query and tags);
-                            no retrieved text; the turn that answers is a step, too (--answer-step off: then
-                            a right answer without a search has no step, and is worth 0)
-    context                 Q or A and the step alone, one a line (the world's tokenizer has no line break;
-                            --context history: behind the steps before it)
-    scorer                  the initial policy, frozen (--scorer; the paper scores with Qwen2.5-3B, for the
-                            instruct variant too as far as it says)
-    clamps                  denominators at least 1e-6 bits, d in [0, 20]; an empty step has d = 20
-    actions                 4 at most, invalid ones included (Search-R1's budget), then a turn without one
-    evaluation              greedy
-    groups of one reward    left out of the update, their KL term too
-    observations            a cut one keeps its closing tag; "<" before a letter becomes a look-alike; an
-                            invalid turn's end of sequence stays
-    averages                the mean over sets, each counting the same, as in the paper's table
+Where the paper is silent:
+
+    A                 The first gold answer.
+    T_i               A step is its thought, as in sec. 2 and Fig. 2, without the retrieved text. --step-text
+                      turn takes the query and the tags too. The turn that answers is a step as well; with
+                      --answer-step off a right answer without a search has no step, and is worth 0.
+    context           The scorer reads Q or A and the step alone, one a line (the world's tokenizer has no
+                      line break). --context history puts the steps before it in front.
+    scorer            The initial policy, frozen. --scorer names another one; the paper's is Qwen2.5-3B, for
+                      the instruct variant too as far as it says.
+    clamps            Denominators are at least 1e-6 bits, d is in [0, 20], and an empty step has d = 20.
+    actions           4 at most, invalid ones included, which is Search-R1's budget; then a turn without one.
+    evaluation        Greedy, as in Search-R1's code.
+    groups            Those of one reward are left out of the update, their KL term too.
+    observations      A cut one keeps its closing tag, "<" before a letter becomes a look-alike, and an
+                      invalid turn's end of sequence stays.
+    averages          The mean over sets, each counting the same, as in the paper's table.
 
 In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 steps, so the backward reward
 there never sees the question, and right trajectories of a question nearly always have one length
-(results/README.md); --world hard:elastic=.3 is for that (results/claims.md).
-
-Scoring is the cost the paper complains of: eight likelihoods a step. Two depend on the question alone, two
-are the same number, and the rest share prefixes: Q-T-A gives K(T|Q) and K(A|T,Q) in one pass, Q-A-T gives
-K(A|Q) and K(T|A,Q), A-T-Q gives K(T|A) and K(Q|T,A). All steps of a batch are packed (rollout.collate), equal
-steps of a question are scored once, and the reward asks only for steps of right trajectories.
+(results/README.md). --world hard:elastic=.3 is for that (results/claims.md).
 """
 
 

@@ -138,7 +138,7 @@ def test_the_docs_have_every_metric_and_no_other():
 def test_the_page_of_differences_is_that_of_the_scripts():
     text = (ROOT / "docs/differences.md").read_text()
     assert text == differences.page(), "docs/differences.md is not what python -m docs.differences writes"
-    for words in ("The paper pays 0 for it", "What the cascade does.", "Misprints.", "reward of stage 3"):
+    for words in ("The paper pays 0 for it", "What the cascade does:", "Misprints.", "reward of stage 3"):
         assert text.count(words) == 1, words
 
 
