@@ -765,16 +765,5 @@ def test_half_a_surrogate_pair_and_types_that_are_lists_are_text(tmp_path):
     assert (q.question, q.answers, q.type) == ("Who ??", ["Ada \U0001f600 ?"], "['a']")
 
 
-def test_aliases_of_wikidata_ids(tmp_path):
-    aliases = data.load_aliases(sample("metrics_expected/2wikimultihopqa_id_aliases.jsonl"))
-    assert len(aliases) == 25 and aliases["Q493811"] == ["Alias of Flora"]
-    row = {"Q_id": "Q30", "aliases": ["US", "USA"], "demonyms": ["American"]}
-    path = write(tmp_path, [row], "id_aliases.json")
-    assert data.load_aliases(path) == {"Q30": ["American", "US", "USA"]}
-    bad = write(tmp_path, [{"Q_id": "Q30", "aliases": "US", "demonyms": []}], "bad.json")
-    assert "bad.json: record 1: field 'aliases': expected a list of texts" in error_of(data.load_aliases, bad)
-    assert "no such file" in error_of(data.load_aliases, tmp_path / "none.json")
-
-
 def test_an_answer_larger_than_any_float_is_text_too():
     assert data.parse_question({"question": "How many?", "answer": 10**400}).answers == [str(10**400)]

@@ -10,13 +10,13 @@ Relations carry their Wikidata labels and questions come in the four types of 2W
 2020).
 """
 
-import argparse
 import hashlib
 import itertools
 import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from common.world.words import (
     BRIDGES,
@@ -388,16 +388,9 @@ def vocabulary(vague=False):
     return list(words)
 
 
-def main():
+def main(out: Path, split: Literal[SPLITS] = "test", seed: int = 0, size: float = 1.0, questions: int = 400):
     """Writes a split as public-format files, so that it can be used with other code."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--split", choices=SPLITS, default="test")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", type=float, default=1.0)
-    parser.add_argument("--questions", type=int, default=400)
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
-    world = make_world(args.split, args.seed, args.size, args.questions)
-    world.write(args.out)
-    print(f"{len(world.kinds)} entities, {len(world.triples)} triples, "
-          f"{len(world.questions)} questions -> {args.out}")
+    made = make_world(split, seed, size, questions)
+    made.write(out)
+    print(f"{len(made.kinds)} entities, {len(made.triples)} triples, "
+          f"{len(made.questions)} questions -> {out}")

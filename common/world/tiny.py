@@ -177,13 +177,11 @@ def warm_up(model, batches, total, lr=2e-3):
             say(f"  warm-up {step + 1}/{total} | loss {float(loss.detach()):.3f} | {seconds:.0f}s")
 
 
-def cached_policy(recipe, build, cache_dir=None):
+def cached_policy(recipe, build):
     """Folder of the policy that `build() -> (model, tokenizer)` makes, kept under a hash of `recipe` (JSON).
 
     Two processes that ask at once build it once: the second waits on a lock."""
-    if not cache_dir:
-        cache_dir = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
-    cache = Path(cache_dir) / "fivehop"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fivehop"
     text = json.dumps(recipe, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     folder = cache / f"policy-{digest}"
