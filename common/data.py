@@ -190,12 +190,10 @@ def _table(path, file):
 def _json(path, file):
     """The records of a file that is one JSON value, however it is printed, or of one with a value a line."""
     first, second = [*itertools.islice(filter(None, map(str.strip, file)), 2), "", ""][:2]
-    one_value = first[:1] == "[" or first == "{" or first[:1] == "{" and not second
     strict = first[:1] == "[" or suffix_of(path) == ".json"
-    if strict and first[:1] == "{":
-        one_value = not second or not _is_json(first)
+    one_object = first[:1] == "{" and (first == "{" or not second or strict and not _is_json(first))
     file.seek(0)
-    if one_value:
+    if first[:1] == "[" or one_object:
         try:
             value = formats.parse_json(_utf8(file.read()))
             yield from enumerate(_unwrapped(path, value), 1)

@@ -882,7 +882,7 @@ def test_two_processes_build_the_policy_once(tmp_path, monkeypatch):
     def asks(argv):
         print(tiny.cached_policy({"r": 1}, build))
 
-    both = [forked(asks, out=tmp_path / f"said{n}") for n in (1, 2)]
+    both = [forked(asks, out=tmp_path / f"said{n}", err=tmp_path / f"err{n}") for n in (1, 2)]
     for child in both:
         child.join()
     assert (tmp_path / "said1").read_text() == (tmp_path / "said2").read_text() != ""

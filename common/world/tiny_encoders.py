@@ -17,12 +17,10 @@ def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
     ids = {word: i for i, word in enumerate(known)}
     pad, unknown, first, end = special
     core = Tokenizer(kinds.WordLevel(ids, unk_token=unknown))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.WhitespaceSplit(),
-            pre_tokenizers.Split(Regex(r"<sep>|[^\w\s<>]"), "isolated"),
-        ]
-    )
+    core.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.WhitespaceSplit(),
+        pre_tokenizers.Split(Regex(r"<sep>|[^\w\s<>]"), "isolated"),
+    ])
     core.post_processor = processors.TemplateProcessing(
         single=f"{first} $A {end}",
         pair=f"{first} $A {end} $B:1 {end}:1",
