@@ -926,7 +926,7 @@ def line_scorer(cfg, start):
         made = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, cfg.world_size, *level)
         say(f"training the scorer on the lines of {8 * SCORER_STEPS} demonstrations")
         batches = (rollout.collate(g, pack_tokens=512) for g in made)
-        tiny.warm_up(model, batches, SCORER_STEPS, tiny.Said(SCORER_STEPS), lr=1e-3)
+        tiny.warm_up(model, batches, SCORER_STEPS, lr=1e-3)
         return model, tokenizer
 
     return distributed.first(tiny.cached_policy, recipe, build)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import formats, metrics
-from common.files import HubError, RunError, UserError, locate, looks_like_path, write_atomic
+from common.files import HubError, UserError, locate, looks_like_path, write_atomic
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
 
@@ -190,12 +190,10 @@ def _table(path, file):
 def _json(path, file):
     """The records of a file that is one JSON value, however it is printed, or of one with a value a line."""
     first, second = [*itertools.islice(filter(None, map(str.strip, file)), 2), "", ""][:2]
-    one_value = first[:1] == "[" or first == "{" or first[:1] == "{" and not second
     strict = first[:1] == "[" or suffix_of(path) == ".json"
-    if strict and first[:1] == "{":
-        one_value = not second or not _is_json(first)
+    one_object = first[:1] == "{" and (first == "{" or not second or strict and not _is_json(first))
     file.seek(0)
-    if one_value:
+    if first[:1] == "[" or one_object:
         try:
             value = formats.parse_json(_utf8(file.read()))
             yield from enumerate(_unwrapped(path, value), 1)
@@ -244,8 +242,6 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     are what they are in either role. An answer of punctuation and articles alone (NQ has a few) would reward
     saying nothing: training leaves it out, evaluation keeps it, so that n stays the official one; both say
     so."""
-    if role not in ("train", "evaluation"):
-        raise ValueError(f"role {role!r}: train or evaluation")
     if not isinstance(source, (str, Path)):
         name = "records"
         rows = enumerate(source, 1)
@@ -295,13 +291,10 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
 
 def _tell_apart(questions):
     """Gives a repeated id a name of its own: ids key seeds and predictions."""
-    taken = {q.id for q in questions}
     seen = set()
     for i, q in enumerate(questions):
-        if q.id in seen:
-            names = (f"{q.id}#{n}" for n in itertools.count(i))
-            q.id = next(name for name in names if name not in taken)
-            taken.add(q.id)
+        while q.id in seen:
+            q.id += f"#{i}"
         seen.add(q.id)
 
 
@@ -316,27 +309,6 @@ def batch_of_step(items, step, size, seed):
     first would have."""
     forever = shuffled_forever(items, seed)
     return list(itertools.islice(forever, (step - 1) * size, step * size))
-
-
-def load_aliases(path):
-    """{Wikidata id: [other names]} of 2Wiki's id_aliases.json (JSON lines of Q_id, aliases, demonyms).
-
-    Its script (v1.1) counts them as gold: q.answers + aliases.get(q.answer_id, []), and the names of both
-    ends of a triple (metrics.evidence_scores_2wiki)."""
-    path = Path(os.path.expanduser(path))
-    if not path.is_file():
-        raise DataError(f"{path}: no such file (2Wiki's id_aliases.json)")
-    aliases = {}
-    for number, row in read_records(path):
-        row = row if isinstance(row, dict) else {}
-        for name in ("Q_id", "aliases", "demonyms"):
-            value = row.get(name)
-            texts = str if name == "Q_id" else list
-            if not isinstance(value, texts) or not all(isinstance(x, str) for x in value):
-                expected = "text" if texts is str else "a list of texts"
-                raise DataError(f"{path}: record {number}: {formats.wrong(name, expected, value)}")
-        aliases[row["Q_id"]] = sorted({*row["aliases"], *row["demonyms"]})
-    return aliases
 
 
 # ---------------------------------------------------------------- corpora
@@ -426,17 +398,16 @@ def _passage(path, number, row):
     if not isinstance(row, dict) or not row.keys() & {"contents", "text"}:
         raise DataError(f"{where}: expected id and contents (or title and text)")
     name = "contents" if "contents" in row else "text"
-    title = row.get("title")
+    title = "" if row.get("title") is None else row["title"]
     text = row[name]
     for key, value in (("title", title), (name, text)):
-        if not isinstance(value, str) and (key != "title" or value is not None):
+        if not isinstance(value, str):
             raise DataError(f"{where}: {formats.wrong(key, 'text', value)}")
     if name == "contents":
         first, _, rest = text.partition("\n")
         title, text = (first, rest) if rest else ("", text)
     identity = number - 1 if row.get("id") is None else row["id"]
-    title = (title or "").strip().strip('"')
-    return {"id": str(identity), "title": title, "text": text.strip()}
+    return {"id": str(identity), "title": title.strip().strip('"'), "text": text.strip()}
 
 
 # ---------------------------------------------------------------- command line
@@ -455,7 +426,7 @@ def main(argv=None):
         questions = [q for source in given.questions for q in load_questions(source)]
         rows = pool_contexts(questions)
         write_atomic(given.corpus, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    except (DataError, RunError) as error:
+    except UserError as error:
         sys.exit(f"error: {error}")
     print(f"{given.corpus}: {len(rows)} passages of {len(questions)} questions")
 

@@ -9,7 +9,7 @@ import torch
 from common import encoders, flags, seq2seq
 from common import model as models
 from common.evidence import asked_of, tokenize
-from common.world import tiny_bert, tiny_t5
+from common.world import tiny_encoders
 
 
 class Scorers(torch.nn.Module):
@@ -63,7 +63,7 @@ def model_of(source, kind, layers=0):
     """(model, tokenizer) of a folder or hub id; without one the tiny ones of the embedded world."""
     if source:
         return models.load_encoder(source, kind, layers)
-    return tiny_t5.tiny_model() if kind == "question" else tiny_bert.tiny_model(kind)
+    return tiny_encoders.tiny_t5() if kind == "question" else tiny_encoders.tiny_bert(kind)
 
 
 def load_encoder(cfg, source):

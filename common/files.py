@@ -192,11 +192,8 @@ def read_jsonl(path):
     """Rows of a JSON-lines file, .gz too; a last line cut off by a kill is left out. No file: no rows."""
     path = Path(path)
     try:
-        if path.suffix == ".gz":
-            opened = gzip.open(path, "rt", encoding="utf-8")
-        else:
-            opened = open(path, encoding="utf-8", newline="\n")
-        with opened as f:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8", newline="\n") as f:
             lines = f.read().split("\n")  # (splitlines would also cut at U+2028)
     except FileNotFoundError:
         lines = []
@@ -298,7 +295,7 @@ def looks_like_path(name):
 
 
 @functools.cache
-def locate(name, kind="model", timeout=10.0):
+def locate(name, kind="model"):
     """What `from_pretrained` or `load_dataset` should be given for `name`. kind: "model" (encoders too) or
     "dataset".
 
@@ -313,7 +310,7 @@ def locate(name, kind="model", timeout=10.0):
     why = "HF_HUB_OFFLINE is set, so the hub is not asked"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):
         try:
-            HfApi().repo_info(name, repo_type=kind, timeout=timeout)
+            HfApi().repo_info(name, repo_type=kind, timeout=10.0)
             return name
         except errors.GatedRepoError as error:
             raise HubError(f"{name}: gated on the hub: accept its terms there, then log in "

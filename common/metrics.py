@@ -130,9 +130,9 @@ def wiki_triple(triple):
 def evidence_scores_2wiki(predicted, gold, gold_ids=(), aliases=None):
     """(em, f1, precision, recall) of evidence triples, as 2wikimultihop_evaluate_v1.1.py.
 
-    gold_ids: Question.evidences_id; aliases: data.load_aliases(…). A gold triple is then met by any other
-    name of its subject or its object. Two predictions that meet one gold triple by two names count twice,
-    there and here, so recall can pass 1."""
+    gold_ids: Question.evidences_id; aliases: {Wikidata id: [other names]}. A gold triple is then met by any
+    other name of its subject or its object. Two predictions that meet one gold triple by two names count
+    twice, there and here, so recall can pass 1."""
     predicted = set(map(wiki_triple, predicted))
     accepted = []  # for each gold triple, what counts as it
     for number, (subject, relation, object_) in enumerate(gold):

@@ -11,7 +11,7 @@ from common import chat
 from common.graphs.kg_tools import Call
 from common.rollout import stable_seed
 from common.serve.chat_client import BadAnswer, filled, read_object
-from common.world import thoughts
+from common.world import graph_policy as phrases
 
 THOUGHTS = """\
 Below are a question, its answer, and the calls that find it in a knowledge graph, each with what the tool \
@@ -36,18 +36,18 @@ def template_calls(question):
 
 
 def thoughts_by_template(seed):
-    """A writer that makes a thought for every turn of common/world/thoughts.py's phrases."""
+    """A writer that makes a thought for every turn of the world's phrases."""
     def write(question, calls, shown):
         rng = random.Random(stable_seed(seed, "thoughts", question.id))
         path = question.evidences
-        said = [rng.choice(thoughts.STARTS).format(subject=path[0][0])]
+        said = [rng.choice(phrases.STARTS).format(subject=path[0][0])]
         found = ""
         for head, relation, tail in path:
-            plan = rng.choice(thoughts.PLANS).format(relation=relation, subject=head)
-            said.append(thoughts.planned(rng, found, plan))
-            found = thoughts.found(rng, relation, tail)
-        said[0] = thoughts.planned(rng, said[0])
-        said.append(thoughts.planned(rng, found, rng.choice(thoughts.ENDS)))
+            plan = rng.choice(phrases.PLANS).format(relation=relation, subject=head)
+            said.append(phrases.planned(rng, found, plan))
+            found = rng.choice(phrases.FOUND).format(relation=relation, found=tail)
+        said[0] = phrases.planned(rng, said[0])
+        said.append(phrases.planned(rng, found, rng.choice(phrases.ENDS)))
         return said
 
     return write

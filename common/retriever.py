@@ -16,7 +16,6 @@ The HTTP form (see serve/server.py): POST /retrieve {"queries": […], "topk": k
 
 import functools
 import hashlib
-import math
 import os
 import re
 import threading
@@ -440,11 +439,8 @@ class HTTPRetriever(http_client.Client):
 
     def _score(self, score):
         """A number; 0.0 for what is none. Nothing but the order counts, and that is the server's."""
-        try:
-            if math.isfinite(float(score)):
-                return float(score)
-        except (TypeError, ValueError, OverflowError):
-            pass
+        if isinstance(score, (int, float)) and abs(score) < 1e300:
+            return float(score)
         self.repair("scores that are no numbers")
         return 0.0
 

@@ -40,7 +40,7 @@ from common.evidence_stages import checkpoint_of, need_earlier, sets_of, show_ta
 from common.page import __main__ as folders
 from common.run import RunFolder
 from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
-from common.world import tiny_bert
+from common.world import tiny_encoders
 from tests.conftest import forked, sample
 
 CFG = askit.parse_args([])
@@ -975,7 +975,7 @@ def test_qap_sqg_and_joint_run_with_the_real_t5_tokenizer(whole, tmp_path):
 
 
 def test_any_encoder_with_new_heads_learns_from_a_file_of_questions(tmp_path, capsys):
-    model, tokenizer = tiny_bert.tiny_model("encoder")
+    model, tokenizer = tiny_encoders.tiny_bert("encoder")
     model.save_pretrained(tmp_path / "encoder")
     tokenizer.save_pretrained(tmp_path / "encoder")
     made = world.make_world("train", questions=12, distractors="linked")
@@ -999,7 +999,7 @@ def test_without_labels_a_search_is_kept_and_nothing_is_learned(whole, tmp_path,
     (tmp_path / "bare.json").write_text(json.dumps(bare[:8]))
     (tmp_path / "dev.json").write_text(json.dumps([*made[8:10], *bare[10:]]))
     encoder = tmp_path / "encoder"  # the one that the coarse stage began with, in a folder
-    for part in tiny_bert.tiny_model("encoder"):
+    for part in tiny_encoders.tiny_bert("encoder"):
         part.save_pretrained(encoder)
     given = [*SMALL, "--encoder", str(encoder), "--fine-layers", "1",
              "--data", str(tmp_path / "train.json"), "--eval-data", str(tmp_path / "dev.json"),
@@ -1018,7 +1018,7 @@ def test_without_labels_a_search_is_kept_and_nothing_is_learned(whole, tmp_path,
 
 
 def test_a_file_of_ones_own_with_a_huge_sentence_a_bad_record_and_a_taken_name(tmp_path, capsys):
-    model, tokenizer = tiny_bert.tiny_model("encoder")
+    model, tokenizer = tiny_encoders.tiny_bert("encoder")
     model.save_pretrained(tmp_path / "encoder")
     tokenizer.save_pretrained(tmp_path / "encoder")
     made = world.make_world("train", questions=12, distractors="linked").questions

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from common import encoders, seq2seq, training
-from common.world import tiny_bert, tiny_t5
+from common.world import tiny_encoders
 
 TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
 
 
 @pytest.fixture(scope="module")
 def writer():
-    model, tokenizer = tiny_t5.tiny_model()
+    model, tokenizer = tiny_encoders.tiny_t5()
     return seq2seq.Writer(model.eval(), tokenizer, max_new=8)
 
 
@@ -143,7 +143,7 @@ def test_with_berts_own_tokenizer_a_sentence_can_end_neither_the_evidence_nor_it
 
 
 def test_a_state_that_is_too_long_leaves_out_its_oldest_sentences():
-    tokens = encoders.PairTokenizer("action", tiny_bert.tiny_tokenizer(), 40)
+    tokens = encoders.PairTokenizer("action", tiny_encoders.tiny_tokenizer(), 40)
     question, first, second, third = ([i] * n for i, n in ((50, 8), (51, 10), (52, 9), (53, 8)))
     sep = tokens.sep
     assert tokens.joined([question, second, third]) == question + sep + second + sep + third   # 27 of 30
@@ -157,7 +157,7 @@ def test_a_state_that_is_too_long_leaves_out_its_oldest_sentences():
 
 
 def test_frozen_vectors_are_made_once_for_an_encoder_and_its_texts(tmp_path):
-    model, tokenizer = tiny_bert.tiny_model("encoder")
+    model, tokenizer = tiny_encoders.tiny_bert("encoder")
     encoder = encoders.Encoder(model.eval(), encoders.PairTokenizer("coarse", tokenizer, 64), 400)
     texts = ("Ada Holt is a person.", "A film", "A film", "Her mother is Ida.")
     texts = [encoder.pair_tokenizer.ids(t) for t in texts]

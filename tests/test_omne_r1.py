@@ -39,7 +39,7 @@ from common.path_thoughts import template_calls, thoughts_by_template
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
 from common.warmup import sharegpt
-from common.world import demonstrations, graphs, make_world, thoughts, tiny
+from common.world import demonstrations, graph_policy, graphs, make_world, tiny
 from tests.conftest import Scripted, forked, sample
 from tests.test_retriever import serving
 
@@ -587,7 +587,8 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
 
 
 def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call(tokenizer):
-    for slot in (thoughts.FILLERS, thoughts.PLANS, thoughts.FOUND, thoughts.STARTS, thoughts.ENDS):
+    p = graph_policy
+    for slot in (p.FILLERS, p.PLANS, p.FOUND, p.STARTS, p.ENDS):
         assert len(set(slot)) == len(slot) >= 10
     path = [["Emma Marsh", "spouse", "Boris Reed"], ["Boris Reed", "place of birth", "Little Acacia"]]
     tokens = {"entity_matcher": [0, 0], "node_info": [0, 0]}

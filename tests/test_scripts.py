@@ -869,7 +869,9 @@ def test_a_kill_between_the_renames_is_recovered(tmp_path):
     assert checkpoint.find(tmp_path / "nothing") is None
 
 
-def test_two_processes_build_the_policy_once(tmp_path):
+def test_two_processes_build_the_policy_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
     def build():
         with open(tmp_path / "built", "a") as f:
             f.write("x")
@@ -878,9 +880,9 @@ def test_two_processes_build_the_policy_once(tmp_path):
         return tiny.tiny_model(tokenizer, width=32), tokenizer
 
     def asks(argv):
-        print(tiny.cached_policy({"r": 1}, build, tmp_path))
+        print(tiny.cached_policy({"r": 1}, build))
 
-    both = [forked(asks, out=tmp_path / f"said{n}") for n in (1, 2)]
+    both = [forked(asks, out=tmp_path / f"said{n}", err=tmp_path / f"err{n}") for n in (1, 2)]
     for child in both:
         child.join()
     assert (tmp_path / "said1").read_text() == (tmp_path / "said2").read_text() != ""

@@ -115,16 +115,6 @@ def test_demonstrations_answer_or_carry_their_flaw(test_world):
             assert s.found == test_world.facts.get((s.subject, s.relation))
 
 
-def test_the_graph_holds_the_triples(test_world):
-    graph = test_world.graph()
-    assert graph.number_of_edges() == len(test_world.triples) and set(test_world.kinds) <= set(graph)
-    head, relation, tail = test_world.triples[0]
-    assert (
-        graph[head][tail][relation]["relation"] == relation
-        and graph.nodes[head]["kind"] == test_world.kinds[head]
-    )
-
-
 def test_too_much_is_asked_of_a_world():
     with pytest.raises(ValueError, match="size 9"):
         world.make_world("train", size=9)

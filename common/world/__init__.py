@@ -10,13 +10,13 @@ Relations carry their Wikidata labels and questions come in the four types of 2W
 2020).
 """
 
-import argparse
 import hashlib
 import itertools
 import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from common.world.words import (
     BRIDGES,
@@ -33,10 +33,10 @@ from common.world.words import (
     SAME_COUNTRY,
     SPOKEN,
     VAGUE,
+    spoken,
 )
 
 SPLITS = ("warmup", "train", "dev", "test")
-DOMAINS = ("film", "music", "literature", "business")
 
 
 @dataclass
@@ -60,16 +60,6 @@ class World:
             text = " ".join(p["sentences"])
             rows.append({"id": p["id"], "title": p["title"], "text": text})
         return rows
-
-    def graph(self):
-        """networkx.MultiDiGraph of the triples: nodes carry `kind`, edges `relation` (also their key)."""
-        import networkx
-        graph = networkx.MultiDiGraph()
-        for name, kind in self.kinds.items():
-            graph.add_node(name, kind=kind)
-        for head, relation, tail in self.triples:
-            graph.add_edge(head, tail, relation, relation=relation)
-        return graph
 
     def write(self, folder):
         """questions.json (official 2Wiki form), corpus.jsonl (Search-R1 form), triples.jsonl."""
@@ -207,6 +197,16 @@ def _compose(world, rng, hops):
     return start, relations, seen[:-1], at
 
 
+def chain_question(kinds, start, words, answer):
+    """"Who is the mother of the director of the film Pale Tower?": words for a chain's relations, last one
+    first. kinds: {name: kind}."""
+    asked = "Who is" if kinds.get(answer) == "person" else "What is"
+    for word in words:
+        asked += f" the {word} of"
+    typed = start if kinds[start] == "person" else f"the {kinds[start]} {start}"
+    return f"{asked} {typed}?"
+
+
 def _question(world, rng, kind, hops):
     """One question row without id, or None where the draw leads nowhere.
     `plan` = [(subject, relation), …]."""
@@ -216,12 +216,9 @@ def _question(world, rng, kind, hops):
         if walk is None or (hops == 2 and tuple(walk[1]) in INFERENCE):
             return None
         start, relations, subjects, answer = walk
-        asked = "Who is" if kinds.get(answer) == "person" else "What is"
-        for relation in reversed(relations):
-            asked += f" the {SPOKEN.get(relation, relation)} of"
-        typed = start if kinds[start] == "person" else f"the {kinds[start]} {start}"
         plan = list(zip(subjects, relations, strict=True))
-        return f"{asked} {typed}?", answer, plan, start
+        text = chain_question(kinds, start, map(spoken, reversed(relations)), answer)
+        return text, answer, plan, start
     if kind == "inference":
         start = rng.choice([e for e, k in kinds.items() if k == "person"])
         (first, second), label = rng.choice(sorted(INFERENCE.items()))
@@ -255,7 +252,7 @@ def _question(world, rng, kind, hops):
         if left is None or right is None or left == right:
             return None
         plan = [(a, bridge), (left, relation), (b, bridge), (right, relation)]
-        text = f"Which {head_kind} has the {SPOKEN.get(bridge, bridge)} who was born first, {a} or {b}?"
+        text = f"Which {head_kind} has the {spoken(bridge)} who was born first, {a} or {b}?"
     x, y = facts.get((left, relation)), facts.get((right, relation))
     if x is None or y is None:
         return None
@@ -340,19 +337,17 @@ def _vaguely(world, rng, text, plan, answer):
     """(the question with other words for its relations and, where one fits, a description in place of its
     first name; [the fact that the description uses])."""
     facts, kinds, start = world.facts, world.kinds, plan[0][0]
-    asked, typed = "Who is" if kinds.get(answer) == "person" else "What is", start
-    for _, relation in reversed(plan):
-        asked += f" the {rng.choice(VAGUE[relation])} of"
+    words = [rng.choice(VAGUE[relation]) for _, relation in reversed(plan)]
+    text = chain_question(kinds, start, words, answer)
     known = [(r, x) for (h, r), x in facts.items() if h == start and x in kinds and x != answer]
     known = [(r, x) for r, x in known if r != plan[0][1]]
     for relation, tail in rng.sample(known, len(known)):
         alike = [h for (h, r), x in facts.items() if r == relation and x == tail and kinds[h] == kinds[start]]
         if len(alike) == 1:
-            typed = f"the {kinds[start]} whose {SPOKEN.get(relation, relation)} is {tail}"
-            return f"{asked} {typed}?", [(start, relation)]
-    if kinds[start] != "person":
-        typed = f"the {kinds[start]} {start}"
-    return f"{asked} {typed}?", []
+            typed = start if kinds[start] == "person" else f"the {kinds[start]} {start}"
+            described = f"the {kinds[start]} whose {spoken(relation)} is {tail}"
+            return text.replace(typed, described), [(start, relation)]
+    return text, []
 
 
 def _linked(world, rng, gold):
@@ -393,20 +388,9 @@ def vocabulary(vague=False):
     return list(words)
 
 
-def main():
+def main(out: Path, split: Literal[SPLITS] = "test", seed: int = 0, size: float = 1.0, questions: int = 400):
     """Writes a split as public-format files, so that it can be used with other code."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--split", choices=SPLITS, default="test")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", type=float, default=1.0)
-    parser.add_argument("--questions", type=int, default=400)
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
-    world = make_world(args.split, args.seed, args.size, args.questions)
-    world.write(args.out)
-    print(f"{len(world.kinds)} entities, {len(world.triples)} triples, "
-          f"{len(world.questions)} questions -> {args.out}")
-
-
-if __name__ == "__main__":
-    main()
+    made = make_world(split, seed, size, questions)
+    made.write(out)
+    print(f"{len(made.kinds)} entities, {len(made.triples)} triples, "
+          f"{len(made.questions)} questions -> {out}")

@@ -1,3 +1,5 @@
+import tyro
+
 from common.world import main
 
-main()
+tyro.cli(main, prog="python -m common.world")

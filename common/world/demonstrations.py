@@ -6,7 +6,7 @@ them in its own tags. Flaws are drawn in, so that reinforcement learning has som
 import random
 from dataclasses import dataclass
 
-from common.world import FACTS, NAMES, SPOKEN, make_world
+from common.world import FACTS, NAMES, make_world, spoken
 
 # kind: its share
 FLAWS = {
@@ -33,22 +33,17 @@ class Demonstration:
     flaw: str | None = None  # a key of FLAWS; "bad format" is for the script to render in its own tags
 
     def queries(self):
-        return [f"{step.subject} {step.ask or spoken(step)}" for step in self.steps if not step.read]
+        return [f"{step.subject} {step.ask or spoken(step.relation)}" for step in self.steps if not step.read]
 
     def thoughts(self):
         """One before each search, and one before the answer."""
         thoughts, found = [], ""
         for step in self.steps:
             if not step.read:
-                thoughts.append(f"{found}now {step.ask or spoken(step)} of {step.subject}")
+                thoughts.append(f"{found}now {step.ask or spoken(step.relation)} of {step.subject}")
                 found = ""
-            found += f"found {spoken(step)} {step.found or 'nothing'} ; "
+            found += f"found {spoken(step.relation)} {step.found or 'nothing'} ; "
         return [*thoughts, f"{found}answer"]
-
-
-def spoken(step):
-    """A step's relation as it is asked for."""
-    return SPOKEN.get(step.relation, step.relation)
 
 
 def demonstrate(world, question, seed, flaw_rate):

@@ -13,7 +13,7 @@ facts that are wrong.
 import random
 
 from common import kg
-from common.world import DATE, DOMAIN_OF, FACTS, FEMALE, SPOKEN, _compose
+from common.world import DATE, DOMAIN_OF, FACTS, FEMALE, _compose, chain_question, spoken
 
 DOMAINS = ("film", "music", "literature", "business")
 VAGUE_KEYWORDS = "related"     # of edges that say nothing
@@ -22,14 +22,6 @@ DUPLICATES = .03               # of entities
 # relations that 2 % of the training questions need and a tenth of the test ones does
 RARE = ("employer", "educated at", "record label", "headquarters location", "located in")
 RARE_WEIGHT = {"warm-up": .04, "train": .035, "dev": .23, "test": .23}
-
-
-def spoken(relation):
-    """
-    >>> spoken("place of birth"), spoken("mother")
-    ('birthplace', 'mother')
-    """
-    return SPOKEN.get(relation, relation)
 
 
 def kinds_of(domain):
@@ -123,13 +115,9 @@ def add_duplicates(graph, world, rng):
 # ---------------------------------------------------------------- questions
 
 def wording(graph, path, relations):
-    """The question of a path: relations as they are spoken, last one first."""
-    kind = graph.graph.nodes[path[0]].get("kind", "")
-    asked = "Who is" if graph.graph.nodes[path[-1]].get("kind") == "person" else "What is"
-    for relation in reversed(relations):
-        asked += f" the {relation} of"
-    start = path[0] if kind in ("", "person") else f"the {kind} {path[0]}"
-    return f"{asked} {start}?"
+    """The question of a path whose relations are as they are spoken."""
+    kinds = {name: graph.graph.nodes[name]["kind"] for name in path}
+    return chain_question(kinds, path[0], reversed(relations), path[-1])
 
 
 def weight_of(split):
@@ -160,20 +148,10 @@ def path_questions(world, domain, count, seed):
         rows.append({
             "_id": f"{world.split}-{domain}-{len(rows)}",
             "type": "compositional",
-            "question": question_of(world, start, relations, answer),
+            "question": chain_question(world.kinds, start, map(spoken, reversed(relations)), answer),
             "answer": answer,
             "hops": len(relations),
             "domain": domain,
             "plan": list(zip(subjects, relations, strict=True)),
         })
     return rows
-
-
-def question_of(world, start, relations, answer):
-    """`wording` of a walk in the world itself."""
-    asked = "Who is" if world.kinds.get(answer) == "person" else "What is"
-    for relation in reversed(relations):
-        asked += f" the {spoken(relation)} of"
-    kind = world.kinds[start]
-    typed = start if kind == "person" else f"the {kind} {start}"
-    return f"{asked} {typed}?"

@@ -116,21 +116,13 @@ def make_hard_world(split, seed=0, size=1.0, questions=400, level=None, hops=HOP
     made = world.make_world(split, seed, size, questions, hops, mix=mix)
     hard = HardWorld(split, made.kinds, made.triples, made.passages, made.questions, level)
     for question in hard.questions:
-        question["question"] = _with_cues(hard, question)
+        plan = question["plan"]
+        cues = [CUES[relation] for _, relation in reversed(plan)]
+        question["question"] = world.chain_question(hard.kinds, plan[0][0], cues, question["answer"])
     _call_by_longer_names(hard)
     _state_what_follows(hard)
     _list_chains(hard)
     return hard
-
-
-def _with_cues(hard, question):
-    plan = question["plan"]
-    asked = "Who is" if hard.kinds.get(question["answer"]) == "person" else "What is"
-    for _, relation in reversed(plan):
-        asked += f" the {CUES[relation]} of"
-    start = plan[0][0]
-    kind = hard.kinds[start]
-    return f"{asked} {start}?" if kind == "person" else f"{asked} the {kind} {start}?"
 
 
 def _sentence_of(hard):
@@ -181,8 +173,7 @@ def _state_what_follows(hard):
 
 def _statement(hard, fact):
     subject, relation = fact
-    spoken = world.SPOKEN.get(relation, relation)
-    return f"The {spoken} of {subject} is {hard.called.get(fact, hard.facts[fact])}."
+    return f"The {world.spoken(relation)} of {subject} is {hard.called.get(fact, hard.facts[fact])}."
 
 
 def _list_chains(hard):
@@ -236,7 +227,8 @@ def demonstrate(hard, question, seed, flaw_rate):
         elif asks_list and not steps:
             steps += _list_searches(hard, subject, chosen)
         else:
-            steps += _searches(hard, subject, chosen, i == twice)
+            times = 2 if i == twice else 1
+            steps += [_step(hard, subject, chosen)] * times
         if steps[-1].found is None:
             break
         subject = hard.facts[subject, chosen]
@@ -259,21 +251,15 @@ def _step(hard, subject, relation, **how):
     return Step(subject, relation, found, tail="" if found == tail else tail, **how)
 
 
-def _searches(hard, subject, relation, twice):
-    """The steps that look for one fact."""
-    step = _step(hard, subject, relation)
-    return [step, step] if twice else [step]
-
-
 def _list_searches(hard, subject, relation):
     """The steps that look for a first fact in its entity's list. Where there is none, the entity's own
     passage is found, which will do."""
     fact = subject, relation
-    ask = f"{world.SPOKEN.get(relation, relation)} list"
+    ask = f"{world.spoken(relation)} list"
     listed = hard.lists.get(subject)
     if not listed or fact in listed:
         return [_step(hard, *fact, ask=ask)]
-    return [Step(*fact, None, ask=ask), *_searches(hard, *fact, False)]
+    return [Step(*fact, None, ask=ask), _step(hard, *fact)]
 
 
 def groups(tokenizer, render, index, steps, flaw_rate, size, level):

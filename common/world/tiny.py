@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -45,15 +45,8 @@ def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
     index = index or bm25
     level = hard.parse(recipe.world)
     without_output_bias = recipe.engine == "vllm"
-    made_by = {
-        "script": recipe.script,
-        "version": VERSION,
-        "torch": torch.__version__,
-        "steps": recipe.steps,
-        "flaw_rate": recipe.flaw_rate,
-        "top_k": recipe.top_k,
-        "size": recipe.size,
-    }
+    made_by = asdict(recipe) | {"version": VERSION, "torch": torch.__version__}
+    del made_by["world"], made_by["engine"]
     if level:
         made_by["world"] = str(level)
     if without_output_bias:
@@ -64,7 +57,10 @@ def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
         tokenizer = tiny_tokenizer([*written, *words], tags)
         model = tiny_model(tokenizer)
         if without_output_bias:
-            freeze_output_bias(model)
+            # in transformers, attention with biases has one behind its output, too; vLLM's Qwen3 has none: at
+            # zero, where it begins, it makes no difference
+            for layer in model.model.layers:
+                layer.self_attn.o_proj.bias.requires_grad_(False)
         groups = functools.partial(hard.groups, level=level) if level else demonstrations.groups
         made = groups(
             tokenizer, lambda *a: render(tokenizer, *a), index,
@@ -72,33 +68,14 @@ def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
         say(f"warming up the tiny policy on {8 * recipe.steps} demonstrations, "
             f"{torch.get_num_threads()} threads (cached afterwards)")
         batches = (rollout.collate(g, pack_tokens=pack_tokens) for g in made)
-        warm_up(model, batches, recipe.steps, Said(recipe.steps))
+        warm_up(model, batches, recipe.steps)
         return model, tokenizer
 
     return distributed.first(cached_policy, made_by, build)
 
 
-def freeze_output_bias(model):
-    """Attention with biases has one behind its output, too, in transformers; vLLM's Qwen3 has none. At zero,
-    where it begins, it makes no difference."""
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.bias.requires_grad_(False)
-
-
 def bm25(made):
     return retriever.BM25Retriever(made.corpus())
-
-
-class Said:
-    """A line every 100 steps."""
-
-    def __init__(self, total):
-        self.total = total
-        self.began = time.time()
-
-    def __call__(self, step, loss):
-        if step % 100 == 99 or step + 1 == self.total:
-            say(f"  warm-up {step + 1}/{self.total} | loss {loss:.3f} | {time.time() - self.began:.0f}s")
 
 
 def tiny_tokenizer(words, tags):
@@ -182,9 +159,10 @@ def tiny_model(tokenizer, width=128, seed=0):
     return model
 
 
-def warm_up(model, batches, total, progress, lr=2e-3):
+def warm_up(model, batches, total, lr=2e-3):
     """Supervised training on the sampled tokens of demonstrations;
     `batches` yields `total` times a rollout.Batch."""
+    began = time.time()
     optimizer = training.make_optimizer(model, lr, betas=(.9, .98))
     for step, batch in enumerate(batches):
         lr_now = training.cosine_lr(step, total, lr, lr / 20, warmup=20)
@@ -194,16 +172,16 @@ def warm_up(model, batches, total, progress, lr=2e-3):
         loss = -logprobs.sum() / batch.response_mask.sum()
         loss.backward()
         training.optimizer_step(model, optimizer)
-        progress(step, float(loss.detach()))
+        if step % 100 == 99 or step + 1 == total:
+            seconds = time.time() - began
+            say(f"  warm-up {step + 1}/{total} | loss {float(loss.detach()):.3f} | {seconds:.0f}s")
 
 
-def cached_policy(recipe, build, cache_dir=None):
+def cached_policy(recipe, build):
     """Folder of the policy that `build() -> (model, tokenizer)` makes, kept under a hash of `recipe` (JSON).
 
     Two processes that ask at once build it once: the second waits on a lock."""
-    if not cache_dir:
-        cache_dir = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
-    cache = Path(cache_dir) / "fivehop"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fivehop"
     text = json.dumps(recipe, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     folder = cache / f"policy-{digest}"

@@ -77,6 +77,16 @@ SPOKEN = {
     "founded by": "founder", "record label": "publisher", "inception": "founding",
     "headquarters location": "seat", "located in": "seat",
 }
+
+
+def spoken(relation):
+    """
+    >>> spoken("place of birth"), spoken("mother")
+    ('birthplace', 'mother')
+    """
+    return SPOKEN.get(relation, relation)
+
+
 DOMAIN_OF = {
     "film": "film", "song": "music", "band": "music", "label": "music",
     "book": "literature", "company": "business",

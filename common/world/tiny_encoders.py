@@ -1,4 +1,5 @@
-"""Tiny encoders of the embedded world: real BERTs of two layers, for what reads pairs of texts."""
+"""Tiny encoders of the embedded world: real BERTs for what reads pairs of texts, a real T5 for what writes
+questions, all of two layers."""
 
 import torch
 
@@ -16,12 +17,10 @@ def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
     ids = {word: i for i, word in enumerate(known)}
     pad, unknown, first, end = special
     core = Tokenizer(kinds.WordLevel(ids, unk_token=unknown))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.WhitespaceSplit(),
-            pre_tokenizers.Split(Regex(r"<sep>|[^\w\s<>]"), "isolated"),
-        ]
-    )
+    core.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.WhitespaceSplit(),
+        pre_tokenizers.Split(Regex(r"<sep>|[^\w\s<>]"), "isolated"),
+    ])
     core.post_processor = processors.TemplateProcessing(
         single=f"{first} $A {end}",
         pair=f"{first} $A {end} $B:1 {end}:1",
@@ -37,12 +36,13 @@ def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
     )
 
 
-def tiny_model(kind, width=64):
-    """(model, tokenizer): a real BERT of two layers. It starts out with what reading unseen names takes, and
-    is free to change it: the encoder is a bag of words (its layers add nothing yet); in the scorers one head
-    looks for a token's own word on the other side and says whether it stands there."""
+def tiny_bert(kind):
+    """(model, tokenizer) of "encoder", "action" or "submit". It starts out with what reading unseen names
+    takes, and is free to change it: the encoder is a bag of words (its layers add nothing yet); in the
+    scorers one head looks for a token's own word on the other side and says whether it stands there."""
     from transformers import BertConfig
 
+    width = 64
     tokenizer = tiny_tokenizer()
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -109,3 +109,46 @@ def look_for_the_same_word(bert, width):
     head.self.value.weight[0, state_word] = head.self.value.weight[1, candidate_word] = 1
     head.output.dense.weight[kept] = 0
     head.output.dense.weight[states, 0] = head.output.dense.weight[candidates_, 1] = 3
+
+
+def tiny_t5():
+    """(model, tokenizer): two layers a side. It starts out with what copying names takes, which
+    it would otherwise spend its training on, and is free to change it: head 0 of the encoder notes at every
+    token the one before it (A, written to B); all heads of the decoder's second layer copy what
+    they look at (C), and head 0 looks for the place whose note is the token just written."""
+    from transformers import T5Config
+
+    tokenizer = tiny_tokenizer(("<pad>", "<unk>", "<s>", "</s>"), ("generate", "question"))
+    tokenizer.eos_token = "</s>"
+    width = 96
+    dim = width // 4
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=width,
+        d_kv=dim,
+        d_ff=2 * width,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        decoder_start_token_id=tokenizer.pad_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(4)
+        model = ENCODERS["question"].from_config(config)
+        head = slice(0, dim)
+        note, written = (torch.linalg.qr(torch.randn(width, dim)).Q.T for _ in range(2))  # (dim, width)
+        back = model.encoder.block[0].layer[0].SelfAttention
+        back.relative_attention_bias.weight[:, 0] = 0
+        back.relative_attention_bias.weight[1, 0] = 8  # the token before
+        back.q.weight[head] = 0
+        back.v.weight[head] = note
+        back.o.weight[:, head] = 2 * written.T
+        find = model.decoder.block[1].layer[1].EncDecAttention
+        find.q.weight[head] = note
+        find.k.weight[head] = written
+        copied = torch.linalg.qr(torch.randn(width, width)).Q  # (4 dim, width), a block a head
+        find.v.weight.copy_(copied)
+        find.o.weight.copy_(4 * copied.T)
+    return model, tokenizer
