@@ -1,5 +1,4 @@
-"""The policy's weights: finding, loading and describing a model, the log-probs of its tokens,
-its reference."""
+"""The policy's weights: loading and checking a model, the log-probs of its tokens, its reference."""
 
 import hashlib
 import logging
@@ -50,11 +49,8 @@ def find_model(name):
 
 def _load_error(name, error):
     message = " ".join(str(error).split())
-    what = f"{type(error).__name__}: {message[:200]}"
-    if Path(name).is_dir():
-        return ModelError(f"{name}: this folder's model or tokenizer cannot be read: a file is missing, "
-                          f"damaged, or of another kind ({what})")
-    return ModelError(f"{name}: the hub's model or tokenizer did not load ({what})")
+    return ModelError(f"{name}: its model or tokenizer cannot be read: a file is missing, damaged, or of "
+                      f"another kind ({type(error).__name__}: {message[:200]})")
 
 
 def load_tokenizer(name):
@@ -70,7 +66,6 @@ def load_tokenizer(name):
 
 
 def default_device():
-    """Where models go."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -145,10 +140,9 @@ def remove_dropout(name, model):
 def pack_tokens(model, micro_tokens):
     """Tokens a pack of shared prefixes: all of a forward pass where FlexAttention skips what its mask hides;
     under a dense mask four widths of the model, so that products with it stay below those of the layers."""
-    config = model.config.get_text_config()
     if model.config._attn_implementation == "tree":
         return micro_tokens
-    return min(micro_tokens, 4 * config.hidden_size)
+    return min(micro_tokens, 4 * model.config.get_text_config().hidden_size)
 
 
 def head_dim(config):
@@ -294,13 +288,12 @@ ENCODERS = {  # what a script may want beside a language model
 }
 
 
-def load_encoder(name, kind, layers=0, device=None):
+def load_encoder(name, kind, layers=0):
     """(model, tokenizer) of a folder or hub id: an encoder with the head `kind` of ENCODERS, in fp32.
 
     layers: keep the first so many, 0 = all. A head that the folder does not have is a new one, drawn from
     PyTorch's generator."""
     source = find_model(name)
-    device = device or default_device()
     how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
     if layers:
         how["num_hidden_layers"] = layers
@@ -308,7 +301,7 @@ def load_encoder(name, kind, layers=0, device=None):
         model = ENCODERS[kind].from_pretrained(source, **how)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise _load_error(name, error) from error
-    return model.to(device), load_tokenizer(source)
+    return model.to(default_device()), load_tokenizer(source)
 
 
 def describe(name, model):
@@ -317,23 +310,8 @@ def describe(name, model):
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     gigabytes = (weights + 12 * trained) / 1e9
-    told = (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
+    return (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
             f"{gigabytes:.2f} GB with gradients and optimizer")
-    if hasattr(model, "peft_config"):
-        told += f"; adapters on {adapted_share(model):.0%} of the weights"
-    return told
-
-
-def adapted_share(model):
-    """Share of the model's own weights that have adapters."""
-    adapted = set()
-    for module in model.modules():
-        if getattr(module, "lora_A", None):
-            weight = module.get_base_layer()
-            name = getattr(module, "parameter_name", "weight")  # of experts
-            adapted.add(getattr(weight, name))
-    own = [p for name, p in model.named_parameters() if ".lora_" not in name]
-    return sum(p.numel() for p in adapted) / sum(p.numel() for p in own)
 
 
 # ---------------------------------------------------------------- log-probs
@@ -392,23 +370,19 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
     batch: rollout.Batch.
     kernels: "on" = the Triton path (CUDA), "off" = plain PyTorch, "auto" = on where there is CUDA.
     hidden: hidden_states of the batch, where they were computed already."""
-    if hidden is None:
-        hidden = hidden_states(model, batch)
     return by_token(_of_sampled(model, batch, temperature, kernels, hidden).logprobs, batch)
 
 
 @torch.no_grad()
 def token_entropies(model, batch, temperature=1.0, kernels="auto", hidden=None):
     """Entropy of the distribution that every sampled token was drawn from, (B, T) in nats; 0 elsewhere."""
-    if hidden is None:
-        hidden = hidden_states(model, batch)
     return by_token(_of_sampled(model, batch, temperature, kernels, hidden, entropy=True).entropy, batch)
 
 
 def _of_sampled(model, batch, temperature, kernels, hidden, entropy=False):
     """turn_logprob of the batch's R distinct sampled tokens."""
     return turn_logprob(
-        hidden,
+        hidden_states(model, batch) if hidden is None else hidden,
         head_rows(model, distributed.whole(model.get_output_embeddings().weight)),
         batch.target,
         rows=batch.predecessor,
@@ -471,9 +445,8 @@ def load_reference(model, source, lora):
                          "the base first (merge_and_unload)")
     if lora:
         return model
-    attention = "tree" if model.config._attn_implementation == "tree" else "dense"
     precision = "bf16" if computes_in_bf16(model) else "fp32"
-    frozen = load_model(source, attention=attention, precision=precision, frozen=True)
+    frozen = load_model(source, precision=precision, frozen=True)
     frozen.vocabulary = getattr(model, "vocabulary", None)
     return distributed.shard(frozen)
 

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -49,37 +50,24 @@ running = None    # the process's _Running
 
 # ---------------------------------------------------------------- weights
 
-def checkpoint_name(name):
-    """The name that a parameter has in a Hugging Face checkpoint, without what adapters put around it.
-
-    >>> checkpoint_name("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
-    'model.layers.0.mlp.up_proj.weight'
-    >>> checkpoint_name("base_model.model.lm_head.modules_to_save.default.weight")
-    'lm_head.weight'
-    """
-    return re.sub(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save\.default(?=\.)", "", name)
-
-
 def own_parameters(model):
-    """{checkpoint name: parameter} of the language model: what adapters add is left out, a layer that was
-    trained as a whole stands in its original's place."""
+    """{name in a Hugging Face checkpoint: parameter} of the language model, without what adapters add."""
     found = {}
     for name, parameter in model.named_parameters():
-        if ".lora_" not in name and ".original_module." not in name:
-            found[checkpoint_name(name)] = parameter
+        if ".lora_" not in name:
+            found[re.sub(r"^base_model\.model\.|\.base_layer(?=\.)", "", name)] = parameter
     return found
 
 
 def refuse_other_adapters(model):
     """ModelError for adapters that policy_weights does not know how to merge."""
     for config in getattr(model, "peft_config", {}).values():
-        if config.peft_type != "LORA" or config.lora_bias or config.trainable_token_indices:
-            raise ModelError("--engine vllm: these adapters are more than LoRA on weights "
-                             f"({config.peft_type}, bias or trained tokens): use --engine transformers, or "
-                             "fold them into their base (merge_and_unload)")
-        if config.use_dora and distributed.world() > 1:
-            raise ModelError("--engine vllm: DoRA's norms want whole weights, and here they are cut over "
-                             "several ranks: use one process, or --engine transformers")
+        plain = config.peft_type == "LORA" and not (
+            config.lora_bias or config.use_dora or config.modules_to_save or config.trainable_token_indices)
+        if not plain:
+            raise ModelError("--engine vllm: these adapters are more than LoRA on weights (their bias, DoRA, "
+                             "whole layers or tokens): use --engine transformers, or fold them into their "
+                             "base (merge_and_unload)")
 
 
 def policy_weights(model):
@@ -94,13 +82,8 @@ def policy_weights(model):
     for name, parameter in own_parameters(model).items():
         weight = distributed.whole(parameter).detach()
         if id(parameter) in adapted:
-            module = adapted[id(parameter)]
-            variant = getattr(module, "lora_variant", {}).get("default")  # DoRA is one
-            if variant:
-                weight = variant.merge_safe(module, "default", weight).detach()
-            else:
-                delta = distributed.whole(module.get_delta_weight("default"))
-                weight = weight + delta.detach().to(weight.dtype)
+            delta = distributed.whole(adapted[id(parameter)].get_delta_weight("default"))
+            weight = weight + delta.detach().to(weight.dtype)
         yield name, head_rows(model, weight) if id(parameter) in embeddings else weight
 
 
@@ -146,16 +129,14 @@ def _pack_head_again(vllm_model):
 
 # ---------------------------------------------------------------- the process's vLLM
 
+@dataclass
 class _Running:
-    """The process's vLLM. `digest` says for which architecture, tokenizer and options it was started,
-    `holder` is the engine whose weights it has, `numbers` name its requests."""
-
-    def __init__(self, digest, llm):
-        self.digest = digest
-        self.llm = llm
-        self.holder = None
-        self.asleep = False
-        self.numbers = itertools.count()
+    """The process's vLLM."""
+    digest: str             # of the architecture, tokenizer and options that it was started with
+    llm: object
+    holder: object = None   # the engine whose weights it has
+    asleep: bool = False
+    numbers: itertools.count = field(default_factory=itertools.count)   # they name its requests
 
 
 def _start(model, tokenizer, options):
@@ -311,8 +292,7 @@ class VllmEngine:
     def busy(self):
         return bool(self.futures)
 
-    async def generate(self, prompt_ids, stop=(), max_tokens=512,
-                       temperature=1.0, seed=0):
+    async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
         """Samples until a stop string, the end of sequence, max_tokens or the model's last position (both
         "length"). temperature 0 is greedy. ModelError where the prompt leaves no position to sample."""
         from vllm import SamplingParams
