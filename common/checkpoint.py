@@ -142,24 +142,17 @@ def load_training_state(folder, model, optimizer):
     if state["weights"] != weights:
         raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} "
                          f"weights, the model beside it has {weights}")
+    parameters = dict(model.named_parameters())
     with safe_open(str(Path(folder) / "optimizer.safetensors"), "pt") as saved:
-        moments = {}
         for key in saved.keys():
             name, _, what = key.rpartition("/")
-            moments.setdefault(name, []).append(what)
-        for name, p in model.named_parameters():
-            if name in moments:
-                found = {what: saved.get_tensor(f"{name}/{what}") for what in moments[name]}
-                optimizer.state[p] = _restored(found, p, isinstance(optimizer, torch.optim.AdamW))
-    return state
-
-
-def _restored(found, parameter, steps_are_tensors):
-    """The optimizer's state of a parameter from whole tensors."""
-    state = {}
-    for what, value in found.items():
-        value = value.to(parameter.device)
-        state[what] = distributed.cut_like(value, parameter) if value.shape == parameter.shape else value
-    step = found["step"]
-    state["step"] = step if steps_are_tensors else int(step)
+            p = parameters[name]
+            value = saved.get_tensor(key)
+            if what == "step":
+                value = value if isinstance(optimizer, torch.optim.AdamW) else int(value)
+            elif value.shape == p.shape:
+                value = distributed.cut_like(value.to(p.device), p)
+            else:
+                value = value.to(p.device)
+            optimizer.state[p][what] = value
     return state

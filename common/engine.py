@@ -65,17 +65,14 @@ class _Request:
 
 class _SlotCache:
     """Keys and values as (layers, 2, slots, heads, tokens, dim); a forward pass sees `rows`, each row at its
-    own `start`. sizes: what each layer keeps of a token, as _Seen has it; of values narrower than keys the
-    rest stays zero.
+    own `start`. sizes: what each layer keeps of a token, as _Seen has it, the same for all; of values
+    narrower than keys the rest stays zero.
 
     Duck-types the two calls that transformers' decoder layers make on a cache."""
     is_compileable = False
 
     def __init__(self, sizes, dtype, device):
         layers = len(sizes)
-        kinds = set(sizes.values())
-        if len(kinds) > 1 or set(sizes) != set(range(layers)):
-            raise ValueError(f"its layers do not all keep keys and values of one size: {sizes}")
         heads, self.key_dim, self.value_dim = sizes[0]
         dim = max(self.key_dim, self.value_dim)
         self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
@@ -104,8 +101,9 @@ class _SlotCache:
         device = start.device
         self.rows = rows
         self.end = int(start.max()) + width
-        self.slot = torch.arange(rows.start, rows.stop, device=device)[:, None]   # (n, 1)
-        self.position = start[:, None] + torch.arange(width, device=device)       # (n, width)
+        slot = torch.arange(rows.start, rows.stop, device=device)
+        self.slot = slot[:, None]                                             # (n, 1)
+        self.position = start[:, None] + torch.arange(width, device=device)   # (n, width)
 
     def update(self, keys, values, layer_idx, *args, **kwargs):
         held_keys = self.kv[layer_idx, 0]
@@ -129,8 +127,6 @@ class _Seen:
         self.sizes = {}    # layer -> (heads, width of a key, width of a value)
 
     def update(self, keys, values, layer_idx, *args, **kwargs):
-        if keys.shape[1] != values.shape[1]:
-            raise ValueError(f"{keys.shape[1]} heads of keys, {values.shape[1]} of values")
         self.sizes[layer_idx] = keys.shape[1], keys.shape[3], values.shape[3]
         return keys, values
 
@@ -274,7 +270,8 @@ class TransformersEngine:
             raise ValueError("generate needs a prompt and max_tokens >= 1, "
                              f"got {len(prompt_ids)} ids and {max_tokens}")
         future = asyncio.get_running_loop().create_future()
-        uniforms = np.random.Generator(np.random.Philox(seed)).random(max_tokens)
+        random = np.random.Generator(np.random.Philox(seed))
+        uniforms = random.random(max_tokens)
         request = _Request(list(prompt_ids), tuple(stop), max_tokens, temperature, uniforms, future)
         self.waiting.append(request)
         return await future
@@ -287,8 +284,10 @@ class TransformersEngine:
         self._make_room()
         hidden = []
         if self.active:
-            ids = torch.tensor([[r.token_ids[-1]] for r in self.active], device=self.device)
-            start = torch.tensor([r.length - 1 for r in self.active], device=self.device)
+            ids = [[r.token_ids[-1]] for r in self.active]
+            ids = torch.tensor(ids, device=self.device)
+            start = [r.length - 1 for r in self.active]
+            start = torch.tensor(start, device=self.device)
             rows = slice(0, len(self.active))
             hidden.append(self._forward(rows, ids, start)[:, 0])
         if self.waiting:
@@ -411,11 +410,13 @@ class TransformersEngine:
         """Appends one token to each request, from the last hidden states (n, H)."""
         logits = self._logits(hidden.to(self.cache_dtype))                    # (n, V), fp32 as in training
         V = logits.shape[1]
-        temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=self.device)
+        temperature = [r.temperature or 1.0 for r in requests]
+        temperature = torch.tensor(temperature, device=self.device)
         logprobs = torch.log_softmax(logits / temperature[:, None], -1)
         token = logits.argmax(-1)
         if any(r.temperature for r in requests):
-            greedy = torch.tensor([r.temperature == 0 for r in requests], device=self.device)
+            greedy = [r.temperature == 0 for r in requests]
+            greedy = torch.tensor(greedy, device=self.device)
             cumulative = logprobs.double().exp().cumsum(-1)                   # float64: V may be 150,000
             uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
             uniforms = torch.tensor(uniforms, device=self.device, dtype=torch.double)

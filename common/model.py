@@ -324,7 +324,12 @@ def hidden_states(model, batch):
     decoder = model.get_decoder()
     P, N = batch.packed_ids.shape
     is_flex = decoder.config._attn_implementation == "tree"
-    length = flex().padded_length(N) if is_flex else few_lengths(N, model)
+    length = N
+    if is_flex:
+        length = flex().padded_length(N)
+    elif model.device.type == "cpu" and computes_in_bf16(model):
+        # oneDNN makes and keeps a product for every shape (135M weights: .05 GB a length, for ever)
+        length = -(-N // 64) * 64
     padding = (0, length - N)
     ids = F.pad(batch.packed_ids, padding)                      # (P, length)
     positions = F.pad(batch.positions, padding)
@@ -350,15 +355,6 @@ def flex():
     """common/gpu/tree_attention.py, which transformers knows as "tree" once it is imported."""
     from common.gpu import tree_attention
     return tree_attention
-
-
-def few_lengths(length, model):
-    """What a pack is padded to: for bf16 on a CPU a multiple of 64, since oneDNN makes and keeps a product of
-    its own for every shape (135M weights: .05 GB a micro-batch of another length, for ever, and a tenth of
-    the time)."""
-    if model.device.type == "cpu" and computes_in_bf16(model):
-        return -(-length // 64) * 64
-    return length
 
 
 BACKENDS = {"on": "triton", "off": "reference", "auto": "auto"}  # of --kernels

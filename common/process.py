@@ -37,7 +37,7 @@ def own_cores():
     return set(range(os.cpu_count() or 1))
 
 
-def busy_cores():
+def busy_cores(seconds=0.1):
     """How many of them other processes keep busy just now; 0.0 where the system does not say."""
     names = {f"cpu{core}" for core in own_cores()}
 
@@ -54,7 +54,7 @@ def busy_cores():
 
     try:
         busy, total = sample()
-        time.sleep(.1)
+        time.sleep(seconds)
         more_busy, more_total = sample()
     except (OSError, ValueError):
         return 0.0

@@ -243,7 +243,8 @@ class Meter:
         if drift is not None and correction != "none":
             ratios = _sampled(batches, sampler_ratios)
             self.row["train/sampler_ratio"] = float(ratios.mean())
-            self.row["train/sampler_truncated"] = float((ratios >= MAX_RATIO).float().mean())
+            truncated = ratios >= MAX_RATIO
+            self.row["train/sampler_truncated"] = float(truncated.float().mean())
 
     def add(self, loss, stats, weight=1.0):
         """stats: sums over sampled tokens, with "tokens", and maxima (ending in _max). weight: the batch's;
@@ -256,7 +257,8 @@ class Meter:
 
     def step(self, model, optimizer, grad_clip, batches):
         """One update from the gradients of these batches, on all ranks or on none."""
-        update = functools.reduce(_merged, distributed.gather([self.update]))
+        parts = distributed.gather([self.update])
+        update = functools.reduce(_merged, parts)
         self.update = {}
         if "ratio_sum" in update:  # of the first update: nothing was updated before, so it should be 1
             self.row.setdefault("train/first_ratio", update["ratio_sum"] / update["tokens"])
@@ -294,7 +296,8 @@ class Meter:
 def _sampled(batches, of_batch):
     """One vector of what of_batch(batch), (B, T), says of the sampled tokens that all ranks learn from;
     None where there are none."""
-    parts = distributed.gather(of_batch(b)[b.response_mask].cpu() for b in batches if b.weight)
+    parts = [of_batch(b)[b.response_mask].cpu() for b in batches if b.weight]
+    parts = distributed.gather(parts)
     return torch.cat(parts) if parts else None
 
 
@@ -309,5 +312,9 @@ def _merged(a, b):
 def save_batch(path, batch):
     """What an update saw, as (B, T) tensors in a safetensors file."""
     names = ("input_ids", "response_mask", "turn_ids", "rollout_logprobs", "advantages", "old_logprobs")
-    tensors = {name: getattr(batch, name) for name in names}
-    save_file({name: t.contiguous().cpu() for name, t in tensors.items() if t is not None}, path)
+    tensors = {}
+    for name in names:
+        tensor = getattr(batch, name)
+        if tensor is not None:
+            tensors[name] = tensor.contiguous().cpu()
+    save_file(tensors, path)
