@@ -212,12 +212,12 @@ def probe_ids(tokenizer, n, seed):
 def check_training_pass(name, model, tokenizer):
     """Refuses a model whose log-probs training would compute otherwise than its own forward pass does: two
     rows of different length, which share a start."""
+    def turn(n, seed):
+        return Turn(probe_ids(tokenizer, n, seed), [0.0] * n, "", "")
+
     prompt = probe_ids(tokenizer, 8, "prompt")
-    first = Turn(probe_ids(tokenizer, 8, "first"), [0.0] * 8, "", "")
-    rows = []
-    for n in (8, 3):
-        last = Turn(probe_ids(tokenizer, n, n), [0.0] * n, "", "")
-        rows.append(Trajectory("", prompt, [first, last]))
+    first = turn(8, "first")
+    rows = [Trajectory("", prompt, [first, turn(n, n)]) for n in (8, 3)]
     with refusing_other_numbers(name, "training", model) as compare, torch.enable_grad():
         batch = rollout.collate(rows).to(model.device)
         found = token_logprobs(model, batch).detach()
@@ -430,8 +430,7 @@ def folded(source, out):
 
 # ---------------------------------------------------------------- reference
 #
-# `reference` is one of three: None = the loss has no KL term; a frozen model = its weights; the policy itself
-# = the base model below its LoRA adapters.
+# None = the loss has no KL term; a frozen model; or the policy itself = the base below its LoRA adapters.
 
 def load_reference(model, source, lora):
     """What a KL term compares `model` with: the weights of `source` that it began as. With adapters it is the

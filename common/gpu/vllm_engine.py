@@ -1,10 +1,4 @@
-"""The engine of common/engine.py on vLLM, in this process: the same methods, weights of its own.
-
-    engine = VllmEngine(model, tokenizer)    # starts vLLM and hands it the weights, in memory
-    engine.sync(model)                       # hands over new ones, wakes it, and forgets keys and values
-    engine.sleep()                           # on a GPU: gives its memory to the trainer until the next sync
-
-One step() is one step of vLLM's scheduler, so rollout.run_agents drives it as it drives ours. A sample
+"""The engine of common/engine.py on vLLM, in this process: the same methods, weights of its own. A sample
 depends on (prompt, seed) alone, up to rounding, but its random stream is not that of TransformersEngine.
 
 There is one vLLM a process. It takes half a minute to start and reserves its memory at once, so engines of
@@ -140,8 +134,7 @@ class _Running:
 
 
 def _start(model, tokenizer, options):
-    """The _Running for this architecture, tokenizer and options: the one that runs, or a new one in its
-    place."""
+    """The _Running for this architecture, tokenizer and options: the one that runs, or a new one instead."""
     global running
     atexit.register(_stop)  # registered once more, it finds nothing to stop
     with tempfile.TemporaryDirectory() as folder:
