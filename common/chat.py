@@ -32,14 +32,11 @@ def added_tokens(tokenizer):
     """(ids of the tokenizer's added tokens, pattern of their texts). Left out is what can only be text: the
     unknown token, which any odd word may become, runs of blanks, and single letters (some tokenizers have
     added "ü")."""
-    vocabulary = dict(tokenizer.get_added_vocab())
-    for text in tokenizer.all_special_tokens:
-        vocabulary[text] = tokenizer.convert_tokens_to_ids(text)
     added = {}
-    for text, i in vocabulary.items():
+    for text in (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens):
         letter = len(text) == 1 and text.isalpha()
         if text != tokenizer.unk_token and text.strip() and not letter:
-            added[text] = i
+            added[text] = tokenizer.convert_tokens_to_ids(text)
     longest_first = sorted(added, key=len, reverse=True)
     pattern = "|".join(map(re.escape, longest_first)) or r"(?!)"
     return frozenset(added.values()), re.compile(pattern, re.IGNORECASE)
@@ -58,8 +55,7 @@ def harmless(tokenizer, text):
         found = match[0]
         return f"{found[0]} {found[1:]}" if len(found) > 1 else " "
 
-    text = str(text).encode("utf-8", "replace").decode()
-    text = no_tags(text)
+    text = no_tags(text.encode("utf-8", "replace").decode())
     _, pattern = added_tokens(tokenizer)
     for _ in range(8):  # what is broken up may spell another; whatever is left, `encode` takes out
         if not pattern.search(text):
@@ -193,8 +189,7 @@ def render_reply(tokenizer, turn_ids, *content):
 
 
 def end_of_turn(tokenizer):
-    """The added token with which the chat template closes what the assistant said; None where there is
-    none."""
+    """The added token with which the chat template closes what the assistant said; None where none is."""
     try:
         texts, order, _ = template_parts(tokenizer, ("user", "assistant", "user"), today)
     except TemplateError:
@@ -210,11 +205,6 @@ def is_tiny(tokenizer):
 
 def unknown_words(tokenizer, text):
     """The words of a text that the tokenizer has no token for; [] for tokenizers that know every byte."""
-    unknown = tokenizer.unk_token_id
-    if unknown is None:
-        return []
-    found = []
-    for word in re.findall(r"\w+", text):
-        if unknown in tokenizer(word, add_special_tokens=False)["input_ids"]:
-            found.append(word)
-    return found
+    words = re.findall(r"\w+", text)
+    unknown = tokenizer.unk_token_id    # None where there is none
+    return [word for word in words if unknown in tokenizer(word, add_special_tokens=False)["input_ids"]]

@@ -1,8 +1,5 @@
 """Checkpoints: model in Hugging Face form, optimizer.safetensors, trainer.json with a digest of every file.
-
-The new one is complete on disk before the old one goes;
-what a kill between two renames leaves is found again.
-"""
+The new one is complete on disk before the old one goes; `find` knows what a kill between two renames left."""
 
 import functools
 import hashlib
@@ -53,10 +50,7 @@ def _write(folder, model, weights, tokenizer, moments, state):
         tokenizer.save_pretrained(new)
         if moments is not None:
             save_file(moments, str(new / "optimizer.safetensors"))
-        digests = {}
-        for file in _files(new):
-            stamp = file.stat()
-            digests[str(file.relative_to(new))] = _digest(str(file), stamp.st_mtime_ns, stamp.st_size)
+        digests = {str(file.relative_to(new)): _digest(file) for file in _files(new)}
         weights = sum(p.numel() for p in model.parameters())
         about = {**state, "weights": weights, "sha256": digests}
         (new / "trainer.json").write_text(json.dumps(about, indent=1))
@@ -100,46 +94,44 @@ def _files(folder):
     return sorted(f for f in Path(folder).rglob("*") if f.is_file())
 
 
+def _digest(file):
+    stamp = file.stat()
+    return _sha256(str(file), stamp.st_mtime_ns, stamp.st_size)
+
+
 @functools.cache
-def _digest(path, *_stamp):
-    """SHA-256 of a file, read once a process while its time and size stay."""
+def _sha256(path, *_stamp):
+    """Of a file, read once a process while its time and size stay."""
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def check_files(folder):
-    """ModelError where a checkpoint's files are not those that were saved
-    (one without digests, of an older version, passes)."""
-    try:
-        state = json.loads((Path(folder) / "trainer.json").read_text(encoding="utf-8"))
-        saved = state["sha256"].items()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return
-    for name, digest in saved:
-        file = Path(folder) / name
-        if not file.is_file():
-            raise ModelError(f"{folder}: the checkpoint is damaged ({name} is missing); {REMEDY}")
-        stamp = file.stat()
-        if _digest(str(file), stamp.st_mtime_ns, stamp.st_size) != digest:
-            raise ModelError(f"{folder}: the checkpoint is damaged ({name} is changed since it was saved); "
-                             f"{REMEDY}")
+    """ModelError where a folder is a checkpoint whose files are not those that were saved."""
+    if (Path(folder) / "trainer.json").exists():
+        read_state(folder)
 
 
 def read_state(folder):
     """trainer.json of a checkpoint;
     ModelError where it is damaged, or another of its files is not as it was saved."""
+    damaged = f"{folder}: the checkpoint is damaged"
     try:
         state = json.loads((Path(folder) / "trainer.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         what = type(error).__name__
-        raise ModelError(f"{folder}: the checkpoint is damaged (trainer.json: {what}); {REMEDY}") from error
+        raise ModelError(f"{damaged} (trainer.json: {what}); {REMEDY}") from error
     kinds = {"step": int, "weights": int, "sha256": dict}
     whole = isinstance(state, dict)
     whole = whole and all(isinstance(state.get(key), kind) for key, kind in kinds.items())
     if not whole or state["step"] < 0:
-        raise ModelError(f"{folder}: the checkpoint is damaged (trainer.json has no step, weights and "
-                         f"sha256); {REMEDY}")
-    check_files(str(folder))
+        raise ModelError(f"{damaged} (trainer.json has no step, weights and sha256); {REMEDY}")
+    for name, digest in state["sha256"].items():
+        file = Path(folder) / name
+        if not file.is_file():
+            raise ModelError(f"{damaged} ({name} is missing); {REMEDY}")
+        if _digest(file) != digest:
+            raise ModelError(f"{damaged} ({name} is changed since it was saved); {REMEDY}")
     return state
 
 
@@ -150,24 +142,17 @@ def load_training_state(folder, model, optimizer):
     if state["weights"] != weights:
         raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} "
                          f"weights, the model beside it has {weights}")
+    parameters = dict(model.named_parameters())
     with safe_open(str(Path(folder) / "optimizer.safetensors"), "pt") as saved:
-        moments = {}
         for key in saved.keys():
             name, _, what = key.rpartition("/")
-            moments.setdefault(name, []).append(what)
-        for name, p in model.named_parameters():
-            if name in moments:
-                found = {what: saved.get_tensor(f"{name}/{what}") for what in moments[name]}
-                optimizer.state[p] = _restored(found, p, isinstance(optimizer, torch.optim.AdamW))
-    return state
-
-
-def _restored(found, parameter, steps_are_tensors):
-    """The optimizer's state of a parameter from whole tensors."""
-    state = {}
-    for what, value in found.items():
-        value = value.to(parameter.device)
-        state[what] = distributed.cut_like(value, parameter) if value.shape == parameter.shape else value
-    step = found["step"]
-    state["step"] = step if steps_are_tensors else int(step)
+            p = parameters[name]
+            value = saved.get_tensor(key)
+            if what == "step":
+                value = value if isinstance(optimizer, torch.optim.AdamW) else int(value)
+            elif value.shape == p.shape:
+                value = distributed.cut_like(value.to(p.device), p)
+            else:
+                value = value.to(p.device)
+            optimizer.state[p][what] = value
     return state

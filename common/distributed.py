@@ -76,11 +76,10 @@ def once(function, *args):
 
 def first(function, *args):
     """What it returns on each rank; rank 0 is done before the others begin, who find on disk what it made."""
-    waits = rank() > 0
-    if waits:
+    if rank() > 0:
         gather([])
     value = _as_one(function, *args)
-    if not waits:
+    if rank() == 0:
         gather([])
     return value
 
@@ -107,13 +106,12 @@ def shard(model):
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
     tied = head.weight is embedding.weight
-    units = [*decoder.layers, decoder]
-    if not tied:
-        units.append(head)
-    for unit in units:
+    for unit in (*decoder.layers, decoder):
         cut(unit)
     if tied:
         head.weight = embedding.weight
+    else:
+        cut(head)
     return model
 
 
@@ -139,15 +137,13 @@ def collect(tensors):
     """{name: whole tensor} on the CPU of rank 0, {} on the others. Names of one tensor keep one."""
     if world() == 1:
         return tensors
-    found = {}
     made = {}
     with torch.no_grad():
-        for name, tensor in tensors.items():
+        for tensor in tensors.values():
             if id(tensor) not in made:
-                piece = whole(tensor)
+                piece = whole(tensor)   # all ranks take part
                 made[id(tensor)] = piece.cpu() if rank() == 0 else None
-            found[name] = made[id(tensor)]
-    return found if rank() == 0 else {}
+    return {name: made[id(tensor)] for name, tensor in tensors.items()} if rank() == 0 else {}
 
 
 def cut_like(tensor, other):

@@ -12,13 +12,11 @@ There are this one and common/gpu/vllm_engine.py (run.make_engine chooses), and 
 
 TransformersEngine runs any decoder-only Hugging Face model on CPU or GPU with continuous batching: whoever
 waits joins the batch at the next token, whoever stops leaves it, and the keys and values of what was read
-before (earlier turns of the trajectory, the common start of siblings) are reused. transformers' own
-`generate_batch` was tried first: it returns ids and log-probs and shares prefixes, but takes one seed for the
-whole batch and not one a request, and is slower on a CPU (benchmarks/bench_engine.py prints all three).
+before (earlier turns of the trajectory, the common start of siblings) are reused. (transformers' own
+`generate_batch` takes one seed for the whole batch, and is slower on a CPU: benchmarks/bench_engine.py.)
 
 A sample depends on (prompt, seed) alone, up to rounding: one uniform number a token, drawn from the request's
-own seed, picks the token by its cumulative probability, whatever else is in the batch. (A batch of another
-shape may round logits differently; a draw that falls on the edge of two tokens may then change.)
+own seed, picks the token by its cumulative probability, whatever else is in the batch.
 """
 
 import asyncio
@@ -67,17 +65,14 @@ class _Request:
 
 class _SlotCache:
     """Keys and values as (layers, 2, slots, heads, tokens, dim); a forward pass sees `rows`, each row at its
-    own `start`. sizes: what each layer keeps of a token, as _Seen has it; of values narrower than keys the
-    rest stays zero.
+    own `start`. sizes: what each layer keeps of a token, as _Seen has it, the same for all; of values
+    narrower than keys the rest stays zero.
 
     Duck-types the two calls that transformers' decoder layers make on a cache."""
     is_compileable = False
 
     def __init__(self, sizes, dtype, device):
         layers = len(sizes)
-        kinds = set(sizes.values())
-        if len(kinds) > 1 or set(sizes) != set(range(layers)):
-            raise ValueError(f"its layers do not all keep keys and values of one size: {sizes}")
         heads, self.key_dim, self.value_dim = sizes[0]
         dim = max(self.key_dim, self.value_dim)
         self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
@@ -102,8 +97,7 @@ class _SlotCache:
         self.kv = torch.nn.functional.pad(self.kv, padding)
 
     def view(self, rows, start, width):
-        """The next forward pass writes `width` tokens from start (n,) on, in the slots of the slice
-        `rows`."""
+        """The next forward pass writes `width` tokens from start (n,) on, in the slots `rows`, a slice."""
         device = start.device
         self.rows = rows
         self.end = int(start.max()) + width
@@ -133,8 +127,6 @@ class _Seen:
         self.sizes = {}    # layer -> (heads, width of a key, width of a value)
 
     def update(self, keys, values, layer_idx, *args, **kwargs):
-        if keys.shape[1] != values.shape[1]:
-            raise ValueError(f"{keys.shape[1]} heads of keys, {values.shape[1]} of values")
         self.sizes[layer_idx] = keys.shape[1], keys.shape[3], values.shape[3]
         return keys, values
 
@@ -159,10 +151,10 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
 AttentionInterface.register("grouped", grouped_attention)
 
 
-def portions(suffixes):
+def prefills(suffixes):
     """Slices of what is read, in its order, at most PREFILL tokens each when padded to the longest.
 
-    >>> [(rows.start, rows.stop) for rows in portions([[7] * 9000, [7] * 7000, [7] * 2000, [7] * 20000])]
+    >>> [(rows.start, rows.stop) for rows in prefills([[7] * 9000, [7] * 7000, [7] * 2000, [7] * 20000])]
     [(0, 1), (1, 3), (3, 4)]
     """
     found, begin, widest = [], 0, 0
@@ -204,9 +196,8 @@ class TransformersEngine:
         self.cache_bytes = cache_gb * 2**30
         self.prefix_cache_bytes = prefix_cache_gb * 2**30
         self.eos = end_of_sequence(model, tokenizer)
-        self.cache_dtype = model.get_input_embeddings().weight.dtype
-        if computes_in_bf16(model):
-            self.cache_dtype = torch.bfloat16
+        own_dtype = model.get_input_embeddings().weight.dtype
+        self.cache_dtype = torch.bfloat16 if computes_in_bf16(model) else own_dtype
         self.waiting = []
         self.active = []
         self.cache = None
@@ -273,8 +264,7 @@ class TransformersEngine:
         r = max(self.active, key=lambda r: len(r.token_ids))
         return f"longest {len(r.token_ids):,} of {r.max_tokens:,} tokens"
 
-    async def generate(self, prompt_ids, stop=(), max_tokens=512,
-                       temperature=1.0, seed=0):
+    async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
         """Samples until a stop string, the end of sequence or max_tokens. temperature 0 is greedy."""
         if not prompt_ids or max_tokens < 1:
             raise ValueError("generate needs a prompt and max_tokens >= 1, "
@@ -282,8 +272,7 @@ class TransformersEngine:
         future = asyncio.get_running_loop().create_future()
         random = np.random.Generator(np.random.Philox(seed))
         uniforms = random.random(max_tokens)
-        request = _Request(list(prompt_ids), tuple(stop), max_tokens,
-                           temperature, uniforms, future)
+        request = _Request(list(prompt_ids), tuple(stop), max_tokens, temperature, uniforms, future)
         self.waiting.append(request)
         return await future
 
@@ -293,16 +282,15 @@ class TransformersEngine:
         self._wake()
         self._drop_cancelled()
         self._make_room()
-        running = list(self.active)
         hidden = []
-        if running:
-            ids = [[r.token_ids[-1]] for r in running]
+        if self.active:
+            ids = [[r.token_ids[-1]] for r in self.active]
             ids = torch.tensor(ids, device=self.device)
-            start = [r.length - 1 for r in running]
+            start = [r.length - 1 for r in self.active]
             start = torch.tensor(start, device=self.device)
-            rows = slice(0, len(running))
+            rows = slice(0, len(self.active))
             hidden.append(self._forward(rows, ids, start)[:, 0])
-        if self.waiting and len(running) < self.max_batch:
+        if self.waiting:
             hidden += self._admit()
         if hidden:
             self._sample(self.active, torch.cat(hidden))
@@ -395,7 +383,7 @@ class TransformersEngine:
             self.prefilled_tokens += len(ids) - known
             self.reused_tokens += known + len(ids) * repeats
         last = torch.cat([
-            self._read(first + rows.start, suffixes[rows], start[rows]) for rows in portions(suffixes)
+            self._read(first + rows.start, suffixes[rows], start[rows]) for rows in prefills(suffixes)
         ])                                                                    # (n, H)
 
         order = [group[0] for group in groups]
@@ -426,14 +414,14 @@ class TransformersEngine:
         temperature = torch.tensor(temperature, device=self.device)
         logprobs = torch.log_softmax(logits / temperature[:, None], -1)
         token = logits.argmax(-1)
-        greedy = [r.temperature == 0 for r in requests]
-        if not all(greedy):
+        if any(r.temperature for r in requests):
+            greedy = [r.temperature == 0 for r in requests]
+            greedy = torch.tensor(greedy, device=self.device)
             cumulative = logprobs.double().exp().cumsum(-1)                   # float64: V may be 150,000
             uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
             uniforms = torch.tensor(uniforms, device=self.device, dtype=torch.double)
             level = uniforms * cumulative[:, -1]
             drawn = torch.searchsorted(cumulative, level[:, None], right=True)[:, 0]
-            greedy = torch.tensor(greedy, device=self.device)
             token = torch.where(greedy, token, drawn.clamp(max=V - 1))
         chosen = logprobs.gather(1, token[:, None])[:, 0]
         for r, t, lp in zip(requests, token.tolist(), chosen.tolist(), strict=True):
@@ -481,8 +469,7 @@ class TransformersEngine:
                 continue
             if not r.future.done():
                 self._remember(r, row)
-                result = Generation(r.token_ids, r.logprobs, r.stop_reason)
-                r.future.set_result(result)
+                r.future.set_result(Generation(r.token_ids, r.logprobs, r.stop_reason))
             moved = self.active.pop()
             if moved is not r:
                 self.active[row] = moved
@@ -492,8 +479,7 @@ class TransformersEngine:
                 kv[:, :, row] = kv[:, :, old_row]
 
     def _keys(self, ids):
-        """Chained hashes of the whole blocks of ids: equal keys mean (nearly surely) equal ids from the start
-        on."""
+        """Chained hashes of the whole blocks of ids: equal keys mean, nearly surely, an equal start."""
         key = 0
         keys = []
         for i in range(0, len(ids) - BLOCK + 1, BLOCK):
@@ -528,8 +514,7 @@ class TransformersEngine:
                 del self.blocks[key]
 
     def _longest_prefix(self, ids):
-        """(tokens known, their keys and values); at least the last token is left, since its hidden state is
-        needed."""
+        """(tokens known, their keys and values); the last token is left, whose hidden state is needed."""
         keys = self._keys(ids[:-1])
         for number, key in reversed(list(enumerate(keys, 1))):
             if key in self.blocks:

@@ -1,5 +1,4 @@
-"""The policy's weights: finding, loading and describing a model, the log-probs of its tokens,
-its reference."""
+"""The policy's weights: loading and checking a model, the log-probs of its tokens, its reference."""
 
 import hashlib
 import logging
@@ -50,11 +49,8 @@ def find_model(name):
 
 def _load_error(name, error):
     message = " ".join(str(error).split())
-    what = f"{type(error).__name__}: {message[:200]}"
-    if Path(name).is_dir():
-        return ModelError(f"{name}: this folder's model or tokenizer cannot be read: a file is missing, "
-                          f"damaged, or of another kind ({what})")
-    return ModelError(f"{name}: the hub's model or tokenizer did not load ({what})")
+    return ModelError(f"{name}: its model or tokenizer cannot be read: a file is missing, damaged, or of "
+                      f"another kind ({type(error).__name__}: {message[:200]})")
 
 
 def load_tokenizer(name):
@@ -70,7 +66,6 @@ def load_tokenizer(name):
 
 
 def default_device():
-    """Where models go."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -145,10 +140,9 @@ def remove_dropout(name, model):
 def pack_tokens(model, micro_tokens):
     """Tokens a pack of shared prefixes: all of a forward pass where FlexAttention skips what its mask hides;
     under a dense mask four widths of the model, so that products with it stay below those of the layers."""
-    config = model.config.get_text_config()
     if model.config._attn_implementation == "tree":
         return micro_tokens
-    return min(micro_tokens, 4 * config.hidden_size)
+    return min(micro_tokens, 4 * model.config.get_text_config().hidden_size)
 
 
 def head_dim(config):
@@ -218,12 +212,12 @@ def probe_ids(tokenizer, n, seed):
 def check_training_pass(name, model, tokenizer):
     """Refuses a model whose log-probs training would compute otherwise than its own forward pass does: two
     rows of different length, which share a start."""
+    def turn(n, seed):
+        return Turn(probe_ids(tokenizer, n, seed), [0.0] * n, "", "")
+
     prompt = probe_ids(tokenizer, 8, "prompt")
-    first = Turn(probe_ids(tokenizer, 8, "first"), [0.0] * 8, "", "")
-    rows = []
-    for n in (8, 3):
-        last = Turn(probe_ids(tokenizer, n, n), [0.0] * n, "", "")
-        rows.append(Trajectory("", prompt, [first, last]))
+    first = turn(8, "first")
+    rows = [Trajectory("", prompt, [first, turn(n, n)]) for n in (8, 3)]
     with refusing_other_numbers(name, "training", model) as compare, torch.enable_grad():
         batch = rollout.collate(rows).to(model.device)
         found = token_logprobs(model, batch).detach()
@@ -294,13 +288,12 @@ ENCODERS = {  # what a script may want beside a language model
 }
 
 
-def load_encoder(name, kind, layers=0, device=None):
+def load_encoder(name, kind, layers=0):
     """(model, tokenizer) of a folder or hub id: an encoder with the head `kind` of ENCODERS, in fp32.
 
     layers: keep the first so many, 0 = all. A head that the folder does not have is a new one, drawn from
     PyTorch's generator."""
     source = find_model(name)
-    device = device or default_device()
     how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
     if layers:
         how["num_hidden_layers"] = layers
@@ -308,7 +301,7 @@ def load_encoder(name, kind, layers=0, device=None):
         model = ENCODERS[kind].from_pretrained(source, **how)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise _load_error(name, error) from error
-    return model.to(device), load_tokenizer(source)
+    return model.to(default_device()), load_tokenizer(source)
 
 
 def describe(name, model):
@@ -346,7 +339,12 @@ def hidden_states(model, batch):
     decoder = model.get_decoder()
     P, N = batch.packed_ids.shape
     is_flex = decoder.config._attn_implementation == "tree"
-    length = flex().padded_length(N) if is_flex else few_lengths(N, model)
+    length = N
+    if is_flex:
+        length = flex().padded_length(N)
+    elif model.device.type == "cpu" and computes_in_bf16(model):
+        # oneDNN makes and keeps a product for every shape (135M weights: .05 GB a length, for ever)
+        length = -(-N // 64) * 64
     padding = (0, length - N)
     ids = F.pad(batch.packed_ids, padding)                      # (P, length)
     positions = F.pad(batch.positions, padding)
@@ -374,15 +372,6 @@ def flex():
     return tree_attention
 
 
-def few_lengths(length, model):
-    """What a pack is padded to: for bf16 on a CPU a multiple of 64, since oneDNN makes and keeps a product of
-    its own for every shape (135M weights: .05 GB a micro-batch of another length, for ever, and a tenth of
-    the time)."""
-    if model.device.type == "cpu" and computes_in_bf16(model):
-        return -(-length // 64) * 64
-    return length
-
-
 BACKENDS = {"on": "triton", "off": "reference", "auto": "auto"}  # of --kernels
 
 
@@ -392,23 +381,19 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
     batch: rollout.Batch.
     kernels: "on" = the Triton path (CUDA), "off" = plain PyTorch, "auto" = on where there is CUDA.
     hidden: hidden_states of the batch, where they were computed already."""
-    if hidden is None:
-        hidden = hidden_states(model, batch)
     return by_token(_of_sampled(model, batch, temperature, kernels, hidden).logprobs, batch)
 
 
 @torch.no_grad()
 def token_entropies(model, batch, temperature=1.0, kernels="auto", hidden=None):
     """Entropy of the distribution that every sampled token was drawn from, (B, T) in nats; 0 elsewhere."""
-    if hidden is None:
-        hidden = hidden_states(model, batch)
     return by_token(_of_sampled(model, batch, temperature, kernels, hidden, entropy=True).entropy, batch)
 
 
 def _of_sampled(model, batch, temperature, kernels, hidden, entropy=False):
     """turn_logprob of the batch's R distinct sampled tokens."""
     return turn_logprob(
-        hidden,
+        hidden_states(model, batch) if hidden is None else hidden,
         head_rows(model, distributed.whole(model.get_output_embeddings().weight)),
         batch.target,
         rows=batch.predecessor,
@@ -460,8 +445,7 @@ def folded(source, out):
 
 # ---------------------------------------------------------------- reference
 #
-# `reference` is one of three: None = the loss has no KL term; a frozen model = its weights; the policy itself
-# = the base model below its LoRA adapters.
+# None = the loss has no KL term; a frozen model; or the policy itself = the base below its LoRA adapters.
 
 def load_reference(model, source, lora):
     """What a KL term compares `model` with: the weights of `source` that it began as. With adapters it is the
@@ -471,9 +455,8 @@ def load_reference(model, source, lora):
                          "the base first (merge_and_unload)")
     if lora:
         return model
-    attention = "tree" if model.config._attn_implementation == "tree" else "dense"
     precision = "bf16" if computes_in_bf16(model) else "fp32"
-    frozen = load_model(source, attention=attention, precision=precision, frozen=True)
+    frozen = load_model(source, precision=precision, frozen=True)
     frozen.vocabulary = getattr(model, "vocabulary", None)
     return distributed.shard(frozen)
 

@@ -5,9 +5,8 @@
     with process.ends_cleanly(errors, saved): …      # in main: an error is one line; Ctrl-C 130, SIGTERM 143
 
 Two OpenMP threads that spin at every barrier of a tiny matrix product stand still whenever anything else
-runs: one of them waits for a time slice while the other spins through its own. So cores that are busy with
-other work are left alone, and threads spin briefly before they sleep (GNU OpenMP's spin count; with threads
-that sleep at once, rollouts on a quiet machine took nearly twice as long). What the user set stays.
+runs: one waits for a time slice while the other spins through its own. So cores that are busy with other work
+are left alone, and threads spin briefly before they sleep. What the user set stays.
 
 A rollout's every step is a product of another shape. On a CPU oneDNN keeps what it made for the last 1,024 of
 them, and so does the layer between it and PyTorch: in bf16 that came to 7 GB for a policy of 135M weights.
@@ -32,7 +31,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def own_cores():
-    """The cores that this process may use."""
+    """Numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -64,8 +63,7 @@ def busy_cores(seconds=0.1):
 
 
 def settle_threads():
-    """Sets OpenMP's spin count and number of threads. Returns what it found, in words; None where the user
-    set them."""
+    """Sets OpenMP's spin count and threads. Returns what it found, None where the user set them."""
     if any(name in os.environ for name in USER_SET):
         return None
     cores = len(own_cores())
@@ -102,13 +100,13 @@ def ends_cleanly(errors, saved=str):
     except errors as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt as stop:
-        terminated = isinstance(stop, Terminated)
+        word, code = ("terminated", 143) if isinstance(stop, Terminated) else ("interrupted", 130)
         try:
             kept = saved() or "nothing was written"
         except errors as error:
             kept = str(error)
-        print(f"{'terminated' if terminated else 'interrupted'}; {kept}", file=sys.stderr)
-        sys.exit(143 if terminated else 130)
+        print(f"{word}; {kept}", file=sys.stderr)
+        sys.exit(code)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -6,8 +6,7 @@ box. `run_agents` drives any number of them; engine and retriever batch whatever
     prompt   | turn 0: sampled ids | observation | turn 1: sampled ids | observation | …
     mask       1 1 1 1 1 1 1 1 1 1   0 0 0 0 0 0   1 1 1 1 1 …               (response_mask; prompt 0)
     turn_ids   0 0 0 0 0 0 0 0 0 0  -1 -1 -1 …     1 1 1 1 1 …               (-1 = not the policy's)
-
-Turn and Trajectory are in common/turns.py, which imports nothing."""
+"""
 
 import asyncio
 import threading
@@ -54,9 +53,7 @@ class BatchedSearch:
         return await future
 
     def cancel(self):
-        """Ends the patience of a retriever that waits for its server.
-
-        An interrupted run need not outlast it."""
+        """Ends the patience of a retriever that waits for its server: an interrupted run does not."""
         if hasattr(self.retriever, "cancel"):
             self.retriever.cancel()
 
@@ -72,13 +69,11 @@ class BatchedSearch:
                 self.running.add(task)
                 task.add_done_callback(self.running.discard)
             else:
-                results = self.retriever.search(queries, k)
-                self._deliver(results, futures)
+                self._deliver(self.retriever.search(queries, k), futures)
 
     async def _in_thread(self, queries, k, futures):
         try:
-            results = await asyncio.to_thread(self.retriever.search, queries, k)
-            self._deliver(results, futures)
+            self._deliver(await asyncio.to_thread(self.retriever.search, queries, k), futures)
         except Exception as error:  # reaches every agent that waits for it
             for f in futures:
                 if not f.done():
@@ -92,42 +87,29 @@ class BatchedSearch:
 
 
 def search_repairs(retriever):
-    """{"rollout/search_repairs": answers of a search server that had to be mended so far}.
-
-    {} where none had."""
+    """{"rollout/search_repairs": answers of a search server that were mended so far}; {} where none was."""
     repaired = getattr(retriever, "repaired", {})
-    if not repaired:
-        return {}
-    return {"rollout/search_repairs": sum(repaired.values())}
+    return {"rollout/search_repairs": sum(repaired.values())} if repaired else {}
 
 
 async def _drive(agents, engine, search, progress, results):
     tasks = [asyncio.ensure_future(a) for a in agents]
-
     longest = ""  # of what is being sampled: everything may wait for one answer
-
-    def failed():
-        for t in tasks:
-            if t.done() and not t.cancelled() and t.exception():
-                return t
-        return None
-
     try:
         while not all(t.done() for t in tasks):
             progress(sum(t.done() for t in tasks), len(tasks), longest)
             # let every agent go on until it waits for something (nested gathers take a few turns)
             for _ in range(4):
                 await asyncio.sleep(0)
-            if failed():
-                break
+            for t in tasks:
+                if t.done():
+                    t.result()  # raises what it raised
             search.flush()
             if engine.busy:
                 engine.step()
                 longest = engine.longest() if hasattr(engine, "longest") else ""
             elif search.running:
                 await asyncio.wait(search.running, return_when=asyncio.FIRST_COMPLETED)
-        if failed():
-            raise failed().exception()
         progress(len(tasks), len(tasks))
         # asyncio.run prepares the repr of what its coroutine returns: of trees, seconds and megabytes
         results += [t.result() for t in tasks]
@@ -268,9 +250,7 @@ class Batch:
 
 
 def _path(trajectory, prompts):
-    """[(key, ids, turn)] from the prompt down.
-
-    A Turn object below the same shared start has the same key wherever it occurs."""
+    """[(key, ids, turn)] from the prompt down. A Turn object below one shared start always has one key."""
     prompt = prompts.setdefault(tuple(trajectory.prompt_ids), len(prompts))
     key = (prompt,)
     path = [(key, trajectory.prompt_ids, None)]
@@ -281,8 +261,7 @@ def _path(trajectory, prompts):
 
 
 def prefix_order(trajectories):
-    """The same trajectories with those that share a start side by side (depth first),
-    as packing wants them."""
+    """The same trajectories, those that share a start side by side (depth first), as packing wants them."""
     prompts = {}
     rank = {}    # key of a path's part -> when it was first met
     ranks = []
@@ -310,16 +289,14 @@ def portions(trajectories, n):
 
 
 def micro_batches(trajectories, max_tokens, share_prefixes=True):
-    """Splits into runs of at most `max_tokens` tokens, shared ones counted once
-    (at least one trajectory each)."""
+    """Splits into runs of at most `max_tokens` tokens, shared ones counted once; one trajectory at least."""
     batches = []
     prompts = {}
     seen = set()
     total = 0
     for t in prefix_order(trajectories):
         path = _path(t, prompts)
-        unseen = [ids for key, ids, _ in path if not (share_prefixes and key in seen)]
-        new = sum(map(len, unseen))
+        new = sum(len(ids) for key, ids, _ in path if not (share_prefixes and key in seen))
         if not batches or total + new > max_tokens:
             batches.append([])
             seen = set()
@@ -354,8 +331,7 @@ class _Pack:
     open: dict = field(default_factory=dict)  # key of a part -> _Part
 
     def room_wanted(self, path):
-        new = [ids for key, ids, _ in path if key not in self.open]
-        return self.length + sum(map(len, new))
+        return self.length + sum(len(ids) for key, ids, _ in path if key not in self.open)
 
     def close_all_but(self, path=()):
         """Nothing that comes now sees the parts that are not on this path."""

@@ -317,4 +317,4 @@ def save_batch(path, batch):
         tensor = getattr(batch, name)
         if tensor is not None:
             tensors[name] = tensor.contiguous().cpu()
-    save_file(tensors, str(path))
+    save_file(tensors, path)

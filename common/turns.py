@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Turn:
-    """What the policy sampled in one go, and the observation that followed.
-
-    Paths of a tree share Turn objects."""
+    """What the policy sampled in one go, and the observation that followed. Paths of a tree share them."""
     ids: list[int]                  # sampled, stop token included
     logprobs: list[float]           # of the sampler, one a token
     stop_reason: str
@@ -48,8 +46,7 @@ class Trajectory:
 
     @property
     def length(self):
-        after_prompt = sum(len(t.ids) + len(t.observation_ids) for t in self.turns)
-        return len(self.prompt_ids) + after_prompt
+        return len(self.prompt_ids) + sum(len(t.ids) + len(t.observation_ids) for t in self.turns)
 
 
 def sampled_text(tokenizer, ids, stop_reason):
@@ -64,19 +61,13 @@ def context_ids(prompt_ids, turns):
 
 
 def stable_seed(*parts):
-    """A 63-bit seed from (run seed, question id, sample path, turn, …).
-
-    The same in every process and on every machine."""
-    text = "/".join(map(str, parts))
-    digest = hashlib.sha256(text.encode()).digest()
+    """A 63-bit seed from (run seed, question id, sample path, turn, …), the same on every machine."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def question_seeds(questions, *parts):
     """A seed a question. One that is drawn twice in a step gets two, so that its samples differ."""
     ids = [q.id for q in questions]
-    seeds = []
-    for i, question_id in enumerate(ids):
-        drawn_before = ids[:i].count(question_id)
-        seeds.append(stable_seed(*parts, question_id, drawn_before))
-    return seeds
+    drawn_before = [ids[:i].count(name) for i, name in enumerate(ids)]
+    return [stable_seed(*parts, name, n) for name, n in zip(ids, drawn_before, strict=True)]

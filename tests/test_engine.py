@@ -123,13 +123,6 @@ def test_prefixes_are_reused_and_change_nothing(Engine, wide):
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
 
-def test_a_sync_empties_the_prefix_cache(policy):
-    _, engine = generate(policy, REQUESTS)
-    assert engine.prefixes and engine.blocks
-    engine.sync(engine.model)
-    assert not engine.prefixes and not engine.blocks
-
-
 def test_a_small_prefix_cache_forgets_the_oldest(policy):
     engine = TransformersEngine(*policy, prefix_cache_gb=100_000 / 2**30)
     results, _ = generate(policy, REQUESTS, engine=engine)
