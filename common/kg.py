@@ -58,7 +58,6 @@ class KnowledgeGraph:
 
     @classmethod
     def from_triples(cls, rows, encoder=""):
-        """rows: (head, relation, tail) strings. A triple given twice is one edge."""
         return cls(graph_of_triples(rows), encoder)
 
     def __contains__(self, name):
@@ -83,8 +82,7 @@ class KnowledgeGraph:
         return found
 
     def named(self, name):
-        """The entity of this name, or the one that tools print so (one_line); None where there is
-        none."""
+        """The entity of this name, or the one that tools print so (one_line), or None."""
         if name in self.graph:
             return name
         return self._printed.get(one_line(name))
@@ -98,7 +96,6 @@ class KnowledgeGraph:
 
     @cached_property
     def index(self):
-        """graphs.kg_index.Index of the names."""
         from common.graphs.kg_index import Index
         made = Index(list(self.graph), self.encoder, self.stored, self.cache)
         if made.left_out:

@@ -356,8 +356,9 @@ def test_serve_listens_on_loopback_and_says_where_and_what():
             lines.append(process.stdout.readline())
         assert lines[:2] == ["christmas_carol: 322 entities, 359 edges\n",
                              "christmas_carol: left out: 3 entities without a vector\n"]
-        assert lines[-1].startswith("serving 3 graphs (christmas_carol, ") and "http://127.0.0.1:" in lines[-1]
-        tools = HTTPTools(lines[-1].split()[-1])
+        last = lines[-1]
+        assert last.startswith("serving 3 graphs (christmas_carol, ") and "http://127.0.0.1:" in last
+        tools = HTTPTools(last.split()[-1])
         for graph in ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix"):
             file = sample(f"lightrag_graph/{graph}/graph_chunk_entity_relation.graphml")
             name = next(iter(networkx.read_graphml(file))).strip('"')

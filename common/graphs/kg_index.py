@@ -9,8 +9,6 @@ Above FAISS_ABOVE names dense vectors lie in a (flat, exact) FAISS index.
 """
 
 import json
-import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from common.files import UserError
 from common.retriever import CACHE, best, encode, fingerprint, kept_vectors, load_encoder, prefixes
 
 FAISS_ABOVE = 50_000
-BLOCK = 1_000_000  # scores in memory at a time, for each core
+BLOCK = 1_000_000  # scores in memory at a time
 
 
 class VectorsError(UserError):
@@ -42,14 +40,15 @@ class Index:
         self.numbers = np.arange(len(names))  # of the names that have vectors
         self.vectors = None                   # (n, d), of length 1
         self.tfidf = None
-        self.cores = threading.Semaphore(os.cpu_count() or 1)  # more blocks at once cost memory alone
         if encoder:
             self.model = load_encoder(encoder)
             _, self.prefix = prefixes(encoder, self.model)  # names among names: both sides as passages
         if stored is not None:
             self._use_stored()
         elif encoder:
-            self.vectors = self._on_disk(names, cache)
+            name = fingerprint(encoder, [json.dumps(names)], self.prefix)
+            path = Path(cache or Path.home() / CACHE) / f"entities-{name}.npy"
+            self.vectors = kept_vectors(path, lambda: self._encode(names))
         self.row_of = {int(i): row for row, i in enumerate(self.numbers)}
         if not encoder:
             self._count_characters()
@@ -95,12 +94,6 @@ class Index:
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # (half a character is no text)
         return encode(self.model, texts, self.prefix, "document", progress=len(texts) > 5000)
 
-    def _on_disk(self, names, cache):
-        """(n, d) of all names, from the file of earlier runs or encoded and written there."""
-        name = fingerprint(self.encoder, [json.dumps(names)], self.prefix)
-        path = Path(cache or Path.home() / CACHE) / f"entities-{name}.npy"
-        return kept_vectors(path, lambda: self._encode(names))
-
     def search(self, queries, k):
         """For each query at most k (number of a name, cosine), best first; equal ones in the names' order."""
         if not self.encoder and self.vectors is None:
@@ -124,9 +117,8 @@ class Index:
         found = []
         for start, end in self._blocks(len(queries)):
             asked = self.tfidf.transform(queries[start:end])
-            with self.cores:
-                scores = (asked @ self.columns).toarray()
-                found += [self._top(row, np.arange(len(row)), k) for row in scores]
+            scores = (asked @ self.columns).toarray()
+            found += [self._top(row, np.arange(len(row)), k) for row in scores]
         return found
 
     def _by_vectors(self, asked, k):
@@ -136,9 +128,8 @@ class Index:
             return [self._top(scores, self.numbers[rows], k) for scores, rows in both]
         found = []
         for start, end in self._blocks(len(asked)):
-            with self.cores:
-                scores = asked[start:end] @ self.vectors.T  # (queries, n)
-                found += [self._top(row, self.numbers, k) for row in scores]
+            scores = asked[start:end] @ self.vectors.T  # (queries, n)
+            found += [self._top(row, self.numbers, k) for row in scores]
         return found
 
     def _blocks(self, queries):
@@ -150,6 +141,5 @@ class Index:
     @staticmethod
     def _top(scores, numbers, k):
         """[(number, score)] of (n,) scores whose numbers these are."""
-        order = best(scores, k)
-        found = [(int(numbers[i]), float(scores[i])) for i in order]
+        found = [(int(numbers[i]), float(scores[i])) for i in best(scores, k)]
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))

@@ -61,7 +61,7 @@ def ball(graph, start, depth=DEPTH, largest=None):
     return found
 
 
-def seeds(graph, smallest=SMALLEST, largest=LARGEST, among=None):
+def seeds(graph, largest=LARGEST, among=None):
     """The nodes, in the graph's order, whose ball of depth 3 reaches that depth and has this many nodes
     (the start is one of them). among: the names that are looked at; default all."""
     found = []
@@ -69,17 +69,17 @@ def seeds(graph, smallest=SMALLEST, largest=LARGEST, among=None):
         if among is not None and node not in among:
             continue
         around = ball(graph, node, DEPTH, largest)
-        if around is not None and len(around) >= smallest and max(around.values()) == DEPTH:
+        if around is not None and len(around) >= SMALLEST and max(around.values()) == DEPTH:
             found.append(node)
     return found
 
 
-def split_seeds(graph, seed=0, test_share=0.1, **bounds):
+def split_seeds(graph, seed=0, test_share=0.1, largest=LARGEST):
     """(seeds for training, seeds for testing), by a hash of the name: a node's side does not depend on what
-    else is in the graph. bounds: smallest and largest, as in `seeds`."""
+    else is in the graph."""
     train = []
     test = []
-    for node in seeds(graph, **bounds):
+    for node in seeds(graph, largest):
         drawn = stable_seed(seed, "test", node) / 2 ** 63  # in [0, 1)
         side = test if drawn < test_share else train
         side.append(node)
@@ -110,14 +110,7 @@ def reached(graph, start, relations):
     """The nodes at the end of this sequence of labels. The start is none of them: a question names it."""
     here = {start}
     for label in relations:
-        there = set()
-        for node in here:
-            if label.startswith(INVERSE):
-                found = steps(graph, node)
-            else:
-                found = [(relation, tail) for _, relation, tail in graph.facts(node)]
-            there |= {other for relation, other in found if relation == label}
-        here = there
+        here = {there for node in here for relation, there in steps(graph, node) if relation == label}
     return here - {start}
 
 
@@ -160,12 +153,7 @@ def is_named(name, question):
 # ---------------------------------------------------------------- what makes a draft unfit
 
 def fault(graph, kind, path, question, answer):
-    """(rule, reason) of the first rule that is broken; None where there is none."""
-    return fault_of_path(graph, kind, path, answer) or fault_of_question(path, question, answer)
-
-
-def fault_of_path(graph, kind, path, answer):
-    """As `fault`, of the rules OF_THE_PATH."""
+    """(rule, reason) of the first rule that is broken, those OF_THE_PATH first; None where there is none."""
     for node in path:
         if node not in graph:
             return UNKNOWN, f"The graph has no node '{node}'."
@@ -183,11 +171,6 @@ def fault_of_path(graph, kind, path, answer):
         return SHORT, f"The path has {len(path)} nodes; it should have at least {fewest}."
     if len(path) > most:
         return LONG, f"The path has {len(path)} nodes; it should have at most {most}."
-    return None
-
-
-def fault_of_question(path, question, answer):
-    """As `fault`, of the names in a question. path: of at least two nodes, with the answer."""
     if not is_named(path[0], question):
         return NO_START, (f"The question does not name the starting node '{path[0]}', "
                           "so the answerer does not know where to search from.")

@@ -25,11 +25,10 @@ UNKNOWN_ARGUMENT = "unknown argument"
 REPEATED_ARGUMENT = "repeated argument"
 MISSING_ARGUMENT = "missing argument"
 NO_TEXT = "argument that is no text"
-FAULTS = (TOO_LONG, NO_CALL, UNKNOWN_TOOL, UNKNOWN_ARGUMENT, REPEATED_ARGUMENT, MISSING_ARGUMENT, NO_TEXT)
 
 
 class Fault(Exception):
-    """Why a text is no call: one of FAULTS, and what to tell the policy."""
+    """Why a text is no call: one of the names above, and what to tell the policy."""
 
     def __init__(self, name, detail):
         super().__init__(name, detail)
@@ -69,7 +68,7 @@ def _json_call(text):
     if isinstance(given, str):
         given = _json(given)
     if isinstance(given, _Pairs):
-        return call["name"], [], list(given)
+        return call["name"], [], given
     if isinstance(given, list):
         return call["name"], given, []
     raise Fault(NO_CALL, "expected an object of arguments")
@@ -87,7 +86,7 @@ def _json(text):
 
 
 def _python_call(text):
-    """(tool, positional values, [(argument, value)])"""
+    """As _json_call."""
     found = re.match(r"([^\W\d]\w*)\s*\(", text)
     if not found:
         raise Fault(NO_CALL, f"expected {TOOLS[0]}(…) or {TOOLS[1]}(…)")

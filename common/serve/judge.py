@@ -58,11 +58,9 @@ def verdicts(url, model, asked, file, progress):
             for one in pool.map(verdict, part):
                 found.append(one)
                 progress(len(found), len(asked))
-            understood = [right for right, _ in found if right is not None]
-            if found and not understood:
-                _, reason = found[0]
-                raise RunError(
-                    f"--judge {url}: none of {len(found)} verdicts could be read; the first one: {reason}")
+            if found and all(right is None for right, _ in found):
+                raise RunError(f"--judge {url}: none of {len(found)} verdicts could be read; the first one: "
+                               f"{found[0][1]}")
     return found
 
 
@@ -104,13 +102,8 @@ def score_answers(file, url, model):
         found = verdicts(url, model, asked, unfinished, progress)
     rows = []
     for (question, gold, answer), (right, why) in zip(asked, found, strict=True):
-        rows.append({
-            "question": question,
-            "golden_answer": gold,
-            "answer": answer,
-            "correct": right,
-            "reason": why,
-        })
+        row = {"question": question, "golden_answer": gold, "answer": answer}
+        rows.append(row | {"correct": right, "reason": why})
     out = file.with_suffix(".judged.jsonl")
     write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     unfinished.unlink()
