@@ -1,5 +1,6 @@
 """graphs/tool_calls.py: calls in two styles, names of every kind, and a named fault for what is none."""
 
+import json
 import random
 import sys
 
@@ -50,8 +51,7 @@ def names_of_the_samples():
 def survives(name):
     for tool in tool_calls.TOOLS:
         arguments = {"node_name": name, "graph_type": "cs"}
-        for style in ("python", "json"):
-            call = write_tool_call(tool, arguments, style)
+        for call in (write_tool_call(tool, arguments), json.dumps({"name": tool, "arguments": arguments})):
             assert parse_tool_call(call) == (tool, arguments), call
         call = f"{tool}({name!r}, graph_type='cs')"  # Python's own quoting, single quotes where it can
         assert parse_tool_call(call) == (tool, arguments), call

@@ -202,7 +202,7 @@ def make_questions(cfg, folder, graphs):
     teacher = teacher_of(cfg)
     train_seeds, test_seeds = {}, {}
     for name, graph in graphs.items():
-        halves = kg_paths.split_seeds(graph, 0, cfg.test_share, cfg.largest_ball)
+        halves = kg_paths.split_seeds(graph, cfg.test_share, cfg.largest_ball)
         train_seeds[name], test_seeds[name] = halves
     train = write_questions(folder / "train", graphs, teacher, cfg, cfg.per_graph, train_seeds)
     count = math.ceil(cfg.per_graph * cfg.test_share)

@@ -299,26 +299,22 @@ def _add_edge(graph, head, tail, row, quotes=False):
 def _of_custom_kg(path, value):
     """The graph of a custom_kg object. path: where it was read, for errors."""
     graph = empty_graph(directed=False)
-    for number, row in enumerate(_rows(path, value, "entities"), 1):
-        name, = _names(path, "entities", number, row, "entity_name")
+    for row, (name,) in _rows(path, value, "entities", "entity_name"):
         description = plain(row.get("description"), quotes=True)
         kind = plain(row.get("entity_type"), quotes=True)
         graph.add_node(name, kind=kind, description=description)
-    for number, row in enumerate(_rows(path, value, "relationships"), 1):
-        head, tail = _names(path, "relationships", number, row, "src_id", "tgt_id")
+    for row, (head, tail) in _rows(path, value, "relationships", "src_id", "tgt_id"):
         _add_edge(graph, head, tail, row, quotes=True)
     return graph
 
 
-def _rows(path, value, field):
+def _rows(path, value, field, *keys):
+    """(row, [its names]) of a field's rows; the names stand under the keys."""
     rows = value.get(field) or []
     if not isinstance(rows, list):
         raise GraphError(f"{path}: expected a list in `{field}`")
-    return rows
-
-
-def _names(path, field, number, row, *keys):
-    given = [row.get(key) if isinstance(row, dict) else None for key in keys]
-    if not all(isinstance(name, str) and name.strip() for name in given):
-        raise GraphError(f"{path}: record {number} of {field}: expected {' and '.join(keys)}, with text")
-    return given
+    for number, row in enumerate(rows, 1):
+        given = [row.get(key) if isinstance(row, dict) else None for key in keys]
+        if not all(isinstance(name, str) and name.strip() for name in given):
+            raise GraphError(f"{path}: record {number} of {field}: expected {' and '.join(keys)}, with text")
+        yield row, given

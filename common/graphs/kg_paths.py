@@ -1,7 +1,7 @@
 """Paths in a knowledge graph that questions are made of: where they may start, and what makes one unfit.
 
     seeds(graph)                           where a path may start (Omne-R1, section 2)
-    split_seeds(graph, seed)               the same, apart for training and test
+    split_seeds(graph)                     the same, apart for training and test
     fault(graph, kind, path, q, answer)    why a path and its question are no question, or None
     reached(graph, start, relations)       where a sequence of relation labels leads
 
@@ -18,6 +18,7 @@ from common.rollout import stable_seed
 DEPTH = 3        # sec. 2: of the ball around a seed node
 SMALLEST = 20    # sec. 2: nodes of a ball
 LARGEST = 400    # sec. 2
+SEED = 0         # of what is drawn at random
 KINDS = {"12": (2, 3), "3": (4, 6)}  # nodes of a path: 1/2-hop; 3+-hop ("at least 4": that 6 is most is ours)
 INVERSE = "inverse of "
 
@@ -74,13 +75,13 @@ def seeds(graph, largest=LARGEST, among=None):
     return found
 
 
-def split_seeds(graph, seed=0, test_share=0.1, largest=LARGEST):
+def split_seeds(graph, test_share=0.1, largest=LARGEST):
     """(seeds for training, seeds for testing), by a hash of the name: a node's side does not depend on what
     else is in the graph."""
     train = []
     test = []
     for node in seeds(graph, largest):
-        drawn = stable_seed(seed, "test", node) / 2 ** 63  # in [0, 1)
+        drawn = stable_seed(SEED, "test", node) / 2 ** 63  # in [0, 1)
         side = test if drawn < test_share else train
         side.append(node)
     return train, test

@@ -34,7 +34,6 @@ class Item:
     kind: str            # of kg_paths.KINDS
     seed_node: str
     round: int           # how often the seed node had its turn before
-    seed: int            # the run's
 
 
 @dataclass
@@ -94,7 +93,7 @@ class Template:
         self.facts = facts
 
     def draft(self, graph, item, attempt, previous=None, answers=None):
-        drawn = stable_seed(item.seed, item.graph_type, item.kind, item.seed_node, item.round, attempt)
+        drawn = stable_seed(kg_paths.SEED, item.graph_type, item.kind, item.seed_node, item.round, attempt)
         rng = random.Random(drawn)
         path, relations = self.walk(graph, item.seed_node, rng.randint(*kg_paths.KINDS[item.kind]), rng)
         question = self.wording(graph, path, relations) if relations else ""
