@@ -6,13 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import networkx
 import numpy as np
 import pytest
 
-from common import data, kg, world
+from common import data, kg, retriever, world
 from common.graphs import kg_files, kg_index, kg_tools
 from tests.conftest import sample
 
@@ -341,6 +343,23 @@ def test_the_matcher_finds_the_same_in_blocks_of_scores(monkeypatch):
     assert graph.match(["Ada", "Cora", "Tower"]) == whole
 
 
+def test_many_threads_hold_as_many_blocks_of_scores_as_there_are_cores(monkeypatch):
+    monkeypatch.setattr(kg_index.os, "cpu_count", lambda: 2)
+    graph = kg.KnowledgeGraph.from_triples(TRIPLES)
+    expected = graph.match(["Ada"])
+    free = []
+
+    def slow_best(scores, k):
+        free.append(graph.index.cores._value)
+        time.sleep(.01)
+        return retriever.best(scores, k)
+
+    monkeypatch.setattr(kg_index, "best", slow_best)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(graph.match, [["Ada"]] * 16)) == [expected] * 16
+    assert len(free) == 16 and set(free) <= {0, 1}
+
+
 class Letters:
     """An encoder: how often each letter occurs."""
     encoded = []
@@ -471,19 +490,6 @@ def test_names_and_what_is_asked_for_are_read_with_the_prefix_of_passages(tmp_pa
     assert matched({"query": "Q: ", "document": "D: "}) == ["D: aab", "D: bbc", "D: bb"]
     assert matched({}) == ["aab", "bbc", "bb"]  # not from the file of another prefix
     assert matched({"document": "D: "}) == ["D: bb"]
-
-
-def test_faiss_finds_what_the_product_finds(monkeypatch, letters, tmp_path):
-    triples = [(a + b + c, "r", "aab") for a in "abcdefgh" for b in "abcdefgh" for c in "abcd"]
-    made = []
-    for limit in (10_000, 10):
-        monkeypatch.setattr(kg_index, "FAISS_ABOVE", limit)
-        graph = kg.KnowledgeGraph(kg.graph_of_triples(triples), "letters", cache=tmp_path)
-        made.append(graph.match(["abca", "hhhg", "ddd"], 3))
-        assert (graph.index.faiss is not None) == (limit == 10)
-    scores = [[[f["score"] for f in found] for found in result] for result in made]
-    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
-    assert made[1][1][0]["name"] == made[0][1][0]["name"]
 
 
 def test_a_real_encoder_knows_that_names_mean_the_same(tmp_path):

@@ -4,11 +4,11 @@
     Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk under a hash of
                                              names, encoder and prefix
     Index(names, encoder, Stored)            the vectors of LightRAG's vdb_entities.json (kg_files.py)
-
-Above FAISS_ABOVE names dense vectors lie in a (flat, exact) FAISS index.
 """
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,7 @@ import numpy as np
 from common.files import UserError
 from common.retriever import CACHE, best, encode, fingerprint, kept_vectors, load_encoder, prefixes
 
-FAISS_ABOVE = 50_000
-BLOCK = 1_000_000  # scores in memory at a time
+BLOCK = 1_000_000  # scores in memory at a time, for each core
 
 
 class VectorsError(UserError):
@@ -40,6 +39,7 @@ class Index:
         self.numbers = np.arange(len(names))  # of the names that have vectors
         self.vectors = None                   # (n, d), of length 1
         self.tfidf = None
+        self.cores = threading.Semaphore(os.cpu_count() or 1)  # more blocks at once cost memory alone
         if encoder:
             self.model = load_encoder(encoder)
             _, self.prefix = prefixes(encoder, self.model)  # names among names: both sides as passages
@@ -52,11 +52,6 @@ class Index:
         self.row_of = {int(i): row for row, i in enumerate(self.numbers)}
         if not encoder:
             self._count_characters()
-        self.faiss = None
-        if self.vectors is not None and len(self.numbers) > FAISS_ABOVE:
-            import faiss
-            self.faiss = faiss.IndexFlatIP(self.vectors.shape[1])
-            self.faiss.add(np.ascontiguousarray(self.vectors))
 
     def _count_characters(self):
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -114,32 +109,24 @@ class Index:
 
     def _by_characters(self, queries, k):
         """Sums run over a query's features in order, whatever stands beside it in the batch."""
-        found = []
-        for start, end in self._blocks(len(queries)):
-            asked = self.tfidf.transform(queries[start:end])
-            scores = (asked @ self.columns).toarray()
-            found += [self._top(row, np.arange(len(row)), k) for row in scores]
-        return found
+        def scores(part):
+            return (self.tfidf.transform(queries[part]) @ self.columns).toarray()
+
+        return self._best(len(queries), scores, range(len(self.names)), k)
 
     def _by_vectors(self, asked, k):
-        if self.faiss is not None:
-            asked = np.ascontiguousarray(asked)
-            both = zip(*self.faiss.search(asked, min(k, len(self.numbers))), strict=True)
-            return [self._top(scores, self.numbers[rows], k) for scores, rows in both]
-        found = []
-        for start, end in self._blocks(len(asked)):
-            scores = asked[start:end] @ self.vectors.T  # (queries, n)
-            found += [self._top(row, self.numbers, k) for row in scores]
-        return found
+        def scores(part):
+            return asked[part] @ self.vectors.T
 
-    def _blocks(self, queries):
-        """Ranges of queries whose scores fit into memory."""
+        return self._best(len(asked), scores, self.numbers, k)
+
+    def _best(self, queries, scores, numbers, k):
+        """For each query [(number, score)], from blocks of scores(slice of queries) -> (queries, n)."""
         size = max(1, BLOCK // len(self.names))
+        found = []
         for start in range(0, queries, size):
-            yield start, min(start + size, queries)
-
-    @staticmethod
-    def _top(scores, numbers, k):
-        """[(number, score)] of (n,) scores whose numbers these are."""
-        found = [(int(numbers[i]), float(scores[i])) for i in best(scores, k)]
-        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+            with self.cores:
+                for row in scores(slice(start, start + size)):
+                    pairs = [(int(numbers[i]), float(row[i])) for i in best(row, k)]
+                    found.append(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+        return found
