@@ -473,7 +473,13 @@ def openai(monkeypatch):
         made.asked = []
         made.lock = threading.Lock()
         made.url = f"http://127.0.0.1:{made.server_address[1]}/v1"
-        made.teacher = lambda retries=0, **options: ChatTeacher(made.url, "r1", retries=retries, **options)
+
+        def teacher_at(retries=0, concurrency=8):
+            asker = ChatTeacher(made.url, "r1", retries)
+            asker.concurrency = concurrency
+            return asker
+
+        made.teacher = teacher_at
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         servers.append(made)
         return made

@@ -46,8 +46,9 @@ class Index:
         if stored is not None:
             self._use_stored()
         elif encoder:
+            folder = Path(cache or Path.home() / CACHE)
             name = fingerprint(encoder, [json.dumps(names)], self.prefix)
-            path = Path(cache or Path.home() / CACHE) / f"entities-{name}.npy"
+            path = folder / f"entities-{name}.npy"
             self.vectors = kept_vectors(path, lambda: self._encode(names))
         self.row_of = {int(i): row for row, i in enumerate(self.numbers)}
         if not encoder:
@@ -67,7 +68,8 @@ class Index:
         if not self.encoder:
             self.left_out = len(missing)
         elif missing:
-            vectors = np.concatenate([vectors, self._of_same_size([self.names[i] for i in missing])])
+            encoded = self._of_same_size([self.names[i] for i in missing])
+            vectors = np.concatenate([vectors, encoded])
             known += missing
             self.encoded = len(missing)
         else:
@@ -126,7 +128,9 @@ class Index:
         found = []
         for start in range(0, queries, size):
             with self.cores:
-                for row in scores(slice(start, start + size)):
+                block = scores(slice(start, start + size))
+                for row in block:
                     pairs = [(int(numbers[i]), float(row[i])) for i in best(row, k)]
-                    found.append(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+                    pairs.sort(key=lambda pair: (-pair[1], pair[0]))
+                    found.append(pairs)
         return found

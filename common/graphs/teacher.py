@@ -265,10 +265,9 @@ def read_verdict(text):
 class ChatTeacher(Chat):
     """url: an OpenAI-compatible service, up to and with "/v1"; model: the name that it knows it by."""
 
-    def __init__(self, url, model, concurrency=8, retries=RETRIES):
+    def __init__(self, url, model, retries=RETRIES):
         super().__init__(url, model, "--teacher", "teacher", retries)
         self.name = model
-        self.concurrency = concurrency
 
     def draft(self, graph, item, attempt, previous, answers):
         prompt = generation_prompt(graph, item, previous)
