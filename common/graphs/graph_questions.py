@@ -202,8 +202,8 @@ def make_questions(cfg, folder, graphs):
     teacher = teacher_of(cfg)
     train_seeds, test_seeds = {}, {}
     for name, graph in graphs.items():
-        halves = kg_paths.split_seeds(graph, cfg.test_share, cfg.largest_ball)
-        train_seeds[name], test_seeds[name] = halves
+        found = kg_paths.split_seeds(graph, cfg.test_share, cfg.largest_ball)
+        train_seeds[name], test_seeds[name] = found
     train = write_questions(folder / "train", graphs, teacher, cfg, cfg.per_graph, train_seeds)
     count = math.ceil(cfg.per_graph * cfg.test_share)
     test = write_questions(folder / "test", graphs, teacher, cfg, count, test_seeds)

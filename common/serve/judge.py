@@ -59,8 +59,9 @@ def verdicts(url, model, asked, file, progress):
                 found.append(one)
                 progress(len(found), len(asked))
             if found and all(right is None for right, _ in found):
-                raise RunError(f"--judge {url}: none of {len(found)} verdicts could be read; the first one: "
-                               f"{found[0][1]}")
+                _, reason = found[0]
+                raise RunError(
+                    f"--judge {url}: none of {len(found)} verdicts could be read; the first one: {reason}")
     return found
 
 
@@ -102,8 +103,13 @@ def score_answers(file, url, model):
         found = verdicts(url, model, asked, unfinished, progress)
     rows = []
     for (question, gold, answer), (right, why) in zip(asked, found, strict=True):
-        row = {"question": question, "golden_answer": gold, "answer": answer}
-        rows.append(row | {"correct": right, "reason": why})
+        rows.append({
+            "question": question,
+            "golden_answer": gold,
+            "answer": answer,
+            "correct": right,
+            "reason": why,
+        })
     out = file.with_suffix(".judged.jsonl")
     write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     unfinished.unlink()

@@ -32,8 +32,9 @@ def is_file(file):
     path = Path(file).expanduser()
     if not path.is_file():
         return False
-    _, first = next(data.read_records(path), (0, None))
-    return isinstance(first, dict) and "conversations" in first
+    for _, first in data.read_records(path):
+        return isinstance(first, dict) and "conversations" in first
+    return False
 
 
 def read(file, names=("id", "question")):
