@@ -4,7 +4,7 @@
     KnowledgeGraph.from_triples(rows)      (head, relation, tail) of a data set, a file or the embedded world
     graph.entity_matcher(name, k=5)        the entities whose names are most alike
     graph.match(names, k=5)                the same for many names at once
-    graph.node_info(name)                  description, neighbours and edges of one entity
+    graph.node_info(name)                  description and edges of one entity
     graph.facts(name)                      its triples, as head
     render_matches, render_node            what the two tools print
 
@@ -58,7 +58,6 @@ class KnowledgeGraph:
 
     @classmethod
     def from_triples(cls, rows, encoder=""):
-        """rows: (head, relation, tail) strings. A triple given twice is one edge."""
         return cls(graph_of_triples(rows), encoder)
 
     def __contains__(self, name):
@@ -83,8 +82,7 @@ class KnowledgeGraph:
         return found
 
     def named(self, name):
-        """The entity of this name, or the one that tools print so (one_line); None where there is
-        none."""
+        """The entity of this name, or the one that tools print so (one_line), or None."""
         if name in self.graph:
             return name
         return self._printed.get(one_line(name))
@@ -98,7 +96,6 @@ class KnowledgeGraph:
 
     @cached_property
     def index(self):
-        """graphs.kg_index.Index of the names."""
         from common.graphs.kg_index import Index
         made = Index(list(self.graph), self.encoder, self.stored, self.cache)
         if made.left_out:
@@ -127,23 +124,20 @@ class KnowledgeGraph:
         return self.match([name], k)[0]
 
     def node_info(self, name):
-        """{"name", "kind", "description", "neighbours", "edges": [{"head", "relation", "tail",
-        "description"}]}, or None where there is no such entity."""
+        """{"name", "kind", "description", "edges": [{"head", "relation", "tail", "description"}]}, its own
+        facts first; None where there is no such entity."""
         if name not in self.graph:
             return None
         outward = list(self.graph.out_edges(name, data=True))
         inward = self.graph.in_edges(name, data=True)
         inward = [(head, tail, edge) for head, tail, edge in inward if head != tail]
         edges = []
-        neighbours = {}  # in the order they are met
         for head, tail, edge in outward + inward:
             edges.append({"head": head, "relation": edge["relation"], "tail": tail,
                           "description": edge.get("description", "")})
-            neighbours[tail if head == name else head] = None
         node = self.graph.nodes[name]
         return {"name": name, "kind": node.get("kind", ""),
-                "description": node.get("description", ""),
-                "neighbours": list(neighbours), "edges": edges}
+                "description": node.get("description", ""), "edges": edges}
 
 
 # ---------------------------------------------------------------- what the tools print

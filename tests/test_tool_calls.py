@@ -1,5 +1,6 @@
 """graphs/tool_calls.py: calls in two styles, names of every kind, and a named fault for what is none."""
 
+import json
 import random
 import sys
 
@@ -50,8 +51,7 @@ def names_of_the_samples():
 def survives(name):
     for tool in tool_calls.TOOLS:
         arguments = {"node_name": name, "graph_type": "cs"}
-        for style in ("python", "json"):
-            call = write_tool_call(tool, arguments, style)
+        for call in (write_tool_call(tool, arguments), json.dumps({"name": tool, "arguments": arguments})):
             assert parse_tool_call(call) == (tool, arguments), call
         call = f"{tool}({name!r}, graph_type='cs')"  # Python's own quoting, single quotes where it can
         assert parse_tool_call(call) == (tool, arguments), call
@@ -130,7 +130,6 @@ def test_commas_quotes_backslashes_newlines_and_brackets_survive():
 def test_what_is_no_call_is_a_named_fault(text, fault):
     found = parse_tool_call(text)
     assert isinstance(found, Fault) and found.name == fault and found.detail, found
-    assert fault in tool_calls.FAULTS
 
 
 @pytest.mark.parametrize("text", [

@@ -104,8 +104,7 @@ def estimate(shape, flags, cuda, ranks=1, frozen=0, longest=8192, sampled=.4, tr
 
 def sampling(s, f, cuda, in_bf16, ranks, longest):
     """What a rollout holds beside the policy. vLLM: all weights, and caches at once, for sequences as long as
-    the model knows. Our engine shares the trainer's weights, but for bf16 copies of fp32 matrices; caches
-    grow, and before they do a forward pass reads prompts, whose mask PyTorch turns into numbers."""
+    the model knows. Our engine shares the trainer's weights, but for bf16 copies of fp32 matrices."""
     vllm = f.engine == "vllm"
     in_bf16 = in_bf16 or vllm and cuda  # whatever --precision says
     width = 2 if in_bf16 else 4
@@ -119,9 +118,9 @@ def sampling(s, f, cuda, in_bf16, ranks, longest):
         weights = (width if f.lora else 4) * s.weights
     if in_bf16 and not f.lora:
         weights += 2 * s.matrices + (2 if cuda else 4) * s.vocabulary * s.hidden  # a CPU's head is fp32
-    mask = s.attention // s.keys * longest * (1 + width)
+    mask = s.attention // s.keys * longest * (1 + width)  # bits, and the numbers PyTorch makes of them
     layer = width * (3 * s.inner + 2 * (s.attention + s.keys))
-    reading = PREFILL * (4 * 4 * s.hidden + layer + mask)
+    reading = PREFILL * (4 * 4 * s.hidden + layer + mask)  # before caches have grown
     return {
         "the sampler's weights": weights,
         "keys and values": caches,

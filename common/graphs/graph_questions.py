@@ -23,7 +23,6 @@ from common.files import say
 from common.graphs.kg_tools import LocalTools, make_tools
 from common.turns import stable_seed
 
-REMOTE = ("http://", "https://")
 GRAPH_TYPE = r"[\w.-]+"  # it stands in the system prompt
 TRAINED_DOMAINS = ("film", "music", "literature")  # the world's test has one more
 
@@ -110,8 +109,8 @@ def asked(text, graphs):
 
 
 def held_out(question):
-    """Whether a question of a file of one's own is among the tenth that is evaluated: all that start from one
-    node are on one side."""
+    """Whether a question of a file is among the tenth that is evaluated: all that start from one node are on
+    one side."""
     start = question.evidences[0][0] if question.evidences else question.id
     return stable_seed("held out", start) % 10 == 0
 
@@ -148,7 +147,7 @@ def check(cfg):
     if needs_model and not (cfg.model or cfg.checkpoint or cfg.policy):
         flags.refuse("model", cfg.model, "needed with --graph (or --checkpoint)")
     asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
-    if cfg.graph.startswith(REMOTE) and not asked:
+    if cfg.graph.startswith(("http://", "https://")) and not asked:
         flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
 
 
@@ -201,17 +200,13 @@ def make_questions(cfg, folder, graphs):
     questions that begin where one for training does are left out."""
     from common.graphs import kg_paths
     teacher = teacher_of(cfg)
-    halves = {}
+    train_seeds, test_seeds = {}, {}
     for name, graph in graphs.items():
-        halves[name] = kg_paths.split_seeds(graph, 0, cfg.test_share, largest=cfg.largest_ball)
-    found = []
-    for number, part in enumerate(("train", "test")):
-        only = {name: half[number] for name, half in halves.items()}
-        share = cfg.test_share if part == "test" else 1
-        count = math.ceil(cfg.per_graph * share)
-        made = write_questions(folder / part, graphs, teacher, cfg, count, only)
-        found.append(made)
-    train, test = found
+        found = kg_paths.split_seeds(graph, cfg.test_share, cfg.largest_ball)
+        train_seeds[name], test_seeds[name] = found
+    train = write_questions(folder / "train", graphs, teacher, cfg, cfg.per_graph, train_seeds)
+    count = math.ceil(cfg.per_graph * cfg.test_share)
+    test = write_questions(folder / "test", graphs, teacher, cfg, count, test_seeds)
     begun = {(q.type, q.evidences[0][0]) for q in train}
     kept = [q for q in test if (q.type, q.evidences[0][0]) not in begun]
     if len(kept) < len(test):
@@ -242,8 +237,7 @@ def load_world(cfg, folder):
     """Training on three domains; the test world's four, with more of the relations that are rare."""
     from common.world.graphs import DOMAINS
     train = world_place(cfg, folder, "train", TRAINED_DOMAINS, cfg.per_graph)
-    if cfg.limit:
-        train = replace(train, questions=some(train.questions, cfg.limit))
+    train.questions = some(train.questions, cfg.limit or len(train.questions))
     names = (cfg.eval_data or "test").split(",")
     limit = cfg.eval_limit or 400
     count = math.ceil(limit / (2 * len(DOMAINS)))
@@ -261,8 +255,8 @@ def graphs_of_world(cfg, name, domains=None):
     """{domain: graph} of a split; without `domains` of all."""
     from common import world
     from common.world import graphs as world_graphs
+    seed = 1 if name == "test" else 0
     try:
-        seed = 1 if name == "test" else 0
         made = world.make_world(name, seed, cfg.world_size, questions=1)
     except (ValueError, IndexError) as error:  # too large for its words, or too small for a question
         raise data.DataError(f"--world-size {cfg.world_size}: {error}") from error

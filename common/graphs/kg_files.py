@@ -9,7 +9,6 @@ differ in their words stay two.
 """
 
 import base64
-import binascii
 import json
 import re
 from collections import Counter
@@ -28,7 +27,7 @@ KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
 UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
 
 
-def load_graphs(spec, encoder="", cache=None):
+def load_graphs(spec, encoder=""):
     """{graph_type: KnowledgeGraph} of "cs=FILE,legal=FILE", of a folder of graphs (named by their files and
     folders), or of one graph (named by its own)."""
     path = Path(spec)
@@ -56,14 +55,14 @@ def load_graphs(spec, encoder="", cache=None):
         if name in found:
             raise GraphError(f"--graph: two graphs with the name {name}: {found[name]} and {source}")
         found[name] = source
-    return {name: load_graph(source, encoder, cache) for name, source in found.items()}
+    return {name: load_graph(source, encoder) for name, source in found.items()}
 
 
 def is_graph_folder(folder):
-    return (Path(folder) / GRAPHML).is_file()
+    return (folder / GRAPHML).is_file()
 
 
-def load_graph(path, encoder="", cache=None):
+def load_graph(path, encoder=""):
     """KnowledgeGraph of a file or a folder; that of a LightRAG working folder has its vectors."""
     path = Path(path)
     stored = None
@@ -80,7 +79,7 @@ def load_graph(path, encoder="", cache=None):
         graph = read_file(path)
     if not graph.number_of_nodes():
         raise GraphError(f"{path}: the graph is empty: it has no entity")
-    return KnowledgeGraph(graph, encoder, stored, cache)
+    return KnowledgeGraph(graph, encoder, stored)
 
 
 def read_file(path):
@@ -99,7 +98,7 @@ def read_file(path):
         raise GraphError(f"{path}: not valid JSON: {error}") from None
     if suffix != ".json":
         rows = [line.rstrip("\r") for line in rows if line.strip()]
-        return _of_triples(path, rows, json.loads if suffix == ".jsonl" else _tabs)
+        return _of_triples(path, rows, json.loads if suffix == ".jsonl" else lambda line: line.split("\t"))
     if isinstance(rows, dict) and rows.keys() & {"entities", "relationships"}:
         return _of_custom_kg(path, rows)
     if not isinstance(rows, list):
@@ -111,15 +110,11 @@ def read_file(path):
 
 # ---------------------------------------------------------------- triples
 
-def _tabs(line):
-    return line.split("\t")
-
-
-def _of_triples(path, rows, read=None):
+def _of_triples(path, rows, read=lambda row: row):
     triples = []
     for number, row in enumerate(rows, 1):
         try:
-            triples.append(triple(read(row) if read else row))
+            triples.append(triple(read(row)))
         except (ValueError, RecursionError):
             raise GraphError(f"{path}: record {number}: "
                              "expected head, relation and tail, three strings") from None
@@ -163,8 +158,8 @@ def _of_evidences(path, rows):
 # ---------------------------------------------------------------- LightRAG's texts and vectors
 
 def plain(text, quotes=False):
-    """One line without <SEP>, which LightRAG puts between the values of a field; without double quotes too,
-    which nano-graphrag puts around every field, unless `quotes` are to stay."""
+    """One line without LightRAG's <SEP> between the values of a field and, unless `quotes` are to stay,
+    without the double quotes that nano-graphrag puts around every field."""
     text = str("" if text is None else text).replace("<SEP>", " ")
     if not quotes:
         text = text.replace('"', "")
@@ -194,32 +189,22 @@ def read_nano_vectors(path):
     left out."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        dimension = value["embedding_dim"]
-        names = [row["entity_name"] for row in value["data"]]
+        names = [plain(row["entity_name"]) for row in value["data"]]
         matrix = base64.b64decode(value["matrix"], validate=True)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, binascii.Error) as error:
+        vectors = np.frombuffer(matrix, "<f4").reshape(len(names), value["embedding_dim"])  # (n, d)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise GraphError(f"{path}: not a NanoVectorDB file of entities "
                          f"({type(error).__name__}: {error})") from None
-    if not isinstance(dimension, int) or dimension < 1 or not all(isinstance(n, str) for n in names):
-        raise GraphError(f"{path}: expected embedding_dim, a number, and entity_name, texts")
-    expected = len(names) * dimension * 4
-    if len(matrix) != expected:
-        raise GraphError(f"{path}: its matrix has {len(matrix):,} bytes; {len(names):,} rows of "
-                         f"{dimension:,} float32 are {expected:,}")
-    vectors = np.frombuffer(matrix, "<f4").reshape(len(names), dimension)  # (n, d)
     if not np.isfinite(vectors).all():
         raise GraphError(f"{path}: its matrix has numbers that are not finite")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    rows = {}
-    for i, name in enumerate(names):
-        if lengths[i] > 0:
-            rows[plain(name)] = i
+    rows = {name: i for i, name in enumerate(names) if lengths[i] > 0}
     return Stored(str(path), rows, vectors / np.maximum(lengths, 1e-12))
 
 
 # ---------------------------------------------------------------- GraphML
 
-# where other programs keep them, the first that is filled; upper case is the same
+# where other programs keep them, the first that is filled; case does not matter
 NAMES = ("entity_id", "entity_name", "name", "label", "title")
 RELATIONS = ("keywords", "relation", "relationship", "predicate", "label", "edge label", "type",
              "interaction")
@@ -314,26 +299,22 @@ def _add_edge(graph, head, tail, row, quotes=False):
 def _of_custom_kg(path, value):
     """The graph of a custom_kg object. path: where it was read, for errors."""
     graph = empty_graph(directed=False)
-    for number, row in enumerate(_rows(path, value, "entities"), 1):
-        name, = _names(path, "entities", number, row, "entity_name")
+    for row, (name,) in _rows(path, value, "entities", "entity_name"):
         description = plain(row.get("description"), quotes=True)
         kind = plain(row.get("entity_type"), quotes=True)
         graph.add_node(name, kind=kind, description=description)
-    for number, row in enumerate(_rows(path, value, "relationships"), 1):
-        head, tail = _names(path, "relationships", number, row, "src_id", "tgt_id")
+    for row, (head, tail) in _rows(path, value, "relationships", "src_id", "tgt_id"):
         _add_edge(graph, head, tail, row, quotes=True)
     return graph
 
 
-def _rows(path, value, field):
+def _rows(path, value, field, *keys):
+    """(row, [its names]) of a field's rows; the names stand under the keys."""
     rows = value.get(field) or []
     if not isinstance(rows, list):
         raise GraphError(f"{path}: expected a list in `{field}`")
-    return rows
-
-
-def _names(path, field, number, row, *keys):
-    given = [row.get(key) if isinstance(row, dict) else None for key in keys]
-    if not all(isinstance(name, str) and name.strip() for name in given):
-        raise GraphError(f"{path}: record {number} of {field}: expected {' and '.join(keys)}, with text")
-    return given
+    for number, row in enumerate(rows, 1):
+        given = [row.get(key) if isinstance(row, dict) else None for key in keys]
+        if not all(isinstance(name, str) and name.strip() for name in given):
+            raise GraphError(f"{path}: record {number} of {field}: expected {' and '.join(keys)}, with text")
+        yield row, given

@@ -4,8 +4,6 @@
     Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk under a hash of
                                              names, encoder and prefix
     Index(names, encoder, Stored)            the vectors of LightRAG's vdb_entities.json (kg_files.py)
-
-Above FAISS_ABOVE names dense vectors lie in a (flat, exact) FAISS index.
 """
 
 import json
@@ -18,7 +16,6 @@ import numpy as np
 from common.files import UserError
 from common.retriever import CACHE, best, encode, fingerprint, kept_vectors, load_encoder, prefixes
 
-FAISS_ABOVE = 50_000
 BLOCK = 1_000_000  # scores in memory at a time, for each core
 
 
@@ -49,15 +46,13 @@ class Index:
         if stored is not None:
             self._use_stored()
         elif encoder:
-            self.vectors = self._on_disk(names, cache)
+            folder = Path(cache or Path.home() / CACHE)
+            name = fingerprint(encoder, [json.dumps(names)], self.prefix)
+            path = folder / f"entities-{name}.npy"
+            self.vectors = kept_vectors(path, lambda: self._encode(names))
         self.row_of = {int(i): row for row, i in enumerate(self.numbers)}
         if not encoder:
             self._count_characters()
-        self.faiss = None
-        if self.vectors is not None and len(self.numbers) > FAISS_ABOVE:
-            import faiss
-            self.faiss = faiss.IndexFlatIP(self.vectors.shape[1])
-            self.faiss.add(np.ascontiguousarray(self.vectors))
 
     def _count_characters(self):
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -73,7 +68,8 @@ class Index:
         if not self.encoder:
             self.left_out = len(missing)
         elif missing:
-            vectors = np.concatenate([vectors, self._of_same_size([self.names[i] for i in missing])])
+            encoded = self._of_same_size([self.names[i] for i in missing])
+            vectors = np.concatenate([vectors, encoded])
             known += missing
             self.encoded = len(missing)
         else:
@@ -95,12 +91,6 @@ class Index:
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # (half a character is no text)
         return encode(self.model, texts, self.prefix, "document", progress=len(texts) > 5000)
 
-    def _on_disk(self, names, cache):
-        """(n, d) of all names, from the file of earlier runs or encoded and written there."""
-        name = fingerprint(self.encoder, [json.dumps(names)], self.prefix)
-        path = Path(cache or Path.home() / CACHE) / f"entities-{name}.npy"
-        return kept_vectors(path, lambda: self._encode(names))
-
     def search(self, queries, k):
         """For each query at most k (number of a name, cosine), best first; equal ones in the names' order."""
         if not self.encoder and self.vectors is None:
@@ -121,35 +111,26 @@ class Index:
 
     def _by_characters(self, queries, k):
         """Sums run over a query's features in order, whatever stands beside it in the batch."""
-        found = []
-        for start, end in self._blocks(len(queries)):
-            asked = self.tfidf.transform(queries[start:end])
-            with self.cores:
-                scores = (asked @ self.columns).toarray()
-                found += [self._top(row, np.arange(len(row)), k) for row in scores]
-        return found
+        def scores(part):
+            return (self.tfidf.transform(queries[part]) @ self.columns).toarray()
+
+        return self._best(len(queries), scores, range(len(self.names)), k)
 
     def _by_vectors(self, asked, k):
-        if self.faiss is not None:
-            asked = np.ascontiguousarray(asked)
-            both = zip(*self.faiss.search(asked, min(k, len(self.numbers))), strict=True)
-            return [self._top(scores, self.numbers[rows], k) for scores, rows in both]
-        found = []
-        for start, end in self._blocks(len(asked)):
-            with self.cores:
-                scores = asked[start:end] @ self.vectors.T  # (queries, n)
-                found += [self._top(row, self.numbers, k) for row in scores]
-        return found
+        def scores(part):
+            return asked[part] @ self.vectors.T
 
-    def _blocks(self, queries):
-        """Ranges of queries whose scores fit into memory."""
+        return self._best(len(asked), scores, self.numbers, k)
+
+    def _best(self, queries, scores, numbers, k):
+        """For each query [(number, score)], from blocks of scores(slice of queries) -> (queries, n)."""
         size = max(1, BLOCK // len(self.names))
+        found = []
         for start in range(0, queries, size):
-            yield start, min(start + size, queries)
-
-    @staticmethod
-    def _top(scores, numbers, k):
-        """[(number, score)] of (n,) scores whose numbers these are."""
-        order = best(scores, k)
-        found = [(int(numbers[i]), float(scores[i])) for i in order]
-        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+            with self.cores:
+                block = scores(slice(start, start + size))
+                for row in block:
+                    pairs = [(int(numbers[i]), float(row[i])) for i in best(row, k)]
+                    pairs.sort(key=lambda pair: (-pair[1], pair[0]))
+                    found.append(pairs)
+        return found

@@ -1,7 +1,7 @@
 """Paths in a knowledge graph that questions are made of: where they may start, and what makes one unfit.
 
     seeds(graph)                           where a path may start (Omne-R1, section 2)
-    split_seeds(graph, seed)               the same, apart for training and test
+    split_seeds(graph)                     the same, apart for training and test
     fault(graph, kind, path, q, answer)    why a path and its question are no question, or None
     reached(graph, start, relations)       where a sequence of relation labels leads
 
@@ -18,6 +18,7 @@ from common.rollout import stable_seed
 DEPTH = 3        # sec. 2: of the ball around a seed node
 SMALLEST = 20    # sec. 2: nodes of a ball
 LARGEST = 400    # sec. 2
+SEED = 0         # of what is drawn at random
 KINDS = {"12": (2, 3), "3": (4, 6)}  # nodes of a path: 1/2-hop; 3+-hop ("at least 4": that 6 is most is ours)
 INVERSE = "inverse of "
 
@@ -61,7 +62,7 @@ def ball(graph, start, depth=DEPTH, largest=None):
     return found
 
 
-def seeds(graph, smallest=SMALLEST, largest=LARGEST, among=None):
+def seeds(graph, largest=LARGEST, among=None):
     """The nodes, in the graph's order, whose ball of depth 3 reaches that depth and has this many nodes
     (the start is one of them). among: the names that are looked at; default all."""
     found = []
@@ -69,18 +70,18 @@ def seeds(graph, smallest=SMALLEST, largest=LARGEST, among=None):
         if among is not None and node not in among:
             continue
         around = ball(graph, node, DEPTH, largest)
-        if around is not None and len(around) >= smallest and max(around.values()) == DEPTH:
+        if around is not None and len(around) >= SMALLEST and max(around.values()) == DEPTH:
             found.append(node)
     return found
 
 
-def split_seeds(graph, seed=0, test_share=0.1, **bounds):
+def split_seeds(graph, test_share=0.1, largest=LARGEST):
     """(seeds for training, seeds for testing), by a hash of the name: a node's side does not depend on what
-    else is in the graph. bounds: smallest and largest, as in `seeds`."""
+    else is in the graph."""
     train = []
     test = []
-    for node in seeds(graph, **bounds):
-        drawn = stable_seed(seed, "test", node) / 2 ** 63  # in [0, 1)
+    for node in seeds(graph, largest):
+        drawn = stable_seed(SEED, "test", node) / 2 ** 63  # in [0, 1)
         side = test if drawn < test_share else train
         side.append(node)
     return train, test
@@ -110,14 +111,7 @@ def reached(graph, start, relations):
     """The nodes at the end of this sequence of labels. The start is none of them: a question names it."""
     here = {start}
     for label in relations:
-        there = set()
-        for node in here:
-            if label.startswith(INVERSE):
-                found = steps(graph, node)
-            else:
-                found = [(relation, tail) for _, relation, tail in graph.facts(node)]
-            there |= {other for relation, other in found if relation == label}
-        here = there
+        here = {there for node in here for relation, there in steps(graph, node) if relation == label}
     return here - {start}
 
 
@@ -160,12 +154,7 @@ def is_named(name, question):
 # ---------------------------------------------------------------- what makes a draft unfit
 
 def fault(graph, kind, path, question, answer):
-    """(rule, reason) of the first rule that is broken; None where there is none."""
-    return fault_of_path(graph, kind, path, answer) or fault_of_question(path, question, answer)
-
-
-def fault_of_path(graph, kind, path, answer):
-    """As `fault`, of the rules OF_THE_PATH."""
+    """(rule, reason) of the first rule that is broken, those OF_THE_PATH first; None where there is none."""
     for node in path:
         if node not in graph:
             return UNKNOWN, f"The graph has no node '{node}'."
@@ -183,11 +172,6 @@ def fault_of_path(graph, kind, path, answer):
         return SHORT, f"The path has {len(path)} nodes; it should have at least {fewest}."
     if len(path) > most:
         return LONG, f"The path has {len(path)} nodes; it should have at most {most}."
-    return None
-
-
-def fault_of_question(path, question, answer):
-    """As `fault`, of the names in a question. path: of at least two nodes, with the answer."""
     if not is_named(path[0], question):
         return NO_START, (f"The question does not name the starting node '{path[0]}', "
                           "so the answerer does not know where to search from.")

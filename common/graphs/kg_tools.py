@@ -125,12 +125,12 @@ class HTTPTools(http_client.Client):
         at_once = 1 if self.graphs is None else CALLS_A_REQUEST
         for (graph_type, tool), group in alike(calls).items():
             path = f"/{quote(graph_type, safe='')}/{PATHS[tool]}"
+            asked = [calls[i] for i in group]
             answers = []
             if self.graphs is not None and graph_type not in self.graphs:
                 answers = [kg.render_unknown_graph(graph_type, self.graphs)] * len(group)
             for start in range(len(answers), len(group), at_once):
-                some = [calls[i] for i in group[start:start + at_once]]
-                answers += self._texts(path, some)
+                answers += self._texts(path, asked[start:start + at_once])
             for i, answer in zip(group, answers, strict=True):
                 texts[i] = answer
         return texts
@@ -144,7 +144,11 @@ class HTTPTools(http_client.Client):
             if self.lost_in_a_row >= LOST_IN_A_ROW or self.cancelled.is_set() or not self._lives():
                 raise
             if len(calls) == 1:
-                self._lose(error)
+                if not self.lost:
+                    self.say(f": a call got no answer ({error}); nothing is learned from it, and such calls "
+                             "are counted from here on")
+                self.lost += 1
+                self.lost_in_a_row += 1
                 return [None]
             return [text for call in calls for text in self._texts(path, [call], few=True)]
         self.lost_in_a_row = 0
@@ -157,13 +161,6 @@ class HTTPTools(http_client.Client):
         except http_client.Unavailable:
             return False
         return True
-
-    def _lose(self, error):
-        if not self.lost:
-            self.say(f": a call got no answer ({error}); nothing is learned from it, and such calls are "
-                     "counted from here on")
-        self.lost += 1
-        self.lost_in_a_row += 1
 
     def _request(self, calls):
         names = []

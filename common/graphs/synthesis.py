@@ -15,9 +15,8 @@ kg_paths.py, the teacher's judgement; a draft that fails goes back with what was
     questions.md      the paper's table 1, and the rejections by rule
     settings.json     what the folder was made with
 
-and can be gone on with after any interruption, with the same outcome: the order of the work depends on the
-seed alone, and is kept by what is written. The first three only grow, a line at a time, and are whole after a
-kill at any point; the other two are replaced whole.
+A killed run goes on there, with the same outcome: the order of the work is always the same. The first three
+files only grow, a line at a time.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ from pathlib import Path
 
 from common.files import Keyed, Lines, Progress, RunError, read_json, say, warn, write_atomic, write_json
 from common.graphs import kg_paths
-from common.graphs.kg_paths import KINDS, LARGEST, OF_THE_PATH, SMALLEST
+from common.graphs.kg_paths import KINDS, LARGEST, OF_THE_PATH, SEED
 from common.graphs.teacher import BAD_LIMIT, Draft, Item, Patience, Previous
 from common.kg import GraphError
 from common.rollout import stable_seed
@@ -57,13 +56,13 @@ class Tried:
     ambiguous: bool = False
 
 
-def attempt_all(graph, teacher, item, answers, attempts=ATTEMPTS, unique=True):
+def attempt_all(graph, teacher, item, answers, attempts, unique):
     """[Tried] of an item, up to the first that holds."""
     tried = []
     previous = None
     for attempt in range(1, attempts + 1):
-        tried.append(attempt_one(graph, teacher, item, attempt, previous, answers, unique))
-        last = tried[-1]
+        last = attempt_one(graph, teacher, item, attempt, previous, answers, unique)
+        tried.append(last)
         if not last.rule:
             break
         if last.draft.path:
@@ -91,16 +90,13 @@ def attempt_one(graph, teacher, item, attempt, previous, answers, unique):
         valid, reason = teacher.judge(draft, item, attempt, answers)
     except BadAnswer as bad:
         return Tried(draft, bad.rule, f"judge: {bad.reason}", bool(others))
-    if not valid:
-        return Tried(draft, JUDGED, reason, bool(others))
-    return Tried(draft, ambiguous=bool(others))
+    return Tried(draft, "" if valid else JUDGED, reason, bool(others))
 
 
 # ---------------------------------------------------------------- all of them
 
-def synthesize(graphs, folder, teacher, count, seed=0, kinds=tuple(KINDS), attempts=ATTEMPTS, rounds=ROUNDS,
-               unique=True, only=None, smallest=SMALLEST, largest=LARGEST, bad_limit=BAD_LIMIT,
-               progress=Progress):
+def synthesize(graphs, folder, teacher, count, kinds=tuple(KINDS), attempts=ATTEMPTS, rounds=ROUNDS,
+               unique=True, only=None, largest=LARGEST, bad_limit=BAD_LIMIT):
     """The rows of questions.jsonl: `count` a graph and kind, or as many as all seed nodes give in `rounds`;
     a folder that had more keeps them.
 
@@ -109,15 +105,14 @@ def synthesize(graphs, folder, teacher, count, seed=0, kinds=tuple(KINDS), attem
     marked. What is missing is a warning; no question at all, or a folder made otherwise, is RunError, a graph
     without seed nodes among others a warning, alone GraphError."""
     folder = Path(folder)
-    starts = starts_of(graphs, only, smallest, largest)
+    starts = starts_of(graphs, only, largest)
     marks = {graph_type: mark_of(graphs[graph_type], names) for graph_type, names in starts.items()}
-    make_folder(folder)
-    settle(folder, {"teacher": teacher.name, "seed": seed, "unique": unique}, marks)
+    folder.mkdir(parents=True, exist_ok=True)
+    settle(folder, {"teacher": teacher.name, "unique": unique}, marks)
     ledger = Ledger(folder, attempts, bad_limit)
     answers = Keyed(folder / "answers.jsonl")
     pairs = [(graph_type, kind) for graph_type in starts for kind in kinds]
     pool = ThreadPoolExecutor(teacher.concurrency)
-    teacher.begin()
 
     def attempt(item):
         return attempt_all(graphs[item.graph_type], teacher, item, answers, attempts, unique)
@@ -128,44 +123,41 @@ def synthesize(graphs, folder, teacher, count, seed=0, kinds=tuple(KINDS), attem
             bar(len(ledger.questions.rows), count * len(pairs))
 
     try:
-        with progress("questions") as bar:
+        with Progress("questions") as bar:
             for graph_type, kind in pairs:
-                items = items_of(graph_type, kind, starts[graph_type], rounds, seed)
+                items = items_of(graph_type, kind, starts[graph_type], rounds)
                 found = collect(items, count, AT_ONCE * teacher.concurrency, ledger, work)
                 missing(graph_type, kind, found, count, len(starts[graph_type]), rounds)
-    except KeyboardInterrupt:
-        warn("interrupted: the answers that are under way are waited for, and kept")
+    except BaseException as error:
+        teacher.cancel()
+        if isinstance(error, KeyboardInterrupt):
+            warn("interrupted: the answers that are under way are waited for, and kept")
         raise
     finally:  # nothing new is begun; what was asked for already is waited for, and kept
-        teacher.cancel()
         pool.shutdown(wait=True, cancel_futures=True)
         ledger.close()
         answers.close()
     write_atomic(folder / "questions.md", markdown(ledger.questions.rows, ledger.rejected.rows))
     if not ledger.questions.rows:
-        raise RunError(nothing(ledger.rejected))
+        rules = Counter(row["rule"] for row in ledger.rejected.rows)
+        (rule, times), *_ = rules.most_common(1)
+        raise RunError(f"no question came of {len(ledger.rejected.rows)} drafts, {times} of them: {rule}. "
+                       f"See {ledger.rejected.path}; another teacher, graph or wording is needed")
     say(f"{folder}: {outcome(ledger.questions.rows, ledger.rejected.rows, unique)}")
     return [row for row in ledger.questions.rows if (row["graph_type"], row["kind"]) in pairs]
 
 
-def make_folder(folder):
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be made ({error.strerror})") from None
-
-
-def starts_of(graphs, only, smallest, largest):
+def starts_of(graphs, only, largest):
     """{graph_type: seed nodes}, without graphs that have none."""
     starts = {}
     for graph_type, graph in graphs.items():
         among = None if only is None else set(only.get(graph_type, ()))
-        found = kg_paths.seeds(graph, smallest, largest, among)
+        found = kg_paths.seeds(graph, largest, among)
         if found:
             starts[graph_type] = found
         else:
-            warn(f"{graph_type}: no seed node: none of its {len(graph.graph)} nodes has {smallest} to "
-                 f"{largest} nodes within {kg_paths.DEPTH} steps, one of them at that distance"
+            warn(f"{graph_type}: no seed node: none of its {len(graph.graph)} nodes has {kg_paths.SMALLEST} "
+                 f"to {largest} nodes within {kg_paths.DEPTH} steps, one of them at that distance"
                  + (", among those that may be used" if only is not None else ""))
     if not starts:
         raise GraphError("no graph has a seed node for questions (section 2 of Omne-R1): "
@@ -173,14 +165,14 @@ def starts_of(graphs, only, smallest, largest):
     return starts
 
 
-def items_of(graph_type, kind, names, rounds, seed):
-    """Every seed node's turn, round by round, in an order that the seed alone decides."""
+def items_of(graph_type, kind, names, rounds):
+    """Every seed node's turn, round by round, in an order that is always the same."""
     order = list(names)
-    random.Random(stable_seed(seed, graph_type, kind, "order")).shuffle(order)
+    random.Random(stable_seed(SEED, graph_type, kind, "order")).shuffle(order)
     number = 0
     for turn in range(rounds):
         for name in order:
-            yield Item(f"{graph_type}-{kind}-{number}", graph_type, kind, name, turn, seed)
+            yield Item(f"{graph_type}-{kind}-{number}", graph_type, kind, name, turn)
             number += 1
 
 
@@ -308,13 +300,6 @@ def missing(graph_type, kind, found, count, names, rounds):
     if found < count:
         warn(f"{graph_type}, {TITLES[kind]}: {count - found} of {count} questions are missing: all {names} "
              f"seed nodes had {rounds} turns. rejected.jsonl says why; more rounds or attempts may help")
-
-
-def nothing(rejected):
-    rules = Counter(row["rule"] for row in rejected.rows)
-    (rule, times), *_ = rules.most_common(1)
-    return (f"no question came of {len(rejected.rows)} drafts, {times} of them: {rule}. "
-            f"See {rejected.path}; another teacher, graph or wording is needed")
 
 
 def markdown(questions, rejected):

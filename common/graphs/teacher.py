@@ -1,12 +1,12 @@
 """Teachers: who writes a path through a knowledge graph and a question about it (Omne-R1, section 2).
 
     Template(wording, weigh, facts)    a random walk, and a question of its relation labels: no model
-    ChatTeacher(url, model)     a model behind an OpenAI-compatible address, asked with appendix C's prompts
+    ChatTeacher(url, model)            a model behind an OpenAI-compatible address, with appendix C's prompts
 
 Both have
     teacher.draft(graph, item, attempt, previous, answers) -> Draft
     teacher.judge(draft, item, attempt, answers) -> (valid, reason)
-    teacher.begin() and .cancel(), around the work
+    teacher.cancel(), which ends waiting
 and raise BadAnswer where nothing usable comes. `answers`, a files.Keyed, keeps what a model said.
 """
 
@@ -34,7 +34,6 @@ class Item:
     kind: str            # of kg_paths.KINDS
     seed_node: str
     round: int           # how often the seed node had its turn before
-    seed: int            # the run's
 
 
 @dataclass
@@ -94,12 +93,10 @@ class Template:
         self.facts = facts
 
     def draft(self, graph, item, attempt, previous=None, answers=None):
-        drawn = stable_seed(item.seed, item.graph_type, item.kind, item.seed_node, item.round, attempt)
+        drawn = stable_seed(kg_paths.SEED, item.graph_type, item.kind, item.seed_node, item.round, attempt)
         rng = random.Random(drawn)
         path, relations = self.walk(graph, item.seed_node, rng.randint(*kg_paths.KINDS[item.kind]), rng)
-        question = ""
-        if relations:
-            question = self.wording(graph, path, relations)
+        question = self.wording(graph, path, relations) if relations else ""
         return Draft(path, question, path[-1], relations)
 
     def walk(self, graph, start, nodes, rng):
@@ -120,9 +117,6 @@ class Template:
 
     def judge(self, draft, item, attempt, answers=None):
         return True, ""
-
-    def begin(self):
-        pass
 
     def cancel(self):
         pass
@@ -214,15 +208,12 @@ def relation_lines(graph, seed_node):
     around = kg_paths.ball(graph, seed_node)
     lines = {}
     for node in around:
-        for head, tail, relation in edges_of(graph, node):
+        outward = graph.graph.out_edges(node, data="relation")
+        inward = graph.graph.in_edges(node, data="relation")
+        for head, tail, relation in [*outward, *inward]:
             if head in around and tail in around:
                 lines[kg.one_line(f"{head} - {tail}: {relation}")] = None
     return list(lines)[:MAX_RELATIONS]
-
-
-def edges_of(graph, node):
-    outward = graph.graph.out_edges(node, data="relation")
-    return [*outward, *graph.graph.in_edges(node, data="relation")]
 
 
 def feedback_lines(previous):
@@ -274,13 +265,9 @@ def read_verdict(text):
 class ChatTeacher(Chat):
     """url: an OpenAI-compatible service, up to and with "/v1"; model: the name that it knows it by."""
 
-    def __init__(self, url, model, concurrency=8, retries=RETRIES):
+    def __init__(self, url, model, retries=RETRIES):
         super().__init__(url, model, "--teacher", "teacher", retries)
         self.name = model
-        self.concurrency = concurrency
-
-    def begin(self):
-        self.cancelled.clear()
 
     def draft(self, graph, item, attempt, previous, answers):
         prompt = generation_prompt(graph, item, previous)

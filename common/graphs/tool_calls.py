@@ -4,7 +4,7 @@
     parse_tool_call('{"name": "node_info", "arguments": {"node_name": "Pays de Caux", "graph_type": "cs"}}')
         -> ("node_info", {"node_name": "Pays de Caux", "graph_type": …})
 
-    write_tool_call("node_info", {"node_name": …, "graph_type": …}, style="python")
+    write_tool_call("node_info", {"node_name": …, "graph_type": …})    the first of them
 
 A text that is no such call is a Fault with a name, which a script counts.
 """
@@ -25,11 +25,10 @@ UNKNOWN_ARGUMENT = "unknown argument"
 REPEATED_ARGUMENT = "repeated argument"
 MISSING_ARGUMENT = "missing argument"
 NO_TEXT = "argument that is no text"
-FAULTS = (TOO_LONG, NO_CALL, UNKNOWN_TOOL, UNKNOWN_ARGUMENT, REPEATED_ARGUMENT, MISSING_ARGUMENT, NO_TEXT)
 
 
 class Fault(Exception):
-    """Why a text is no call: one of FAULTS, and what to tell the policy."""
+    """Why a text is no call: one of the names above, and what to tell the policy."""
 
     def __init__(self, name, detail):
         super().__init__(name, detail)
@@ -69,7 +68,7 @@ def _json_call(text):
     if isinstance(given, str):
         given = _json(given)
     if isinstance(given, _Pairs):
-        return call["name"], [], list(given)
+        return call["name"], [], given
     if isinstance(given, list):
         return call["name"], given, []
     raise Fault(NO_CALL, "expected an object of arguments")
@@ -87,7 +86,7 @@ def _json(text):
 
 
 def _python_call(text):
-    """(tool, positional values, [(argument, value)])"""
+    """As _json_call."""
     found = re.match(r"([^\W\d]\w*)\s*\(", text)
     if not found:
         raise Fault(NO_CALL, f"expected {TOOLS[0]}(…) or {TOOLS[1]}(…)")
@@ -101,9 +100,8 @@ def _python_call(text):
                              "within a name not escaped?") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise Fault(NO_CALL, "expected one call and nothing else")
-    _check_tool(call.func.id)
     named = [(keyword.arg, _literal(keyword.value)) for keyword in call.keywords]
-    return call.func.id, [_literal(value) for value in call.args], named
+    return found[1], [_literal(value) for value in call.args], named
 
 
 def _literal(node):
@@ -136,14 +134,12 @@ def _arguments(positional, named):
     return {name: given[name] for name in ARGUMENTS}
 
 
-def write_tool_call(tool, arguments, style="python"):
-    """A call as parse_tool_call reads it, whatever its texts hold.
+def write_tool_call(tool, arguments):
+    """A call in Python style as parse_tool_call reads it, whatever its texts hold.
 
     >>> write_tool_call("node_info", {"node_name": 'Scrooge\\'s "Ghost"', "graph_type": "carol"})
     'node_info(node_name="Scrooge\\'s \\\\"Ghost\\\\"", graph_type="carol")'
     """
-    if style == "json":
-        return json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
     # (a text in JSON's quotes is also one in Python's)
     given = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items()]
     return f"{tool}({', '.join(given)})"

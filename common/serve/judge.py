@@ -58,8 +58,7 @@ def verdicts(url, model, asked, file, progress):
             for one in pool.map(verdict, part):
                 found.append(one)
                 progress(len(found), len(asked))
-            understood = [right for right, _ in found if right is not None]
-            if found and not understood:
+            if found and all(right is None for right, _ in found):
                 _, reason = found[0]
                 raise RunError(
                     f"--judge {url}: none of {len(found)} verdicts could be read; the first one: {reason}")

@@ -29,7 +29,6 @@ a policy, must not cost the others their answers. A body of more than MAX_BODY b
 
 import socket
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -55,11 +54,10 @@ MAX_BODY = 8_000_000    # bytes
 # ---------------------------------------------------------------- both
 
 class BodyLimit:
-    """ASGI middleware: 413 for a body of more than max_body bytes, announced or sent."""
+    """ASGI middleware: 413 for a body of more than MAX_BODY bytes, announced or sent."""
 
-    def __init__(self, app, max_body):
+    def __init__(self, app):
         self.app = app
-        self.max_body = max_body
 
     async def __call__(self, scope, receive, send):
         announced = int(dict(scope.get("headers", ())).get(b"content-length", 0))
@@ -67,26 +65,24 @@ class BodyLimit:
 
         async def limited():
             nonlocal size
-            if announced <= self.max_body:  # an excess is not waited for
+            if announced <= MAX_BODY:  # an excess is not waited for
                 message = await receive()
                 size += len(message.get("body", b""))
-            if max(announced, size) > self.max_body:
-                raise HTTPException(413, f"the body is over {self.max_body:,} bytes", {"connection": "close"})
+            if max(announced, size) > MAX_BODY:
+                raise HTTPException(413, f"the body is over {MAX_BODY:,} bytes", {"connection": "close"})
             return message
 
         await self.app(scope, limited, send)
 
 
-def application(title, max_body):
-    """A FastAPI application with this limit, and without a route."""
+def application(title):
+    """A FastAPI application without a route."""
     app = FastAPI(title=title)
-    app.add_middleware(BodyLimit, max_body=max_body)
+    app.add_middleware(BodyLimit)
 
     @app.exception_handler(RequestValidationError)
     def refuse(_, error):  # FastAPI's own repeats the input, which may be NaN or half a character: no JSON
-        problems = []
-        for e in error.errors():
-            problems.append({key: e[key] for key in ("type", "loc", "msg")})
+        problems = [{key: e[key] for key in ("type", "loc", "msg")} for e in error.errors()]
         return JSONResponse({"detail": problems}, 422)
 
     return app
@@ -143,9 +139,9 @@ def scored(passage):
     return {"document": document(passage), "score": passage.score}
 
 
-def search_app(retriever, max_body=MAX_BODY):
+def search_app(retriever):
     """The FastAPI application of a retriever."""
-    app = application("fivehop retriever", max_body)
+    app = application("fivehop retriever")
 
     @app.get("/health")
     def health():
@@ -202,9 +198,9 @@ class Question(BaseModel):
         return [Call(tool, name, graph_type, q) for name, q in zip(names, questions, strict=True)]
 
 
-def graph_app(tools, k=MATCHES, max_body=MAX_BODY):
+def graph_app(tools, k=MATCHES):
     """The FastAPI application of LocalTools. k: how many entities entity_matcher shows."""
-    app = application("fivehop graphs", max_body)
+    app = application("fivehop graphs")
     for graph in tools.graphs.values():
         graph.match([""])  # the index stands before the first question, and so do the printed names
         graph.named("")
@@ -228,13 +224,6 @@ def graph_app(tools, k=MATCHES, max_body=MAX_BODY):
         return answer(NODE_INFO, graph_type, asked)
 
     return app
-
-
-def described(graph):
-    """Its size, and what was left out of it."""
-    words = [f"{len(graph.graph):,} entities, {graph.graph.number_of_edges():,} edges"]
-    words += [f"left out: {count:,} {what}" for what, count in graph.left_out.items()]
-    return "; ".join(words)
 
 
 # ---------------------------------------------------------------- the commands
@@ -277,7 +266,8 @@ class Graph:
         graphs = kg_files.load_graphs(self.graph, self.graph_encoder)
         app = graph_app(LocalTools(graphs, self.max_edges, self.max_words), self.matches)
         for name, graph in graphs.items():
-            say(f"{name}: {described(graph)}")
+            say(f"{name}: {len(graph.graph):,} entities, {graph.graph.number_of_edges():,} edges")
+            graph.say_left_out(name)
         return app, f"{len(graphs)} graphs ({', '.join(graphs)})"
 
 
@@ -285,7 +275,7 @@ def main(arguments=None):
     command = tyro.cli(Search | Graph, prog="python -m common.serve", args=arguments)
     try:
         serve(command)
-    except UserError as error:
+    except (UserError, OSError) as error:
         sys.exit("error: " + " ".join(str(error).split()))
     except KeyboardInterrupt:
         pass
@@ -296,24 +286,16 @@ def serve(command):
     host, port = command.host, command.port
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with refusing(host, port):
+    try:
         listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise UserError(f"cannot serve at {host}:{port} ({error}); give another --host or --port") from None
     app, what = command.app()
-    with refusing(host, port):
-        listener.listen()  # not before the index stands: until then clients are refused
+    listener.listen()  # not before the index stands: until then clients are refused
     shown = f"[{host}]" if ":" in host else host
     path = "/retrieve" if isinstance(command, Search) else ""
     print(f"serving {what} at http://{shown}:{listener.getsockname()[1]}{path}", flush=True)
     server(app).run([listener])
-
-
-@contextmanager
-def refusing(host, port):
-    """UserError for an address that cannot be had."""
-    try:
-        yield
-    except (OSError, OverflowError) as error:
-        raise UserError(f"cannot serve at {host}:{port} ({error}); give another --host or --port") from None
 
 
 def server(app):

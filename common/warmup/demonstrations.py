@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from common import chat
 from common.metrics import normalize_answer, stands_in
-from common.rollout import Turn
+from common.rollout import Turn, no_progress
 
 QUOTED = 30  # words of a sentence that a thought repeats
 FLAWS = {"bad format": .4, "too few hops": .3, "from nowhere": .3}  # kind: its share
@@ -36,14 +36,12 @@ def said(tokenizer, stop, *parts):
 
 def search_turns(tokenizer, demo, observe, *answer):
     """The turns of a demonstration for an agent that thinks and searches in <think> and <search> tags.
-    answer: the parts that end the last turn, up to </answer>. observe(query) -> (text, ids) of a result as
-    the agent would read it."""
+    observe(query) -> (text, ids) of a result as the agent would read it. answer: what ends the last turn."""
     *thoughts, last = map(chat.Foreign, demo.thoughts())
     turns = []
     for thought, query in zip(thoughts, demo.queries(), strict=True):
-        asked = chat.Foreign(query)
-        turn = said(tokenizer, "</search>",
-                    "<think> ", thought, " </think> <search> ", asked, " </search>")
+        parts = "<think> ", thought, " </think> <search> ", chat.Foreign(query), " </search>"
+        turn = said(tokenizer, "</search>", *parts)
         turn.observation, turn.observation_ids = observe(query)
         turns.append(turn)
     end = said(tokenizer, "</answer>", "<think> ", last, " </think> ", *answer)
@@ -202,9 +200,7 @@ def demonstrate(question, index, top_k, max_passage=None):
     if not plan:
         return None, "no gold evidence that can be followed"
     hops, problem = follow(plan, question, index, top_k, max_passage)
-    if problem:
-        return None, problem
-    return Demonstration(hops, question.answers[0]), ""
+    return None if problem else Demonstration(hops, question.answers[0]), problem
 
 
 def follow(plan, question, index, top_k, max_passage):
@@ -225,9 +221,7 @@ def follow(plan, question, index, top_k, max_passage):
             else:
                 return None, "the retriever does not find a gold page"
             hops.append(replace(hop, queries=[query], passages=tuple(passages)))
-            pages = [f"{p.title} {p.text}" if max_passage is None else f"{p.title} {p.text[:max_passage]}"
-                     for p in passages]
-            read = " ".join([read, *pages])
+            read = " ".join([read, *(f"{p.title} {p.text[:max_passage]}" for p in passages)])
         else:
             hops[-1].found += f" {hop.found}"
         if hop.claim and not says(read, hop.claim):
@@ -285,14 +279,15 @@ def another_answer(question, questions, rng):
     return rng.choice(wrong) if wrong else "unknown"
 
 
-def of_questions(questions, index, render, reward, top_k, max_passage=None, flaw_rate=0.0, progress=None):
+def of_questions(questions, index, render, reward, top_k, max_passage=None, flaw_rate=0.0,
+                 progress=no_progress):
     """([[Trajectory]], Counter of what became of the questions): demonstrations as a script renders them.
 
     index, top_k, max_passage: see demonstrate. render(question, Demonstration) -> [Trajectory];
     reward(trajectories, question) is the script's own, None where its agent could not go so far, and only
     what earns 1 is kept. With probability flaw_rate one is then replaced by a flawed one."""
     kept, fate = [], Counter()
-    for number, q in enumerate(questions):
+    for number, q in enumerate(questions, 1):
         demo, problem = demonstrate(q, index, top_k, max_passage)
         rendered = render(q, demo) if demo else []
         earned = reward(rendered, q) if demo else 1
@@ -306,8 +301,7 @@ def of_questions(questions, index, render, reward, top_k, max_passage=None, flaw
         if not problem:
             kept.append(rendered)
         fate[problem or "demonstrated"] += 1
-        if progress:
-            progress(number + 1, len(questions))
+        progress(number, len(questions))
     return kept, fate
 
 

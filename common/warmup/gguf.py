@@ -23,10 +23,6 @@ def convert(file, folder):
     file, folder = Path(file), Path(folder)
     if not file.is_file():
         raise ModelError(f"{file}: no such file")
-    with file.open("rb") as opened:
-        begins = opened.read(4)
-    if begins != b"GGUF":
-        raise ModelError(f"{file}: no GGUF file (its first four bytes are not 'GGUF')")
     if folder.exists() and any(folder.iterdir()):
         raise ModelError(f"{folder} is there and not empty: nothing was written; choose another folder")
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
@@ -35,7 +31,7 @@ def convert(file, folder):
         read = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     except ImportError as error:
         raise ModelError(f"{file}: reading GGUF needs the package gguf: pip install gguf") from error
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+    except (OSError, ValueError, LookupError, RuntimeError) as error:
         what = " ".join(str(error).split())[:200]
         raise ModelError(f"{file}: transformers cannot read it ({type(error).__name__}: {what})") from error
     config = read.config.to_dict()

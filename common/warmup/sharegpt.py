@@ -6,11 +6,11 @@ from pathlib import Path
 from common import data
 
 
-def dataset_info(name, file="sharegpt.jsonl"):
-    """dataset_info.json of LLaMA-Factory for such a file. A row's `tools` are not named: its system text
+def dataset_info(name):
+    """dataset_info.json of LLaMA-Factory for a sharegpt.jsonl. A row's `tools` are not named: its system text
     holds their schemas already, and the trainer would write them there again."""
     columns = {"messages": "conversations", "system": "system"}
-    return {name: {"file_name": file, "formatting": "sharegpt", "columns": columns}}
+    return {name: {"file_name": "sharegpt.jsonl", "formatting": "sharegpt", "columns": columns}}
 
 
 def row(trajectory, system, request, step):
@@ -32,8 +32,7 @@ def is_file(file):
     path = Path(file).expanduser()
     if not path.is_file():
         return False
-    records = data.read_records(path)
-    for _, first in records:
+    for _, first in data.read_records(path):
         return isinstance(first, dict) and "conversations" in first
     return False
 

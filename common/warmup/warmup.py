@@ -84,7 +84,7 @@ def recipe_of(cfg, script, source, examples, steps):
 # ---------------------------------------------------------------- examples
 
 def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, top_k,
-                max_passage=None, flaw_rate=0.0, longest, skip_bad=False):
+                max_passage=None, flaw_rate, longest, skip_bad):
     """[[Trajectory]], one list a demonstration of --warmup-data's `files`, with commas; says how many of each
     there are and why not more.
 
@@ -148,38 +148,29 @@ def of_conversation(tokenizer, row, reply, ends="none"):
     return rollout.Trajectory(str(row.get("id", "")), prompt_ids, turns)
 
 
-def readable_row(trajectory):
-    """What a demonstration says and sees behind the script's prompt, for somebody who looks."""
-    turns = [{"said": turn.text, "seen": turn.observation} for turn in trajectory.turns]
-    return {"step": 0, "id": trajectory.question_id, "turns": turns}
-
-
 # ---------------------------------------------------------------- training
 
 def run_folder(cfg, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
     memory.check(cfg, source)
-    cfg = replace(
-        cfg,
-        eval_every=0,
-        save_every=recipe["save_every"],
-        log="",
-    )
+    cfg = replace(cfg, eval_every=0, save_every=recipe["save_every"], log="")
     resume = run.begun(root / "warm-up" / name)
     folder = run.RunFolder(root, "warm-up", name, recipe, resume)
-    source = str(source)
     if resume:
         folder.start = run.checkpoint_of(folder)
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
-        folder.start or source, cfg.lora, gradient_checkpointing=cfg.gradient_checkpointing,
+        folder.start or str(source), cfg.lora, gradient_checkpointing=cfg.gradient_checkpointing,
         precision=cfg.precision)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
-        rows = [readable_row(t) for e in examples for t in e]
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        lines = []  # for somebody who looks
+        for t in (t for e in examples for t in e):
+            turns = [{"said": turn.text, "seen": turn.observation} for turn in t.turns]
+            row = {"step": 0, "id": t.question_id, "turns": turns}
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         if distributed.rank() == 0:
-            (folder.path / "demonstrations.jsonl").write_text("\n".join(lines) + "\n")
+            (folder.path / "demonstrations.jsonl").write_text("".join(lines))
         train(cfg, folder, policy, examples)
 
 
