@@ -108,10 +108,9 @@ def signed(gain, form="+.3f"):
 
 def over_seeds(values, form=".3f"):
     """The mean with Student's interval; of one seed without; "" where there is none."""
-    values = list(values)
-    if not values or None in values:
-        return ""
-    return signed(seed_interval(values), form) if len(values) > 1 else f"{values[0]:{form}}"
+    if len(values) > 1:
+        return signed(seed_interval(values), form)
+    return f"{values.iloc[0]:{form}}" if len(values) else ""
 
 
 def summary_line(name, summary):
