@@ -1,6 +1,7 @@
 """A plot of distances along trajectories (bi_rar.py)."""
 
-from common import rollout
+import pandas as pd
+
 from common.report import evaluations
 
 LINES = (
@@ -13,10 +14,8 @@ def plot_distances(runs, path):
     """Both distances along right and wrong trajectories, mean and interquartile range a step, of {label: run
     folder} (merged left out)."""
     import matplotlib
-
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-
     trained = [label for label in runs if not label.startswith("lambda")]
     runs = {label: runs[label] for label in trained} or runs
     figure, axes = plt.subplots(
@@ -50,19 +49,17 @@ def plot_distances(runs, path):
 def draw_distances(axis, rows, key):
     """Of right and of wrong trajectories, steps that at least five of them have."""
     for right, name, colour in LINES:
-        steps = {}
-        for p in rows:
-            if p["em"] != right:
-                continue
-            scored = [n[key] for n in p["nodes"] if key in n]
-            for k, distance in enumerate(scored, 1):
-                steps.setdefault(k, []).append(distance)
-        steps = {k: sorted(values) for k, values in steps.items() if len(values) >= 5}
-        if not steps:
+        distances = []
+        for row in rows:
+            if row["em"] == right:
+                scored = [node[key] for node in row["nodes"] if key in node]
+                distances.append(scored)
+        steps = pd.DataFrame(distances, dtype=float)
+        steps = steps.dropna(axis=1, thresh=5)
+        if steps.empty:
             continue
-        x = list(steps)
-        means = [rollout.mean(values) for values in steps.values()]
-        axis.plot(x, means, "o-", color=colour, label=name)
-        low = [values[len(values) // 4] for values in steps.values()]
-        high = [values[len(values) * 3 // 4] for values in steps.values()]
-        axis.fill_between(x, low, high, color=colour, alpha=0.15)
+        x = steps.columns + 1
+        axis.plot(x, steps.mean(), "o-", color=colour, label=name)
+        low = steps.quantile(.25)
+        high = steps.quantile(.75)
+        axis.fill_between(x, low, high, color=colour, alpha=.15)

@@ -6,9 +6,7 @@ language models, seen in these numbers, said with cause and remedy.
     }
     row |= guards.watch(row, earlier, say, METRICS)   # row: this step's metrics; earlier: the steps before it
 
-The progress line, the curves and docs/runs.md know no other names. What guards count goes to metrics.jsonl as
-guard/<name> = 1 or 0. A guard applies where the script has the metric that it looks at. None changes a run,
-except that an update with a loss or gradient that is not finite is skipped (and its batch kept).
+The progress line, the curves and docs/runs.md know no other names. No guard changes a run.
 """
 
 import math
@@ -98,10 +96,9 @@ def panels(metrics):
 # ---------------------------------------------------------------- guards
 
 NO_FORMAT = (
-    "No answer is in the paper's format: the policy does not know the tags, every reward is that of a bad "
-    "format, and reinforcement learning has nothing to start from. Warm it up first: --warmup-data FILE, "
-    "real questions with gold evidence or conversations in this format; or start from weights that know it "
-    "(--checkpoint)")
+    "No answer is in the paper's format: every reward is that of a bad format, and reinforcement learning "
+    "has nothing to start from. Warm it up first: --warmup-data FILE, real questions with gold evidence or "
+    "conversations in this format; or start from weights that know it (--checkpoint)")
 WINDOW = 3          # steps whose mean is judged, so that one odd batch says nothing
 # nats between sampler and trainer, on average, that rounding explains: fp32 gives 1e-6 on the tiny policy and
 # 1e-5 on 135M weights, a sampler in bf16 below a trainer in fp32 .017 on these; old weights 5e-3 and more
@@ -117,11 +114,11 @@ class Seen:
 
     def recent(self, key):
         """Mean of the last three steps; None where none has the key."""
-        return self._mean([*self.earlier, self.row][-WINDOW:], key)
+        return mean_of([*self.earlier, self.row][-WINDOW:], key)
 
     def start(self, key):
         """Mean of the first three steps."""
-        return self._mean([*self.earlier, self.row][:WINDOW], key)
+        return mean_of([*self.earlier, self.row][:WINDOW], key)
 
     @property
     def some_steps(self):
@@ -132,20 +129,19 @@ class Seen:
         """Whether there is a beginning to compare with."""
         return len(self.earlier) >= 2 * WINDOW
 
-    @staticmethod
-    def _mean(rows, key):
-        values = [r[key] for r in rows if isinstance(r.get(key), (int, float))]
-        values = [v for v in values if math.isfinite(v)]
-        return sum(values) / len(values) if values else None
+
+def mean_of(rows, key):
+    values = [row[key] for row in rows if row.get(key) is not None]
+    values = [value for value in values if math.isfinite(value)]
+    return sum(values) / len(values) if values else None
 
 
-# ---------------------------------------------------------------- each returns what it has to say, or None
+# each returns what it has to say, or None
 
 def not_finite(seen):
     skipped = seen.row.get("train/not_finite")
-    entropy_now = seen.row.get("rollout/entropy", 0)
-    reward = seen.row.get("reward/mean", 0)
-    if not math.isfinite(entropy_now) or not math.isfinite(reward):
+    numbers = [seen.row.get(key, 0) for key in ("rollout/entropy", "reward/mean")]
+    if not all(map(math.isfinite, numbers)):
         return "the policy's log-probs are not finite: its weights are ruined. Start anew with a lower --lr"
     if skipped:
         return (f"{skipped} updates had a loss or gradient that is not finite and were skipped; their "
@@ -159,8 +155,7 @@ def drift(seen):
     if mean is not None and mean > limit:
         return (f"sampler and trainer disagree on the log-probs of the same tokens by {mean:.2g} nats on "
                 f"average, and {seen.precision} explains {limit:g}: old weights in the engine, another "
-                "temperature or chat template, or parameters that the engine lacks. The samples are another "
-                "policy's; check --temperature, load weights each step. What rounding does, "
+                "--temperature or chat template, or parameters that the engine lacks. What rounding does, "
                 "--sampler-correction token weighs out")
 
 
@@ -168,9 +163,8 @@ def first_ratio(seen):
     first = seen.row.get("train/first_ratio")
     if first is not None and abs(first - 1) > 1e-3:
         return (f"the ratio of the first update is {first:.4f} and should be 1, since nothing was updated "
-                "yet: the same weights gave the same tokens other log-probs. Either the products are too "
-                "coarse for the clip window (--precision fp32), or something in this model draws or counts "
-                "in training (routing with noise, batch statistics); dropout is set to 0 at load")
+                "yet. Either the products are too coarse for the clip window (--precision fp32), or "
+                "something in this model draws or counts in training (routing with noise, batch statistics)")
 
 
 def flat_groups(seen):
@@ -196,10 +190,9 @@ def bad_format(seen):
     if now is None or not seen.some_steps:
         return None
     if now < .3 or seen.settled and now < before - .2:
-        return (f"only {now:.0%} of the trajectories are in valid format (at the start {before:.0%}): the "
-                "policy does not know the tags, or is losing them. See samples.jsonl for the rule that "
-                "fails; warm up with demonstrations, lower --lr, or raise --max-response (--max-turn) if "
-                "turns are cut off")
+        return (f"only {now:.0%} of the trajectories are in valid format (at the start {before:.0%}). See "
+                "samples.jsonl for the rule that fails; warm up with demonstrations, lower --lr, or raise "
+                "--max-response (--max-turn) if turns are cut off")
 
 
 def length(seen):
@@ -207,9 +200,8 @@ def length(seen):
     before = seen.start("rollout/response_tokens")
     if seen.settled and before and now and not .4 <= now / before <= 2.5:
         what = "grow" if now > before else "shrink"
-        return (f"responses {what}: {before:.0f} tokens at the start, {now:.0f} now. Check that reward does "
-                "not pay for length (or for giving up): lower --lr, raise --kl-coef, or limit "
-                "--max-response (--max-turn)")
+        return (f"responses {what}: {before:.0f} tokens at the start, {now:.0f} now. Does the reward pay for "
+                "length, or for giving up? Lower --lr, raise --kl-coef, or limit --max-response (--max-turn)")
 
 
 def calls(seen):
@@ -229,8 +221,7 @@ def entropy(seen):
         if now < before:
             what = "collapsed: samples of a group are copies, and nothing new is tried"
         return (f"entropy has {what} ({before:.3f} nats a token at the start, {now:.3f} now). Lower --lr, "
-                "widen --clip-high (--clip) against collapse, or narrow the clip window against a blow-up; "
-                "--temperature is for sampling only")
+                "widen --clip-high (--clip) against collapse, or narrow the clip window against a blow-up")
 
 
 def kl(seen):
@@ -253,39 +244,25 @@ GUARDS = {  # name: (the metric that it looks at, what it says)
 }
 
 
-# ---------------------------------------------------------------- all of them
-
-def that_apply(metrics=None, more=None):
-    """{name: guard} of those whose metric is in the script's table (all without a table),
-    and `more` of its own."""
-    found = {}
-    for name, (key, guard) in GUARDS.items():
-        if metrics is None or key in metrics:
-            found[name] = guard
-    return found | (more or {})
-
-
-def check(row, earlier, metrics=None, more=None, precision="fp32"):
-    """[(name, message)] of the guards that fire on this step."""
+def watch(row, earlier, say, metrics, more=None, precision="fp32"):
+    """{"guard/<name>": 1 where it fires on this step, else 0} of the guards whose metric is in the script's
+    table, and of `more`, its own {name: guard}. say(message) gets what fired, the first time and then every
+    tenth."""
     seen = Seen(row, earlier, precision)
-    said = [(name, guard(seen)) for name, guard in that_apply(metrics, more).items()]
-    return [(name, message) for name, message in said if message]
-
-
-def watch(row, earlier, say, metrics=None, more=None, precision="fp32"):
-    """{"guard/<name>": 0 or 1} of this step;
-    say(message) gets what fired, the first time and then every tenth."""
-    fired = dict(check(row, earlier, metrics, more, precision))
-    for name, message in fired.items():
+    guards = {name: guard for name, (key, guard) in GUARDS.items() if key in metrics}
+    fired = {}
+    for name, guard in (guards | (more or {})).items():
+        message = guard(seen)
+        fired[f"guard/{name}"] = int(message is not None)
         times = sum(r.get(f"guard/{name}", 0) for r in earlier)
-        if times % 10 == 0:
+        if message and times % 10 == 0:
             say(f"guard {name}: {message}")
-    return {f"guard/{name}": int(name in fired) for name in that_apply(metrics, more)}
+    return fired
 
 
 def look_at_start(summaries, say):
-    """What an evaluation before the first step shows: {set: summary};
-    say(message) where nothing can be learned."""
-    if summaries and all(s["format"] < .02 for s in summaries.values()):
-        most = max(s["format"] for s in summaries.values())
+    """What an evaluation before the first step shows, {set: summary}: say(message) where nothing can be
+    learned."""
+    most = max((s["format"] for s in summaries.values()), default=1)
+    if most < .02:
         say(f"format {most:.2f} before training: {NO_FORMAT}")

@@ -21,6 +21,8 @@ import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from common import process, report
 from common.files import RunError, UserError, clock, read_json, say
 
@@ -129,8 +131,8 @@ def is_done(folder):
     evaluations."""
     page = folder / "trajectories.html"
     made = [file.stat().st_mtime for file in folder.glob("eval_*.json")]
-    whole = page.exists() and bool(made) and page.stat().st_mtime >= max(made)
-    return whole or (folder / "predictions.jsonl.gz").exists()
+    whole = made and page.exists() and page.stat().st_mtime >= max(made)
+    return bool(whole) or (folder / "predictions.jsonl.gz").exists()
 
 
 def refuse_other_settings(job, config):
@@ -172,7 +174,7 @@ def all_at_once(commands, most):
                     continue
                 del running[folder]
                 if child.returncode:
-                    said = last_line(folder)
+                    *_, said = Path(f"{folder}.log").read_text(errors="replace").strip().split("\n")
                     raise RunError(f"{folder.name} failed ({said}); what it printed: {folder}.log")
                 done += 1
                 say(f"{done}/{len(commands)} {folder.name}: {clock(time.time() - began)}")
@@ -181,11 +183,6 @@ def all_at_once(commands, most):
             child.terminate()
         for child in running.values():
             child.wait()
-
-
-def last_line(folder):
-    lines = Path(f"{folder}.log").read_text(errors="replace").strip().split("\n")
-    return lines[-1]
 
 
 # ---------------------------------------------------------------- the table
@@ -207,7 +204,8 @@ def show(path, title, recipe, methods):
         printed = rows[label].get("paper", "")
         if isinstance(printed, list):
             return dict(zip(recipe["sets"], printed, strict=True)).get(names[0], "")
-        return printed if names == evaluated(shown[label]) else ""
+        first = next(iter(shown[label].values()))
+        return printed if names == list(report.read_run(first).sets) else ""
 
     report.method_table(path, title, shown, minus, paper, recipe["columns"], means="sets" not in recipe)
     if "curves" in recipe:
@@ -218,11 +216,6 @@ def show(path, title, recipe, methods):
         report.draw_curves(runs, f"{path}-curves.png", title, panels, recipe.get("x", "step"))
     if "bars" in recipe:
         draw_bars(f"{path}-{recipe['bars']}.png", recipe["bars"], methods)
-
-
-def evaluated(seeds):
-    """The sets that a method's first run was evaluated on."""
-    return list(report.read_run(next(iter(seeds.values()))).sets)
 
 
 def show_stages(script, path, own):
@@ -258,9 +251,8 @@ def draw_bars(path, key, methods):
         for folder in seeds.values():
             for result in report.evaluations(folder).values():
                 found += [row[key] for row in result["predictions"]]
-        numbers = range(int(max(found, default=0)) + 1)
-        shares = [found.count(n) / max(1, len(found)) for n in numbers]
-        left = [n + i * width - .4 for n in numbers]
+        shares = pd.Series(found, dtype=float).value_counts(normalize=True)
+        left = shares.index + i * width - .4
         axis.bar(left, shares, width, align="edge", label=label)
     axis.set(xlabel=f"{key} of a test trajectory", ylabel="share")
     axis.legend(frameon=False, fontsize=8)

@@ -31,10 +31,8 @@ def exact_match(prediction, golds):
     """1.0 if the normalised prediction equals any normalised gold answer (str or list of str), else 0.0."""
     if isinstance(golds, str):
         golds = [golds]
-    for gold in golds:
-        if normalize_answer(prediction) == normalize_answer(gold):
-            return 1.0
-    return 0.0
+    prediction = normalize_answer(prediction)
+    return float(any(prediction == normalize_answer(gold) for gold in golds))
 
 
 def f1(prediction, golds, yes_no_rule=True):
@@ -61,7 +59,7 @@ def f1_precision_recall(prediction, gold, yes_no_rule=True):
         score = float(p == g)
         return score, score, score
     common = Counter(p) & Counter(g)
-    same = sum(common.values())
+    same = common.total()
     if same == 0:
         return 0.0, 0.0, 0.0
     precision = same / len(p)
@@ -76,17 +74,12 @@ def evidence_scores(predicted, gold, normalize=None):
     titles are compared as they are, 2Wiki's with normalize=wiki_fact; MuSiQue's script compares paragraphs'
     indices (Question.support_paragraphs), because two of them may have one title.
 
-    normalize: applied to each fact, after repeated ones have gone, as 2Wiki's script does.
-    """
+    normalize: applied to each fact, after repeated ones have gone, as 2Wiki's script does."""
     def facts(given):
-        distinct = {}
-        for x in given:
-            if isinstance(x, (list, tuple)):
-                x = tuple(x)
-            distinct[x] = None
+        distinct = {tuple(x) if isinstance(x, list) else x for x in given}
         if normalize:
             return [normalize(x) for x in distinct]
-        return list(distinct)
+        return distinct
 
     predicted = facts(predicted)
     gold = facts(gold)
@@ -120,11 +113,8 @@ def wiki_triple(triple):
     >>> wiki_triple(["The Zone", "director", "Denys  Desjardins."])
     ('the zone', 'director', 'denys desjardins')
     """
-    parts = []
-    for part in triple:
-        part = part.lower().translate(_PUNCTUATION)
-        parts.append(" ".join(part.split()))
-    return tuple(parts)
+    parts = [part.lower().translate(_PUNCTUATION).split() for part in triple]
+    return tuple(map(" ".join, parts))
 
 
 def evidence_scores_2wiki(predicted, gold, gold_ids=(), aliases=None):
@@ -144,17 +134,15 @@ def evidence_scores_2wiki(predicted, gold, gold_ids=(), aliases=None):
             objects.update(aliases.get(object_id, ()))
         names = [(s, relation, o) for s in subjects for o in objects]
         accepted.append(set(map(wiki_triple, names)))
-    right = 0
-    for triple in predicted:
-        right += any(triple in names for names in accepted)
+    right = sum(any(triple in names for names in accepted) for triple in predicted)
     precision = right / len(predicted) if predicted else 0.0
     recall = right / len(accepted) if accepted else 0.0
     em = float(right == len(predicted) == len(accepted))
     return em, _harmonic(precision, recall), precision, recall
 
 
-def bootstrap_interval(values, level=0.95, draws=2000, seed=0, inside=None):
-    """(mean, low, high): percentile interval of the mean under resampling of questions; values (n,).
+def bootstrap_interval(values, inside=None):
+    """(mean, low, high): 95 % percentile interval of the mean, questions drawn anew 2000 times; values (n,).
 
     inside (n,): the mean is of those values alone; how many they are varies, too."""
     values = np.asarray(values, dtype=float)
@@ -163,12 +151,12 @@ def bootstrap_interval(values, level=0.95, draws=2000, seed=0, inside=None):
     if not inside.any():
         return float("nan"), float("nan"), float("nan")
     values = np.where(inside, values, 0.0)
-    rng = np.random.default_rng(seed)
-    rows = rng.integers(0, n, (draws, n))
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, n, (2000, n))
     counts = inside[rows].sum(1)
     some = counts > 0
     means = values[rows].sum(1)[some] / counts[some]
-    ends = [(1 - level) / 2, (1 + level) / 2]
+    ends = [(1 - .95) / 2, (1 + .95) / 2]
     low, high = np.quantile(means, ends)
     return float(values.sum() / inside.sum()), float(low), float(high)
 
@@ -182,12 +170,13 @@ def by_standard(rows):
     found = {}
     for key, part in (("em_standard", inside), ("em_other", outside)):
         if any(part):
-            found[key], found[f"{key}_low"], found[f"{key}_high"] = bootstrap_interval(ems, inside=part)
+            mean, low, high = bootstrap_interval(ems, part)
+            found |= {key: mean, f"{key}_low": low, f"{key}_high": high}
     return found
 
 
-def by_pattern(rows, most=10):
-    """The most frequent patterns of prediction rows: {pattern: [share, EM within it]}.
+def by_pattern(rows):
+    """The ten most frequent patterns of prediction rows: {pattern: [share, EM within it]}.
 
     >>> by_pattern([{"pattern": "mna", "em": 1}, {"pattern": "mna", "em": 0}, {"pattern": "a", "em": 0}])
     {'mna': [0.6667, 0.5], 'a': [0.3333, 0.0]}
@@ -197,25 +186,26 @@ def by_pattern(rows, most=10):
         of.setdefault(row["pattern"], []).append(row["em"])
     frequent = sorted(of, key=lambda pattern: (-len(of[pattern]), pattern))
     table = {}
-    for pattern in frequent[:most]:
-        ems = of[pattern]
-        share = len(ems) / len(rows)
-        table[pattern] = [round(share, 4), round(sum(ems) / len(ems), 4)]
+    for pattern in frequent[:10]:
+        share = len(of[pattern]) / len(rows)
+        em = _mean(of[pattern])
+        table[pattern] = [round(share, 4), round(em, 4)]
     return table
 
 
-def paired_difference(before, after, level=0.95, seed=0):
+def paired_difference(before, after):
     """(mean difference, low, high) of two score lists over the same questions in the same order."""
     if len(before) != len(after):
         raise ValueError(f"paired scores differ in length: {len(before)} and {len(after)}")
     before = np.asarray(before, float)
     after = np.asarray(after, float)
-    return bootstrap_interval(after - before, level, seed=seed)
+    return bootstrap_interval(after - before)
 
 
-def seed_interval(values, level=0.95):
-    """(mean, low, high) of one number a seed: Student's t, the seed being the unit. Training again is what a
-    claim about methods has to survive; an interval over questions of the same runs does not hold that spread.
+def seed_interval(values):
+    """(mean, low, high) of one number a seed: 95 % interval of Student's t, the seed being the unit. Training
+    again is what a claim about methods has to survive; an interval over questions of the same runs does not
+    hold that spread.
 
     >>> [round(x, 2) for x in seed_interval([.70, .72, .74])]
     [0.72, 0.67, 0.77]
@@ -224,7 +214,7 @@ def seed_interval(values, level=0.95):
     values = np.asarray(values, dtype=float)
     n = len(values)
     mean = values.mean()
-    factor = t.ppf((1 + level) / 2, n - 1)
+    factor = t.ppf((1 + .95) / 2, n - 1)
     half = factor * values.std(ddof=1) / np.sqrt(n)
     return float(mean), float(mean - half), float(mean + half)
 
@@ -251,7 +241,8 @@ def stands_in(golds, text):
     (True, False)
     """
     text = f" {normalize_answer(text)} "
-    return any(f" {normalize_answer(gold)} " in text for gold in golds if normalize_answer(gold))
+    golds = filter(None, map(normalize_answer, golds))
+    return any(f" {gold} " in text for gold in golds)
 
 
 def reading(rows):
@@ -262,19 +253,17 @@ def reading(rows):
     rows = [r for r in rows if not is_two_way(r)]
     if not rows:
         return {}
-    parts = {"n": len(rows), "read": sum(r["read"] for r in rows) / len(rows)}
-    for name, read in (("em_read", 1), ("em_not_read", 0)):
-        ems = [r["em"] for r in rows if r["read"] == read]
-        if ems:
-            parts[name] = sum(ems) / len(ems)
-    copied = [r["copied"] for r in rows if "copied" in r]
-    if copied:
-        parts["copied"] = sum(copied) / len(copied)
-    return {"reading": parts}
+    numbers = {
+        "read": [r["read"] for r in rows],
+        "em_read": [r["em"] for r in rows if r["read"] == 1],
+        "em_not_read": [r["em"] for r in rows if r["read"] == 0],
+        "copied": [r["copied"] for r in rows if "copied" in r],
+    }
+    means = {name: _mean(of) for name, of in numbers.items() if of}
+    return {"reading": {"n": len(rows)} | means}
 
 
-def summarize(rows, keys=("em", "f1", "searches", "tokens"),
-              by=("type", "hops")):
+def summarize(rows, keys=("em", "f1", "searches", "tokens")):
     """Means with intervals of prediction rows, share in the right format, and EM by type and hop count.
 
     "em" is that of the extracted answer, whatever its format; "em_valid", where all rows have it, is 0 where
@@ -287,51 +276,36 @@ def summarize(rows, keys=("em", "f1", "searches", "tokens"),
     from_evidence = all("sentences" in r for r in rows)
     if not from_evidence:
         summary["format"] = sum(not r["problem"] for r in rows) / len(rows)
-    if all("em_valid" in r for r in rows) and "em_valid" not in keys:
+    if all("em_valid" in r for r in rows):
         keys = (*keys, "em_valid")
     for key in keys:
         values = [r[key] for r in rows]
         mean, low, high = bootstrap_interval(values)
-        summary[key] = mean
-        summary[key + "_low"] = low
-        summary[key + "_high"] = high
-    for field in by:
-        parts = {}
-        for value in sorted({r[field] for r in rows}):
-            ems = [r["em"] for r in rows if r[field] == value]
-            parts[str(value)] = _part(ems)
-        summary[f"by_{field}"] = parts
+        summary |= {key: mean, f"{key}_low": low, f"{key}_high": high}
+    for field in ("type", "hops"):
+        labels = [r[field] for r in rows]
+        summary[f"by_{field}"] = _parts(rows, labels)
     if all("type" in r or "gold" in r for r in rows):
-        parts = {"two_way": [], "open": []}
-        for r in rows:
-            name = "two_way" if is_two_way(r) else "open"
-            parts[name].append(r["em"])
-        for name, ems in parts.items():
-            if ems:
-                summary[name] = _part(ems)
+        two_way = [is_two_way(r) for r in rows]
+        labels = ["two_way" if offered else "open" for offered in two_way]
+        summary |= _parts(rows, labels)
         if not from_evidence:
-            summary["guess"] = len(parts["two_way"]) / 2 / len(rows)
+            summary["guess"] = sum(two_way) / 2 / len(rows)
     if all("read" in r for r in rows):
         summary |= reading(rows)
     return summary
 
 
-def _part(ems):
-    return {"n": len(ems), "em": sum(ems) / len(ems)}
+def _parts(rows, labels):
+    """{label: {"n", "em"}} of the rows with each label."""
+    of = {}
+    for label, row in zip(labels, rows, strict=True):
+        of.setdefault(label, []).append(row["em"])
+    parts = {}
+    for label, ems in sorted(of.items()):
+        parts[str(label)] = {"n": len(ems), "em": _mean(ems)}
+    return parts
 
 
-def average(summaries, key="em"):
-    """(micro, macro) of a score over sets: weighted by their questions, and the plain mean of the sets.
-
-    Papers differ in what their "Avg." is. AT2PO's is the micro one:
-
-    >>> average([{"n": 300, "em": .5}, {"n": 100, "em": .1}])
-    (0.4, 0.3)
-    """
-    summaries = list(summaries)
-    total = sum(s["n"] for s in summaries)
-    if not total:
-        raise ValueError("no questions to average over")
-    micro = sum(s["n"] * s[key] for s in summaries) / total
-    macro = sum(s[key] for s in summaries) / len(summaries)
-    return micro, macro
+def _mean(values):
+    return sum(values) / len(values)

@@ -17,8 +17,6 @@ from common.metrics import bootstrap_interval, paired_difference, seed_interval,
 
 # ---------------------------------------------------------------- reading
 
-LEFT = ("em", "f1", "searches", "tokens")  # what a summary is made of where a script names nothing else
-
 
 def evaluations(folder, when=""):
     """{set: {"summary", "predictions"}} of a run folder's final evaluations,
@@ -32,15 +30,13 @@ def evaluations(folder, when=""):
         name, _, suffix = parts.groups()
         if (suffix or "") == when:
             found[name] = read_evaluation(file)
+    exported = {}
     for row in read_jsonl(folder / "predictions.jsonl.gz"):
         if row["when"] == (when or "after"):
-            result = found.setdefault(row["set"], {"summary": None, "predictions": []})
-            result["predictions"].append(row)
-    for result in found.values():
-        if not result["summary"]:
-            rows = result["predictions"]
-            keys = [k for k in LEFT if all(k in row for row in rows)]
-            result["summary"] = summarize(rows, keys)
+            exported.setdefault(row["set"], []).append(row)
+    for name, rows in exported.items():
+        keys = [k for k in ("em", "f1", "searches", "tokens") if k in rows[0]]
+        found[name] = {"summary": summarize(rows, keys), "predictions": rows}
     return found
 
 
@@ -72,12 +68,12 @@ def mean_along(folder):
         tokens += row.get("rollout/tokens", 0)
         if "eval/em" in row:
             points.append((tokens, row["eval/em"]))
-    if len(points) < 2 or points[-1][0] == points[0][0]:
-        return None
     area = 0.0
+    length = 0
     for (begin, first), (end, last) in itertools.pairwise(points):
         area += (end - begin) * (first + last) / 2
-    return area / (points[-1][0] - points[0][0])
+        length += end - begin
+    return area / length if length else None
 
 
 def panels_of(*folders):
@@ -85,9 +81,9 @@ def panels_of(*folders):
     found = {}
     for folder in folders:
         file = Path(folder) / "metrics.json"
-        panels = guards.panels(read_json(file, dict)) if file.exists() else {}
-        for name, keys in panels.items():
-            found.setdefault(name, {}).update(keys)
+        if file.exists():
+            for name, keys in guards.panels(read_json(file, dict)).items():
+                found.setdefault(name, {}).update(keys)
     return found
 
 
@@ -112,10 +108,9 @@ def signed(gain, form="+.3f"):
 
 def over_seeds(values, form=".3f"):
     """The mean with Student's interval; of one seed without; "" where there is none."""
-    values = list(values)
-    if not values or None in values:
-        return ""
-    return signed(seed_interval(values), form) if len(values) > 1 else f"{values[0]:{form}}"
+    if len(values) > 1:
+        return signed(seed_interval(values), form)
+    return f"{values.iloc[0]:{form}}" if len(values) else ""
 
 
 def summary_line(name, summary):
@@ -143,14 +138,15 @@ def summary_line(name, summary):
         line += f" | two-way {two_way['em']:.3f} (n {two_way['n']})"
         if others:
             line += f", others {others['em']:.3f} (n {others['n']})"
-        line += f", guessing {summary['guess']:.3f}" if "guess" in summary else ""
-    if "reading" in summary:
-        parts = summary["reading"]
+        if "guess" in summary:
+            line += f", guessing {summary['guess']:.3f}"
+    parts = summary.get("reading", {})
+    if "read" in parts:
         line += f" | answer read {parts['read']:.2f}"
-        if "em_read" in parts:
-            line += f", EM there {parts['em_read']:.3f}"
-        if "copied" in parts:
-            line += f", answers copied right {parts['copied']:.2f}"
+    if "em_read" in parts:
+        line += f", EM there {parts['em_read']:.3f}"
+    if "copied" in parts:
+        line += f", answers copied right {parts['copied']:.2f}"
     return line
 
 
@@ -160,7 +156,7 @@ def pool(results, groups):
     """{label: {"summary", "predictions"}} of all questions of the sets in each group {label: set names}:
     an average weighted by questions. A group of which fewer than two sets are there has none."""
     pooled = {}
-    for label, names in dict(groups).items():
+    for label, names in groups.items():
         there = [n for n in names if n in results]
         if len(there) > 1:
             rows = [row for n in there for row in results[n]["predictions"]]
@@ -174,7 +170,7 @@ def show_averages(results, groups):
         say(summary_line(label, result["summary"]))
 
 
-def show_results(folder, before, after, groups=()):
+def show_results(folder, before, after, groups):
     """results.json and the table of a run: {set: {"summary", "predictions"}} before and after, paired on the
     same questions. groups: {label: sets} whose averages are the last rows."""
     before = before | pool(before, groups)
@@ -295,7 +291,8 @@ def _show_table(title, header, rows, first_own):
     for words, chosen in ((": 95 % intervals, over questions or, of several seeds, over seeds", scores),
                           ("", others)):
         if len(chosen) > 2:
-            table(title + words, [header[i] for i in chosen], [[row[i] for i in chosen] for row in rows])
+            shown = [[row[i] for i in chosen] for row in rows]
+            table(title + words, [header[i] for i in chosen], shown)
 
 
 def _line(label, own, base, other, names, key):
@@ -355,10 +352,9 @@ def _cells(how, key, form, own, base, names):
     training; "minus" = and its difference by question; "along" = EM along the run and its difference by seed;
     else of the steps, see summed_up."""
     if how == "along":
-        along, others = (
-            pd.Series({seed: mean_along(run.folder) for seed, run in runs.items() if run.steps}, dtype=float)
-            for runs in (own, base))
-        return [over_seeds(along.dropna(), form), over_seeds((along - others).dropna(), "+" + form)]
+        along = _along(own)
+        gains = along - _along(base)
+        return [over_seeds(along.dropna(), form), over_seeds(gains.dropna(), "+" + form)]
     if how not in ("eval", "before", "minus"):
         return [_mean([summed_up(run.steps, key.split(), how) for run in own.values()], form)]
     summaries = []
@@ -378,6 +374,11 @@ def _cells(how, key, form, own, base, names):
     return [shown, difference if len(names) == 1 else ""]
 
 
+def _along(runs):
+    found = {seed: mean_along(run.folder) for seed, run in runs.items() if run.steps}
+    return pd.Series(found, dtype=float)
+
+
 def _mean(values, form):
     """
     >>> _mean([1, 2], ".1f"), _mean([1, None], ".1f")
@@ -392,9 +393,11 @@ def summed_up(rows, keys, how):
     values = pd.DataFrame(rows).reindex(columns=keys).dropna(how="all").sum(axis=1)
     if values.empty:
         return None
-    if how in ("last", "late"):
-        values = values.tail(1 if how == "last" else max(1, len(values) // 4))
-        how = "mean"
+    if how == "last":
+        return values.iloc[-1]
+    if how == "late":
+        quarter = max(1, len(values) // 4)
+        return values.tail(quarter).mean()
     return values.agg(how)
 
 
@@ -414,18 +417,15 @@ def draw_curves(runs, path, title, panels, x="step"):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     there = set()
-    for row in itertools.chain.from_iterable(itertools.chain.from_iterable(runs.values())):
-        there |= {key for key, value in row.items() if value is not None}
+    for seeds in runs.values():
+        for row in itertools.chain(*seeds):
+            there |= {key for key, value in row.items() if value is not None}
     panels = {name: keys for name, keys in panels.items() if there & keys.keys()}
     lines = 1 if len(panels) < 2 else 2
     columns = max(1, -(-len(panels) // lines))
     path = Path(path)
-    figure, axes = plt.subplots(
-        lines, columns,
-        figsize=(max(9, 4.25 * columns), 3.6 * lines),
-        layout="constrained",
-        squeeze=False,
-    )
+    size = max(9, 4.25 * columns), 3.6 * lines
+    figure, axes = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
     for axis in axes.flat[len(panels):]:
         axis.axis("off")
     for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
@@ -435,13 +435,7 @@ def draw_curves(runs, path, title, panels, x="step"):
     figure.suptitle(title, x=.01, ha="left", fontsize=13)
     if len(runs) > 1:
         swatches = [plt.Line2D([], [], color=f"C{i}", linewidth=3) for i in range(len(runs))]
-        aside = columns < 3  # no room for them beside the title
-        figure.legend(
-            swatches, runs,
-            loc="outside right center" if aside else "outside upper right",
-            ncols=1 if aside else len(runs),
-            frameon=False,
-        )
+        figure.legend(swatches, runs, loc="outside right center", frameon=False)
     unfinished = path.with_suffix(".tmp" + path.suffix)
     figure.savefig(unfinished, dpi=110)
     plt.close(figure)
@@ -466,12 +460,10 @@ def _draw_panel(plt, axis, name, keys, runs, x="step"):
     if name in SHARES:
         axis.set_ylim(-.02, 1.02)
     elif axis.lines and "ratio" not in name:
-        lowest = min(min(line.get_ydata()) for line in axis.lines)
-        if lowest >= 0:
+        if min(min(line.get_ydata()) for line in axis.lines) >= 0:
             axis.set_ylim(bottom=0)
     if len(keys) > 1 and legend:
-        fontsize = 9 if len(runs) == 1 else 8
-        axis.legend(legend.values(), legend, frameon=False, fontsize=fontsize)
+        axis.legend(legend.values(), legend, frameon=False, fontsize=8)
 
 
 def _curve(axis, seeds, key, x, look):
@@ -492,7 +484,8 @@ def _curve(axis, seeds, key, x, look):
         return axis.plot(mean.index, mean, **look)[0]
     for line in lines:
         axis.plot(line.index, line, color=look["color"], alpha=.3, linewidth=1)
-    return axis.plot(mean.index, mean.ewm(alpha=.3, adjust=False).mean(), linewidth=2, **look)[0]
+    running = mean.ewm(alpha=.3, adjust=False).mean()
+    return axis.plot(mean.index, running, linewidth=2, **look)[0]
 
 
 def draw_methods(path, title, methods):

@@ -228,15 +228,3 @@ def test_questions_that_offer_their_answer_are_counted_apart():
     assert [metrics.is_two_way(row) for row in asked] == [True, False]
     only_open = metrics.summarize([_row(1)])
     assert only_open["open"] == {"n": 1, "em": 1} and "two_way" not in only_open
-
-
-def test_averages_of_sets_as_the_at2po_paper_prints_them():
-    """Qwen3-4B, multi-hop: printed 48.81, the average over questions; the mean of the four sets is 46.01."""
-    sizes, ems = (7405, 12576, 2417, 125), (49.44, 52.99, 24.80, 56.80)
-    sets = [{"n": n, "em": em, "f1": 2 * em, "em_low": 0.0, "seed": 3} for n, em in zip(sizes, ems)]
-    micro, macro = metrics.average(sets)
-    assert round(micro, 2) == 48.82 and round(macro, 2) == 46.01
-    assert metrics.average(sets, "f1") == pytest.approx((2 * micro, 2 * macro))
-    assert metrics.average(s for s in sets[:1]) == pytest.approx((49.44, 49.44))
-    with pytest.raises(ValueError, match="no questions"):
-        metrics.average([])

@@ -3,6 +3,7 @@ their fault and stay silent without it."""
 
 import base64
 import json
+import math
 import shutil
 import sqlite3
 import subprocess
@@ -39,21 +40,16 @@ def tree(number, rewards=(1, 0, 0), **question):
         return rollout.Turn([1, 2, 3], [-0.1, -2.0, -0.5], "</search>", text, [4], observation)
 
     nodes, trajectories = [{"id": 0, "parents": [], "label": "question", "sampled": False}], []
+    seen = f"<result> Its director was Ada Holt. {ATTACK} </result>"
     for i, reward in enumerate(rewards):
         a, b = 2 * i + 1, 2 * i + 2
-        for k, parent, t in (
-            (a, 0, turn(
-                "<search> film </search>", f"<result> Its director was Ada Holt. {ATTACK} </result>"
-            )),
-            (b, a, turn(f"answer {i} {ATTACK}")),
+        for k, parent, label, t in (
+            (a, 0, "search: film", turn("<search> film </search>", seen)),
+            (b, a, "answer", turn(f"answer {i} {ATTACK}")),
         ):
-            nodes.append(
-                record.turn_node(
-                    k, [parent], t, label="search: film" if k == a else "answer", advantage=reward - 0.5,
-                    value=0.1,
-                )
-                | {"pieces": [t.text[:3], t.text[3:9], t.text[9:]], "logprobs": t.logprobs}
-            )
+            facts = {"label": label, "advantage": reward - 0.5, "value": 0.1}
+            pieces = {"pieces": [t.text[:3], t.text[3:9], t.text[9:]], "logprobs": t.logprobs}
+            nodes.append(record.turn_node(k, [parent], t, **facts) | pieces)
         trajectories.append({
             "path": [0, a, b], "reward": reward, "answer": f"Ada {i}",
             "problem": "" if reward >= 0 else "no answer", "correct": reward == 1,
@@ -70,10 +66,8 @@ def make_run(folder, groups, predictions=(), rows=()):
     ems = [p["em"] for p in predictions]
     if predictions:
         mean = sum(ems) / len(ems)
-        summary = {
-            "em": mean, "em_low": mean, "em_high": mean, "n": len(ems), "f1": mean, "searches": 1.0,
-            "tokens": 9.0,
-        }
+        summary = {"em": mean, "em_low": mean, "em_high": mean, "n": len(ems), "f1": mean}
+        summary |= {"searches": 1.0, "tokens": 9.0}
         (folder / "eval_test.json").write_text(json.dumps({"summary": summary, "predictions": predictions}))
     return folder
 
@@ -96,13 +90,9 @@ def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium here")
     with playwright.sync_playwright() as p:
-        b = p.chromium.launch(
-            executable_path=CHROMIUM,
-            args=[
-                "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-                "--disable-component-update", "--disable-sync",
-            ],
-        )
+        b = p.chromium.launch(executable_path=CHROMIUM, args=[
+            "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync"])
         yield b
         b.close()
 
@@ -112,9 +102,7 @@ def open_page(browser, folder, **options):
     page.problems, page.requests = [], []
     page.on("pageerror", lambda e: page.problems.append(str(e)))
     page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
-    page.on(
-        "request", lambda r: page.requests.append(r.url) if not r.url.startswith(("file:", "data:")) else None
-    )
+    page.on("request", lambda r: r.url.startswith(("file:", "data:")) or page.requests.append(r.url))
     page.on("dialog", lambda d: page.problems.append("dialog"))
     page.goto(f"file://{folder / 'trajectories.html'}")
     page.wait_for_selector("#list li")
@@ -122,49 +110,36 @@ def open_page(browser, folder, **options):
 
 
 def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, browser):
-    run = make_run(
-        tmp_path / "at2po/x", [tree(i, (1, 0, -1) if i == 2 else (1, 0, 0)) for i in range(9)], rows=ROWS
-    )
+    groups = [tree(i, (1, 0, -1) if i == 2 else (1, 0, 0)) for i in range(9)]
+    run = make_run(tmp_path / "at2po/x", groups, rows=ROWS)
     folders.main([str(run)])
     page = open_page(browser, run)
     assert page.title() == "at2po / x" and not page.problems and not page.requests
-    assert (
-        page.locator("#list li").count() == 9
-        and page.locator("#graph circle").count() == 6
-        and page.locator("#graph rect").count() == 1
-    )
-    assert (
-        ATTACK in page.locator("#main").inner_text() and ATTACK in page.locator("pre.seen").first.inner_text()
-    )
+    assert page.locator("#list li").count() == 9
+    assert page.locator("#graph circle").count() == 6 and page.locator("#graph rect").count() == 1
+    assert ATTACK in page.locator("#main").inner_text()
+    assert ATTACK in page.locator("pre.seen").first.inner_text()
     assert page.locator("#main img, #main script").count() == 0
     assert page.locator("mark").first.inner_text() == "Its director was Ada Holt."
-    assert (
-        page.locator(".turn").count() == 2
-        and page.locator(".why").inner_text().startswith("right · reward 1")
-    )
+    assert page.locator(".turn").count() == 2
+    assert page.locator(".why").inner_text().startswith("right · reward 1")
     page.keyboard.press("l")
     assert page.locator(".why").inner_text().startswith("wrong · reward 0")
     page.locator("#graph circle").nth(5).click()
-    assert (
-        page.locator(".paths button[aria-pressed=true]").count() == 1
-        and page.locator(".paths button").nth(2).get_attribute("aria-pressed") == "true"
-    )
+    assert page.locator(".paths button[aria-pressed=true]").count() == 1
+    assert page.locator(".paths button").nth(2).get_attribute("aria-pressed") == "true"
     assert "film 8" in page.locator("h2").inner_text()  # newest first
     page.keyboard.press("j")
     assert "film 7" in page.locator("h2").inner_text()
     page.keyboard.press("k")
     page.keyboard.press("3")
-    assert (
-        page.locator("#list li").count() == 1
-        and "film 2" in page.locator("h2").inner_text()
-        and "bad format" in page.locator(".why").inner_text()
-    )
+    assert page.locator("#list li").count() == 1 and "film 2" in page.locator("h2").inner_text()
+    assert "bad format" in page.locator(".why").inner_text()
     page.keyboard.press("0")
     page.keyboard.press("/")
     page.keyboard.type("film 5")
-    assert page.locator("#list li").count() == 1 and page.locator("#count").inner_text().startswith(
-        "1 of 9 questions"
-    )
+    assert page.locator("#list li").count() == 1
+    assert page.locator("#count").inner_text().startswith("1 of 9 questions")
     page.keyboard.press("Escape")
     assert page.locator("#list li").count() == 9
     page.select_option("#hops", "2")
@@ -181,10 +156,8 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     spans = page.locator("pre >> span")
     assert spans.count() >= 6 and "probability 0.135" in spans.nth(1).get_attribute("title")
     page.keyboard.press("c")
-    assert (
-        page.locator("#curves").evaluate("d => d.open")
-        and page.locator("#curves-image").evaluate("i => i.naturalWidth") > 400
-    )
+    assert page.locator("#curves").evaluate("d => d.open")
+    assert page.locator("#curves-image").evaluate("i => i.naturalWidth") > 400
     assert page.title() == "at2po / x" and not page.problems and not page.requests
     page.close()
 
@@ -199,11 +172,8 @@ def test_a_dag_with_several_parents_is_drawn(tmp_path, browser):
     run = make_run(tmp_path / "mygo/x", [g])
     write_page(run)
     page = open_page(browser, run)
-    assert (
-        page.locator("#graph path").count() == 5
-        and page.locator("#graph rect").count() == 2
-        and not page.problems
-    )
+    assert page.locator("#graph path").count() == 5 and page.locator("#graph rect").count() == 2
+    assert not page.problems
     page.close()
 
 
@@ -220,7 +190,7 @@ def test_dark_and_narrow(tmp_path, browser, scheme, width):
 
 
 def test_five_hundred_trajectories_open(tmp_path, browser):
-    predictions = [{"id": f"q{i}", "em": 1.0} | {k: v for k, v in tree(i, (1,)).items()} for i in range(400)]
+    predictions = [{"id": f"q{i}", "em": 1.0} | tree(i, (1,)) for i in range(400)]
     run = make_run(tmp_path / "at2po/x", [tree(i, (1,) * 10) for i in range(10)], predictions)
     write_page(run)
     page = open_page(browser, run)
@@ -231,16 +201,11 @@ def test_five_hundred_trajectories_open(tmp_path, browser):
 
 def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
     odd = tree(0, question="line\u2028separator \x1b[31mred\x1b[0m [bold]markup[/oops] " + "w" * 9000)
-    odd["nodes"][1] |= {
-        "entropy": float("nan"),
-        "advantage": float("inf"),
-        "logprobs": [float("-inf"), -0.1, -0.1],
-    }
+    odd["nodes"][1] |= {"entropy": math.nan, "advantage": math.inf, "logprobs": [-math.inf, -0.1, -0.1]}
     run = make_run(tmp_path / "at2po/x[bold]", [])
-    (run / "samples.jsonl").write_text("".join(
-        json.dumps(g, ensure_ascii=False) + "\n"
-        for g in (odd, tree(1), {"nodes": [], "trajectories": []})
-    ))
+    groups = odd, tree(1), {"nodes": [], "trajectories": []}
+    lines = [json.dumps(g, ensure_ascii=False) + "\n" for g in groups]
+    (run / "samples.jsonl").write_text("".join(lines))
     assert len(read_jsonl(run / "samples.jsonl")) == 3
     folders.main([str(run)])
     page = open_page(browser, run)
@@ -273,19 +238,18 @@ def test_a_page_without_a_browser(tmp_path):
     folders.main([str(run)])
     image = base64.b64encode((run / "curves.png").read_bytes()).decode()
     assert f"data:image/png;base64,{image}" in (run / "trajectories.html").read_text()
-    assert json.loads(text.split('id="data">')[1].split("</script>")[0])["groups"][0]["question"].endswith(
-        ATTACK
-    )
+    carried = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert carried["groups"][0]["question"].endswith(ATTACK)
 
 
 # ---- comparison, explanation, tracker
 
 
 def test_comparison_is_paired_by_question(tmp_path, capsys):
-    a = make_run(tmp_path / "r/a", [], [{"id": str(i), "em": float(i < 40)} for i in range(100)], ROWS)
-    b = make_run(
-        tmp_path / "r/b", [], [{"id": str(i), "em": float(i < 60)} for i in reversed(range(100))], ROWS
-    )
+    low = [{"id": str(i), "em": float(i < 40)} for i in range(100)]
+    high = [{"id": str(i), "em": float(i < 60)} for i in reversed(range(100))]
+    a = make_run(tmp_path / "r/a", [], low, ROWS)
+    b = make_run(tmp_path / "r/b", [], high, ROWS)
     folders.main([str(a), str(b), "--out", str(tmp_path / "both.png")])
     out = capsys.readouterr().out
     assert "+0.200 [+0.1" in out and "100" in out and "2,000" in out
@@ -310,9 +274,8 @@ def exported(folder, ems, question="Who?"):
             }
             for i, em in enumerate(values)
         ]
-        (folder / f"eval_test{suffix}.json").write_text(
-            json.dumps({"summary": metrics.summarize(rows), "predictions": rows})
-        )
+        result = {"summary": metrics.summarize(rows), "predictions": rows}
+        (folder / f"eval_test{suffix}.json").write_text(json.dumps(result))
     return folder
 
 
@@ -320,24 +283,17 @@ def test_an_exported_run_has_the_numbers_of_the_run_and_can_be_compared(tmp_path
     names = []
     for seed, ems in enumerate(([1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1])):
         for method, values in (("star", ems), ("mygo", [0, *ems[1:]])):
-            run, out = (
-                exported(tmp_path / f"run/{method}-seed{seed}", values),
-                tmp_path / f"results/{method}-seed{seed}",
-            )
+            run = exported(tmp_path / f"run/{method}-seed{seed}", values)
+            out = tmp_path / f"results/{method}-seed{seed}"
             folders.main([str(run), "--export", str(out)])
             assert sorted(f.name for f in out.iterdir()) == [
-                "config.json", "metrics.json", "metrics.jsonl", "predictions.jsonl.gz"
-            ]
+                "config.json", "metrics.json", "metrics.jsonl", "predictions.jsonl.gz"]
             for when in ("", "before"):
-                assert (
-                    evaluations(out, when)["test"]["summary"]
-                    == evaluations(run, when)["test"]["summary"]
-                )
+                ours, theirs = (evaluations(folder, when)["test"]["summary"] for folder in (out, run))
+                assert ours == theirs
             row = evaluations(out)["test"]["predictions"][0]
-            assert (
-                {"question", "gold", "type", "hops", "answer", "em", "em_valid"} <= row.keys()
-                and "nodes" not in row
-            )
+            assert {"question", "gold", "type", "hops", "answer", "em", "em_valid"} <= row.keys()
+            assert "nodes" not in row
             names.append(str(out))
     capsys.readouterr()
     folders.main([*sorted(names), "--out", str(tmp_path / "c.png")])
@@ -386,23 +342,18 @@ def test_every_committed_run_can_be_read():
     for run in runs:
         rows = read_jsonl(run / "predictions.jsonl.gz")
         texts = {"two_way"} if "two_way" in rows[0] else {"question", "gold", "answer"}  # (not ours to give)
-        assert rows and all(
-            {"set", "when", "id", "type", "hops", "em", "f1"} | texts <= row.keys()
-            and ("tokens" in row or "sentences" in row)
-            for row in rows
-        ), run
+        for row in rows:
+            assert {"set", "when", "id", "type", "hops", "em", "f1"} | texts <= row.keys(), run
+            assert "tokens" in row or "sentences" in row, run
 
 
 def test_explain_on_the_terminal(tmp_path, capsys):
     run = make_run(tmp_path / "r/a", [tree(3)])
     folders.main([str(run), "--explain", "q3/1"])
     out = capsys.readouterr().out
-    assert (
-        "reward 0, answer: Ada 1" in out
-        and "exact match: 'x' against 'y'" in out
-        and "advantage -0.5" in out
-        and "reward 1" not in out
-    )
+    for words in ("reward 0, answer: Ada 1", "exact match: 'x' against 'y'", "advantage -0.5"):
+        assert words in out
+    assert "reward 1" not in out
     with pytest.raises(SystemExit, match="there are q3"):
         folders.main([str(run), "--explain", "q4"])
     with pytest.raises(SystemExit, match="no such trajectory"):
@@ -425,16 +376,11 @@ def test_what_is_below_zero_is_in_the_picture(values, bottom):
 
 
 def test_two_processes_do_not_write_into_one_folder(tmp_path):
-    begin = (
-        "import sys; from common.run import RunFolder; "
-        "folder = RunFolder(sys.argv[1], 'at2po', 'x', {}); folder.create()"
-    )
-    hold = subprocess.Popen(
-        [sys.executable, "-c", begin + "; print('held', flush=True); input()", tmp_path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    begin = ("import sys; from common.run import RunFolder; "
+             "folder = RunFolder(sys.argv[1], 'at2po', 'x', {}); folder.create(); "
+             "print('held', flush=True); input()")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    hold = subprocess.Popen([sys.executable, "-c", begin, tmp_path], text=True, **pipes)
     assert hold.stdout.readline() == "held\n"
     with pytest.raises(RunError, match="another process is writing to"):
         RunFolder(tmp_path, "at2po", "x", {}, resume=True).create()
@@ -577,13 +523,8 @@ def test_pieces_join_to_the_text():
         def decode(self, ids):
             return {1: "Ada", 2: " Holt", 3: "", 4: "xx", 5: "?"}[ids[0]]
 
-    for ids, text in (
-        ([1, 2, 5], "Ada Holt?"),
-        ([1, 3, 2], "Ada Holt"),
-        ([4, 1], "Ada"),
-        ([], ""),
-        ([1, 1], "Ada Ada"),
-    ):
+    cases = ([1, 2, 5], "Ada Holt?"), ([1, 3, 2], "Ada Holt"), ([4, 1], "Ada"), ([], ""), ([1, 1], "Ada Ada")
+    for ids, text in cases:
         cut = record.pieces(Words(), ids, text)
         assert len(cut) == len(ids) and "".join(cut) == (text if ids else "")
     assert record.pieces(Words(), [1, 2, 5], "Ada Holt?") == ["Ada ", "Holt", "?"]
@@ -615,15 +556,13 @@ HEALTHY = {
 ])
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
     healthy, own, said = [dict(HEALTHY) for _ in range(10)], {"selection": team_metrics.few_are_chosen}, []
-    assert guards.check(healthy[-1], healthy[:-1], more=own) == []
-    counts = guards.watch(healthy[-1], healthy[:-1], said.append, more=own)
+    counts = guards.watch(healthy[-1], healthy[:-1], said.append, HEALTHY, own)
     assert counts == {f"guard/{n}": 0 for n in (*guards.GUARDS, "selection")} and said == []
     ill = [HEALTHY | fault for _ in range(3)]
-    fired = guards.check(ill[-1], healthy + ill[:-1], more=own)
-    assert [n for n, _ in fired] == [name] and flag in fired[0][1]
-    counts = guards.watch(ill[-1], healthy + ill[:-1], said.append, more=own)
-    assert counts[f"guard/{name}"] == 1 and sum(counts.values()) == 1
-    assert said == [f"guard {name}: {fired[0][1]}"]
+    counts = guards.watch(ill[-1], healthy + ill[:-1], said.append, HEALTHY, own)
+    assert [n for n, fired in counts.items() if fired] == [f"guard/{name}"]
+    message, = said
+    assert message.startswith(f"guard {name}: ") and flag in message
 
 
 @pytest.mark.parametrize("begins, ends, fires", [
@@ -636,6 +575,6 @@ def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, fla
 def test_calls_that_fall_towards_none_are_named(begins, ends, fires):
     counts = [begins] * 3 + [(begins + ends) / 2] * 4 + [ends] * 3
     rows = [HEALTHY | {"rollout/searches": count} for count in counts]
-    fired = dict(guards.check(rows[-1], rows[:-1]))
-    assert ("calls" in fired) == fires
-    assert not fires or f"{begins:.2f} a trajectory at the start, {ends:.2f} now" in fired["calls"]
+    said = []
+    assert guards.watch(rows[-1], rows[:-1], said.append, HEALTHY)["guard/calls"] == fires
+    assert not fires or f"{begins:.2f} a trajectory at the start, {ends:.2f} now" in said[0]

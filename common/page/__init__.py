@@ -14,16 +14,15 @@ from common.report import evaluations, interval
 HERE = Path(__file__).parent
 
 
-def write_page(folder, most_groups=60, most_predictions=400):
-    """The page: sampled groups of training, evenly spaced, final predictions, and the folder's curves.png.
+def write_page(folder):
+    """The page: sampled groups of training, 400 final predictions of a set, and the folder's curves.png.
     Returns its path."""
     folder = Path(folder)
     rows = read_jsonl(folder / "metrics.jsonl")
-    results = evaluations(folder)
-    groups = _training_groups(folder, most_groups)
+    groups = _training_groups(folder)
     summaries = []
-    for name, result in results.items():
-        shown = result["predictions"][:most_predictions]
+    for name, result in evaluations(folder).items():
+        shown = result["predictions"][:400]
         groups += [g | {"where": name} for g in shown if "nodes" in g]
         s = result["summary"]
         summaries.append(f"{name} EM {interval(s)} n {s['n']}")
@@ -52,26 +51,23 @@ def write_page(folder, most_groups=60, most_predictions=400):
     return folder / "trajectories.html"
 
 
-def _training_groups(folder, most):
-    """At most so many of samples.jsonl, evenly spaced, the newest first."""
+def _training_groups(folder):
+    """At most 60 of samples.jsonl, evenly spaced, the newest first."""
     samples = read_jsonl(folder / "samples.jsonl")
     groups = [g for g in samples if g.get("nodes") and g.get("trajectories")]
-    keep = {round(i * (len(groups) - 1) / max(1, most - 1)) for i in range(most)}
+    keep = {round(i * (len(groups) - 1) / 59) for i in range(60)}
     kept = [g | {"where": "training"} for i, g in enumerate(groups) if i in keep]
     return kept[::-1]
 
 
 def _for_the_page(group):
     """Without token ids, and with log-probs as short as anyone reads them."""
-    def tidy(value):
-        if isinstance(value, list) and value and isinstance(value[0], float):
-            return [round(x, 3) for x in value]
-        return value
-
-    private = ("ids", "observation_ids")
     nodes = []
     for node in group["nodes"]:
-        nodes.append({k: tidy(v) for k, v in node.items() if k not in private})
+        node = {k: v for k, v in node.items() if k not in ("ids", "observation_ids")}
+        if "logprobs" in node:
+            node["logprobs"] = [round(x, 3) for x in node["logprobs"]]
+        nodes.append(node)
     rest = {k: v for k, v in group.items() if k != "prompt_ids"}
     return rest | {"id": group["question_id"], "nodes": nodes}
 

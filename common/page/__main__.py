@@ -23,17 +23,13 @@ from common.report import COLUMNS, draw_curves, evaluations, method_table, panel
 
 
 def main(argv=None):
-    """Pages, comparisons, explanations."""
-    parser = argparse.ArgumentParser(
-        prog="python -m common.page",
-        description="Pages, comparisons and explanations of run folders.")
-    parser.add_argument(
-        "runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-seed0")
+    """Pages, comparisons and explanations of run folders."""
+    parser = argparse.ArgumentParser(prog="python -m common.page", description=main.__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-seed0")
     parser.add_argument(
         "--explain", metavar="ID", help="explain the trajectories of this question; ID/N for one of them")
     parser.add_argument(
-        "--export", metavar="FOLDER",
-        help="keep a run's configuration, metrics and predictions there, compressed")
+        "--export", metavar="FOLDER", help="keep a run's configuration, metrics and predictions there")
     parser.add_argument(
         "--without-texts", action="store_true",
         help="with --export: no questions and answers, which may not be yours to give away, and no paths")
@@ -100,22 +96,20 @@ def compare(folders, out="comparison.png", key="em"):
 def explain_question(runs, wanted):
     """--explain ID or ID/N: the trajectories of a question,
     the last time that it was sampled or evaluated."""
-    index = None
-    if re.search(r"/\d+$", wanted):
-        wanted, index = wanted.rsplit("/", 1)
-    everything = []
+    question, number = re.fullmatch(r"(.*?)(?:/(\d+))?", wanted, re.DOTALL).groups()
+    groups = {}
     for run in runs:
-        everything += read_jsonl(run / "samples.jsonl")
+        everything = read_jsonl(run / "samples.jsonl")
         for evaluation in evaluations(run).values():
             everything += evaluation["predictions"]
-    everything = [g for g in everything if "nodes" in g]
-    found = [g for g in everything if g.get("question_id") == wanted]
-    if not found or index and int(index) >= len(found[-1]["trajectories"]):
-        known = ", ".join(dict.fromkeys(g["question_id"] for g in everything))
-        which = wanted if index is None else f"{wanted}/{index}"
-        sys.exit(f"error: no such trajectory {which} in {runs[0]}; there are {known[:600] or 'none'}")
-    group = found[-1]
-    chosen = [int(index)] if index else range(len(group["trajectories"]))
+        groups |= {g["question_id"]: g for g in everything if "nodes" in g}
+    group = groups.get(question, {"trajectories": []})
+    chosen = range(len(group["trajectories"]))
+    if number:
+        chosen = chosen[int(number):][:1]
+    if not chosen:
+        known = ", ".join(groups)[:600] or "none"
+        sys.exit(f"error: no such trajectory {wanted} in {runs[0]}; there are {known}")
     for i in chosen:
         explain(group, i)
 
@@ -127,8 +121,6 @@ EXPORTED = (
     "searches", "tokens", "read", "copied", "rounds", "normalised", "repetitions", "pattern", "standard",
     "precision", "recall", "percentile", "sentences", "evidence_found", "end", "first_wrong", "sub-questions",
     "logprob", "repeats", "d_TA", "d_TQ")
-
-
 TEXTS = ("question", "gold", "answer")
 
 
@@ -172,13 +164,12 @@ def _beyond_the_rows(result):
     """What of a summary is neither a mean of the predictions nor how they were made."""
     known = {"set", "seed", "search", "n", "format", "two_way", "open", "guess", "reading"}
     columns = result["predictions"][0].keys()
-    return {
-        key: value
-        for key, value in result["summary"].items()
-        if key not in known
-        and not key.startswith("by_")
-        and re.sub("_(low|high)$", "", key) not in columns
-    }
+    beyond = {}
+    for key, value in result["summary"].items():
+        read_off = key in known or key.startswith("by_") or re.sub("_(low|high)$", "", key) in columns
+        if not read_off:
+            beyond[key] = value
+    return beyond
 
 
 if __name__ == "__main__":

@@ -7,20 +7,14 @@ from common.call_metrics import is_standard
 from common.files import read_jsonl
 from common.page import record
 
-# what a row of eval_<set>.json has of omne_r1.judge's words
-PREDICTED = (
-    "answer", "problem", "em", "normalised", "f1", "searches", "repetitions", "pattern", "faults")
-
 
 def nodes_of(trajectory, first, label, tokenizer):
     """A trajectory's turns as nodes below the question."""
     nodes = []
     parents = [0]
-    for k, turn in enumerate(trajectory.turns):
-        said = label(turn)
-        node = record.turn_node(first + k, parents, turn, tokenizer, label=said)
-        nodes.append(node)
-        parents = [node["id"]]
+    for k, turn in enumerate(trajectory.turns, first):
+        nodes.append(record.turn_node(k, parents, turn, tokenizer, label=label(turn)))
+        parents = [k]
     return nodes
 
 
@@ -32,8 +26,7 @@ def group_record(trajectories, question, label, tokenizer=None, **extra):
         own = nodes_of(t, len(nodes), label, tokenizer)
         nodes += own
         path = [0, *(node["id"] for node in own)]
-        why = reasons(t.info, question.answers[0])
-        done.append(record.outcome(t, path, why))
+        done.append(record.outcome(t, path, reasons(t.info, question.answers[0])))
     return record.group(question, nodes, done, **extra)
 
 
@@ -56,15 +49,15 @@ def sample_record(policy, done, questions, step, group_size, label):
     groups = [done[i:i + group_size] for i in starts]
     rewards = [[t.reward for t in group] for group in groups]
     i = record.first_with_spread(rewards)
-    group = groups[i]
-    more = {"step": step, "prompt_ids": group[0].prompt_ids}
-    return group_record(group, questions[i], label, policy.tokenizer, **more)
+    more = {"step": step, "prompt_ids": groups[i][0].prompt_ids}
+    return group_record(groups[i], questions[i], label, policy.tokenizer, **more)
 
 
 def prediction(trajectory, question, label):
     """A row of eval_<set>.json."""
+    names = "answer problem em normalised f1 searches repetitions pattern faults"
     row = {"id": question.id}
-    for name in PREDICTED:
+    for name in names.split():
         row[name] = getattr(trajectory.info, name)
     row["standard"] = float(is_standard(trajectory))
     row["rounds"] = len(trajectory.turns)

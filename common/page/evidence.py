@@ -43,17 +43,15 @@ def path_nodes(policy, path, first=1):
             mark = "* " if a in case.gold else ""
             name = {SUBMIT: "submit", ASK: "ask"}.get(a) or case.texts[a]
             offers.append(f"{math.exp(x):.3f}  {mark}{name}")
-        nodes.append(
-            {
-                "id": first + t,
-                "parents": [first + t - 1 if t else 0],
-                "label": label,
-                "text": text,
-                "observation": "offered (* gold):\n" + "\n".join(offers) if offers else "",
-                "probability": math.exp(logprob),
-                "gold": step in case.gold,
-            }
-        )
+        nodes.append({
+            "id": first + t,
+            "parents": [first + t - 1 if t else 0],
+            "label": label,
+            "text": text,
+            "observation": "offered (* gold):\n" + "\n".join(offers) if offers else "",
+            "probability": math.exp(logprob),
+            "gold": step in case.gold,
+        })
     return nodes
 
 
@@ -65,19 +63,17 @@ def group_record(policy, paths, **extra):
         mine = path_nodes(policy, p, len(nodes))
         nodes += mine
         em, f1, precision, recall = evidence_scores(case, p.steps)
-        done.append(
-            {
-                "path": [0, *(node["id"] for node in mine)],
-                "reward": p.reward,
-                "answer": f"{len(p.taken)} sentences",
-                "problem": "",
-                "correct": em == 1,
-                "why": [
-                    f"F1 {f1:.2f}, precision {precision:.2f}, recall {recall:.2f}",
-                    f"{ending(case, p.taken)[0]}, log p {p.logprob:.2f}",
-                ],
-            }
-        )
+        done.append({
+            "path": [0, *(node["id"] for node in mine)],
+            "reward": p.reward,
+            "answer": f"{len(p.taken)} sentences",
+            "problem": "",
+            "correct": em == 1,
+            "why": [
+                f"F1 {f1:.2f}, precision {precision:.2f}, recall {recall:.2f}",
+                f"{ending(case, p.taken)[0]}, log p {p.logprob:.2f}",
+            ],
+        })
     return record.group(case.question, nodes, done, **extra)
 
 
@@ -98,22 +94,21 @@ def show_path(policy, path):
 
 def prediction(policy, path):
     """A row of eval_<set>.json."""
-    scores = dict(
-        zip(("em", "f1", "precision", "recall"), evidence_scores(path.case, path.steps), strict=True)
-    )
-    end, wrong = ending(path.case, path.taken)
-    taken = " ".join(path.case.texts[i] for i in path.taken)
-    return (
-        group_record(policy, [path])
-        | about(path.case)
-        | scores
-        | {
-            "sentences": len(path.taken),
-            "read": float(metrics.stands_in(path.case.question.answers, taken)),
-            "end": end,
-            "first_wrong": wrong,
-            "evidence_found": [list(path.case.facts[i]) for i in path.taken],
-            "sub-questions": [s.text for s in path.asked],
-            "logprob": path.logprob,
-        }
-    )
+    case = path.case
+    em, f1, precision, recall = evidence_scores(case, path.steps)
+    end, wrong = ending(case, path.taken)
+    taken = " ".join(case.texts[i] for i in path.taken)
+    row = group_record(policy, [path]) | about(case)
+    return row | {
+        "em": em,
+        "f1": f1,
+        "precision": precision,
+        "recall": recall,
+        "sentences": len(path.taken),
+        "read": float(metrics.stands_in(case.question.answers, taken)),
+        "end": end,
+        "first_wrong": wrong,
+        "evidence_found": [list(case.facts[i]) for i in path.taken],
+        "sub-questions": [s.text for s in path.asked],
+        "logprob": path.logprob,
+    }
