@@ -5,6 +5,9 @@ them for the question and what was found so far; a fine policy takes one of its 
 is trained on labelled evidence, then with PPO on the score of the evidence that it ends with. A T5 learns to
 ask sub-questions; trained inside the PPO loop, it learns which ones help.
 
+PPO, except: an action is a sentence or submit, the policy's softmax is over a handful of them, and the
+baseline of a state is the mean return of other paths through it.
+
     sec. 3.1.1   coarse retrieval                        coarse_loss, coarse_step
     sec. 3.1.2   policy over candidates and submit       candidates, log_policy
                  supervised loss                         supervised_states, supervised_loss
@@ -944,51 +947,57 @@ PRETRAIN_METRICS = STEP | UPDATE | SUPERVISED
 # ---------------------------------------------------------------- paper, authors' code and ours
 
 DIFFERENCES = """\
-Where paper and authors' code differ, or the paper is silent; the flag in brackets takes the other:
+A flag in brackets takes the other reading.
 
-    candidates        paper: 6 actions; code: 5 and submit; ours: 6 and submit (--candidates)
-    texts             paper: <sep> between question and evidence; code: blanks. A sentence is "Title, text"
-                      for the fine models, "Title: text" for the coarse stage (code)
-    yes/no questions  code: not trained on; ours: trained on
-    coarse vectors    code: the sentences' are frozen; normalised on its branch main, not in the searches of
-                      its branch Agent; ours: normalised. The state's is not: its norm is the temperature
-    coarse loss       paper: cross-entropy, "-.456" (minus a mean probability); code: sum over the missing
-                      gold of -log p; ours: its mean
-    submit's score    paper: answerability; code: start logits of positions 0 and 1; ours: start and end logit
-                      of the first token
-    fine stage        paper: a copy of the coarse stage's settings; code: one gold against 6 random sentences,
-                      of the first 20,000 questions; ours: the coarse candidates of all, a missing gold put in
-                      where none is there (--negatives)
-    clip              paper: clip(r, 1 + eps, 1 - eps), its bounds swapped
-    reward            paper: discounted F1, +1 if exact; code: gamma 1, no bonus for submitting; ours: the
-                      bonus on every exact end, not discounted (--gamma, --bonus)
-    a path's return   code: F1 after one action, its greedy rollout being dropped; ours: the sampled path's,
-                      F1 times gamma^(T - t)
-    baseline b(s)     paper: paths sampled from s; code: greedy ones after every candidate, weighed by pi;
-                      ours: other paths of the question through the same evidence, fresh ones where they are
-                      few (--baseline, --baseline-rollouts)
-    PPO               paper: "batch size 6"; code: a replay buffer; ours: none. Both: a loss of the sampled
-                      action. With the paper's numbers a step is one update, where r = 1 and nothing is
-                      clipped; several where --mini-batch is smaller than the step's paths
-    unreachable gold  code: such questions are left out; ours: they stay where some gold can be found
-    long states       code: cut at 512 tokens; ours: the oldest sentences are left out
-    beam              code: all beams start equal and stay so; ours: from one, distinct hypotheses
-    Spearman          paper: cov / (cov cov), 1,000 validation questions; code: of F1, 8 actions, paths drawn
-                      from softmax(pi / 2), nearly uniform: another quantity (--correlate-sampling authors);
-                      ours: of ranks, paths drawn from pi, over evaluation questions whose paths differ
-                      (--correlate); log p is without T5's
-    question's target paper and ours: the approximation of the evidence found, never of none; code: of the
-                      evidence found later, from one too late on; --sqg-target suffix: of the missing gold
-    joint training    paper: proposed; ours: from the supervised policy, as many steps as PPO; a sub-question
-                      alone is the coarse query of the next step, the policy's text keeps it. It may ask
-                      before anything is found, a state that --sqg-target prefix never learns from
-    "+ sub-questions" code: one sentence first; then, where the policy would not submit, a sub-question takes
-                      the question's place in a search from no evidence (commit 2ad87c8) or with what was
-                      found (5064f6f), whose finds are all kept; the asker reads evidence with blanks between
-                      all letters. Ours: both, without those blanks (--ask-mode replace, replace-keep);
-                      beside them the sub-question as coarse query for one sentence, and behind the evidence
-                      in the policy's text, as in joint training (--ask-mode append). Without comparisons
-                      in the world, where the tiny T5 often writes one of the two names twice
+    candidates        The paper has 6 actions, the code 5 and submit. Ours are 6 and submit (--candidates).
+    texts             The paper puts <sep> between question and evidence, the code blanks. A sentence is
+                      "Title, text" for the fine models and "Title: text" for the coarse stage, as in the
+                      code.
+    yes/no questions  The code does not train on them; ours does.
+    coarse vectors    The code keeps the sentences' frozen. It normalises them on its branch main, and not in
+                      the searches of its branch Agent; ours are normalised. The state's is not: its norm is
+                      the temperature.
+    coarse loss       The paper's "cross-entropy" is -.456, minus a mean probability. The code takes the sum
+                      of -log p over the missing gold, ours its mean.
+    submit's score    The paper speaks of answerability. The code takes start logits of positions 0 and 1,
+                      ours the start and end logit of the first token.
+    fine stage        The paper repeats the coarse stage's settings. The code sets one gold against 6 random
+                      sentences, of the first 20,000 questions. Ours takes the coarse candidates of all, and
+                      puts a missing gold in where none is there (--negatives).
+    clip              The paper prints clip(r, 1 + eps, 1 - eps), its bounds swapped.
+    reward            The paper's is the discounted F1, +1 if exact. The code has gamma 1 and no bonus for
+                      submitting. Ours pays the bonus on every exact end, not discounted (--gamma, --bonus).
+    a path's return   The code's is the F1 after one action, its greedy rollout being dropped. Ours is the
+                      sampled path's, F1 times gamma^(T - t).
+    baseline b(s)     The paper samples paths from s. The code takes greedy ones after every candidate,
+                      weighed by pi. Ours takes other paths of the question through the same evidence, and
+                      fresh ones where they are few (--baseline, --baseline-rollouts).
+    PPO               The paper says "batch size 6", the code has a replay buffer; ours has none. Both have a
+                      loss of the sampled action. With the paper's numbers a step is one update, where r = 1
+                      and nothing is clipped; there are several where --mini-batch is smaller than the step's
+                      paths.
+    unreachable gold  The code leaves such questions out. Ours keeps them where some gold can be found.
+    long states       The code cuts them at 512 tokens. Ours leaves the oldest sentences out.
+    beam              In the code all beams start equal and stay so. Ours has distinct hypotheses from one.
+    Spearman          The paper prints cov / (cov cov), over 1,000 validation questions. The code's is of F1,
+                      8 actions, and paths drawn from softmax(pi / 2), nearly uniform: another quantity
+                      (--correlate-sampling authors). Ours is of ranks, over paths drawn from pi, of
+                      evaluation questions whose paths differ (--correlate). log p is without T5's.
+    question's target The paper's and ours is the approximation of the evidence found, never of none. The
+                      code's is of the evidence found later, from one too late on. --sqg-target suffix takes
+                      that of the missing gold.
+    joint training    The paper proposes it. Ours goes on from the supervised policy, for as many steps as
+                      PPO. A sub-question alone is the coarse query of the next step; the policy's text keeps
+                      it. It may ask before anything is found, a state that --sqg-target prefix never learns
+                      from.
+    "+ sub-questions" The code finds one sentence first. Then, where the policy would not submit, a
+                      sub-question takes the question's place in a search from no evidence (commit 2ad87c8) or
+                      with what was found (5064f6f), whose finds are all kept; the asker reads evidence with
+                      blanks between all letters. Ours has both, without those blanks (--ask-mode replace,
+                      replace-keep). Beside them stands the sub-question as coarse query for one sentence, and
+                      behind the evidence in the policy's text, as in joint training (--ask-mode append).
+                      Comparisons are left out in the world, where the tiny T5 often writes one of the two
+                      names twice.
 """
 
 

@@ -6,6 +6,9 @@ passages it retrieves, or from the triples of one entity. The sub-questions of a
 trains both roles by plain likelihood on sampled trajectories whose reward passes a threshold that rises with
 the policy.
 
+GRPO, except: there is no advantage, ratio, clip or KL. What passes the threshold is learned by its
+likelihood, the rest is thrown away, and a question is asked again until enough has passed.
+
     Eq 1        planner and workers              plan, work
     sec. 3.3    rising threshold K               next_threshold
     D.1         multiple-attempt sampling        sample, attempts
@@ -17,13 +20,10 @@ the policy.
 
     python mygo_mujica.py                  embedded world: few-shot, warm-up, MyGO; text, then graph; 8 min
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
-    python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data 2wiki_train.json --eval-data 2wiki_dev.json
-    \\
-                    --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5                     2Wiki-Text
-    python mygo_mujica.py --model … --data 2wiki_train.json --eval-data 2wiki_dev.json --envs kg \\
-                    --graph triples.jsonl                                                          2Wiki-KG
-    python mygo_mujica.py --model … --data hotpot_train.json --eval-data hotpot_dev.json --envs kimi
-                                                                                                   Hotpot-Kimi
+    python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json    and one of
+        --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
+        --envs kg --graph triples.jsonl                                      2Wiki-KG
+        --envs kimi                                                          Hotpot-Kimi
 --graph evidences makes the graph of 2Wiki's own evidences: gold facts and next to no others, so it is far
 easier than Wikidata. What is not in the paper is at the end (appendix) or in common/. Numbers reached:
 results/README.md. The paper's own (7B and 8B models) were not measured.
@@ -1339,37 +1339,42 @@ Małgorzata Braunek, which excatly meets our need. </think>
 
 DIFFERENCES = """\
 Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup), which is at least r_sup: r >
-K selects nothing. Read here as the midpoint, K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as A min(r,
-clip(r)), which is not GRPO's min(r A, clip(r) A) where A < 0; ours is GRPO's. Proposition 3.1 (KL(pi^{>K} ||
-pi*) < delta for large K) needs Z^{>K} >= Z exp(-delta), and Z^{>K} falls as K grows: the proof holds for K
-small enough, and, where the temperature alpha goes to 0, for any K below r_sup. Its pi^{>K} is a cut-off
-Boltzmann distribution; what MyGO samples is the policy, given that r > K, of which it says nothing.
+K selects nothing. It is read here as the midpoint, K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as A
+min(r, clip(r)), which is not GRPO's min(r A, clip(r) A) where A < 0; ours is GRPO's. Proposition 3.1
+(KL(pi^{>K} || pi*) < delta for large K) needs Z^{>K} >= Z exp(-delta), and Z^{>K} falls as K grows: the proof
+holds for K small enough, and, where the temperature alpha goes to 0, for any K below r_sup. Its pi^{>K} is a
+cut-off Boltzmann distribution; MyGO samples the policy, given that r > K, of which it says nothing.
 Proposition 3.2's Var ~ 1/Z^2 does not follow from its own expansion, which tends to alpha^2.
 
 Where the paper is silent (there is no public code):
 
-    rounds              6 planner turns; in the last one nothing is asked any more
-    one turn            what stands outside closed thoughts; asks and answers at once: it asks, the answer is
-                        not read; at most 8 sub-questions
-    a failed worker     no sentence, no selection, an index that does not exist: "No relevant information
-                        found."; nothing to read, an unknown label: not asked at all. [-1] is a selection
-    passages            without their titles, as in Table 8
-    topic entities      (graph) those the data set names, else heads of evidences that no other one leads to
-    new entities        (graph) tails of the selected triples that have facts themselves get the next labels
-    an entity's facts   its triples as head (Table 10 also shows some as tail), at most 20: those that share
-                        most words with the question
-    schedule            one cosine and one AdamW over all iterations, one epoch an iteration; K' starts at .5
-    K at r_sup          a first pass without a fault would give K = r_sup and end all selection: K stays below
-    Eq 6                at the sampling temperature; over the tokens of the mini-batch, as in LLaMA-Factory
-                        (another constant would matter to gradient clipping alone)
-    EM, F1              HotpotQA's rules (yes and no count whole) for every data set
-    STaR, RAFT, GRPO    the same agent, group_size attempts a question: any with reward 1 (at most m); those
-                        of the highest reward, if it is positive (at most m; raft++: with a clipped ratio);
-                        all, with advantages. STaR goes on from the last iteration, like the others
-    fixed               MyGO whose K stays at --threshold: threshold apart from allocation of attempts
-    asynchronous (D.2)  not here: an iteration is sampled with the weights that the last one left
+    rounds              The planner has 6 turns, and in the last one nothing is asked any more.
+    one turn            It is read outside closed thoughts. One that asks and answers asks, and its answer is
+                        not read. It asks at most 8 sub-questions.
+    a failed worker     Without a sentence or a selection, or with an index that does not exist, it reports
+                        "No relevant information found." With nothing to read or an unknown label it is not
+                        asked at all. [-1] is a selection.
+    passages            They come without their titles, as in Table 8.
+    topic entities      In the graph they are those that the data set names, else the heads of evidences that
+                        no other one leads to.
+    new entities        Tails of the selected triples that have facts themselves get the next labels.
+    an entity's facts   Its triples as head, at most 20: those that share most words with the question. Table
+                        10 also shows some as tail.
+    schedule            One cosine and one AdamW run over all iterations, one epoch an iteration. K' starts at
+                        .5.
+    K at r_sup          A first pass without a fault would give K = r_sup and end all selection, so K stays
+                        below.
+    Eq 6                It is taken at the sampling temperature, over the tokens of the mini-batch, as in
+                        LLaMA-Factory. Another constant would matter to gradient clipping alone.
+    EM, F1              HotpotQA's rules (yes and no count whole) hold for every data set.
+    STaR, RAFT, GRPO    The same agent makes group_size attempts a question. STaR learns from any with reward
+                        1 (at most m), RAFT from those of the highest reward, if it is positive (at most m;
+                        raft++ with a clipped ratio), GRPO from all, with advantages. STaR goes on from the
+                        last iteration, like the others.
+    fixed               MyGO whose K stays at --threshold: the threshold apart from allocation of attempts.
+    asynchronous (D.2)  Not here: an iteration is sampled with the weights that the last one left.
 
-In the embedded world "few-shot" is the tiny policy as it was made: it has no words for examples, so there the
+In the embedded world "few-shot" is the tiny policy as it was made. It has no words for examples, so there the
 warm-up does no more than choose.
 """
 

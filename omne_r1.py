@@ -5,6 +5,9 @@ knowledge graph with two tools: entity_matcher finds names, node_info reads a no
 are made from the graph itself. Stage 1, PPO, makes trajectories; stage 2 learns from them and from templates,
 where thoughts count for less than calls; stage 3 is PPO again.
 
+PPO, except: observations are skipped in GAE and losses, the KL to the start is a cost a token, and a linear
+head on the policy's own hidden states is the critic.
+
     sec. 2          questions from paths            common/graphs/synthesis.py, graph_questions.py
     sec. 3.1        think, call a tool, answer      play, read_round
     sec. 3.3.1      PPO, GAE, value loss            gae, assign_credit, ppo_loss
@@ -1090,55 +1093,66 @@ def tiny_policy(cfg):
 # ---------------------------------------------------------------- paper, authors' code and ours
 
 DIFFERENCES = """\
-Where paper and authors' code differ, or the paper is silent:
+Where paper and authors' code differ, or the paper is silent. A flag in brackets takes the other reading.
 
-    weights of the stages   stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories; stage 2 begins
-                            with Qwen3-14B as released; stage 3 goes on from two models of stage 2, adapters
-                            with thoughts at w = .001, and full weights without thoughts. Ours: all of it
-                            from one base (--sft-from stage1 is not the paper's; --warmup-data makes two)
-    accuracy                paper: the same string but for blanks around it. Ours: as the tools print names,
-                            in one line and with a look-alike of "<". Code: SQuAD's rules ("normalised"), in
-                            reward and evaluation. The gold answer is a node's name: no aliases
-    prompt                  the evaluator's in the code ends "Your answer should only contain one entity
-                            name. Don't include any other text."; the paper's and ours say nothing of it
-    rounds                  paper: at most 7 of 3,000 tokens, that of the answer too, 32 at once (ours:
-                            384). Code: the same in evaluation; in training 5 calls and a turn more,
-                            of 1,024 tokens. Ours: 7 in both, of 1,024 tokens in training (--max-train-turn)
-    temperature             paper: not printed; code: evaluation is greedy, and so is ours (in the world 1)
-    a call that fails       unreadable, or for another graph: an error text, counted; the round goes on
-    calls                   paper: Python style, which the code splits at commas; its evaluator asks for JSON.
-                            Ours: both are read, never evaluated. Blanks around a name do not count
-    R_format of stage 1     paper: in [0, 1]; code: 0, .1, .4, .6, 1, for tags that touch, are empty, for two
-                            tools; ours: share of the rounds in the right form. All pay for form alone, so a
-                            base that seldom calls learns not to call: the guard "calls" says so
-    right form              exactly one thought, then exactly one call that can be read, or the answer, which
-                            the last round has to be; none of them blank. Without thoughts: the same without
-    reward of stage 3       as printed: a wrong answer in the right form is worth .5, and it may fall below 0.
-                            A repeated call: same tool and same arguments, in whatever order and quotes
-    GAE                     the printed exponent T - t + 1 must be T - t - 1. Ours: observations are skipped,
-                            the next value is that of the next sampled token. Code: they are not, in GAE,
-                            whitening and the critic's loss
-    PPO                     L^PPO is printed (3.3.1), its settings are not. Code (train_ppo_mix_0518.sh, one
-                            of three versions): 256 questions a step in one update, lr 1e-6 and 1e-5 (critic),
-                            both rising over .05 of the steps; 1,000 steps planned, step 350 evaluated;
-                            whitened advantages. Ours: 350 steps; clip .2, gamma 1, lambda 1, one epoch, as in
-                            verl; value loss not clipped. Stage 3's settings are in neither: the same
-    KL                      code: .001 is set, but use_kl_in_reward is not, so there was probably none. Ours:
-                            .001 as a cost a token (--kl-coef 0)
-    critic                  paper: shares the actor's encoder; code: a model of its own. Ours: a linear head
-                            on the policy's hidden states
-    loss of stage 2         paper: the mean over a forward pass, one conversation; over all of an update with
-                            --loss-total update
-    tags                    belong to the thought: at w = 0 they are not learned either, as in Algorithm 1
-    adapters                paper: "+ RL (LoRA)"; ours: where stage 2 or 3 begins with some, they are folded
-                            into their base, and PPO trains all weights (--lora: new adapters)
-    end of a turn           ours: at the closing tag; an end-of-message token is never learned
-    tools                   paper: two; the code has a third, from an edge to a node
-    rows without thoughts   thoughts removed, the template's empty block in their place, not learned
+    weights of stages       Stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories. Stage 2 begins
+                            with Qwen3-14B as released. Stage 3 goes on from two models of stage 2, adapters
+                            with thoughts at w = .001, and full weights without thoughts. Ours does all of it
+                            from one base (--sft-from stage1 is not the paper's; --warmup-data makes two).
+    accuracy                The paper compares strings but for blanks around them, the code by SQuAD's rules
+                            ("normalised"), in reward and evaluation. Ours compares as the tools print names,
+                            in one line and with a look-alike of "<". The gold answer is a node's name, which
+                            has no aliases.
+    prompt                  The evaluator's in the code ends "Your answer should only contain one entity name.
+                            Don't include any other text."; the paper's and ours say nothing of it.
+    rounds                  The paper has at most 7 of 3,000 tokens, that of the answer too, 32 at once (ours
+                            384). The code has the same in evaluation, and in training 5 calls and a turn
+                            more, of 1,024 tokens. Ours has 7 in both, of 1,024 tokens in training
+                            (--max-train-turn).
+    temperature             The paper prints none. The code's evaluation is greedy, and so is ours (in the
+                            world it is 1).
+    a call that fails       If it cannot be read, or is for another graph, it gets an error text and is
+                            counted; the round goes on.
+    calls                   The paper writes them in Python's style, which the code splits at commas; its
+                            evaluator asks for JSON. Ours reads both and evaluates nothing. Blanks around a
+                            name do not count.
+    R_format of stage 1     The paper's is in [0, 1]. The code's is 0, .1, .4, .6 or 1, for tags that touch,
+                            are empty, for two tools. Ours is the share of the rounds in the right form. All
+                            pay for form alone, so a base that seldom calls learns not to call: the guard
+                            "calls" says so.
+    right form              Exactly one thought, then exactly one call that can be read, or the answer, which
+                            the last round has to be; none of them blank. Without thoughts it is the same
+                            without.
+    reward of stage 3       As printed: a wrong answer in the right form is worth .5, and it may fall below 0.
+                            A repeated call has the same tool and the same arguments, in whatever order and
+                            quotes.
+    GAE                     The printed exponent T - t + 1 must be T - t - 1. Ours skips observations: the
+                            next value is that of the next sampled token. The code does not skip them, in GAE,
+                            whitening and the critic's loss.
+    PPO                     L^PPO is printed (3.3.1), its settings are not. The code (train_ppo_mix_0518.sh,
+                            one of three versions) has 256 questions a step in one update, lr 1e-6 and 1e-5
+                            (critic), both rising over .05 of the steps, 1,000 steps planned, step 350
+                            evaluated, and whitened advantages. Ours has 350 steps, clip .2, gamma 1, lambda 1
+                            and one epoch, as in verl; its value loss is not clipped. Stage 3's settings are
+                            in neither; ours are the same.
+    KL                      The code sets .001 but not use_kl_in_reward, so there was probably none. Ours is
+                            .001 as a cost a token (--kl-coef 0).
+    critic                  The paper's shares the actor's encoder, the code's is a model of its own. Ours is
+                            a linear head on the policy's hidden states.
+    loss of stage 2         The paper's mean is over a forward pass, one conversation. --loss-total update
+                            takes it over all of an update.
+    tags                    They belong to the thought: at w = 0 they are not learned either, as in Algorithm
+                            1.
+    adapters                The paper writes "+ RL (LoRA)". Where stage 2 or 3 begins with some, ours folds
+                            them into their base, and PPO trains all weights (--lora makes new adapters).
+    end of a turn           Ours ends at the closing tag; an end-of-message token is never learned.
+    tools                   The paper has two; the code has a third, from an edge to a node.
+    rows without thoughts   Their thoughts are removed, and the template's empty block stands in their place,
+                            which is not learned.
 
 Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (83.8 / 47.2 with adapters,
-89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions, and its
-"70k" are 73,627 in Table 1.
+89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions, and its "70k" are 73,627 in
+Table 1.
 """
 
 
