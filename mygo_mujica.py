@@ -20,7 +20,7 @@ likelihood, the rest is thrown away, and a question is asked again until enough 
 
     python mygo_mujica.py                  embedded world: few-shot, warm-up, MyGO; text, then graph; 8 min
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
-    python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json    and one of
+    python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
         --envs kg --graph triples.jsonl                                      2Wiki-KG
         --envs kimi                                                          Hotpot-Kimi

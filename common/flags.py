@@ -298,7 +298,7 @@ def cli(default, paper, docstring, argv):
     commands = itertools.takewhile(lambda line: line.startswith("    "), from_first)
     settings = [f"{f.name} {getattr(default, f.name)}" for f in dataclasses.fields(default)
                 if getattr(default, f.name) != getattr(paper, f.name)]
-    more = "Method, sources and differences from the paper: the top of the script."
+    more = "The method is the script's; where it differs from the paper: the end of the script."
     about = [title, "", *commands, "", more]
     if settings:
         about += ["", f"Defaults below are the paper's; in the embedded world: {', '.join(settings)}"]
