@@ -102,7 +102,7 @@ def explain_question(runs, wanted):
         everything = read_jsonl(run / "samples.jsonl")
         for evaluation in evaluations(run).values():
             everything += evaluation["predictions"]
-        groups |= {g["question_id"]: g for g in everything if "nodes" in g}
+        groups |= {g["question_id"]: g for g in everything if g.get("nodes")}
     group = groups.get(question, {"trajectories": []})
     chosen = range(len(group["trajectories"]))
     if number:
