@@ -9,7 +9,7 @@ import torch
 
 from common import rollout
 from common.checkpoint import ModelError
-from common.engine import TransformersEngine, _Request
+from common.engine import MAX_BATCH, TransformersEngine, _Request
 from common.gpu.vllm_engine import VllmEngine
 from common.model import token_logprobs
 from common.world import tiny
@@ -42,7 +42,7 @@ def wide():
     return random_policy(128)
 
 
-def generate(policy, requests, max_batch=256, engine=None, Engine=TransformersEngine, **kwargs):
+def generate(policy, requests, max_batch=MAX_BATCH, engine=None, Engine=TransformersEngine, **kwargs):
     engine = engine or Engine(*policy, max_batch=max_batch)
     options = {"max_tokens": 12, "temperature": 1.0} | kwargs
     agents = [engine.generate(ids, seed=seed, **options) for ids, seed in requests]
