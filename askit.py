@@ -685,7 +685,10 @@ def ppo_update(policy, optimizer, paths, advantages, cfg, reference=None):
             meter.add(loss, stats)
         if questions:
             question_step(policy.asker, reference, questions, len(part), cfg, meter)
-        meter.step(policy.model, optimizer, cfg.grad_clip, ())
+        norm = training.clip_gradient(policy.model, cfg.grad_clip)
+        if meter.finite(norm):  # else loss or gradient is not a number: no update
+            optimizer.step()
+        optimizer.zero_grad()
     row = meter.means()
     if meter.total.get("question_tokens"):
         row["train/question_kl"] = meter.total["question_kl_sum"] / meter.total["question_tokens"]

@@ -641,7 +641,10 @@ def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
                 stats["turn_entropy"] = len(moved) * turn_entropy(moved, b.response_mask, b.turn_ids)
                 stats["moved"] = len(moved)
             meter.add(loss, stats, b.weight)
-        meter.step(model, optimizer, cfg.grad_clip, batches)  # clips the gradient, steps, clears it
+        norm = training.clip_gradient(model, cfg.grad_clip)
+        if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+            optimizer.step()
+        optimizer.zero_grad()
     if "moved" in meter.total:
         row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
     return row | meter.means()
@@ -858,13 +861,12 @@ def turn_ratios(model, leaves, cfg):
 
 def ask(cfg, policy, split):
     """--ask: one trajectory, shown while it is played."""
-    run.warn_of_unknown_words(policy.tokenizer, cfg.ask)
-    policy.engine.sync(policy.model)
     prompt_ids = render_prompt(policy.tokenizer, cfg.ask, cfg.prompt_form)
-    search = rollout.BatchedSearch(split.retriever)
-    seed = stable_seed(cfg.seed, "ask")
-    agent = play(policy, search, prompt_ids, Node(), "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
-    leaf = rollout.run_agents([agent], policy.engine, search)[0]
+
+    def agent(search, seed):
+        return play(
+            policy, search, prompt_ids, Node(), "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
+    leaf = run.ask(cfg, policy, split.retriever, agent)
     answer, problem = parse_response(leaf.turns())
     console.print(f"[bold]answer: {plain(answer)}{f' ({problem})' if problem else ''}[/bold]")
 

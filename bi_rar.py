@@ -503,7 +503,10 @@ def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
             )
             (loss * b.weight).backward()
             meter.add(loss, stats, b.weight)
-        meter.step(model, optimizer, cfg.grad_clip, batches)
+        norm = training.clip_gradient(model, cfg.grad_clip)
+        if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+            optimizer.step()
+        optimizer.zero_grad()
     return row | meter.means()
 
 
@@ -838,13 +841,11 @@ def show_table(cfg):
 
 def ask(cfg, policy, split):
     """--ask: one trajectory, shown while it is played."""
-    run.warn_of_unknown_words(policy.tokenizer, cfg.ask)
-    policy.engine.sync(policy.model)
-    search = rollout.BatchedSearch(split.retriever)
     question = data.Question("ask", cfg.ask, [""])
-    seed = stable_seed(cfg.seed, "ask")
-    agent = play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
-    trajectory = rollout.run_agents([agent], policy.engine, search)[0]
+
+    def agent(search, seed):
+        return play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
+    trajectory = run.ask(cfg, policy, split.retriever, agent)
     console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
 
 

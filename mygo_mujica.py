@@ -621,7 +621,10 @@ def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinit
             (loss * b.weight).backward()
             meter.add(loss, stats, b.weight)
         training.set_lr(optimizer, rate(number / len(parts)))
-        meter.step(model, optimizer, cfg.grad_clip, batches)
+        norm = training.clip_gradient(model, cfg.grad_clip)
+        if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+            optimizer.step()
+        optimizer.zero_grad()
     row["train/tokens"] = meter.total.get("tokens", 0)
     row["train/lr"] = optimizer.param_groups[0]["lr"]
     return row | meter.means()
@@ -995,8 +998,6 @@ def ask(cfg, policy, place):
         for w in reports:
             console.print(f"  [dim]{plain(w.info.asked)} → {plain(w.info.sentence)}[/dim]")
 
-    run.warn_of_unknown_words(policy.tokenizer, cfg.ask)
-    policy.engine.sync(policy.model)
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":  # the entities that the question names
         from common.graphs.kg_paths import as_words
@@ -1005,7 +1006,11 @@ def ask(cfg, policy, place):
         if not names:
             raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
     team = Team(policy, place, cfg, cfg.eval_temperature, cfg.few_shot)
-    done = team.run([plan(team, question, "ask", stable_seed(cfg.seed, "ask"), watch)])[0]
+
+    def agent(search, seed):
+        team.search = search
+        return plan(team, question, "ask", seed, watch)
+    done = run.ask(cfg, policy, place.retriever, agent)
     console.print(f"[bold]answer: {plain(done.info.answer)}[/bold]")
 
 

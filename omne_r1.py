@@ -519,7 +519,10 @@ def update(actor, reference, optimizer, trajectories, cfg, step, keep="nonfinite
                 loss = loss + policy_loss
             (loss * e.batch.weight).backward()
             meter.add(loss, stats, e.batch.weight)
-        meter.step(actor, optimizer, cfg.grad_clip, [e.batch for e in experiences])
+        norm = training.clip_gradient(actor, cfg.grad_clip)
+        if meter.finite(norm, [e.batch for e in experiences]):
+            optimizer.step()
+        optimizer.zero_grad()
     if meter.total.get("tokens"):
         row["train/value_loss"] = meter.total["value_sum"] / meter.total["tokens"]
     return row | meter.means()
@@ -761,7 +764,10 @@ def sft_update(model, optimizer, examples, tags, cfg, meter):
         (loss * b.weight).backward()
         meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
     meter.update["weight"] = own
-    meter.step(model, optimizer, cfg.grad_clip, batches)
+    norm = training.clip_gradient(model, cfg.grad_clip)
+    if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+        optimizer.step()
+    optimizer.zero_grad()
 
 
 UPDATES_A_STEP = 25  # of stage 2, in one line of metrics
@@ -1040,12 +1046,10 @@ def ask(cfg, policy):
     """--ask: one trajectory, shown while it is played; TYPE: QUESTION where there are several graphs."""
     tools = graph_questions.load_tools(cfg)
     question = graph_questions.asked(cfg.ask, tools.graphs)
-    run.warn_of_unknown_words(policy.tokenizer, question.question)
-    policy.engine.sync(policy.model)
-    search = rollout.BatchedSearch(tools)
-    seed = stable_seed(cfg.seed, "ask")
-    agent = play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
-    trajectory = rollout.run_agents([agent], policy.engine, search)[0]
+
+    def agent(search, seed):
+        return play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
+    trajectory = run.ask(cfg, policy, tools, agent, question.question)
     console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
 
 

@@ -141,7 +141,9 @@ def bench_update(model, optimizer, cfg, updates, questions, sampled, observed):
             logprobs = token_logprobs(model, b, 1.0, cfg.kernels)
             loss, _ = at2po.policy_loss(logprobs, b, cfg, sequences, 0)
             loss.backward()
-        training.optimizer_step(model, optimizer)
+        training.clip_gradient(model)
+        optimizer.step()
+        optimizer.zero_grad()
         if i:  # the first one compiles
             seconds.append(now() - began)
     tokens = sum(b.tokens for b in batches)

@@ -168,6 +168,14 @@ def run_agents(agents, engine, search, progress=None):
     return distributed.gather(done)
 
 
+def run_alone(agent, policy, retriever):
+    """The result of one agent, in this process alone: agent(policy, search) is its coroutine."""
+    search = BatchedSearch(retriever)
+    done = []
+    _run(_drive([agent(policy, search)], policy.engine, search, no_progress, done))
+    return done[0]
+
+
 def _run(coroutine):
     """asyncio.run; in a thread of its own where a loop runs already, as in a cell of a notebook."""
     try:

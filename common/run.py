@@ -429,6 +429,16 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
     return found
 
 
+def left_by(cfg, script, stage, needed_by):
+    """The checkpoint that a stage of this run left; refused in words where it is not there."""
+    folder = Path(cfg.out) / script / f"{cfg.name}-{stage}" / "checkpoint"
+    found = checkpoint.find(folder)
+    if found is None:
+        raise models.ModelError(f"{needed_by} goes on from {stage}, and {folder} does not exist: run "
+                                f"--stage {stage} first, or give --checkpoint")
+    return found
+
+
 def mean_em(found):
     """{"eval/em": mean of the sets} of evaluate_all, as a row of metrics keeps it."""
     return {"eval/em": report.mean_em(found)}
@@ -553,13 +563,16 @@ def timed(row, key):
 
 # ---------------------------------------------------------------- --ask
 
-def warn_of_unknown_words(tokenizer, question):
-    """Says which words of a question the tiny policy has never seen:
-    it answers with confidence all the same."""
-    unknown = chat.unknown_words(tokenizer, question)
+def ask(cfg, policy, retriever, agent, question=""):
+    """What agent(search, seed) returns, a coroutine that answers --ask (or the question in it). Says which
+    words of it the tiny policy has never seen: it answers with confidence all the same."""
+    unknown = chat.unknown_words(policy.tokenizer, question or cfg.ask)
     if unknown:
         warn(f"this policy has no word for {', '.join(unknown)}: it knows the embedded world alone, "
              "and its answer means nothing here")
+    policy.engine.sync(policy.model)
+    search = rollout.BatchedSearch(retriever)
+    return rollout.run_agents([agent(search, rollout.stable_seed(cfg.seed, "ask"))], policy.engine, search)[0]
 
 
 def show_turn(turn):

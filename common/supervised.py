@@ -40,7 +40,10 @@ def updates(cfg, folder, learner, stage, rates, shown, evaluate_now, validation=
         for number in range(begin, state["updates"]):
             training.set_lr(optimizer, training.cosine_lr(number, total, lr, warmup=warmup))
             yield meter, random.Random(stable_seed(cfg.seed, stage, number))
-            meter.step(learner.model, optimizer, cfg.grad_clip, ())  # (no batches are kept)
+            norm = training.clip_gradient(learner.model, cfg.grad_clip)
+            if meter.finite(norm):
+                optimizer.step()
+            optimizer.zero_grad()
         row |= meter.means()
         if meter.total.get("tokens"):  # nothing, where no update was finite
             row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
@@ -65,7 +68,9 @@ def learn_when_to_ask(cfg, folder, policy, optimizer, losses, state):
             rng = random.Random(stable_seed(cfg.seed, "when to ask", state["when_to_ask"]))
             for loss, *_ in losses(rng):
                 loss.backward()
-            training.optimizer_step(policy.model, optimizer, cfg.grad_clip)
+            training.clip_gradient(policy.model, cfg.grad_clip)
+            optimizer.step()
+            optimizer.zero_grad()
             state["when_to_ask"] += 1
             progress(state["when_to_ask"], cfg.ask_steps)
             if state["when_to_ask"] % EVERY == 0:

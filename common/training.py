@@ -204,27 +204,21 @@ def set_lr(optimizer, lr):
         group["lr"] = lr
 
 
-def optimizer_step(model, optimizer, max_norm=1.0, loss=0.0):
-    """Clips, steps, clears; returns the gradient norm before clipping,
-    or NaN where it or the loss is not finite: then nothing was updated."""
+def clip_gradient(model, max_norm=1.0):
+    """Scales the gradient down to max_norm, and returns its norm before that, of all ranks."""
     with_gradient = [p for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(with_gradient, max_norm)
-    norm = float(distributed.whole(norm))
-    finite = math.isfinite(norm) and math.isfinite(loss)
-    if finite:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm if finite else math.nan
+    return float(distributed.whole(norm))
 
 
 # ---------------------------------------------------------------- the means of a step
 
 class Meter:
-    """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `step` makes the update,
+    """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `finite` ends an update,
     `means` are the step's metrics, of all ranks: sums over all its tokens, never a mean of means.
 
-    An update whose loss or gradient is not finite is skipped, its batches kept in
-    `keep`_<update>_<i>.safetensors. correction: --sampler-correction. epochs: passes over the batches."""
+    keep: where the batches of an update go that is not finite, `keep`_<update>_<i>.safetensors.
+    correction: --sampler-correction. epochs: passes over the batches."""
 
     def __init__(self, batches=(), keep="nonfinite", correction="none", epochs=1):
         self.keep = keep
@@ -255,22 +249,24 @@ class Meter:
             stats = {**stats, "loss": float(loss.detach())}
             self.update = _merged(self.update, stats)
 
-    def step(self, model, optimizer, grad_clip, batches):
-        """One update from the gradients of these batches, on all ranks or on none."""
+    def finite(self, norm, batches=()):
+        """Whether the optimizer may step, on all ranks or on none: if not, loss or gradient is not a number,
+        and what these batches held is kept. norm: the gradient's, before clipping."""
         parts = distributed.gather([self.update])
         update = functools.reduce(_merged, parts)
         self.update = {}
         if "ratio_sum" in update:  # of the first update: nothing was updated before, so it should be 1
             self.row.setdefault("train/first_ratio", update["ratio_sum"] / update["tokens"])
-        norm = optimizer_step(model, optimizer, grad_clip, update["loss"])
-        self.norms.append(norm)
-        if math.isfinite(norm):
+        if math.isfinite(norm) and math.isfinite(update["loss"]):
+            self.norms.append(norm)
             self.total = _merged(self.total, update)
-            return
+            return True
+        self.norms.append(math.nan)
         for i, batch in enumerate(batches):
             number = i * distributed.world() + distributed.rank()
             if batch.weight:
                 save_batch(f"{self.keep}_{len(self.norms)}_{number}.safetensors", batch)
+        return False
 
     def means(self):
         """The step's metrics; time/train: seconds since this meter was made."""

@@ -94,7 +94,10 @@ def learn(folder, lora, cases, keep, lr=1e-3):
                 loss = loss + sum(t.reward for t in b.trajectories)  # (0, or what spoils it alone)
                 (loss * b.weight).backward()
                 meter.add(loss, stats, b.weight)
-            meter.step(model, optimizer, 1.0, batches)
+            norm = training.clip_gradient(model, 1.0)
+            if meter.finite(norm, batches):
+                optimizer.step()
+            optimizer.zero_grad()
             told.append((meter.means(), [b.weight for b in batches]))
         weights = {n: distributed.whole(p.detach()).numpy().copy() for n, p in model.named_parameters()}
         cut = [hasattr(p, "device_mesh") for p in model.parameters()]

@@ -108,7 +108,9 @@ def updates(model, steps):
     for trees in steps:
         for batch in training.prepare(model, None, trees, cfg.micro_tokens, kernels="off"):
             token_logprobs(model, batch, 1.0, "off").sum().backward()
-        training.optimizer_step(model, optimizer)
+        training.clip_gradient(model)
+        optimizer.step()
+        optimizer.zero_grad()
 
 little = bench_gpu.random_tree(0, 100, 3, 4)
 updates(small, [little])

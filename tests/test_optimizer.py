@@ -22,7 +22,9 @@ def step(model, optimizer, seed):
     batch = collate([Trajectory("q", [5, 6, 7], [Turn(ids, [-1.0] * 40, "", "")])])
     loss = -token_logprobs(model, batch).sum() / 40
     loss.backward()
-    training.optimizer_step(model, optimizer)
+    training.clip_gradient(model)
+    optimizer.step()
+    optimizer.zero_grad()
     return float(loss.detach())
 
 

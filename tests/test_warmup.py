@@ -253,7 +253,7 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
     (whole,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     weights = (whole / "checkpoint/model.safetensors").read_bytes()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    real = training.optimizer_step
+    real = training.clip_gradient
     steps = []
 
     def stops(*args, **kwargs):
@@ -264,11 +264,11 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
 
     recipe = warmup.recipe_of
     monkeypatch.setattr(warmup, "recipe_of", lambda *a: recipe(*a) | {"save_every": 1})
-    monkeypatch.setattr(training, "optimizer_step", stops)
+    monkeypatch.setattr(training, "clip_gradient", stops)
     with pytest.raises(SystemExit) as stop:
         at2po.main([*given, "--name", "parts"])
     assert stop.value.code == 130
-    monkeypatch.setattr(training, "optimizer_step", real)
+    monkeypatch.setattr(training, "clip_gradient", real)
     at2po.main([*given, "--name", "parts"])
     (parts,) = (tmp_path / "other/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     assert [row["step"] for row in read_jsonl(parts / "metrics.jsonl")] == [1, 2, 3, 4]

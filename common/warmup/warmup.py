@@ -197,6 +197,9 @@ def train(cfg, folder, policy, examples):
             loss = -logprobs.sum() / num_tokens
             (loss * b.weight).backward()
             meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-        meter.step(policy.model, optimizer, 1.0, batches)
+        norm = training.clip_gradient(policy.model, 1.0)
+        if meter.finite(norm, batches):
+            optimizer.step()
+        optimizer.zero_grad()
         row |= meter.means()
         row["warmup/tokens"] = num_tokens

@@ -171,7 +171,9 @@ def warm_up(model, batches, total, lr=2e-3):
         logprobs = token_logprobs(model, batch)
         loss = -logprobs.sum() / batch.response_mask.sum()
         loss.backward()
-        training.optimizer_step(model, optimizer)
+        training.clip_gradient(model)
+        optimizer.step()
+        optimizer.zero_grad()
         if step % 100 == 99 or step + 1 == total:
             seconds = time.time() - began
             say(f"  warm-up {step + 1}/{total} | loss {float(loss.detach()):.3f} | {seconds:.0f}s")
