@@ -66,8 +66,7 @@ class PolicyFlags(Flags):
     # real questions with gold evidence, or ShareGPT conversations, that --model learns the format from first:
     # files with commas
     warmup_data: str = ""
-    warmup_epochs: int = 3        # passes over their demonstrations
-    # updates of 8 demonstrations; auto = those of --warmup-epochs, and 900 for the world's tiny policy
+    # updates of 8 demonstrations; auto = three passes over all, and 900 for the world's tiny policy
     warmup_steps: Literal["auto"] | int = "auto"
     warmup_lr: float = 1e-5       # learning rate, cosine; 3e-4 did well for 135M weights
     # share of flawed demonstrations; auto = 0, and for the tiny policy .6 in the last fifth, .1 before
@@ -97,9 +96,6 @@ class PassageFlags(PolicyFlags):
     corpus: str = ""              # JSONL with id, contents; or "contexts" = pooled from the questions
     # bm25, dense:MODEL[@INDEX] or http://HOST:PORT; empty = bm25 with a corpus, else http://127.0.0.1:8000
     retriever: str = ""
-    query_prefix: str = "auto"    # what the encoder of dense:MODEL reads before a query
-    # and before a passage; auto = as it was trained, where its prompts or its name tell
-    passage_prefix: str = "auto"
 
 
 DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
@@ -207,11 +203,7 @@ def check_warmup(cfg):
 
 
 def check_search(cfg):
-    """Refuses prefixes that no encoder would read, and a level of the world without the world."""
-    for name in ("query_prefix", "passage_prefix"):
-        given = getattr(cfg, name)
-        if given != "auto" and (cfg.data == "world" or not cfg.retriever.startswith("dense:")):
-            refuse(name, given, "is for --retriever dense:MODEL and a corpus")
+    """Refuses a level of the world without the world."""
     if cfg.data != "world" and cfg.world != "plain":
         refuse("world", cfg.world, "is a level of the embedded world, without --model and --data")
 

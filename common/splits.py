@@ -13,9 +13,8 @@ TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one
 
 
 def make_retriever(cfg, corpus):
-    """The retriever of --retriever with the run's time-outs and prefixes."""
-    return retriever.make_retriever(
-        cfg.retriever, corpus, cfg.search_timeout, cfg.search_retries, cfg.query_prefix, cfg.passage_prefix)
+    """The retriever of --retriever with the run's time-outs."""
+    return retriever.make_retriever(cfg.retriever, corpus, cfg.search_timeout, cfg.search_retries)
 
 
 def load_splits(cfg, paper_eval, searched=True, live=False, also=""):

@@ -25,6 +25,7 @@ from common.warmup import demonstrations, sharegpt
 
 VERSION = "2"  # change it when demonstrations or training are made otherwise
 BATCH = 8      # demonstrations an update
+EPOCHS = 3     # over them, unless --warmup-steps says otherwise
 METRICS = STEP | UPDATE | {
     "train/loss": Metric("mean -log p of a demonstrated token", "loss (nats a token)", "loss {:.3f}"),
     "train/lr": Metric("learning rate"),
@@ -33,11 +34,11 @@ METRICS = STEP | UPDATE | {
 
 
 def warmed_up(cfg, script, source, examples):
-    """Folder of `source` after --warmup-epochs (or --warmup-steps) over examples, [[Trajectory]]. cfg: the
-    run's flags (flags.PolicyFlags), since the warm-up is a run of its own."""
+    """Folder of `source` after --warmup-steps over examples, [[Trajectory]]. cfg: the run's flags
+    (flags.PolicyFlags), since the warm-up is a run of its own."""
     steps = cfg.warmup_steps
     if steps == "auto":
-        steps = -(-len(examples) * cfg.warmup_epochs // BATCH)
+        steps = -(-len(examples) * EPOCHS // BATCH)
     recipe = recipe_of(cfg, script, source, examples, steps)
     text = json.dumps(recipe, sort_keys=True)
     name = f"{script}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
