@@ -19,11 +19,12 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import checkpoint, data, files, retriever, rollout, splits, tree_metrics
+from common import baselines, checkpoint, data, files, retriever, rollout, splits
 from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
+from common.page import trees
 from common.run import RunFolder, load_policy, program, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
@@ -129,7 +130,7 @@ def test_branches_share_what_comes_before():
         path = [n.path for n in leaf.lineage()]
         assert path[int(depth) - 1] == source and set(path[int(depth):]) == {leaf.path}
     sampled = sum(leaf.trajectory.sampled_tokens for root in roots for leaf in root.leaves())
-    assert tree_metrics.rollout_metrics(roots)["rollout/tokens"] < sampled
+    assert trees.rollout_metrics(roots)["rollout/tokens"] < sampled
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
@@ -406,7 +407,7 @@ def play(tokenizer, texts, corpus, cfg):
     search = rollout.BatchedSearch(retriever.BM25Retriever(corpus))
     prompt = at2po.render_prompt(tokenizer, "Who?", "chat")
     policy = rollout.Policy(None, tokenizer, engine)
-    agent = at2po.play(policy, search, prompt, at2po.Node(), "p", cfg, 0, 1.0)
+    agent = at2po.play(policy, search, prompt, cfg, 0, 1.0, at2po.Node(), "p")
     return rollout.run_agents([agent], engine, search)[0], engine, prompt
 
 
@@ -472,7 +473,7 @@ def test_sampled_ids_are_kept_even_where_encoding_would_change_them(qwen):
     assert batch.target.tolist() == odd and batch.input_ids[0, batch.response_mask[0]].tolist() == odd
     assert at2po.parse_response([turn]) == ("x", "")
     # --retokenize shows what would change: other ids for the same text
-    again = at2po.retokenized(tokenizer, turn)
+    again = baselines.retokenized(tokenizer, turn)
     assert again.ids != odd and tokenizer.decode(again.ids) == text and len(again.ids) == len(again.logprobs)
     assert again.entropy == pytest.approx(turn.entropy) and again.stop_reason == "</answer>"
 
