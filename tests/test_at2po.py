@@ -12,6 +12,7 @@ import torch
 import at2po
 from at2po import Config, Node, Trajectory, Turn
 from common import baselines, rollout, training
+from common import model as models
 from common.world import tiny
 
 CFG = Config(rollout="tree")
@@ -422,6 +423,39 @@ def test_turn_entropy():
     assert at2po.turn_entropy(uneven, mask, turns) == pytest.approx(
         -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2, rel=1e-5
     )
+
+
+# ---- log-probs
+
+
+def test_shared_prefixes_change_neither_log_probs_nor_gradient():
+    """--share-prefixes on packs a tree, off is plain transformers (plain_token_logprobs)."""
+    tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
+    model = tiny.tiny_model(tokenizer, width=32)
+    model.vocabulary = len(tokenizer)
+    rng = random.Random(0)
+
+    def made(n, observed):
+        ids = [rng.randrange(6, 40) for _ in range(n + observed)]
+        return Turn(ids[:n], [-1.0] * n, "", "", ids[n:])
+
+    first, second = made(5, 3), made(4, 2)
+    lists = [[first, second, made(3, 0)], [first, second, made(6, 0)], [first, made(2, 0)], [made(7, 0)]]
+    leaves = [Trajectory("q", [7, 8, 9], turns, advantages=[1.0] * len(turns)) for turns in lists]
+
+    def of(share):
+        batch = rollout.collate(leaves, share)
+        logprobs = models.token_logprobs(model, batch, temperature=.7)
+        model.zero_grad()
+        (logprobs * torch.arange(logprobs.numel()).view_as(logprobs)).sum().backward()
+        return logprobs.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    packed, packed_gradient = of(share=True)
+    plain, gradient = of(share=False)
+    torch.testing.assert_close(plain, packed, atol=1e-5, rtol=0)
+    torch.testing.assert_close(gradient, packed_gradient, atol=1e-5 * gradient.abs().max().item(), rtol=1e-4)
+    again = models.plain_token_logprobs(model, leaves, .7, model.vocabulary)
+    assert torch.equal(again, plain) and not plain[:, :3].any()
 
 
 # ---- reward
