@@ -10,9 +10,9 @@ GRPO, except: a group is a tree, a turn has an advantage of its own, ratio and c
 KL term, and a tree whose leaves all have one reward is left out of the update.
 
     Eq 2            turn entropy                  Turn.entropy (common/turns.py)
-    Algorithm 1     tree                          grow_tree, choose_nodes, play
+    Algorithm 1     tree                          grow_tree, choose_nodes, play_turn
     Eq 14-16        reward                        parse_response, score
-    Eq 3            values, advantages            leaf_values, node_value, assign_advantages
+    Eq 3            values, advantages            leaf_values, node_value, turn_credit
     Eq 4-5, 10-11   ATPO loss                     atpo_loss (of one turn: GSPO, Eq 8-9)
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           turn entropy of the update    turn_entropy
@@ -241,7 +241,7 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    path: str = ""                          # names the sample, for seeds
+    name: str = ""                          # of the sample that it was played in, for seeds
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: answered, or cut off
     resamples: int = 0                      # times this turn was branched
@@ -267,7 +267,7 @@ class Node:
         return [leaf.trajectory.reward for leaf in self.leaves()]
 
 
-async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, path):
+async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, name):
     """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
 
     policy: has a tokenizer and an engine whose `generate` takes ids and gives token_ids, logprobs and
@@ -279,7 +279,7 @@ async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, pa
     turns = node.turns()
     context = context_ids(prompt_ids, turns)
     room = cfg.max_response - (len(context) - len(prompt_ids))
-    new = Node(None, node, path)
+    new = Node(None, node, name)
     node.children.append(new)  # before anything is awaited: siblings stand in the order they were asked for
 
     g = await policy.engine.generate(
@@ -287,7 +287,7 @@ async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, pa
         stop=stop,
         max_tokens=room,
         temperature=temperature,
-        seed=stable_seed(seed, path, len(turns)),
+        seed=stable_seed(seed, name, len(turns)),
     )
     text = sampled_text(policy.tokenizer, g.token_ids, g.stop_reason)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
@@ -312,10 +312,10 @@ async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, pa
     return new
 
 
-async def play(policy, search, prompt_ids, cfg, seed, temperature, node, path):
+async def play(policy, search, prompt_ids, cfg, seed, temperature, node, name):
     """From the state after `node` to the end, turn by turn. Returns the leaf."""
     while not node.done:
-        node = await play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, path)
+        node = await play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, name)
     return node
 
 
@@ -340,8 +340,8 @@ def choose_nodes(root, cfg, rng):
 async def grow_tree(play_from, cfg, seed):
     """Algorithm 1. Returns the root.
 
-    play_from(node, path): a coroutine that adds turns below `node` until the trajectory ends; path names the
-    sample. cfg: chains, rounds, expand, expansion."""
+    play_from(node, name): a coroutine that adds turns below `node` until the trajectory ends; name is the
+    sample's. cfg: chains, rounds, expand, expansion."""
     root = Node()
     first_chains = [play_from(root, f"chain{m}") for m in range(cfg.chains)]
     await asyncio.gather(*first_chains)
@@ -351,7 +351,7 @@ async def grow_tree(play_from, cfg, seed):
         for i, node in enumerate(choose_nodes(root, cfg, rng)):
             node.resamples += 1
             before = node.parent or root  # the turn is sampled anew from the state before it
-            regenerated.append(play_from(before, f"{node.path}.{r}-{i}"))
+            regenerated.append(play_from(before, f"{node.name}.{r}-{i}"))
         await asyncio.gather(*regenerated)
     return root
 
@@ -441,8 +441,7 @@ class Scored(Outcome):
 
 
 def score(trajectory, question, cfg):
-    """Fills in the reward, exact match in valid format (Eq 16), and what explains it. Returns the trajectory.
-    """
+    """Fills in the reward, exact match in valid format (Eq 16), and the reasons. Returns the trajectory."""
     answer, problem = parse_response(trajectory.turns)
     searches = sum(RESULT[0] in t.observation for t in trajectory.turns)
     info = trajectory.info = Scored(answer, problem, searches=searches)
@@ -501,15 +500,10 @@ def turn_credit(root, rule="child-weighted", advantage="value", sample_std=False
         leaf.value = value
     node_value(root, rule)
     for node in root.nodes()[1:]:
-        above_parent = node.value - node.parent.value
+        td = node.value - node.parent.value
         above_root = node.value - root.value
-        kinds = {
-            "value": node.value,  # the paper's
-            "td": above_parent,
-            "global": above_root,
-            "combined": above_parent + above_root,
-        }
-        node.advantage = kinds[advantage]
+        by_kind = {"value": node.value, "td": td, "global": above_root, "combined": td + above_root}
+        node.advantage = by_kind[advantage]
 
 
 def assign_advantages(root, cfg):
@@ -580,7 +574,7 @@ def turn_entropy(log_ratio, response_mask, turn_ids):
 
 
 def spread_over_turns(logprobs, batch):
-    """What the step's mean of Eq 13 is made of."""
+    """Sums for the step's mean of Eq 13."""
     moved = logprobs.detach() - batch.old_logprobs
     entropy = turn_entropy(moved, batch.response_mask, batch.turn_ids)
     return {"turn_entropy": len(moved) * entropy, "moved": len(moved)}
@@ -727,11 +721,12 @@ def reproduce(cfg):
     split, chooser, *evals = splits.within_limit(
         [split, chooser, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
-    def evaluate_all(when="", sets=evals):
-        return run.evaluate_all(cfg, folder, policy, sets, evaluate, when)
+    def evaluate_all(when=""):
+        return run.evaluate_all(cfg, folder, policy, evals, evaluate, when)
 
-    def evaluate_now(when):
-        return run.mean_em(evaluate_all(when, [chooser] if chooser else evals))
+    def evaluate_now(when):  # during training
+        chosen = [chooser] if chooser else evals
+        return run.mean_em(run.evaluate_all(cfg, folder, policy, chosen, evaluate, when))
 
     run.tell(cfg)
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.rollout}, {cfg.expansion} expansion"

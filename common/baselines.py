@@ -84,11 +84,11 @@ def token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens):
 
 async def grow_group(root, next_turn, cfg, seed, tokenizer):
     """A group of trajectories, as a tree of one level, or of more where chains branch (AEPO). Returns the
-    root. next_turn(node, path): a coroutine that adds the next turn of a sample below `node`."""
-    async def chain(path):
+    root. next_turn(node, name): a coroutine that adds the next turn of a sample below `node`."""
+    async def chain(name):
         node = root
         while not node.done:
-            node = await next_turn(node, path)
+            node = await next_turn(node, name)
 
     if cfg.rollout == "branches":
         rng = random.Random(stable_seed(seed, "branch"))
@@ -193,23 +193,23 @@ async def grow_branches(advance, root, chains, group_size, rng, vocabulary):
     def uncertainty(turn):  # of the first 20 tokens, in units of a uniform distribution's entropy
         return -sum(turn.logprobs[:20]) / math.log(vocabulary)
 
-    going = {f"chain{m}": root for m in range(min(chains, group_size))}  # path -> where it stands
+    going = {f"chain{m}": root for m in range(min(chains, group_size))}  # sample -> where it stands
     begun, in_a_row = len(going), 0
-    first = {}  # path -> uncertainty of its own first turn
+    first = {}  # sample -> uncertainty of its own first turn
     while going:
-        next_turns = [advance(node, path) for path, node in going.items()]
+        next_turns = [advance(node, name) for name, node in going.items()]
         nodes = await asyncio.gather(*next_turns)
-        going = {n.path: n for n in nodes if not n.done}
+        going = {n.name: n for n in nodes if not n.done}
         new = {}
-        for path, node in going.items():
+        for name, node in going.items():
             if begun + len(new) == group_size:
                 break
             now = uncertainty(node.turn)
-            more = now - first.setdefault(path, now)
+            more = now - first.setdefault(name, now)
             drawn = rng.random() + BRANCHING["entropy"] * more
             drawn *= max(0, 1 - BRANCHING["penalty"] * in_a_row)
             if drawn >= BRANCHING["threshold"]:
-                new[f"{path}.{len(node.turns())}"] = node
+                new[f"{name}.{len(node.turns())}"] = node
         if not going and begun < group_size:
             new = {f"fresh{begun}": root}
         in_a_row = in_a_row + 1 if new else 0

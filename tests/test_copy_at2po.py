@@ -148,7 +148,7 @@ cfg = Made(chains=2, rounds=1, expand=1, expansion="entropy", stop_at_answer=Tru
 policy = Made(tokenizer=Letters(), engine=Engine())
 prompt_ids = list(map(ord, "Who?"))
 root = asyncio.run(grow_tree(partial(play, policy, search, prompt_ids, cfg, "seed", 1.0), cfg, "seed"))
-assert [leaf.path for leaf in root.leaves()] == ["chain0", "chain1", "chain0.0-0"]
+assert [leaf.name for leaf in root.leaves()] == ["chain0", "chain1", "chain0.0-0"]
 assert len(set(seeds)) == len(seeds) == 6
 first = root.children[0]
 assert first.resamples == 1 and [len(n.lineage()) for n in root.leaves()] == [2, 2, 2]

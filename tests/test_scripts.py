@@ -123,12 +123,12 @@ def test_branches_share_what_comes_before():
     policy = load_policy(cfg, at2po.tiny_policy(cfg))
     split = world_split("train", questions=6)
     roots = at2po.rollout_trees(policy, split.retriever, split.questions, cfg, 1)
-    branched = [leaf for root in roots for leaf in root.leaves() if "." in leaf.path]
+    branched = [leaf for root in roots for leaf in root.leaves() if "." in leaf.name]
     assert all(len(root.leaves()) == 6 for root in roots) and branched
     for leaf in branched:  # its source's turns, up to the one that it branched behind
-        source, _, depth = leaf.path.rpartition(".")
-        path = [n.path for n in leaf.lineage()]
-        assert path[int(depth) - 1] == source and set(path[int(depth):]) == {leaf.path}
+        source, _, depth = leaf.name.rpartition(".")
+        path = [n.name for n in leaf.lineage()]
+        assert path[int(depth) - 1] == source and set(path[int(depth):]) == {leaf.name}
     sampled = sum(leaf.trajectory.sampled_tokens for root in roots for leaf in root.leaves())
     assert trees.rollout_metrics(roots)["rollout/tokens"] < sampled
 
@@ -971,7 +971,7 @@ def test_the_shape_of_a_tree_does_not_depend_on_the_batch():
         policy = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer, max_batch))
         questions = [split.questions[i] for i in chosen]
         return [
-            [(n.path, n.turn.ids) for n in r.nodes()[1:]]
+            [(n.name, n.turn.ids) for n in r.nodes()[1:]]
             for r in at2po.rollout_trees(policy, split.retriever, questions, cfg, 1)
         ]
 

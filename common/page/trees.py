@@ -44,7 +44,7 @@ def rollout_metrics(roots):
     leaves = [n for n in nodes if n.done]
     done = [leaf.trajectory for leaf in leaves]
     # the trajectories that a tree begins with, before anything is branched
-    chains = [leaf.trajectory for leaf in leaves if leaf.path.startswith("chain") and "." not in leaf.path]
+    chains = [leaf.trajectory for leaf in leaves if leaf.name.startswith("chain") and "." not in leaf.name]
     row = rollout.means(done) | {
         "rollout/leaves": len(done),
         "rollout/tokens": sum(len(turn.ids) for turn in turns),
@@ -64,9 +64,9 @@ def resampled_alike(root):
     """For each turn that was sampled anew: whether its text is that of the turn it stands beside."""
     found = []
     for n in root.nodes()[1:]:
-        original, dot, _ = n.path.rpartition(".")
-        if dot and n.parent.path != n.path:  # the first turn of a branch
-            beside = [c.turn.text for c in n.parent.children if c.path == original]
+        original, dot, _ = n.name.rpartition(".")
+        if dot and n.parent.name != n.name:  # the first turn of a branch
+            beside = [c.turn.text for c in n.parent.children if c.name == original]
             found += [n.turn.text == text for text in beside]
     return found
 
