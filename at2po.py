@@ -72,8 +72,8 @@ class Config(flags.PassageFlags):
     expand: int = 6                 # N, turns regenerated a round | sec. 5.1
     # which turns: those of highest entropy, or random ones (Table 1)
     expansion: Literal["entropy", "random"] = "entropy"
-    # auto = a tree for ATPO, branches for AEPO, chains for the other baselines
-    rollout: Literal["auto", "tree", "branches", "chains"] = "auto"
+    # set by --loss: chains for grpo, dapo and gspo, branches (chains that split as they go) for aepo
+    rollout: Literal["tree", "branches", "chains"] = "tree"
     group_size: int = 16            # trajectories a question for the baselines | sec. 5.1
 
     # ---- agent
@@ -495,7 +495,7 @@ def node_value(node, rule="child-weighted"):
 
 
 def turn_credit(root, rule="child-weighted", advantage="value", sample_std=False):
-    """Eq 3: V(n) and A(n) of every turn, from the rewards of the leaves."""
+    """Eq 3: V(n) and A(n) of every turn, from leaf.trajectory.reward and the turns' entropies."""
     for leaf, value in zip(root.leaves(), leaf_values(root.rewards(), sample_std), strict=True):
         leaf.value = value
     node_value(root, rule)
@@ -535,10 +535,11 @@ def atpo_loss(
     clip_high=4e-3,
     num_sequences=None,
 ):
-    """Eq 10-11. All (B, T); position t speaks of token t. GSPO (Eq 8-9) is the case where every sampled token
-    has turn 0. num_sequences: of the whole mini-batch, where this is a part of it. Returns (loss, stats).
+    """Eq 10-11. Returns (loss, stats). GSPO (Eq 8-9) is the case where every sampled token has turn 0.
 
-    kernels/turn_loss.py has the same in one step a turn."""
+    All are (B, T), and position t speaks of token t. response_mask: bool, what the policy sampled. turn_ids:
+    -1 elsewhere. num_sequences: of the whole mini-batch, where this is a part of it. kernels/turn_loss.py has
+    the same in one step a turn."""
     training.check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
@@ -759,20 +760,12 @@ def parse_args(argv=None):
 
 def resolve(cfg):
     """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
-    if cfg.kl_coef and cfg.loss != "grpo":
-        sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
     may_be_zero = "steps rounds expand max_searches token_budget"
     cfg = flags.check(
         cfg, may_be_zero, above_zero="lr temperature grad_clip", least={"bad_format_reward": -math.inf})
     flags.needs_a_model(cfg)
     keep_best.check(cfg)
-    shape = cfg.rollout
-    if shape == "auto":
-        shape = {"atpo": "tree", "aepo": "branches"}.get(cfg.loss, "chains")
-    if shape != "tree" and cfg.group_size == 1:
-        flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
-    if shape == "tree" and cfg.chains + cfg.rounds * cfg.expand == 1:
-        flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
+    baselines.check(cfg)
     name = flags.run_name(cfg, cfg.loss)
     if cfg.eval_only:
         model = cfg.model or cfg.policy_model
@@ -780,7 +773,6 @@ def resolve(cfg):
         name = f"eval-{stable_seed(*evaluated) % 10**6}"
     return replace(
         cfg,
-        rollout=shape,
         name=cfg.name or name,
         retriever=cfg.retriever or flags.default_retriever(cfg),
     )

@@ -13,11 +13,12 @@ ends the chain in their code.
 import asyncio
 import math
 import random
+import sys
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from common import chat, distributed, training
+from common import chat, distributed, flags, training
 from common.rollout import stable_seed
 
 
@@ -32,12 +33,12 @@ class Baseline:
 
 
 BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual clip of 3
-    "grpo": Baseline(dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3)),
-    "dapo": Baseline(dict(clip_low=0.2, clip_high=0.28), token_mean=True),
-    "gspo": Baseline(dict(clip_low=3e-4, clip_high=4e-4)),
+    "grpo": Baseline(dict(rollout="chains", clip_low=0.2, clip_high=0.2, kl_coef=1e-3)),
+    "dapo": Baseline(dict(rollout="chains", clip_low=0.2, clip_high=0.28), token_mean=True),
+    "gspo": Baseline(dict(rollout="chains", clip_low=3e-4, clip_high=4e-4)),
     # authors' code; App. B.4 has lost its numbers
     "aepo": Baseline(
-        dict(clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
+        dict(rollout="branches", clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
         token_mean=True,
         dual_clip=3.0,
         soft_clip=True,
@@ -48,8 +49,8 @@ BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual 
 def defaults(loss, world=""):
     """{flag: default} of --loss. world: "plain" or "hard", the level of the embedded world; empty = a model.
 
-    >>> defaults("gspo"), defaults("gspo", "plain"), defaults("atpo", "hard")
-    ({'clip_low': 0.0003, 'clip_high': 0.0004}, {'clip_low': 0.003, 'clip_high': 0.004}, {})
+    >>> defaults("gspo"), defaults("atpo", "hard")
+    ({'rollout': 'chains', 'clip_low': 0.0003, 'clip_high': 0.0004}, {})
     """
     baseline = BASELINES.get(loss, Baseline())
     found = dict(baseline.flags)
@@ -58,6 +59,16 @@ def defaults(loss, world=""):
     elif world == "hard" and loss in BASELINES:  # ratios of tokens
         found["lr"] = 1e-4
     return found
+
+
+def check(cfg):
+    """Refuses what no loss has, and a question with one sample."""
+    if cfg.kl_coef and cfg.loss != "grpo":
+        sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
+    if cfg.rollout != "tree" and cfg.group_size == 1:
+        flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
+    if cfg.rollout == "tree" and cfg.chains + cfg.rounds * cfg.expand == 1:
+        flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
 
 
 def token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens):
