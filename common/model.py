@@ -396,6 +396,15 @@ def plain_token_logprobs(model, trajectories, temperature=1.0, vocabulary=None):
     return torch.where(sampled, F.pad(of_next, (1, 0)), 0.0)
 
 
+def _is_plain(model, batch):
+    """Whether plain_token_logprobs computes a batch of --share-prefixes off: on a CPU, in fp32, in one
+    process, where logits of all its tokens take less than a GB."""
+    if batch.is_tree or model.device.type != "cpu" or computes_in_bf16(model) or distributed.world() > 1:
+        return False
+    logits = batch.input_ids.numel() * model.get_output_embeddings().weight.shape[0]
+    return logits < 2**28
+
+
 BACKENDS = {"on": "triton", "off": "reference", "auto": "auto"}  # of --kernels
 
 
@@ -405,9 +414,7 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
     batch: rollout.Batch.
     kernels: "on" = the Triton path (CUDA), "off" = plain PyTorch, "auto" = on where there is CUDA.
     hidden: hidden_states of the batch, where they were computed already."""
-    whole_on_cpu = model.device.type == "cpu" and distributed.world() == 1
-    if not batch.is_tree and hidden is None and whole_on_cpu and not computes_in_bf16(model):
-        # --share-prefixes off: what the packed path is compared with
+    if hidden is None and _is_plain(model, batch):
         model.train(torch.is_grad_enabled())  # as in hidden_states
         vocabulary = getattr(model, "vocabulary", None)
         return plain_token_logprobs(model, batch.trajectories, temperature, vocabulary)
