@@ -585,7 +585,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     """The loss of --loss for a part of a mini-batch that has so many sequences and tokens: (loss, stats)."""
     # batch.advantages, unless --sampler-correction weighs them
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
-    if cfg.loss not in ("atpo", "gspo"):  # GRPO, DAPO, AEPO: a ratio a token
+    if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
         return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
     turn_ids = batch.turn_ids
     if cfg.loss == "gspo":  # every sampled token has turn 0; the others keep -1

@@ -44,6 +44,7 @@ BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual 
         soft_clip=True,
     ),
 }
+TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio a sequence
 
 
 def defaults(loss, world=""):
@@ -56,7 +57,7 @@ def defaults(loss, world=""):
     found = dict(baseline.flags)
     if world and loss == "gspo":  # ten times the paper's, as for ATPO
         found |= dict(clip_low=3e-3, clip_high=4e-3)
-    elif world == "hard" and loss in BASELINES:  # ratios of tokens
+    if world == "hard" and loss in TOKEN_RATIOS:
         found["lr"] = 1e-4
     return found
 
