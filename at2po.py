@@ -704,7 +704,8 @@ def reproduce(cfg):
         free = (*run.FREE_ON_RESUME, "token_budget")
         folder = run.open_folder(cfg, "at2po", cfg.name, free)
     source = cfg.checkpoint or cfg.model
-    source = source and models.find_model(source)
+    if source:
+        source = models.find_model(source)
     split, evals = splits.load_splits(cfg, PAPER_EVAL, also=cfg.keep_data)
     chooser = keep_best.set_that_chooses(cfg, split)  # None without --keep-data
     source = source or cfg.policy or tiny_policy(cfg)
@@ -725,8 +726,9 @@ def reproduce(cfg):
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, policy, evals, evaluate, when)
 
+    chosen = [chooser] if chooser else evals
+
     def evaluate_now(when):  # during training
-        chosen = [chooser] if chooser else evals
         return run.mean_em(run.evaluate_all(cfg, folder, policy, chosen, evaluate, when))
 
     run.tell(cfg)
@@ -734,7 +736,9 @@ def reproduce(cfg):
     with run.stage(cfg, folder, METRICS, title):
         if cfg.eval_only:
             return report.show_averages(evaluate_all(), AVERAGES)
-        reference = models.load_reference(policy.model, source, cfg.lora) if cfg.kl_coef else None
+        reference = None
+        if cfg.kl_coef:
+            reference = models.load_reference(policy.model, source, cfg.lora)
         if folder.start:  # --resume: the table compares with the weights that the run began with
             before = {s.name: folder.evaluation(s, "_before") for s in evals}
         else:
@@ -752,9 +756,11 @@ def parse_args(argv=None):
     loss = given.get("--loss", "atpo")
     paper = default = replace(Config(), **baselines.defaults(loss))
     if in_world:
-        level = HARD if given.get("--world", "").startswith("hard") else WORLD
+        level, settings = "plain", WORLD
+        if given.get("--world", "").startswith("hard"):
+            level, settings = "hard", HARD
         # a baseline's own numbers stand over the world's
-        default = replace(Config(), **level | baselines.defaults(loss, "hard" if level is HARD else "plain"))
+        default = replace(Config(), **settings | baselines.defaults(loss, level))
     return resolve(flags.cli(default, paper, __doc__, argv))
 
 
@@ -865,7 +871,7 @@ def warmed_up(cfg, source, split):
         turns = made[0].turns
         response = made[0].length - len(made[0].prompt_ids)
         if response > cfg.max_response or len(turns) > cfg.max_searches + 1:
-            return None
+            return None  # the agent could not go so far
         return score(made[0], question, cfg).reward
 
     def reply(tokenizer, turn_ids, observation):
