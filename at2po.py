@@ -511,7 +511,7 @@ def assign_advantages(root, cfg):
     one reward: nothing to learn."""
     if not training.has_spread(root.rewards()):
         return False
-    sample_std = cfg.loss != "atpo" or cfg.rollout != "tree"
+    sample_std = cfg.loss != "atpo" or cfg.rollout != "tree"  # GRPO's, but for ATPO's trees
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
         lineage = leaf.lineage()
