@@ -369,8 +369,9 @@ def rollout_trees(policy, retriever, questions, cfg, step):
         else:  # a baseline's chains
             next_turn = partial(play_turn, *state)
             root = await baselines.grow_group(Node(), next_turn, cfg, seed, policy.tokenizer)
-        if cfg.retokenize:  # Figure 8: what token in, token out avoids
-            baselines.retokenize(root, policy.tokenizer)
+        if cfg.retokenize:  # Figure 8's control: token in, token out avoids this
+            for node in root.nodes()[1:]:
+                node.turn = baselines.retokenized(policy.tokenizer, node.turn)
         for leaf in root.leaves():
             leaf.trajectory = Trajectory(question.id, prompt_ids, leaf.turns())
         return root

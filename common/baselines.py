@@ -141,12 +141,6 @@ class TokenBudget:
         row["rollout/tokens_total"] = self.spent["tokens"]
 
 
-def retokenize(root, tokenizer):
-    """Replaces every turn of a tree by retokenized(turn)."""
-    for node in root.nodes()[1:]:
-        node.turn = retokenized(tokenizer, node.turn)
-
-
 def retokenized(tokenizer, turn):
     """A turn as its text is encoded, which need not be what was sampled (App. C). Its entropy stays."""
     ids = chat.encode(tokenizer, tokenizer.decode(turn.ids))[1]
