@@ -10,9 +10,9 @@ GRPO, except: a group is a tree, a turn has an advantage of its own, ratio and c
 KL term, and a tree whose leaves all have one reward is left out of the update.
 
     Eq 2            turn entropy                  Turn.entropy (common/turns.py)
-    Algorithm 1     tree                          grow_tree, choose_nodes, play
+    Algorithm 1     tree                          grow_tree, choose_nodes, play_turn
     Eq 14-16        reward                        parse_response, score
-    Eq 3            values, advantages            leaf_values, node_value, assign_advantages
+    Eq 3            values, advantages            leaf_values, node_value, turn_credit
     Eq 4-5, 10-11   ATPO loss                     atpo_loss (of one turn: GSPO, Eq 8-9)
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           turn entropy of the update    turn_entropy
@@ -31,7 +31,6 @@ import math
 import random
 import re
 import sys
-import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -54,14 +53,12 @@ from common import (
     run,
     splits,
     training,
-    tree_metrics,
 )
 from common import model as models
-from common.baselines import BASELINES
 from common.files import console, plain, warn
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record, trees
-from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
+from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 
 # ---------------------------------------------------------------- config
 
@@ -69,17 +66,17 @@ from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 class Config(flags.PassageFlags):
     """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
 
-    # ---- rollout
-
-    # auto = a tree for ATPO, branches (chains that split as they go) for AEPO, chains for the others
-    rollout: Literal["auto", "tree", "branches", "chains"] = "auto"
+    # ---- tree (Algorithm 1)
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
-    expand: int = 6                 # N, turns regenerated a round | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
-    group_size: int = 16            # trajectories a question for the baselines | sec. 5.1
-    # which turns are expanded; random = Table 1's ablation
+    expand: int = 6                 # N, turns regenerated a round | sec. 5.1
+    # which turns: those of highest entropy, or random ones (Table 1)
     expansion: Literal["entropy", "random"] = "entropy"
-    branch_penalty: float = .05     # taken off a turn's entropy for each time it was branched | authors' code
+    # set by --loss: chains for grpo, dapo and gspo, branches (chains that split as they go) for aepo
+    rollout: Literal["tree", "branches", "chains"] = "tree"
+    group_size: int = 16            # trajectories a question for the baselines | sec. 5.1
+
+    # ---- agent
     top_k: int = 3                  # passages a search | Table 3
     max_searches: int = 6           # searches a trajectory | sec. 5.1
     max_passage: int = 1000         # characters of a passage that are read | authors' code
@@ -87,49 +84,47 @@ class Config(flags.PassageFlags):
     max_response: int = 6192        # tokens of the response, observations included | Table 3
     # the question inside the system message, or in a user message
     prompt_form: Literal["system", "chat"] = "system"
-    # stop at </answer>; without it a turn ends at the end of sequence, which is trained
+    # end an answer at </answer>; without it at the end of sequence, which is trained | authors' code
     stop_at_answer: bool = False
-    temperature: float = 1.0        # of sampling in training; top-p 1, no top-k | authors' code
-    eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | authors' code
+    temperature: float = 1.0        # in training; top-p 1, no top-k | authors' code
+    eval_temperature: float = 0.0   # in evaluation and --ask; 0 = greedy | authors' code
 
-    # ---- reward, credit and loss
+    # ---- reward, credit, loss
     bad_format_reward: float = 0.0  # what a bad format earns; -1 in the authors' code | Eq 16
-    # a turn's own value; its leaf's for every turn (Table 1); the leaf's among all leaves plus that among the
-    # leaves of its own chain (Tree-GRPO)
+    value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"  # V(n) | Eq 3, Table 2
+    advantage: Literal["value", "td", "global", "combined"] = "value"               # A(n) | Eq 3, Table 2
+    # turn = A(n). outcome = the leaf's value for all its turns (Table 1). tree-grpo = the leaf's value plus
+    # its value within its chain
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
-    # of inner nodes (Table 2) | Eq 3
-    value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"
-    advantage: Literal["value", "td", "global", "combined"] = "value"  # from values (Table 2) | Eq 3
-    # turn, token or sequence ratios; grpo, dapo, gspo and aepo with their own defaults
+    # one ratio a turn (atpo), a sequence (gspo) or a token; the baselines have defaults of their own
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
-    clip_low: float = 3e-3          # 1 - lower end of the clip window | sec. 5.1
-    clip_high: float = 4e-3         # upper end - 1 | sec. 5.1
-    kl_coef: float = 0.0            # k3 estimate of the KL to the initial policy; --loss grpo alone
-    # train on turns decoded and encoded anew, which is what token in, token out avoids (Figure 8)
+    clip_low: float = 3e-3          # the ratio is clipped below 1 - clip_low | sec. 5.1
+    clip_high: float = 4e-3         # and above 1 + clip_high | sec. 5.1
+    kl_coef: float = 0.0            # weight of the KL to the initial policy; --loss grpo alone
+    # train on turns decoded and encoded anew (Figure 8)
     retokenize: bool = False
 
     # ---- update
-
-    # set that chooses, every --eval-every steps, the weights that are evaluated at the end; empty = the last
-    # (the paper takes the best of its benchmarks)
-    keep_data: str = ""
     # training questions: file, hub name, or "world" (nq = the single-hop policy's) | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
-    # stop when so many tokens were sampled; auto = what the baseline's chains would have sampled in --steps;
-    # 0 = no limit
+    # sampled tokens that end training; auto = as many as the baseline's chains would take; 0 = no limit
     token_budget: Literal["auto"] | int = "auto"
-    questions_per_step: int = 64    # questions a step | Table 3
-    mini_batch: int = 8             # questions an update | Table 3
+    questions_per_step: int = 64    # trees a step | Table 3
+    mini_batch: int = 8             # trees an update | Table 3
     epochs: int = 1                 # passes over a step's trees; the paper is silent
     lr: float = 1e-6                # learning rate, constant | Table 3
     weight_decay: float = .01       # of matrices | authors' code
     grad_clip: float = 1.0          # largest norm of the gradient | authors' code
+    # evaluate at the end the weights that were best on this set; empty = the last weights. The paper takes
+    # the best of its test sets
+    keep_data: str = ""
 
 
-# What differs in the embedded world: a half-million-weight policy on two cores. Ours; the learning rate was
-# chosen on the dev split, from 3e-5, 1e-4, 3e-4 and 1e-3, for ATPO and GRPO alike
-# (results/at2po/selection.md).
+BRANCH_PENALTY = .05  # taken off a turn's entropy for each time it was branched | authors' code
+
+# What differs in the embedded world: a half-million-weight policy on two cores. Ours. The learning rate was
+# chosen on the dev split, from 3e-5 to 1e-3, for ATPO and GRPO alike (results/at2po/selection.md).
 WORLD = dict(
     data="world",
     retriever="bm25",
@@ -150,9 +145,8 @@ WORLD = dict(
     save_every=1,
     eval_every=10,
 )
-# And at the world's second level (--world hard): two passes over fewer questions, another tree of 22 leaves.
-# The learning rate was chosen on dev for each kind of ratio: 2e-4 for turns, 1e-4 for tokens
-# (results/claims.md).
+# At the world's second level (--world hard): two passes over fewer questions, another tree of 22 leaves. The
+# learning rate was chosen on dev for each kind of ratio: 2e-4 for turns, 1e-4 for tokens (results/claims.md).
 HARD = WORLD | dict(
     limit=1500,
     eval_limit=2000,
@@ -167,7 +161,6 @@ HARD = WORLD | dict(
     clip_high=0.027,
     eval_every=5,
 )
-TOKEN_RATIOS = ("grpo", "dapo", "aepo")
 MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
 SINGLE_HOP = ("nq", "triviaqa", "popqa")  # trained on NQ: --data nq
 PAPER_EVAL = ",".join(MULTI_HOP + SINGLE_HOP)
@@ -244,17 +237,17 @@ def inside(tags, text):
 
 @dataclass(eq=False)
 class Node:
-    """One turn in the tree; the root holds the prompt. A path from the root to a leaf is a trajectory."""
+    """One turn in the tree; the root is the prompt. A path from the root to a leaf is a trajectory."""
 
-    turn: Turn | None = None
+    turn: "Turn | None" = None
     parent: "Node | None" = None
-    path: str = ""                        # names the sample, for seeds
+    name: str = ""                          # of the sample that it was played in, for seeds
     children: list["Node"] = field(default_factory=list)
-    done: bool = False                    # a leaf: answered, or cut off
-    resamples: int = 0                    # times this turn was branched
-    value: float = 0.0
-    advantage: float = 0.0
-    trajectory: Trajectory | None = None  # of a leaf
+    done: bool = False                      # a leaf: answered, or cut off
+    resamples: int = 0                      # times this turn was branched
+    value: float = 0.0                      # V(n)
+    advantage: float = 0.0                  # A(n)
+    trajectory: "Trajectory | None" = None  # of a leaf
 
     def lineage(self):
         """The nodes from the first turn to this one."""
@@ -274,117 +267,121 @@ class Node:
         return [leaf.trajectory.reward for leaf in self.leaves()]
 
 
-async def play(policy, search, prompt_ids, node, path, cfg, seed, temperature, watch=None, one_turn=False):
-    """From the state after `node` to the end: sample a turn, search, observe, and so on. Returns the leaf;
-    with one_turn the next node."""
-    stop = (SEARCH[1], ANSWER[1]) if cfg.stop_at_answer else (SEARCH[1],)
-    while True:
-        turns = node.turns()
-        context = context_ids(prompt_ids, turns)
-        room = cfg.max_response - (len(context) - len(prompt_ids))
-        node = Node(None, node, path)
-        # before anything is awaited: siblings stand in the order they were asked for
-        node.parent.children.append(node)
+async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, name):
+    """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
 
-        g = await policy.engine.generate(
-            context,
-            stop=stop,
-            max_tokens=room,
-            temperature=temperature,
-            seed=stable_seed(seed, path, len(turns)),
-        )
-        text = rollout.sampled_text(policy.tokenizer, g.token_ids, g.stop_reason)
-        turn = node.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
+    policy: has a tokenizer and an engine whose `generate` takes ids and gives token_ids, logprobs and
+    stop_reason: the string it stopped at, "eos", or "length". search: await search(query, k) -> passages.
+    cfg: stop_at_answer, max_response, max_searches, top_k, max_passage."""
+    stop = (SEARCH[1],)
+    if cfg.stop_at_answer:
+        stop += (ANSWER[1],)
+    turns = node.turns()
+    context = context_ids(prompt_ids, turns)
+    room = cfg.max_response - (len(context) - len(prompt_ids))
+    new = Node(None, node, name)
+    node.children.append(new)  # before anything is awaited: siblings stand in the order they were asked for
 
-        query = inside(SEARCH, text)[-1:]
-        query = query[0].replace('"', "").strip() if query else ""  # an empty one ends it, as in their code
-        if g.stop_reason == SEARCH[1] and query and len(turns) < cfg.max_searches:
-            passages = await search(query, cfg.top_k)
-            observed = render_observation(policy.tokenizer, passages, cfg.max_passage)
-            turn.observation, turn.observation_ids = observed
-        elif g.stop_reason == SEARCH[1] and query and len(turns) == cfg.max_searches:
-            # one search too many: the environment says so, once
-            observed = chat.encode(policy.tokenizer, f"\n{LIMIT_MESSAGE}\n")
-            turn.observation, turn.observation_ids = observed
-        else:
-            node.done = True
-        if not node.done and len(turn.ids) + len(turn.observation_ids) >= room:
-            node.done = True  # no room left to answer in: nobody reads the result
-            turn.observation, turn.observation_ids = "", []
-            turn.stop_reason = "length"
-        if watch:
-            watch(turn)
-        if node.done or one_turn:
-            return node
+    g = await policy.engine.generate(
+        context,
+        stop=stop,
+        max_tokens=room,
+        temperature=temperature,
+        seed=stable_seed(seed, name, len(turns)),
+    )
+    text = sampled_text(policy.tokenizer, g.token_ids, g.stop_reason)
+    turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
+
+    query = ""
+    queries = inside(SEARCH, text)
+    if g.stop_reason == SEARCH[1] and queries:
+        query = queries[-1].replace('"', "").strip()  # an empty one ends the trajectory, as in their code
+    if query and len(turns) < cfg.max_searches:
+        passages = await search(query, cfg.top_k)
+        observed = render_observation(policy.tokenizer, passages, cfg.max_passage)
+        turn.observation, turn.observation_ids = observed
+    elif query and len(turns) == cfg.max_searches:  # one search too many: the environment says so, once
+        observed = chat.encode(policy.tokenizer, f"\n{LIMIT_MESSAGE}\n")
+        turn.observation, turn.observation_ids = observed
+    else:
+        new.done = True
+    if not new.done and len(turn.ids) + len(turn.observation_ids) >= room:
+        new.done = True  # no room left to answer in: nobody reads the result
+        turn.observation, turn.observation_ids = "", []
+        turn.stop_reason = "length"
+    return new
+
+
+async def play(policy, search, prompt_ids, cfg, seed, temperature, node, name):
+    """From the state after `node` to the end, turn by turn. Returns the leaf."""
+    while not node.done:
+        node = await play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, name)
+    return node
 
 
 def choose_nodes(root, cfg, rng):
-    """The N nodes to branch next: the most uncertain turns, or random ones. The root is one of them, with
-    entropy 0. Too few nodes: the best ones again, or random ones with replacement, as in the authors'
-    code."""
+    """The N nodes to branch next: the most uncertain turns first, or random ones. Answers are never branched.
+    The root may be chosen too, which starts a new chain."""
     candidates = [root] + [n for n in root.nodes()[1:] if not n.done]
     if cfg.expansion == "random":
-        enough = len(candidates) >= cfg.expand
-        return rng.sample(candidates, cfg.expand) if enough else rng.choices(candidates, k=cfg.expand)
+        # too few: drawn with replacement, as in the authors' code
+        draw = rng.sample if len(candidates) >= cfg.expand else rng.choices
+        return draw(candidates, k=cfg.expand)
 
-    def certainty(node):
-        if node is root:
-            return cfg.branch_penalty * (len(root.children) - 1)
-        return cfg.branch_penalty * node.resamples - node.turn.entropy
+    def uncertainty(node):
+        if node is root:  # entropy 0; its first chain costs it nothing
+            return -BRANCH_PENALTY * (len(root.children) - 1)
+        return node.turn.entropy - BRANCH_PENALTY * node.resamples
 
-    ranked = sorted(candidates, key=certainty)
-    return [ranked[i % len(ranked)] for i in range(cfg.expand)]
+    ranked = sorted(candidates, key=uncertainty, reverse=True)
+    return [ranked[i % len(ranked)] for i in range(cfg.expand)]  # too few: again from the top
 
 
-async def grow_tree(policy, search, question, prompt_ids, cfg, seed):
-    """Algorithm 1, or for the baselines a group of chains (a tree of one level) that may branch (AEPO).
-    Returns the root."""
-    def start(node, path, one_turn=False):
-        return play(policy, search, prompt_ids, node, path, cfg, seed, cfg.temperature, one_turn=one_turn)
+async def grow_tree(play_from, cfg, seed):
+    """Algorithm 1. Returns the root.
 
+    play_from(node, name): a coroutine that adds turns below `node` until the trajectory ends; name is the
+    sample's. cfg: chains, rounds, expand, expansion."""
     root = Node()
-    if cfg.rollout == "chains":
-        await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.group_size)))
-    elif cfg.rollout == "branches":
-        rng = random.Random(stable_seed(seed, "branch"))
-        await baselines.grow_branches(
-            partial(start, one_turn=True), root, cfg.chains, cfg.group_size, rng, len(policy.tokenizer))
-    else:
-        await asyncio.gather(*(start(root, f"chain{m}") for m in range(cfg.chains)))
-        for r in range(cfg.rounds):
-            chosen = choose_nodes(root, cfg, random.Random(stable_seed(seed, "expand", r)))
-            for node in chosen:
-                node.resamples += 1
-            # a turn is sampled anew from the state before it
-            paths = [f"{node.path}.{r}-{i}" for i, node in enumerate(chosen)]
-            await asyncio.gather(*(start(n.parent or root, p) for n, p in zip(chosen, paths, strict=True)))
-    for node in root.nodes()[1:] if cfg.retokenize else ():
-        node.turn = retokenized(policy.tokenizer, node.turn)
-    for leaf in root.leaves():
-        trajectory = leaf.trajectory = score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
-        if cfg.loss == "dapo":
-            length = trajectory.length - len(prompt_ids)
-            trajectory.reward += baselines.overlong_penalty(length, cfg.max_response)
+    first_chains = [play_from(root, f"chain{m}") for m in range(cfg.chains)]
+    await asyncio.gather(*first_chains)
+    for r in range(cfg.rounds):
+        rng = random.Random(stable_seed(seed, "expand", r))
+        regenerated = []
+        for i, node in enumerate(choose_nodes(root, cfg, rng)):
+            node.resamples += 1
+            before = node.parent or root  # the turn is sampled anew from the state before it
+            regenerated.append(play_from(before, f"{node.name}.{r}-{i}"))
+        await asyncio.gather(*regenerated)
     return root
-
-
-def retokenized(tokenizer, turn):
-    """A turn as its text is encoded, which need not be what was sampled (App. C); its entropy stays."""
-    ids = chat.encode(tokenizer, tokenizer.decode(turn.ids))[1]
-    return replace(turn, ids=ids, logprobs=[-turn.entropy] * len(ids))
 
 
 def rollout_trees(policy, retriever, questions, cfg, step):
     """One tree a question, all grown at once: each expands as soon as its own leaves are in (sec. 7), and
     what it samples does not depend on the others."""
     search = rollout.BatchedSearch(retriever)
+
+    async def grow(question, seed):
+        prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
+        state = policy, search, prompt_ids, cfg, seed, cfg.temperature
+        if cfg.rollout == "tree":
+            root = await grow_tree(partial(play, *state), cfg, seed)
+        else:  # a baseline's chains
+            next_turn = partial(play_turn, *state)
+            root = await baselines.grow_group(Node(), next_turn, cfg, seed, policy.tokenizer)
+        if cfg.retokenize:  # Figure 8's control: token in, token out avoids this
+            for node in root.nodes()[1:]:
+                node.turn = baselines.retokenized(policy.tokenizer, node.turn)
+        for leaf in root.leaves():
+            leaf.trajectory = Trajectory(question.id, prompt_ids, leaf.turns())
+        return root
+
     agents, seen = [], []
     for q in questions:
-        # drawn twice in a step: two different trees
-        again = ("again", seen.count(q.id)) if q.id in seen else ()
-        seed = stable_seed(cfg.seed, step, q.id, *again)
-        prompt_ids = render_prompt(policy.tokenizer, q.question, cfg.prompt_form)
-        agents.append(grow_tree(policy, search, q, prompt_ids, cfg, seed))
+        seed = stable_seed(cfg.seed, step, q.id)
+        if q.id in seen:  # drawn twice in a step: two different trees
+            seed = stable_seed(cfg.seed, step, q.id, "again", seen.count(q.id))
+        agents.append(grow(q, seed))
         seen.append(q.id)
     return rollout.run_agents(agents, policy.engine, search)
 
@@ -398,20 +395,22 @@ def boxed(text):
     'a {b} c'
     """
     start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
     depth = 0
-    for i in range(start + 6, len(text)) if start >= 0 else ():
+    for i in range(start + 6, len(text)):
         depth += {"{": 1, "}": -1}.get(text[i], 0)
         if depth == 0:
             return text[start + 7:i].strip()
-    return None
+    return None  # never closed
 
 
 def parse_response(turns):
     """(answer or None, problem or ""): reads what the policy sampled, never an observation (Eq 15).
 
-    Valid: think tags paired and present, no result tag of its own, every turn but the last one search that
-    got its result, the last one exactly one answer block with \\boxed{} inside. What follows the block (the
-    rest of a token such as ">.") is no fault."""
+    Valid: think tags are there and paired; the policy wrote no result tag; every turn but the last is one
+    search that got its result; the last has exactly one answer block, with \\boxed{} inside. What follows the
+    block is no fault: it may be the rest of a token such as ">."."""
     text = "".join(t.text for t in turns)
     last = turns[-1].text
     answers = inside(ANSWER, text)
@@ -421,54 +420,72 @@ def parse_response(turns):
         return answer, "think tags not paired"
     if RESULT[0] in text or RESULT[1] in text:
         return answer, "wrote a result itself"
-    if any(where.count(tag) != 1 for where in (text, last) for tag in ANSWER):
-        return answer, "not exactly one answer block at the end"
-    if any(t.text.count(tag) != 1 for t in turns[:-1] for tag in SEARCH) or SEARCH[0] in last:
+    for tag in ANSWER:
+        if text.count(tag) != 1 or tag not in last:
+            return answer, "not exactly one answer block at the end"
+    for turn in turns[:-1]:
+        one_search = turn.text.count(SEARCH[0]) == turn.text.count(SEARCH[1]) == 1
+        if not one_search or RESULT[0] not in turn.observation:
+            return answer, "a search without its result"
+    if SEARCH[0] in last:
         return answer, "a search without its result"
-    if any(RESULT[0] not in t.observation for t in turns[:-1]):
-        return answer, "a search without its result"
-    return (answer, "") if answer else (None, "no \\boxed{} in the answer")
+    if not answer:
+        return None, "no \\boxed{} in the answer"
+    return answer, ""
 
 
 @dataclass
 class Scored(Outcome):
-    """em and f1 are those of the extracted answer whatever the format, as the authors evaluate."""
+    """Why a trajectory has its reward. em and f1 are those of the extracted answer whatever the format, as
+    the authors evaluate."""
     em_valid: float = 0.0       # em in valid format, else 0
 
 
 def score(trajectory, question, cfg):
-    """Fills reward and what explains it: EM if the format is valid, else bad_format_reward (Eq 16)."""
+    """Fills in the reward, exact match in valid format (Eq 16), and the reasons. Returns the trajectory."""
     answer, problem = parse_response(trajectory.turns)
-    em = metrics.exact_match(answer, question.answers) if answer else 0.0
-    trajectory.reward = cfg.bad_format_reward if problem else em
-    trajectory.info = Scored(
-        answer,
-        problem,
-        em,
-        f1=metrics.f1(answer, question.answers) if answer else 0.0,
-        searches=sum(RESULT[0] in t.observation for t in trajectory.turns),
-        em_valid=0.0 if problem else em,
-    )
+    searches = sum(RESULT[0] in t.observation for t in trajectory.turns)
+    info = trajectory.info = Scored(answer, problem, searches=searches)
+    if answer:
+        info.em = metrics.exact_match(answer, question.answers)
+        info.f1 = metrics.f1(answer, question.answers)
+    if problem:
+        trajectory.reward = cfg.bad_format_reward
+    else:
+        trajectory.reward = info.em_valid = info.em
     return trajectory
+
+
+def score_trees(roots, questions, cfg):
+    """Scores every leaf."""
+    for root, question in zip(roots, questions, strict=True):
+        for leaf in root.leaves():
+            score(leaf.trajectory, question, cfg)
+            if cfg.loss == "dapo":
+                length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
+                leaf.trajectory.reward += baselines.overlong_penalty(length, cfg.max_response)
 
 
 # ---------------------------------------------------------------- credit: values, advantages (Eq 3, Table 2)
 
 def leaf_values(rewards, sample_std=False):
-    """(R - mean) / (std + 1e-6) over the leaves of a tree; GRPO divides by the sample std, the tree by the
-    population's."""
+    """(R - mean) / (std + 1e-6) over the leaves of a tree. sample_std: divide by n - 1, as GRPO does, and not
+    by n."""
     mean = sum(rewards) / len(rewards)
-    variance = sum((r - mean) ** 2 for r in rewards) / max(1, len(rewards) - sample_std)
+    n = len(rewards)
+    if sample_std:
+        n = max(1, n - 1)
+    variance = sum((r - mean) ** 2 for r in rewards) / n
     return [(r - mean) / (math.sqrt(variance) + 1e-6) for r in rewards]
 
 
-def node_value(node, rule):
-    """Sets and returns V(n) from the children's values (Eq 3); leaves hold theirs."""
+def node_value(node, rule="child-weighted"):
+    """Sets and returns V(n) from the children's values (Eq 3). Leaves hold theirs."""
     if node.done:
         return node.value
-    values = [node_value(c, rule) for c in node.children]
+    values = [node_value(child, rule) for child in node.children]
     if rule == "child-weighted":  # sum_c softmax_c(H(c)) V(c)
-        weights = [math.exp(c.turn.entropy) for c in node.children]
+        weights = [math.exp(child.turn.entropy) for child in node.children]
         node.value = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
     elif rule == "child-mean":
         node.value = sum(values) / len(values)
@@ -478,31 +495,32 @@ def node_value(node, rule):
     return node.value
 
 
-def assign_advantages(root, cfg):
-    """A(n) for every turn of the tree, and the list of them for every leaf's trajectory. Returns False,
-    leaving none, where all leaves have one reward: nothing to learn."""
-    leaves = root.leaves()
-    rewards = root.rewards()
-    if not training.has_spread(rewards):
-        return False
-    population = cfg.loss == "atpo" and cfg.rollout == "tree"
-    standardised = partial(leaf_values, sample_std=not population)
-    for leaf, value in zip(leaves, standardised(rewards), strict=True):
+def turn_credit(root, rule="child-weighted", advantage="value", sample_std=False):
+    """Eq 3: V(n) and A(n) of every turn, from leaf.trajectory.reward and the turns' entropies."""
+    for leaf, value in zip(root.leaves(), leaf_values(root.rewards(), sample_std), strict=True):
         leaf.value = value
-    node_value(root, cfg.value)
-    for n in root.nodes()[1:]:
-        td = n.value - n.parent.value
-        above_root = n.value - root.value
-        kinds = {"value": n.value, "td": td, "global": above_root, "combined": td + above_root}
-        n.advantage = kinds[cfg.advantage]
-    within = {}
+    node_value(root, rule)
+    for node in root.nodes()[1:]:
+        td = node.value - node.parent.value
+        above_root = node.value - root.value
+        by_kind = {"value": node.value, "td": td, "global": above_root, "combined": td + above_root}
+        node.advantage = by_kind[advantage]
+
+
+def assign_advantages(root, cfg):
+    """Gives every leaf's trajectory an advantage a turn. Returns False, and gives none, where all leaves have
+    one reward: nothing to learn."""
+    if not training.has_spread(root.rewards()):
+        return False
+    sample_std = cfg.loss != "atpo" or cfg.rollout != "tree"  # GRPO's, but for ATPO's trees
+    turn_credit(root, cfg.value, cfg.advantage, sample_std)
+    for leaf in root.leaves():
+        lineage = leaf.lineage()
+        leaf.trajectory.advantages = [node.advantage for node in lineage]
+        if cfg.credit == "outcome":  # Table 1: the leaf's value for all its turns
+            leaf.trajectory.advantages = [leaf.value] * len(lineage)
     if cfg.credit == "tree-grpo":
-        within = baselines.values_within_chains(root, standardised)
-    for leaf in leaves:  # each turn's own (the paper's), or the leaf's value for all
-        path = [n.advantage for n in leaf.lineage()]
-        if cfg.credit != "turn":
-            path = [leaf.value + within.get(leaf, 0.0)] * len(path)
-        leaf.trajectory.advantages = path
+        baselines.tree_grpo_credit(root, partial(leaf_values, sample_std=sample_std))
     return True
 
 
@@ -518,10 +536,11 @@ def atpo_loss(
     clip_high=4e-3,
     num_sequences=None,
 ):
-    """Eq 10-11. All (B, T); position t speaks of token t. GSPO (Eq 8-9) is the case where every sampled token
-    has turn 0. num_sequences: of the whole mini-batch, where this is a part of it. Returns (loss, stats).
+    """Eq 10-11. Returns (loss, stats). GSPO (Eq 8-9) is the case where every sampled token has turn 0.
 
-    kernels/turn_loss.py has the same in one step a turn."""
+    All are (B, T), and position t speaks of token t. response_mask: bool, what the policy sampled. turn_ids:
+    -1 elsewhere. num_sequences: of the whole mini-batch, where this is a part of it. kernels/turn_loss.py has
+    the same in one step a turn."""
     training.check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
@@ -544,45 +563,39 @@ def atpo_loss(
 
 
 def turn_entropy(log_ratio, response_mask, turn_ids):
-    """Eq 13: how evenly an update is spread over turns, in [0, 1]; sequences of one turn count 0. log_ratio:
+    """Eq 13: how evenly an update is spread over turns, from 0 to 1. p is the softmax over a sequence's turns
+    of each turn's part of the KL; its entropy is divided by log K. Sequences of one turn count 0. log_ratio:
     new - old, (B, T)."""
     kl, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)           # (B, K)
     real = tokens > 0
     total = kl.sum(1, keepdim=True)                                                # (B, 1)
-    share = kl / torch.where(total.abs() > 1e-12, total, 1.0)
-    p = share.masked_fill(~real, -torch.inf).softmax(1)
+    part = kl / torch.where(total.abs() > 1e-12, total, 1.0)
+    p = part.masked_fill(~real, -torch.inf).softmax(1)
     entropy = -(p * p.clamp(min=1e-12).log()).sum(1) / real.sum(1).clamp(min=2).log()  # (B,)
     return float(torch.where(real.sum(1) > 1, entropy, 0.0).mean())
 
 
+def spread_over_turns(logprobs, batch):
+    """Sums for the step's mean of Eq 13."""
+    moved = logprobs.detach() - batch.old_logprobs
+    entropy = turn_entropy(moved, batch.response_mask, batch.turn_ids)
+    return {"turn_entropy": len(moved) * entropy, "moved": len(moved)}
+
+
 def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
-    """The loss of --loss for a part of a mini-batch of so many sequences and tokens."""
-    b = batch
-    advantages = training.corrected_advantages(b, cfg.sampler_correction)
-    if cfg.loss in TOKEN_RATIOS:
-        baseline = BASELINES[cfg.loss]
-        weights = training.sequence_weights(b.response_mask, num_sequences)
-        if baseline.token_mean:
-            weights = 1 / num_tokens
-        return training.grpo_loss(
-            logprobs,
-            b.old_logprobs,
-            advantages,
-            b.response_mask,
-            weights,
-            cfg.clip_low,
-            cfg.clip_high,
-            cfg.kl_coef,
-            b.ref_logprobs,
-            baseline.dual_clip,
-            baseline.soft_clip,
-        )
-    turn_ids = b.turn_ids.clamp(max=0) if cfg.loss == "gspo" else b.turn_ids
+    """The loss of --loss for a part of a mini-batch that has so many sequences and tokens: (loss, stats)."""
+    # batch.advantages, unless --sampler-correction weighs them
+    advantages = training.corrected_advantages(batch, cfg.sampler_correction)
+    if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
+        return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
+    turn_ids = batch.turn_ids
+    if cfg.loss == "gspo":  # every sampled token has turn 0; the others keep -1
+        turn_ids = turn_ids.clamp(max=0)
     return atpo_loss(
         logprobs,
-        b.old_logprobs,
+        batch.old_logprobs,
         advantages,
-        b.response_mask,
+        batch.response_mask,
         turn_ids,
         cfg.clip_low,
         cfg.clip_high,
@@ -596,106 +609,73 @@ def trajectories_of(roots):
     return [leaf.trajectory for root in roots for leaf in root.leaves()]
 
 
-def update(model, reference, optimizer, roots, cfg, keep="nonfinite"):
-    """`epochs` passes over the step's trees, `mini_batch` questions an update. Returns the step's means.
+def with_old_logprobs(model, reference, trajectories, cfg):
+    """[Batch] of at most --micro-tokens tokens each, with the log-probs of the weights that sampled them."""
+    batches = training.prepare(
+        model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels,
+        entropies=cfg.loss == "aepo")
+    if cfg.loss == "aepo" and batches:
+        baselines.balance_entropy(batches)
+    return batches
 
-    Trees whose leaves all have one reward teach nothing and are left out, their KL terms with them (ours);
-    the denominators still count their leaves."""
-    # 2. Eq 3: values up the tree, an advantage a turn; trees of one reward are left out
-    started = time.time()
-    groups = [roots[i:i + cfg.mini_batch] for i in range(0, len(roots), cfg.mini_batch)]
-    learn = [[root for root in group if assign_advantages(root, cfg)] for group in groups]
-
-    # 3. log-probs of the weights that sampled, of all trees before the first update
-    entropies = cfg.loss == "aepo"
-    prepared = []
-    for group in learn:
-        prepared.append(training.prepare(
-            model, reference, trajectories_of(group), cfg.micro_tokens, cfg.share_prefixes, cfg.temperature,
-            cfg.kernels, entropies))
-    if cfg.loss == "aepo":
-        for batches in filter(None, prepared):
-            baselines.balance_entropy(batches)
-    row = {
-        "time/old_logprobs": time.time() - started,
-        "rollout/flat_groups": 1 - sum(map(len, learn)) / max(1, len(roots)),
-    }
-
-    if cfg.rollout == "tree":
-        row |= tree_metrics.credit_metrics([root for group in learn for root in group])
-
-    # 4. Eq 10-11: an update a mini-batch of trees
-    everything = [b for batches in prepared for b in batches]
-    meter = training.Meter(everything, keep, cfg.sampler_correction, cfg.epochs)
-    for group, batches in [*zip(groups, prepared, strict=True)] * cfg.epochs:
-        if not batches:
-            continue
-        num_sequences = len(trajectories_of(group))  # of flat trees too
-        num_tokens = sum(t.sampled_tokens for t in trajectories_of(group))
-        for b in batches:  # micro-batches: for memory alone
-            logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
-            loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens)
-            (loss * b.weight).backward()  # weight 0: another rank's batch, to keep step with it
-            if meter.norms:  # before the first update the ratio is 1
-                moved = logprobs.detach() - b.old_logprobs
-                stats["turn_entropy"] = len(moved) * turn_entropy(moved, b.response_mask, b.turn_ids)
-                stats["moved"] = len(moved)
-            meter.add(loss, stats, b.weight)
-        norm = training.clip_gradient(model, cfg.grad_clip)
-        if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
-            optimizer.step()
-        optimizer.zero_grad()
-    if "moved" in meter.total:
-        row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
-    return row | meter.means()
-
-
-# ---------------------------------------------------------------- train
 
 def train(cfg, folder, policy, reference, split, evaluate_now):
-    """The loop of the paper, once a step: grow trees, assign credit, update."""
-    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    spent = {"tokens": 0, "baseline_tokens": 0.0}  # kept in checkpoints
-
-    def share(step):
-        return max(step / max(1, cfg.steps), spent["tokens"] / token_budget(cfg, spent, step))
-
-    keeps_best = bool(cfg.keep_data)
-    if keeps_best:
-        spent["best"] = -1.0
-    steps = run.steps(
-        cfg, folder, policy, optimizer, METRICS, spent, evaluate_now, share, keep_best=keeps_best)
-    for step, row in steps:
-        # 1. Algorithm 1: a tree a question, grown with the current weights
-        order = stable_seed(cfg.seed, "order")
-        drawn = cfg.questions_per_step * (baselines.DRAWN if cfg.loss == "dapo" else 1)
-        questions = data.batch_of_step(split.questions, step, drawn, order)
+    """A step: grow a tree a question, give every turn an advantage, update once a mini-batch of trees."""
+    model = policy.model
+    optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
+    budget = baselines.TokenBudget(cfg)  # ours: training ends at the cost of the baseline's chains
+    # at most cfg.steps times; behind the body run.steps logs, evaluates and saves
+    for step, row in run.steps(
+            cfg, folder, policy, optimizer, METRICS, budget.spent, evaluate_now, budget.share,
+            keep_best=bool(cfg.keep_data)):
+        # 1. sample (Algorithm 1): a tree a question, with the current weights
+        drawn = baselines.questions_drawn(cfg)  # questions_per_step; DAPO draws more
+        questions = data.batch_of_step(split.questions, step, drawn, stable_seed(cfg.seed, "order"))
         with run.timed(row, "time/rollout"):
-            policy.engine.sync(policy.model)
+            policy.engine.sync(model)
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
-        # 2. to 4. credit, old log-probs, updates
-        learned = roots
-        if cfg.loss == "dapo":  # which samples more questions than it learns from
-            learned = baselines.chosen_to_learn(roots, cfg.questions_per_step)
-        row |= update(policy.model, reference, optimizer, learned, cfg, folder.nonfinite(step))
+        # 2. score the leaves (Eq 14-16)
+        score_trees(roots, questions, cfg)
 
-        row |= tree_metrics.rollout_metrics(roots) | rollout.search_repairs(split.retriever)
-        spent["tokens"] += row["rollout/tokens"]
-        spent["baseline_tokens"] += drawn * cfg.group_size * row["rollout/chain_tokens"]
-        row["rollout/tokens_total"] = spent["tokens"]
-        row["sample"] = trees.sample_record(
-            policy, roots, questions, step, cfg, turn_ratios, turn_label, why)
+        # 3. credit (Eq 3): an advantage a turn; none in flat trees, whose leaves all have one reward
+        learned = baselines.chosen_to_learn(roots, cfg)  # all of them; DAPO chooses
+        for root in learned:
+            assign_advantages(root, cfg)
 
+        # 4. old log-probs, of all trees before the first update
+        minibatches = []
+        with run.timed(row, "time/old_logprobs"):
+            for i in range(0, len(learned), cfg.mini_batch):
+                sampled = trajectories_of(learned[i:i + cfg.mini_batch])
+                # flat trees are left out, with their KL terms (ours); the denominators count them
+                teaching = [t for t in sampled if t.advantages]
+                batches = with_old_logprobs(model, reference, teaching, cfg)
+                num_tokens = sum(t.sampled_tokens for t in sampled)
+                minibatches.append((batches, len(sampled), num_tokens))
 
-def token_budget(cfg, spent, step):
-    """Sampled tokens at which training ends. auto: what chains in groups of group_size would sample in all
-    steps, at the mean length that this run's own chains had so far, so that a tree and a group are compared
-    at equal cost."""
-    if cfg.token_budget != "auto":
-        return cfg.token_budget or math.inf
-    return cfg.steps * spent["baseline_tokens"] / step if step else math.inf
+        # 5. update (Eq 10-11), once a mini-batch
+        everything = [b for batches, _, _ in minibatches for b in batches]
+        meter = training.Meter(everything, folder.nonfinite(step), cfg.sampler_correction, cfg.epochs)
+        for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
+            if not batches:  # all its trees are flat
+                continue
+            for b in batches:  # parts of the mini-batch, for memory alone
+                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
+                loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens)
+                (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
+                if meter.norms:  # before the first update nothing has moved
+                    stats |= spread_over_turns(logprobs, b)
+                meter.add(loss, stats, b.weight)
+            norm = training.clip_gradient(model, cfg.grad_clip)
+            if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+                optimizer.step()
+            optimizer.zero_grad()
+
+        row |= trees.step_metrics(roots, learned, meter, cfg) | rollout.search_repairs(split.retriever)
+        budget.add(row, drawn)
+        row["sample"] = trees.sample_record(policy, roots, questions, step, cfg, turn_label, why)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -708,7 +688,7 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
     async def answer(q):
         prompt_ids = render_prompt(policy.tokenizer, q.question, cfg.prompt_form)
         seed = stable_seed(cfg.seed, "eval", q.id)
-        leaf = await play(policy, search, prompt_ids, Node(), "eval", cfg, seed, cfg.eval_temperature)
+        leaf = await play(policy, search, prompt_ids, cfg, seed, cfg.eval_temperature, Node(), "eval")
         return score(Trajectory(q.id, prompt_ids, leaf.turns()), q, cfg)
 
     done = rollout.run_agents([answer(q) for q in split.questions], policy.engine, search, progress)
@@ -725,9 +705,10 @@ def reproduce(cfg):
         free = (*run.FREE_ON_RESUME, "token_budget")
         folder = run.open_folder(cfg, "at2po", cfg.name, free)
     source = cfg.checkpoint or cfg.model
-    source = source and models.find_model(source)
+    if source:
+        source = models.find_model(source)
     split, evals = splits.load_splits(cfg, PAPER_EVAL, also=cfg.keep_data)
-    chooser = keep_best.set_that_chooses(cfg, split) if split else None
+    chooser = keep_best.set_that_chooses(cfg, split)  # None without --keep-data
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
         source = warmed_up(cfg, source, split or evals[0])
@@ -740,28 +721,30 @@ def reproduce(cfg):
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
-    given = [split, chooser, *evals]
-    split, chooser, *evals = splits.within_limit(given, length, cfg.max_prompt, cfg.skip_bad)
+    split, chooser, *evals = splits.within_limit(
+        [split, chooser, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, policy, evals, evaluate, when)
 
-    if folder.start:  # the table compares with the weights that the run began with
-        before = {s.name: folder.evaluation(s, "_before") for s in evals}
+    chosen = [chooser] if chooser else evals
+
+    def evaluate_now(when):  # during training
+        return run.mean_em(run.evaluate_all(cfg, folder, policy, chosen, evaluate, when))
+
     run.tell(cfg)
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.rollout}, {cfg.expansion} expansion"
     with run.stage(cfg, folder, METRICS, title):
         if cfg.eval_only:
             return report.show_averages(evaluate_all(), AVERAGES)
-        reference = models.load_reference(policy.model, source, cfg.lora) if cfg.kl_coef else None
-        if not folder.start:
+        reference = None
+        if cfg.kl_coef:
+            reference = models.load_reference(policy.model, source, cfg.lora)
+        if folder.start:  # --resume: the table compares with the weights that the run began with
+            before = {s.name: folder.evaluation(s, "_before") for s in evals}
+        else:
             before = evaluate_all("_before")
             guards.look_at_start({name: r["summary"] for name, r in before.items()}, warn)
-
-        def evaluate_now(when):
-            chosen = [chooser] if chooser else evals
-            return run.mean_em(run.evaluate_all(cfg, folder, policy, chosen, evaluate, when))
-
         train(cfg, folder, policy, reference, split, evaluate_now)
         if chooser:
             policy = keep_best.better_of_last_and_best(cfg, folder, policy, evaluate_now("_last")["eval/em"])
@@ -771,36 +754,25 @@ def reproduce(cfg):
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
-    loss = given.get("--loss")
-    baseline = BASELINES[loss].flags if loss in BASELINES else {}
-    paper = default = replace(Config(), **baseline)
-    in_hard = given.get("--world", "").startswith("hard")
+    loss = given.get("--loss", "atpo")
+    paper = default = replace(Config(), **baselines.defaults(loss))
     if in_world:
-        default = replace(Config(), **(HARD if in_hard else WORLD) | baseline)
-    if in_world and in_hard and loss in TOKEN_RATIOS:
-        default = replace(default, lr=1e-4)
-    if in_world and loss == "gspo":
-        # ten times the paper's, as for ATPO
-        default = replace(default, clip_low=3e-3, clip_high=4e-3)
+        level, settings = "plain", WORLD
+        if given.get("--world", "").startswith("hard"):
+            level, settings = "hard", HARD
+        # a baseline's own numbers stand over the world's
+        default = replace(Config(), **settings | baselines.defaults(loss, level))
     return resolve(flags.cli(default, paper, __doc__, argv))
 
 
 def resolve(cfg):
     """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
-    if cfg.kl_coef and cfg.loss != "grpo":
-        sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
     may_be_zero = "steps rounds expand max_searches token_budget"
-    negative = {"bad_format_reward": -math.inf, "branch_penalty": -math.inf}
-    cfg = flags.check(cfg, may_be_zero, above_zero="lr temperature grad_clip", least=negative)
+    cfg = flags.check(
+        cfg, may_be_zero, above_zero="lr temperature grad_clip", least={"bad_format_reward": -math.inf})
     flags.needs_a_model(cfg)
     keep_best.check(cfg)
-    shape = cfg.rollout
-    if shape == "auto":
-        shape = {"atpo": "tree", "aepo": "branches"}.get(cfg.loss, "chains")
-    if shape != "tree" and cfg.group_size == 1:
-        flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
-    if shape == "tree" and cfg.chains + cfg.rounds * cfg.expand == 1:
-        flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
+    baselines.check(cfg)
     name = flags.run_name(cfg, cfg.loss)
     if cfg.eval_only:
         model = cfg.model or cfg.policy_model
@@ -808,7 +780,6 @@ def resolve(cfg):
         name = f"eval-{stable_seed(*evaluated) % 10**6}"
     return replace(
         cfg,
-        rollout=shape,
         name=cfg.name or name,
         retriever=cfg.retriever or flags.default_retriever(cfg),
     )
@@ -822,7 +793,7 @@ def main(argv=None):
 
 # ================================================================ appendix: nothing below is in the paper
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | tree_metrics.TREES
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | trees.TREES
 
 # ---------------------------------------------------------------- records for the page
 
@@ -846,50 +817,49 @@ def why(trajectory, question):
     return lines
 
 
-@torch.no_grad()
-def turn_ratios(model, leaves, cfg):
-    """{leaf: [probability of each of its turns now, to that when it was sampled, per token]}"""
-    share = cfg.share_prefixes == "on"
-    leaf_of = {id(leaf.trajectory): leaf for leaf in leaves}
-    ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
-    batch = rollout.collate(ordered, share, models.pack_tokens(model, cfg.micro_tokens)).to(model.device)
-    moved = models.token_logprobs(model, batch, cfg.temperature, cfg.kernels) - batch.rollout_logprobs
-    total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
-    ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
-    return {leaf_of[id(t)]: ratio for t, ratio in zip(ordered, ratios, strict=True)}
-
-
 def ask(cfg, policy, split):
-    """--ask: one trajectory, shown while it is played."""
+    """--ask: one trajectory, shown turn by turn while it is played."""
     prompt_ids = render_prompt(policy.tokenizer, cfg.ask, cfg.prompt_form)
 
-    def agent(search, seed):
-        return play(
-            policy, search, prompt_ids, Node(), "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
+    async def agent(search, seed):
+        node = Node()
+        while not node.done:
+            node = await play_turn(policy, search, prompt_ids, cfg, seed, cfg.eval_temperature, node, "ask")
+            run.show_turn(node.turn)
+        return node
+
     leaf = run.ask(cfg, policy, split.retriever, agent)
     answer, problem = parse_response(leaf.turns())
-    console.print(f"[bold]answer: {plain(answer)}{f' ({problem})' if problem else ''}[/bold]")
+    if problem:
+        answer = f"{answer} ({problem})"
+    console.print(f"[bold]answer: {plain(answer)}[/bold]")
 
 
 # ---------------------------------------------------------------- demonstrations
 
-def render_demonstration(tokenizer, question, demo, index, cfg, box=("\\boxed{ ", " }")):
-    """A demonstration in this paper's tags; results are what the retriever returns. box: what stands around
-    the answer."""
-    def observe(query):
-        passages = index.search([query], cfg.top_k)[0]
-        return render_observation(tokenizer, passages, cfg.max_passage)
-
-    before, after = ("", "") if demo.flaw == "bad format" else box
+def render_demonstration(tokenizer, question, demo, retriever, cfg, box=("\\boxed{ ", " }")):
+    """A demonstration, said by the agent itself. box: what stands around the answer."""
+    from common.warmup import scripted
+    before, after = box
+    if demo.flaw == "bad format":
+        before, after = "", ""
     answer = f"{ANSWER[0]} {before}", chat.Foreign(demo.answer), f"{after} {ANSWER[1]}"
-    from common.warmup import demonstrations
-    turns = demonstrations.search_turns(tokenizer, demo, observe, *answer)
+    lines = scripted.search_lines(demo, *answer)
     prompt_ids = render_prompt(tokenizer, question.question, cfg.prompt_form)
-    return Trajectory(question.id, prompt_ids, turns)
+    # its limits cut what a policy samples, and nothing that it is shown
+    unlimited = replace(cfg, max_searches=len(lines), max_response=sys.maxsize)
+
+    def agent(policy, search):
+        return play(policy, search, prompt_ids, unlimited, 0, 1.0, Node(), "demonstration")
+
+    leaf = scripted.play(tokenizer, lines, retriever, agent)
+    return Trajectory(question.id, prompt_ids, leaf.turns())
 
 
 def warmed_up(cfg, source, split):
     """Folder of `source` after --warmup-data, with Figure 7's words around the answer."""
+    from common.warmup import warmup
+
     def render(tokenizer, question, demo):
         box = ("The final answer is \\[ \\boxed{", "} \\]")
         made = render_demonstration(tokenizer, question, demo, split.retriever, cfg, box)
@@ -902,14 +872,13 @@ def warmed_up(cfg, source, split):
         turns = made[0].turns
         response = made[0].length - len(made[0].prompt_ids)
         if response > cfg.max_response or len(turns) > cfg.max_searches + 1:
-            return None
+            return None  # the agent could not go so far
         return score(made[0], question, cfg).reward
 
     def reply(tokenizer, turn_ids, observation):
         shown = chat.Foreign(observation)
         return chat.encode(tokenizer, f" {RESULT[0]}\n", shown, f"\n{RESULT[1]}")[1]
 
-    from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     ends = "none" if cfg.stop_at_answer else "last"
     examples = warmup.examples_of(
@@ -921,13 +890,13 @@ def warmed_up(cfg, source, split):
 def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from; made once, then
     cached."""
+    from common.world import tiny
     words = "Page 1 2 3 now found nothing answer ;".split() + re.findall(r"\w+|[^\w\s]", LIMIT_MESSAGE)
     tags = [*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"]
 
     def render(tokenizer, row, demo, index):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
-    from common.world import tiny
     recipe = tiny.Recipe(
         "at2po", cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
     return tiny.tiny_policy(recipe, words, tags, render)

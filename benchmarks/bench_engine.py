@@ -151,6 +151,7 @@ def updates(cfg, policy, split):
     """{"on" or "off": (seconds, packed tokens)} of log-probs, loss and backward over the same trees,
     shared and plain; {} where there is nothing to learn."""
     roots = at2po.rollout_trees(policy, split.retriever, split.questions, cfg, 0)
+    at2po.score_trees(roots, split.questions, cfg)
     learn = [root for root in roots if at2po.assign_advantages(root, cfg)]
     trajectories = at2po.trajectories_of(learn)
     if not trajectories:

@@ -32,6 +32,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from unittest.mock import patch
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -44,9 +45,9 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFas
 
 import at2po
 from benchmarks.bench_kernels import markdown, versions
-from common import chat, rollout, training, tree_metrics
+from common import chat, rollout, training
 from common import model as models
-from common.data import Question, load_corpus
+from common.data import Question, Split, load_corpus
 from common.engine import Generation
 from common.gpu.tree_attention import block_mask, padded_length
 from common.page import trees
@@ -75,9 +76,9 @@ PARTS = (  # name, who has the function, its name
     ("loss", torch.Tensor, "backward"),
     ("meter", training.Meter, "__init__"),
     ("meter", training.Meter, "add"),
-    ("meter", training.Meter, "step"),
+    ("meter", training.Meter, "finite"),
     ("meter", training.Meter, "means"),
-    ("metrics", tree_metrics, "rollout_metrics"),
+    ("metrics", trees, "rollout_metrics"),
     ("record", trees, "sample_record"),
 )
 
@@ -259,16 +260,25 @@ class OneWeight(torch.nn.Module):
 # ---------------------------------------------------------------- a step
 
 def a_step(cfg, policy, retriever, questions, folder):
-    """What at2po.train does in a step, its log left out."""
-    optimizer = training.make_optimizer(policy.model, cfg.lr)
-    roots = at2po.rollout_trees(policy, retriever, questions, cfg, 1)
-    row = at2po.update(policy.model, None, optimizer, roots, cfg, Path(folder) / "nonfinite")
-    row |= tree_metrics.rollout_metrics(roots)
-    record = trees.sample_record(
-        policy, roots, questions, 1, cfg, at2po.turn_ratios, at2po.turn_label, at2po.why)
-    with open(Path(folder) / "samples.jsonl", "w") as f:
-        f.write(json.dumps(record))
-    return roots, row
+    """A step of at2po.train, without what run.steps does behind it but for the record of its trees."""
+    row = {}
+    grown = []
+    grow = at2po.rollout_trees
+
+    def kept(*args):
+        grown.extend(grow(*args))
+        return grown
+
+    def one_step(*args, **kwargs):
+        yield 1, row
+        with open(Path(folder) / "samples.jsonl", "w") as f:
+            f.write(json.dumps(row["sample"]))
+
+    where = SimpleNamespace(nonfinite=lambda step: Path(folder) / "nonfinite")
+    cfg = replace(cfg, questions_per_step=len(questions))
+    with patch.object(at2po, "rollout_trees", kept), patch.object(at2po.run, "steps", one_step):
+        at2po.train(cfg, where, policy, None, Split("made up", questions, retriever), None)
+    return grown, row
 
 
 def measure(number, corpus=None, tokenizer=None, **fields):

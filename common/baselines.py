@@ -1,6 +1,6 @@
-"""What AT2PO is compared with: what --loss sets for GRPO, DAPO, GSPO and AEPO, DAPO's reward and choice of
-questions, AEPO's rollout and advantages, Tree-GRPO's credit. GSPO's loss is AT2PO's with one turn a sequence,
-that of the others GRPO's (common/training.py).
+"""What at2po.py compares AT2PO with: GRPO, DAPO, GSPO, AEPO and Tree-GRPO, at the same cost in tokens; and
+Figure 8's control. GSPO's loss is AT2PO's with one turn a sequence, that of the others GRPO's
+(common/training.py). cfg is at2po.Config.
 
 AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
 off). Advantages by entropy are there, but their script computes no entropy, so they were off. The entropy is,
@@ -12,11 +12,14 @@ ends the chain in their code.
 
 import asyncio
 import math
-from dataclasses import dataclass, field
+import random
+import sys
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from common import distributed, training
+from common import chat, distributed, flags, training
+from common.rollout import stable_seed
 
 
 @dataclass(frozen=True)
@@ -30,22 +33,130 @@ class Baseline:
 
 
 BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual clip of 3
-    "grpo": Baseline(dict(clip_low=0.2, clip_high=0.2, kl_coef=1e-3)),
-    "dapo": Baseline(dict(clip_low=0.2, clip_high=0.28), token_mean=True),
-    "gspo": Baseline(dict(clip_low=3e-4, clip_high=4e-4)),
+    "grpo": Baseline(dict(rollout="chains", clip_low=0.2, clip_high=0.2, kl_coef=1e-3)),
+    "dapo": Baseline(dict(rollout="chains", clip_low=0.2, clip_high=0.28), token_mean=True),
+    "gspo": Baseline(dict(rollout="chains", clip_low=3e-4, clip_high=4e-4)),
     # authors' code; App. B.4 has lost its numbers
     "aepo": Baseline(
-        dict(clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
+        dict(rollout="branches", clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
         token_mean=True,
         dual_clip=3.0,
         soft_clip=True,
     ),
 }
+TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio a sequence
+
+
+def defaults(loss, world=""):
+    """{flag: default} of --loss. world: "plain" or "hard", the level of the embedded world; empty = a model.
+
+    >>> defaults("gspo"), defaults("atpo", "hard")
+    ({'rollout': 'chains', 'clip_low': 0.0003, 'clip_high': 0.0004}, {})
+    """
+    baseline = BASELINES.get(loss, Baseline())
+    found = dict(baseline.flags)
+    if world and loss == "gspo":  # ten times the paper's, as for ATPO
+        found |= dict(clip_low=3e-3, clip_high=4e-3)
+    if world == "hard" and loss in TOKEN_RATIOS:
+        found["lr"] = 1e-4
+    return found
+
+
+def check(cfg):
+    """Refuses what no loss has, and a question with one sample."""
+    if cfg.kl_coef and cfg.loss != "grpo":
+        sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
+    if cfg.rollout != "tree" and cfg.group_size == 1:
+        flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
+    if cfg.rollout == "tree" and cfg.chains + cfg.rounds * cfg.expand == 1:
+        flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
+
+
+def token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens):
+    """(loss, stats) of GRPO, DAPO or AEPO for a part of a mini-batch of so many sequences and tokens."""
+    baseline = BASELINES[cfg.loss]
+    if baseline.token_mean:
+        weights = 1 / num_tokens
+    else:
+        weights = training.sequence_weights(batch.response_mask, num_sequences)
+    return training.grpo_loss(
+        logprobs,
+        batch.old_logprobs,
+        advantages,
+        batch.response_mask,
+        weights,
+        cfg.clip_low,
+        cfg.clip_high,
+        cfg.kl_coef,
+        batch.ref_logprobs,
+        baseline.dual_clip,
+        baseline.soft_clip,
+    )
+
+
+async def grow_group(root, next_turn, cfg, seed, tokenizer):
+    """A group of trajectories, as a tree of one level, or of more where chains branch (AEPO). Returns the
+    root. next_turn(node, name): a coroutine that adds the next turn of a sample below `node`."""
+    async def chain(name):
+        node = root
+        while not node.done:
+            node = await next_turn(node, name)
+
+    if cfg.rollout == "branches":
+        rng = random.Random(stable_seed(seed, "branch"))
+        await grow_branches(next_turn, root, cfg.chains, cfg.group_size, rng, len(tokenizer))
+    else:
+        chains = [chain(f"chain{m}") for m in range(cfg.group_size)]
+        await asyncio.gather(*chains)
+    return root
+
+
+class TokenBudget:
+    """Sampled tokens at which training ends (--token-budget). auto: what chains in groups of --group-size
+    would have sampled in all steps, at the mean length that this run's own chains have so far. So a tree and
+    a group are compared at equal cost. `spent` is kept in checkpoints."""
+
+    def __init__(self, cfg):
+        self.cfg = cfg
+        self.spent = {"tokens": 0, "baseline_tokens": 0.0}
+        if cfg.keep_data:
+            self.spent["best"] = -1.0  # what run.steps keeps of the best weights
+
+    def limit(self, step):
+        """Tokens, as far as it is known after a step; infinite = none."""
+        if self.cfg.token_budget != "auto":
+            return self.cfg.token_budget or math.inf
+        if step == 0:
+            return math.inf
+        return self.cfg.steps * self.spent["baseline_tokens"] / step
+
+    def share(self, step):
+        """How much of the training is done after a step, of 1."""
+        return max(step / max(1, self.cfg.steps), self.spent["tokens"] / self.limit(step))
+
+    def add(self, row, questions):
+        """Counts a step that sampled for so many questions; row: its metrics."""
+        self.spent["tokens"] += row["rollout/tokens"]
+        self.spent["baseline_tokens"] += questions * self.cfg.group_size * row["rollout/chain_tokens"]
+        row["rollout/tokens_total"] = self.spent["tokens"]
+
+
+def retokenized(tokenizer, turn):
+    """A turn as its text is encoded, which need not be what was sampled (App. C). Its entropy stays."""
+    ids = chat.encode(tokenizer, tokenizer.decode(turn.ids))[1]
+    return replace(turn, ids=ids, logprobs=[-turn.entropy] * len(ids))
 
 
 # ---------------------------------------------------------------- DAPO (Yu et al. 2025)
 
 DRAWN = 3  # questions sampled for each that is learned from
+
+
+def questions_drawn(cfg):
+    """Questions that a step samples for."""
+    if cfg.loss == "dapo":
+        return DRAWN * cfg.questions_per_step
+    return cfg.questions_per_step
 
 
 def overlong_penalty(length, limit):
@@ -60,17 +171,19 @@ def overlong_penalty(length, limit):
     return max(-1.0, min(0.0, (limit - buffer - length) / buffer))
 
 
-def chosen_to_learn(roots, most):
-    """Dynamic sampling (DAPO, Eq 11): of a step's trees the first `most` of which some answers are right and
-    some wrong, and flat ones where there are not enough. What the overlong penalty alone tells apart is not
-    learned from."""
+def chosen_to_learn(roots, cfg):
+    """The trees that a step learns from: all, but for DAPO. Its dynamic sampling (Eq 11) takes the first of
+    which some answers are right and some wrong, and flat ones where there are not enough. It does not learn
+    from what the overlong penalty alone tells apart."""
+    if cfg.loss != "dapo":
+        return roots
     informative, flat = [], []
     for root in roots:
         if training.has_spread([leaf.trajectory.info.em_valid for leaf in root.leaves()]):
             informative.append(root)
         elif not training.has_spread(root.rewards()):
             flat.append(root)
-    return [*informative, *flat][:most]
+    return [*informative, *flat][:cfg.questions_per_step]
 
 
 # ---------------------------------------------------------------- AEPO (Dong et al. 2025)
@@ -86,23 +199,23 @@ async def grow_branches(advance, root, chains, group_size, rng, vocabulary):
     def uncertainty(turn):  # of the first 20 tokens, in units of a uniform distribution's entropy
         return -sum(turn.logprobs[:20]) / math.log(vocabulary)
 
-    going = {f"chain{m}": root for m in range(min(chains, group_size))}  # path -> where it stands
+    going = {f"chain{m}": root for m in range(min(chains, group_size))}  # sample -> where it stands
     begun, in_a_row = len(going), 0
-    first = {}  # path -> uncertainty of its own first turn
+    first = {}  # sample -> uncertainty of its own first turn
     while going:
-        next_turns = [advance(node, path) for path, node in going.items()]
+        next_turns = [advance(node, name) for name, node in going.items()]
         nodes = await asyncio.gather(*next_turns)
-        going = {n.path: n for n in nodes if not n.done}
+        going = {n.name: n for n in nodes if not n.done}
         new = {}
-        for path, node in going.items():
+        for name, node in going.items():
             if begun + len(new) == group_size:
                 break
             now = uncertainty(node.turn)
-            more = now - first.setdefault(path, now)
+            more = now - first.setdefault(name, now)
             drawn = rng.random() + BRANCHING["entropy"] * more
             drawn *= max(0, 1 - BRANCHING["penalty"] * in_a_row)
             if drawn >= BRANCHING["threshold"]:
-                new[f"{path}.{len(node.turns())}"] = node
+                new[f"{name}.{len(node.turns())}"] = node
         if not going and begun < group_size:
             new = {f"fresh{begun}": root}
         in_a_row = in_a_row + 1 if new else 0
@@ -122,14 +235,14 @@ def balance_entropy(batches):
         b.advantages = b.advantages * (1 + ENTROPY_WEIGHT * z)
 
 
-# ---------------------------------------------------------------- credit: Tree-GRPO
+# ---------------------------------------------------------------- Tree-GRPO (Ji et al. 2025)
 
-def values_within_chains(root, leaf_values):
-    """{leaf: its value among the leaves below the same first turn}; 0 where it is the only one (Tree-GRPO, Ji
-    et al. 2025: its tree is what grew from one chain). leaf_values(rewards): standardises them."""
-    found = {}
+def tree_grpo_credit(root, leaf_values):
+    """Gives all turns of a trajectory its leaf's value in the tree, plus its value among the leaves below the
+    same first turn (their tree is what grew from one chain); nothing more where it is the only one.
+    leaf_values(rewards): standardises them."""
     for first in root.children:
         leaves = first.leaves()
-        rewards = first.rewards()
-        found |= dict(zip(leaves, leaf_values(rewards), strict=True))
-    return found
+        within = leaf_values(first.rewards())
+        for leaf, value in zip(leaves, within, strict=True):
+            leaf.trajectory.advantages = [leaf.value + value] * len(leaf.lineage())

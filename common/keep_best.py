@@ -22,8 +22,9 @@ def check(cfg):
 
 
 def set_that_chooses(cfg, split):
-    """The Split of --keep-data; None where the last weights are kept."""
-    if not cfg.keep_data:
+    """The Split of --keep-data; None where the last weights are kept. split: the training questions, None
+    where nothing is trained."""
+    if not cfg.keep_data or split is None:
         return None
     if cfg.data == "world":
         from common.world import hard

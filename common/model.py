@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors import SafetensorError
+from torch.nn.utils.rnn import pad_sequence
 
 from common import chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
 from common.files import locked, say
-from common.rollout import Trajectory, Turn, context_ids
+from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
 
 # bitsandbytes, which LoRA imports, looks for another package of the name of our kernels/, and warns
@@ -189,17 +190,15 @@ def _refuse_unknown_parts(name, model):
 def plain_logprobs(model, trajectory):
     """log pi of the tokens after the prompt, (n,) fp32, by the model's own forward pass: eager attention, in
     the precision of its weights."""
-    ids = torch.tensor([context_ids(trajectory.prompt_ids, trajectory.turns)], device=model.device)
     model.eval()
     config = model.get_decoder().config
     trained_with = config._attn_implementation
     config._attn_implementation = "eager"
     try:
-        logits = model(input_ids=ids, use_cache=False).logits[0, :-1, :model.vocabulary].float()
+        logprobs = plain_token_logprobs(model, [trajectory], vocabulary=model.vocabulary)
     finally:
         config._attn_implementation = trained_with
-    logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
-    return logprobs[len(trajectory.prompt_ids) - 1:]
+    return logprobs[0, len(trajectory.prompt_ids):]
 
 
 def probe_ids(tokenizer, n, seed):
@@ -372,6 +371,40 @@ def flex():
     return tree_attention
 
 
+def plain_token_logprobs(model, trajectories, temperature=1.0, vocabulary=None):
+    """The same as token_logprobs in plain transformers: a row a trajectory, nothing shared or packed.
+
+    model: a causal language model. trajectories: prompt_ids, and turns with the ids that were sampled and the
+    observation_ids that followed. vocabulary: ids from there on only pad the head. Returns (B, T) fp32:
+    position t speaks of token t, 0 where the policy sampled nothing."""
+    rows = []
+    masks = []
+    for trajectory in trajectories:
+        ids = list(trajectory.prompt_ids)
+        mask = [False] * len(ids)
+        for turn in trajectory.turns:
+            ids += turn.ids + turn.observation_ids
+            mask += [True] * len(turn.ids) + [False] * len(turn.observation_ids)
+        rows.append(torch.tensor(ids, device=model.device))
+        masks.append(torch.tensor(mask, device=model.device))
+    ids = pad_sequence(rows, batch_first=True)                                      # (B, T)
+    sampled = pad_sequence(masks, batch_first=True)                                 # (B, T) bool
+    real = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)   # 0 = padding
+    logits = model(input_ids=ids, attention_mask=real, use_cache=False).logits
+    logits = logits[:, :-1, :vocabulary].float() / temperature                      # (B, T - 1, V)
+    of_next = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0]           # (B, T - 1)
+    return torch.where(sampled, F.pad(of_next, (1, 0)), 0.0)
+
+
+def _is_plain(model, batch):
+    """Whether plain_token_logprobs computes a batch of --share-prefixes off: on a CPU, in fp32, in one
+    process, where logits of all its tokens take less than a GB."""
+    if batch.is_tree or model.device.type != "cpu" or computes_in_bf16(model) or distributed.world() > 1:
+        return False
+    logits = batch.input_ids.numel() * model.get_output_embeddings().weight.shape[0]
+    return logits < 2**28
+
+
 BACKENDS = {"on": "triton", "off": "reference", "auto": "auto"}  # of --kernels
 
 
@@ -381,6 +414,10 @@ def token_logprobs(model, batch, temperature=1.0, kernels="auto", hidden=None):
     batch: rollout.Batch.
     kernels: "on" = the Triton path (CUDA), "off" = plain PyTorch, "auto" = on where there is CUDA.
     hidden: hidden_states of the batch, where they were computed already."""
+    if hidden is None and _is_plain(model, batch):
+        model.train(torch.is_grad_enabled())  # as in hidden_states
+        vocabulary = getattr(model, "vocabulary", None)
+        return plain_token_logprobs(model, batch.trajectories, temperature, vocabulary)
     return by_token(_of_sampled(model, batch, temperature, kernels, hidden).logprobs, batch)
 
 

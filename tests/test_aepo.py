@@ -41,15 +41,15 @@ def grow(cfg, draws, uncertain=None, turns=2):
 
 
 def paths(root):
-    return sorted(leaf.path for leaf in root.leaves())
+    return sorted(leaf.name for leaf in root.leaves())
 
 
 def test_a_chain_goes_on_twice_where_the_draw_is_at_least_a_half():
     root = grow(CFG, [.5, .49])
     # one of two chains branches behind its first turn; what is left of the group is a fresh chain
     assert paths(root) == ["chain0", "chain0.1", "chain1", "fresh3"]
-    branch = next(leaf for leaf in root.leaves() if leaf.path == "chain0.1")  # whose first turn it shares
-    assert branch.parent is next(c for c in root.children if c.path == "chain0")
+    branch = next(leaf for leaf in root.leaves() if leaf.name == "chain0.1")  # whose first turn it shares
+    assert branch.parent is next(c for c in root.children if c.name == "chain0")
 
 
 def test_a_group_is_never_larger_than_its_size_and_always_full():

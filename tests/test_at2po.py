@@ -4,13 +4,16 @@ import math
 import random
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
-from common import baselines, training
+from common import baselines, rollout, training
+from common import model as models
+from common.world import tiny
 
 CFG = Config(rollout="tree")
 
@@ -99,6 +102,37 @@ def test_equal_rewards_teach_nothing():
     assert all(leaf.trajectory.advantages == [] for leaf in root.leaves())
 
 
+def test_trees_learn_together_and_flat_ones_count_in_the_denominator(monkeypatch):
+    """Two trees a mini-batch, one of them flat: the loss is the mean over the leaves of both."""
+    tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
+
+    def loss_of(*roots):
+        for root in roots:
+            for leaf in root.leaves():
+                leaf.trajectory.prompt_ids = [3, 4]
+        row = {}
+        questions = [at2po.data.Question(str(i), "Who?", ["x"]) for i in range(len(roots))]
+        cfg = replace(CFG, questions_per_step=len(roots), mini_batch=2, steps=1)
+        policy = rollout.Policy(tiny.tiny_model(tokenizer, width=32), tokenizer, mock.Mock())
+        monkeypatch.setattr(at2po, "rollout_trees", lambda *a: list(roots))
+        monkeypatch.setattr(at2po, "score_trees", lambda *a: None)
+        monkeypatch.setattr(at2po.run, "steps", lambda *a, **k: [(1, row)])
+        at2po.train(cfg, mock.Mock(), policy, None, at2po.data.Split("train", questions, None), None)
+        return row
+
+    def spread():
+        return root_of((0, 1.0), (0, [(0, 0.0)]))
+
+    def flat():
+        return root_of((0, 1.0), (0, 1.0), (0, 1.0))
+
+    whole, halved = loss_of(spread()), loss_of(spread(), flat())
+    assert whole["rollout/flat_groups"] == 0 and halved["rollout/flat_groups"] == .5
+    assert whole["train/updates"] == halved["train/updates"] == 1
+    assert halved["train/grad_norm"] == pytest.approx(whole["train/grad_norm"] * 2 / 5, rel=1e-4)
+    assert loss_of(flat())["train/updates"] == 0
+
+
 def test_path_advantages_by_credit():
     root = root_of((0, [(0, 1.0), (0, 0.0)]), (0, 0.0))
     leaf = root.leaves()[0]
@@ -126,17 +160,20 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
     flat = [right_or_wrong(root_of((0, 1.0), (0, 1.0))) for _ in range(3)]
     spread = [right_or_wrong(root_of((0, 1.0), (0, 0.0))) for _ in range(3)]
     roots = [flat[0], spread[0], flat[1], spread[1], flat[2], spread[2]]
-    assert baselines.chosen_to_learn(roots, 2) == spread[:2]
-    assert baselines.chosen_to_learn(roots, 4) == [*spread, flat[0]]
+    dapo = replace(CFG, loss="dapo", questions_per_step=2)
+    assert baselines.chosen_to_learn(roots, dapo) == spread[:2]
+    assert baselines.chosen_to_learn(roots, replace(dapo, questions_per_step=4)) == [*spread, flat[0]]
+    assert baselines.chosen_to_learn(roots, CFG) == roots
+    assert baselines.questions_drawn(dapo) == 6 and baselines.questions_drawn(CFG) == 64
 
 
 def test_dynamic_sampling_counts_right_answers_not_the_overlong_penalty():
     all_wrong = right_or_wrong(root_of((0, 0.0), (0, 0.0)), penalty=.5)
     spread = right_or_wrong(root_of((0, 1.0), (0, 0.0)))
     assert training.has_spread(all_wrong.rewards())
-    assert baselines.chosen_to_learn([all_wrong, spread], 2) == [spread]
-    row = at2po.update(None, None, None, baselines.chosen_to_learn([all_wrong], 2), CFG)
-    assert row["rollout/flat_groups"] == 1 and row["train/updates"] == 0
+    dapo = replace(CFG, loss="dapo", questions_per_step=2)
+    assert baselines.chosen_to_learn([all_wrong, spread], dapo) == [spread]
+    assert baselines.chosen_to_learn([all_wrong], dapo) == []
 
 
 def test_dapo_s_settings_are_those_of_its_row():
@@ -189,11 +226,19 @@ def test_random_expansion_is_seeded_without_replacement_and_knows_the_root():
 
 def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
     cfg = replace(CFG, steps=10, group_size=4, token_budget="auto")
-    spent = {"tokens": 0, "baseline_tokens": 2 * 3 * 4 * 50.0}
-    assert at2po.token_budget(cfg, {"tokens": 0, "baseline_tokens": 0.0}, 0) == math.inf
-    assert at2po.token_budget(cfg, spent, 2) == 10 * 3 * 4 * 50
-    assert at2po.token_budget(replace(cfg, token_budget=0), spent, 2) == math.inf
-    assert at2po.token_budget(replace(cfg, token_budget=7), spent, 2) == 7
+    budget = baselines.TokenBudget(cfg)
+    assert budget.limit(0) == math.inf and budget.share(0) == 0
+    for _ in range(2):  # steps of three questions, trees of 600 tokens in all
+        row = {"rollout/tokens": 600, "rollout/chain_tokens": 50.0}
+        budget.add(row, 3)
+    assert budget.spent == {"tokens": 1200, "baseline_tokens": 2 * 3 * 4 * 50}
+    assert row["rollout/tokens_total"] == 1200
+    assert budget.limit(2) == 10 * 3 * 4 * 50
+    assert budget.share(2) == 1200 / 6000 == 2 / 10  # as steps have it; then the larger of both
+    budget.spent["tokens"] = 3000
+    assert budget.share(2) == .5
+    for given, limit in ((0, math.inf), (7, 7)):
+        assert baselines.TokenBudget(replace(cfg, token_budget=given)).limit(2) == limit
 
 
 def test_what_chooses_is_not_tested_on():
@@ -378,6 +423,39 @@ def test_turn_entropy():
     assert at2po.turn_entropy(uneven, mask, turns) == pytest.approx(
         -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2, rel=1e-5
     )
+
+
+# ---- log-probs
+
+
+def test_shared_prefixes_change_neither_log_probs_nor_gradient():
+    """--share-prefixes on packs a tree, off is plain transformers (plain_token_logprobs)."""
+    tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
+    model = tiny.tiny_model(tokenizer, width=32)
+    model.vocabulary = len(tokenizer)
+    rng = random.Random(0)
+
+    def made(n, observed):
+        ids = [rng.randrange(6, 40) for _ in range(n + observed)]
+        return Turn(ids[:n], [-1.0] * n, "", "", ids[n:])
+
+    first, second = made(5, 3), made(4, 2)
+    lists = [[first, second, made(3, 0)], [first, second, made(6, 0)], [first, made(2, 0)], [made(7, 0)]]
+    leaves = [Trajectory("q", [7, 8, 9], turns, advantages=[1.0] * len(turns)) for turns in lists]
+
+    def of(share):
+        batch = rollout.collate(leaves, share)
+        logprobs = models.token_logprobs(model, batch, temperature=.7)
+        model.zero_grad()
+        (logprobs * torch.arange(logprobs.numel()).view_as(logprobs)).sum().backward()
+        return logprobs.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    packed, packed_gradient = of(share=True)
+    plain, gradient = of(share=False)
+    torch.testing.assert_close(plain, packed, atol=1e-5, rtol=0)
+    torch.testing.assert_close(gradient, packed_gradient, atol=1e-5 * gradient.abs().max().item(), rtol=1e-4)
+    again = models.plain_token_logprobs(model, leaves, .7, model.vocabulary)
+    assert torch.equal(again, plain) and not plain[:, :3].any()
 
 
 # ---- reward

@@ -3,6 +3,7 @@ script."""
 
 import math
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import guards, rollout, run, training
+from common import data, guards, rollout, run, training
 from common.critic import ActorCritic
 from common.training import corrected_advantages, sampler_ratios
 from common.world import tiny
@@ -129,8 +130,20 @@ def groups(model, lag):
 
 
 def of_at2po(model, optimizer, groups, **more):
-    cfg = at2po.Config(rollout="chains", **more)
-    return at2po.update(model, None, optimizer, [tree(g) for g in groups], cfg)
+    """A step of at2po.train on these samples."""
+    cfg = at2po.Config(rollout="chains", loss="atpo", questions_per_step=1, lr=0.0, **more)
+    roots = [tree(g) for g in groups]
+    questions = [data.Question("q", "Who?", ["x"])]
+    row = {}
+    policy = rollout.Policy(model, None, mock.Mock())
+    with (
+        mock.patch.object(at2po, "rollout_trees", return_value=roots),
+        mock.patch.object(at2po, "score_trees"),
+        mock.patch.object(at2po.trees, "sample_record"),
+        mock.patch.object(at2po.run, "steps", return_value=[(1, row)]),
+    ):
+        at2po.train(cfg, mock.Mock(), policy, None, data.Split("train", questions, None), None)
+    return row
 
 
 def of_bi_rar(model, optimizer, groups, **more):

@@ -354,12 +354,12 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_words(tmp_path):
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "import at2po\n"
         "from common import distributed\n"
-        "real = at2po.update\n"
-        "def update(*args, **more):\n"
+        "real = at2po.score_trees\n"
+        "def score_trees(*args):\n"
         "    if distributed.rank() == 0:\n"
         "        raise ValueError('the third leaf is ripe')\n"
-        "    return real(*args, **more)\n"
-        "at2po.update = update\n"
+        "    return real(*args)\n"
+        "at2po.score_trees = score_trees\n"
         "at2po.main(sys.argv[1:])\n")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port(),

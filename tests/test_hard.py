@@ -11,8 +11,9 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import metrics, retriever, rollout, run, team_splits, tree_metrics, world
+from common import metrics, retriever, rollout, run, team_splits, world
 from common.files import read_jsonl
+from common.page import trees
 from common.warmup import demonstrations
 from common.world import hard
 from common.world.splits import world_split
@@ -254,9 +255,10 @@ def resampled(start):
     for expansion in ("random", "entropy"):
         ways = replace(cfg, expansion=expansion)
         roots = at2po.rollout_trees(policy, train.retriever, train.questions[:48], ways, 0)
-        same[expansion] = rollout.mean(a for root in roots for a in tree_metrics.resampled_alike(root))
+        at2po.score_trees(roots, train.questions[:48], ways)
+        same[expansion] = rollout.mean(a for root in roots for a in trees.resampled_alike(root))
     learned = [root for root in roots if at2po.assign_advantages(root, cfg)]
-    return same, tree_metrics.credit_metrics(learned)["rollout/turn_differs"]
+    return same, trees.credit_metrics(learned)["rollout/turn_differs"]
 
 
 @pytest.mark.gates

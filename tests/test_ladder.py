@@ -238,7 +238,7 @@ def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
             for c in configs.values()]
     assert len(set(told)) == labels  # no two rows are one method
     for c in configs.values():
-        assert c.lr == (1e-4 if c.loss in at2po.TOKEN_RATIOS else 2e-4)
+        assert c.lr == (1e-4 if c.loss in at2po.baselines.TOKEN_RATIOS else 2e-4)
     assert recipe.get("minus", "AT2PO") in flags
 
 

@@ -64,6 +64,8 @@ def test_the_made_up_questions_are_answered_in_valid_format():
     cfg = at2po.replace(at2po.Config(), rollout="tree", **SMALL)
     questions = [at2po.data.Question(str(i), "who", ["right"]) for i in range(8)]
     search = bench_large.InstantSearch(text, watch)
-    done = at2po.trajectories_of(at2po.rollout_trees(policy, search, questions, cfg, 1))
+    roots = at2po.rollout_trees(policy, search, questions, cfg, 1)
+    at2po.score_trees(roots, questions, cfg)
+    done = at2po.trajectories_of(roots)
     assert rollout.mean(not t.info.problem for t in done) > .6
     assert {t.reward for t in done} == {0.0, 1.0}

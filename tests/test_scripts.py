@@ -19,11 +19,12 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import checkpoint, data, files, retriever, rollout, splits, tree_metrics
+from common import baselines, checkpoint, data, files, retriever, rollout, splits
 from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
+from common.page import trees
 from common.run import RunFolder, load_policy, program, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
@@ -122,14 +123,14 @@ def test_branches_share_what_comes_before():
     policy = load_policy(cfg, at2po.tiny_policy(cfg))
     split = world_split("train", questions=6)
     roots = at2po.rollout_trees(policy, split.retriever, split.questions, cfg, 1)
-    branched = [leaf for root in roots for leaf in root.leaves() if "." in leaf.path]
+    branched = [leaf for root in roots for leaf in root.leaves() if "." in leaf.name]
     assert all(len(root.leaves()) == 6 for root in roots) and branched
     for leaf in branched:  # its source's turns, up to the one that it branched behind
-        source, _, depth = leaf.path.rpartition(".")
-        path = [n.path for n in leaf.lineage()]
-        assert path[int(depth) - 1] == source and set(path[int(depth):]) == {leaf.path}
+        source, _, depth = leaf.name.rpartition(".")
+        path = [n.name for n in leaf.lineage()]
+        assert path[int(depth) - 1] == source and set(path[int(depth):]) == {leaf.name}
     sampled = sum(leaf.trajectory.sampled_tokens for root in roots for leaf in root.leaves())
-    assert tree_metrics.rollout_metrics(roots)["rollout/tokens"] < sampled
+    assert trees.rollout_metrics(roots)["rollout/tokens"] < sampled
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
@@ -406,7 +407,7 @@ def play(tokenizer, texts, corpus, cfg):
     search = rollout.BatchedSearch(retriever.BM25Retriever(corpus))
     prompt = at2po.render_prompt(tokenizer, "Who?", "chat")
     policy = rollout.Policy(None, tokenizer, engine)
-    agent = at2po.play(policy, search, prompt, at2po.Node(), "p", cfg, 0, 1.0)
+    agent = at2po.play(policy, search, prompt, cfg, 0, 1.0, at2po.Node(), "p")
     return rollout.run_agents([agent], engine, search)[0], engine, prompt
 
 
@@ -472,7 +473,7 @@ def test_sampled_ids_are_kept_even_where_encoding_would_change_them(qwen):
     assert batch.target.tolist() == odd and batch.input_ids[0, batch.response_mask[0]].tolist() == odd
     assert at2po.parse_response([turn]) == ("x", "")
     # --retokenize shows what would change: other ids for the same text
-    again = at2po.retokenized(tokenizer, turn)
+    again = baselines.retokenized(tokenizer, turn)
     assert again.ids != odd and tokenizer.decode(again.ids) == text and len(again.ids) == len(again.logprobs)
     assert again.entropy == pytest.approx(turn.entropy) and again.stop_reason == "</answer>"
 
@@ -970,7 +971,7 @@ def test_the_shape_of_a_tree_does_not_depend_on_the_batch():
         policy = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer, max_batch))
         questions = [split.questions[i] for i in chosen]
         return [
-            [(n.path, n.turn.ids) for n in r.nodes()[1:]]
+            [(n.name, n.turn.ids) for n in r.nodes()[1:]]
             for r in at2po.rollout_trees(policy, split.retriever, questions, cfg, 1)
         ]
 

@@ -1,10 +1,87 @@
-"""Trees of turns (at2po.Node) as records for the page.
+"""Trees of turns (at2po.Node) in numbers, and as records for the page.
 
 label(turn) -> what a turn is called there; why(trajectory, question) -> lines that say what led to its
-reward.
+reward. cfg is at2po.Config.
 """
 
+import torch
+
+from common import model as models
+from common import rollout, training
+from common.guards import Metric
 from common.page import record
+
+# ---------------------------------------------------------------- metrics of a step
+
+TREES = {
+    "rollout/leaves": Metric("trajectories of the step"),
+    "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
+    "rollout/chain_tokens": Metric("sampled tokens of a chain, before anything is branched"),
+    "rollout/cut_off": Metric("share of trajectories that ran out of --max-response, in a turn or with a "
+                              "search result that did not fit"),
+    "rollout/resample_same": Metric("share of turns sampled anew that came out word for word the same"),
+    "rollout/turn_differs": Metric("share of turns whose value is not their leaf's, by more than .05, in "
+                                   "trees with different rewards"),
+    "train/turn_entropy": Metric("how evenly updates after the first are spread over turns, 0 to 1 (Eq "
+                                 "13)"),
+}
+
+
+def step_metrics(roots, learned, meter, cfg):
+    """A step's row: of all its trees, of those learned from, and of its updates (training.Meter)."""
+    row = meter.means() | rollout_metrics(roots)
+    if cfg.rollout == "tree":
+        row |= credit_metrics(learned)
+    if "moved" in meter.total:
+        row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
+    return row
+
+
+def rollout_metrics(roots):
+    """Means over the step's leaves, and the sampled tokens its trees really cost."""
+    nodes = [n for root in roots for n in root.nodes()[1:]]
+    turns = [n.turn for n in nodes]
+    leaves = [n for n in nodes if n.done]
+    done = [leaf.trajectory for leaf in leaves]
+    # the trajectories that a tree begins with, before anything is branched
+    chains = [leaf.trajectory for leaf in leaves if leaf.name.startswith("chain") and "." not in leaf.name]
+    row = rollout.means(done) | {
+        "rollout/leaves": len(done),
+        "rollout/tokens": sum(len(turn.ids) for turn in turns),
+        "rollout/chain_tokens": rollout.mean(t.sampled_tokens for t in chains),
+        "rollout/entropy": rollout.entropy(turns),
+        "rollout/cut_off": rollout.mean(t.turns[-1].stop_reason == "length" for t in done),
+        # of all that were sampled, DAPO's left out ones too
+        "rollout/flat_groups": 1 - rollout.mean(training.has_spread(root.rewards()) for root in roots),
+    }
+    same = [alike for root in roots for alike in resampled_alike(root)]
+    if same:
+        row["rollout/resample_same"] = rollout.mean(same)
+    return row
+
+
+def resampled_alike(root):
+    """For each turn that was sampled anew: whether its text is that of the turn it stands beside."""
+    found = []
+    for n in root.nodes()[1:]:
+        original, dot, _ = n.name.rpartition(".")
+        if dot and n.parent.name != n.name:  # the first turn of a branch
+            beside = [c.turn.text for c in n.parent.children if c.name == original]
+            found += [n.turn.text == text for text in beside]
+    return found
+
+
+def credit_metrics(roots):
+    """What turn credit adds to outcome credit, in trees that got any."""
+    differs = []
+    for root in roots:
+        for leaf in root.leaves():
+            if leaf.trajectory.advantages:
+                differs += [abs(n.value - leaf.value) > .05 for n in leaf.lineage()]
+    return {"rollout/turn_differs": rollout.mean(differs)} if differs else {}
+
+
+# ---------------------------------------------------------------- records
 
 
 def prediction(trajectory, question, label, why):
@@ -24,7 +101,20 @@ def prediction(trajectory, question, label, why):
     return row | shown
 
 
-def sample_record(policy, roots, questions, step, cfg, turn_ratios, label, why):
+@torch.no_grad()
+def turn_ratios(model, leaves, cfg):
+    """{leaf: [probability of each of its turns now, to that when it was sampled, per token]}"""
+    leaf_of = {id(leaf.trajectory): leaf for leaf in leaves}
+    ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
+    pack_tokens = models.pack_tokens(model, cfg.micro_tokens)
+    batch = rollout.collate(ordered, cfg.share_prefixes == "on", pack_tokens).to(model.device)
+    moved = models.token_logprobs(model, batch, cfg.temperature, cfg.kernels) - batch.rollout_logprobs
+    total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
+    ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
+    return {leaf_of[id(t)]: ratio for t, ratio in zip(ordered, ratios, strict=True)}
+
+
+def sample_record(policy, roots, questions, step, cfg, label, why):
     """The step's first tree with right and wrong leaves: every node with value, advantage, and how far the
     step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on."""
     rewards = [root.rewards() for root in roots]
