@@ -94,8 +94,6 @@ class Config(flags.PassageFlags):
     scorer: str = ""
     step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the reasoning step | sec. 2
     answer_step: Literal["on", "off"] = "on"            # whether the turn that answers is a reasoning step
-    # what the scorer reads before a reasoning step: step = question or answer; history = earlier ones as well
-    context: Literal["step", "history"] = "step"
     explain_limit: int = 200        # evaluated trajectories a set whose distances are measured, for the page
 
     # ---- update
@@ -298,102 +296,86 @@ def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
 
 
 class ReasoningStep(NamedTuple):
-    """Token ids, tuples of int. Equal ones are measured once."""
+    """Token ids, as tuples of int. Equal ones are measured once."""
     Q: tuple
     A: tuple
     T: tuple
-    earlier: tuple = ()     # the T of the reasoning steps before it, only with --context history
-
-
-def on_lines(texts, line):
-    """The ids of texts, each followed by `line`, the ids of a line break.
-
-    >>> on_lines([(1, 2), (3,)], [9])
-    [1, 2, 9, 3, 9]
-    """
-    ids = []
-    for text in texts:
-        ids += [*text, *line]
-    return ids
 
 
 def complexities(scorer, reasoning_step, line):
     """Eq 3, K(u | v) = -log2 P(u | v), for all terms of Eq 4: {"T|QA": bits, …}. `scorer` is any causal model
-    of transformers; every term is a forward pass of its own.
+    of transformers, `line` the ids of a line break; every term is a forward pass of its own.
 
     For readers, copyists and tests: a run calls packed_complexities, which gives the same numbers faster."""
-    Q, A, T, earlier = reasoning_step
+    Q, A, T = reasoning_step
 
     @torch.no_grad()
     def K(u, *v):
-        before = on_lines(v, line)
-        ids = torch.tensor([[*before, *u]], device=scorer.device)                   # (1, T)
-        logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)          # (T, V)
+        before = []
+        for text in v:
+            before += [*text, *line]
+        ids = torch.tensor([[*before, *u]], device=scorer.device)                   # (1, N)
+        logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)          # (N, V)
         of_u = logprobs[len(before) - 1:-1].gather(1, ids[0, len(before):, None])   # (len(u), 1)
         return -float(of_u.double().sum()) / math.log(2)
 
     return {
-        "T|QA": K(T, Q, *earlier, A),
-        "A|QT": K(A, Q, *earlier, T),
-        "Q|AT": K(Q, A, *earlier, T),
-        "T|Q": K(T, Q, *earlier),
-        "A|Q": K(A, Q, *earlier),
-        "T|A": K(T, A, *earlier),
-        "Q|A": K(Q, A, *earlier),
+        "T|QA": K(T, Q, A),
+        "A|QT": K(A, Q, T),
+        "Q|AT": K(Q, A, T),
+        "T|Q": K(T, Q),
+        "A|Q": K(A, Q),
+        "T|A": K(T, A),
+        "Q|A": K(Q, A),
     }
 
 
 def sequences_of(reasoning_steps, line):
-    """{reasoning step: the four sequences from which all its complexities are read}
+    """{reasoning step: {names of terms: the sequence that they are read from}}, four for seven terms.
 
-    The trainer's batches hold trajectories, so each sequence is written as one: its prompt is only read, its
-    turns are what bits are counted of. What sequences have in common, a prompt or a Turn object, the batch
-    computes once."""
+    Batches are made of trajectories, so a sequence is written as one: its prompt is only read, the bits of
+    its turns are the terms. A prompt or a Turn object that several sequences have is computed once."""
     def counted(ids):
         return Turn(list(ids), [0.0] * len(ids), "", "", observation_ids=line)  # (nobody reads the zeros)
 
     own = {}    # a question's turns: K(A|Q) and K(Q|A) are the same for all of its reasoning steps
     found = {}
     for reasoning_step in dict.fromkeys(reasoning_steps):
-        Q, A, T, earlier = reasoning_step
+        Q, A, T = reasoning_step
         if (Q, A) not in own:
             own[Q, A] = counted(Q), counted(A)
         Q_itself, A_itself = own[Q, A]
-        after_Q = on_lines([Q, *earlier], line)
-        after_A = on_lines([A, *earlier], line)
-        found[reasoning_step] = (
-            Trajectory("", after_Q, [counted(T), counted(A)]),  # K(T|Q), K(A|QT)
-            Trajectory("", after_Q, [A_itself, counted(T)]),    # K(A|Q), K(T|QA)
-            Trajectory("", after_A, [counted(T), counted(Q)]),  # K(T|A), K(Q|AT)
-            Trajectory("", after_A, [Q_itself]),                # K(Q|A)
-        )
+        after_Q, after_A = [*Q, *line], [*A, *line]
+        found[reasoning_step] = {
+            ("T|Q", "A|QT"): Trajectory("", after_Q, [counted(T), counted(A)]),
+            ("A|Q", "T|QA"): Trajectory("", after_Q, [A_itself, counted(T)]),
+            ("T|A", "Q|AT"): Trajectory("", after_A, [counted(T), counted(Q)]),
+            ("Q|A",): Trajectory("", after_A, [Q_itself]),
+        }
     return found
 
 
 @torch.no_grad()
 def packed_complexities(scorer, reasoning_steps, line, cfg):
-    """{reasoning step: its complexities}, as `complexities` gives them one by one: four sequences for seven
-    terms, packed into few batches. Of several ranks each computes a part, and all get all."""
+    """{reasoning step: its complexities}: what `complexities` gives one by one, from few packed batches. Of
+    several ranks each computes a part, and all get all."""
     sequences = sequences_of(reasoning_steps, line)
-    numbered = [s for four in sequences.values() for s in four]
+    numbered = [s for four in sequences.values() for s in four.values()]
     for number, s in enumerate(numbered):
         s.question_id = number
-    measured = []  # by this rank: (number of a sequence, bits of its turns)
+    on_this_rank = []  # (number of a sequence, bits of its turns)
     for batch in training.collate_parts(scorer, numbered, cfg.micro_tokens, cfg.share_prefixes):
-        logprobs = models.token_logprobs(scorer, batch, 1.0, cfg.kernels)                           # (B, T)
-        sums, _ = training.turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids)        # (B, 2)
+        logprobs = models.token_logprobs(scorer, batch, 1.0, cfg.kernels)                       # (B, T)
+        sums, _ = training.turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids)    # (B, 2)
         of_turns = sums / -math.log(2)
         for s, bits in zip(batch.trajectories, of_turns.tolist(), strict=True):
-            measured.append((s.question_id, bits))
-    bits_of = dict(distributed.gather(measured))
+            on_this_rank.append((s.question_id, bits))
+    bits_of = dict(distributed.gather(on_this_rank))
     found = {}
-    for reasoning_step, (q_t_a, q_a_t, a_t_q, a_q) in sequences.items():
-        K = {}
-        K["T|Q"], K["A|QT"] = bits_of[q_t_a.question_id]
-        K["A|Q"], K["T|QA"] = bits_of[q_a_t.question_id]
-        K["T|A"], K["Q|AT"] = bits_of[a_t_q.question_id]
-        K["Q|A"] = bits_of[a_q.question_id][0]
-        found[reasoning_step] = K
+    for reasoning_step, four in sequences.items():
+        found[reasoning_step] = {}
+        for names, s in four.items():
+            found[reasoning_step].update(zip(names, bits_of[s.question_id], strict=False))
     return found
 
 
@@ -415,7 +397,7 @@ def reasoning_steps_of(trajectory, question, tokenizer, cfg, own_ids=True):
         return tuple(chat.encode(tokenizer, chat.Foreign(text))[1])
 
     Q, A = ids_of(question.question), ids_of(question.answers[0])  # (the first gold answer)
-    found, earlier = [], ()
+    found = []
     for turn in turns:
         thought = THOUGHT.search(turn.text)
         if cfg.step_text == "thought" and thought:
@@ -424,9 +406,7 @@ def reasoning_steps_of(trajectory, question, tokenizer, cfg, own_ids=True):
             T = tuple(turn.ids)
         else:
             T = ids_of(turn.text)
-        found.append(ReasoningStep(Q, A, T, earlier))
-        if cfg.context == "history":
-            earlier = (*earlier, T)
+        found.append(ReasoningStep(Q, A, T))
     return found
 
 
@@ -443,18 +423,19 @@ def measure_distances(policy, scorer, pairs, cfg):
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
     own_ids = scorer.tokenizer is None
-    steps_of = [reasoning_steps_of(t, q, tokenizer, cfg, own_ids) for t, q in pairs]
+    per_trajectory = [reasoning_steps_of(t, q, tokenizer, cfg, own_ids) for t, q in pairs]
     found = {}
-    for steps in steps_of:
-        found |= dict.fromkeys(steps, (FARTHEST, FARTHEST))  # an empty T says nothing, and stays there
+    for reasoning_steps in per_trajectory:
+        found |= dict.fromkeys(reasoning_steps, (FARTHEST, FARTHEST))
+    to_ask = [r for r in found if r.T]  # an empty T says nothing, and stays farthest
     line = chat.encode(tokenizer, "\n")[1]
     with models.reference_weights(policy.model, scorer.model) as model:  # (--lora: the policy, adapters off)
-        of_all = packed_complexities(model, [step for step in found if step.T], line, cfg)
-    for reasoning_step, K in of_all.items():
-        found[reasoning_step] = distances(K)
-    for (t, _), steps in zip(pairs, steps_of, strict=True):
-        t.info.d_TA = [found[step][0] for step in steps]
-        t.info.d_TQ = [found[step][1] for step in steps]
+        complexities_of = packed_complexities(model, to_ask, line, cfg)
+    for r in to_ask:
+        found[r] = distances(complexities_of[r])
+    for (t, _), reasoning_steps in zip(pairs, per_trajectory, strict=True):
+        t.info.d_TA = [found[r][0] for r in reasoning_steps]
+        t.info.d_TQ = [found[r][1] for r in reasoning_steps]
     return len(found)
 
 
@@ -505,8 +486,8 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
         per_trajectory = [t.info.d_TA for t, _ in right]
     if stage == "shuffled":  # a control
         per_trajectory = dealt_anew(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
-    for (t, _), of_steps in zip(right, per_trajectory, strict=True):
-        t.reward = cascade([step_reward(d) for d in of_steps])
+    for (t, _), ds in zip(right, per_trajectory, strict=True):
+        t.reward = cascade([step_reward(d) for d in ds])
     return measured
 
 
@@ -545,7 +526,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
             assign_advantages(group)
 
         # 4. log-probs of the weights that sampled, and of the initial policy, before the first update.
-        # Groups of one reward teach nothing and are left out; the mean over trajectories still counts theirs
+        # Flat groups (of one reward) teach nothing and are left out, but the mean still counts their samples
         mini_batches = []
         with run.timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -557,8 +538,8 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
                 mini_batches.append((batches, len(part) * cfg.group_size))
 
         # 5. an update for each mini-batch
-        every = [b for batches, _ in mini_batches for b in batches]
-        meter = training.Meter(every, folder.nonfinite(step), cfg.sampler_correction)
+        all_batches = [b for batches, _ in mini_batches for b in batches]
+        meter = training.Meter(all_batches, folder.nonfinite(step), cfg.sampler_correction)
         for batches, num_sequences in mini_batches:
             for b in batches:  # micro-batches, whose gradients add up
                 logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)        # (B, T)
@@ -814,13 +795,13 @@ def charge_searches(right):
 
 def dealt_anew(per_trajectory, seed):
     """shuffled: lists of the same lengths, with the distances of all of them permuted at random."""
-    numbers = [d for of_steps in per_trajectory for d in of_steps]
-    random.Random(seed).shuffle(numbers)
-    found = []
-    for of_steps in per_trajectory:
-        found.append(numbers[:len(of_steps)])
-        numbers = numbers[len(of_steps):]
-    return found
+    left = [d for ds in per_trajectory for d in ds]
+    random.Random(seed).shuffle(left)
+    dealt = []
+    for ds in per_trajectory:
+        dealt.append(left[:len(ds)])
+        left = left[len(ds):]
+    return dealt
 
 
 # ---------------------------------------------------------------- metrics and records for the page
@@ -921,7 +902,7 @@ def line_scorer(cfg, start):
         "script": "bi_rar, lines",
         "start": Path(start).name,
         "steps": SCORER_STEPS,
-        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "context", "top_k", "world_size")},
+        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "top_k", "world_size")},
     }
 
     def build():
@@ -932,7 +913,7 @@ def line_scorer(cfg, start):
             question = data.parse_question(row)
             shown = render_demonstration(tokenizer, question, demo, index, cfg)
             sequences = sequences_of(reasoning_steps_of(shown, question, tokenizer, cfg), line)
-            return [s for four in sequences.values() for s in four]
+            return [s for four in sequences.values() for s in four.values()]
 
         make, level = tiny.demonstrations.groups, []
         if cfg.world != "plain":
@@ -960,9 +941,8 @@ Where the paper is silent:
                       --step-text turn takes the query and the tags as well. The turn that answers is a
                       reasoning step too. With --answer-step off it is not, and a right answer without a
                       search earns 0.
-    context           The scorer reads Q or A, then the reasoning step alone, each on a line of its own (the
-                      world's tokenizer has no line break). --context history puts the earlier reasoning
-                      steps between them.
+    context           The scorer reads Q, A and the reasoning step alone, each on a line of its own (the
+                      world's tokenizer has no line break), and no earlier reasoning step.
     scorer            The scorer is the initial policy, frozen. --scorer names another one. The paper's is
                       Qwen2.5-3B, for its instruct policy as well, as far as it says.
     bounds            A denominator is at least 1e-6 bits, and d lies in [0, 20]. An empty reasoning step has

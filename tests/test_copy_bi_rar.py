@@ -10,8 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-REWARD = """\
-FARTHEST information_distance ReasoningStep on_lines complexities distances step_reward cascade""".split()
+REWARD = "FARTHEST information_distance ReasoningStep complexities distances step_reward cascade".split()
 LOSS = "grpo_loss sequence_weights check_shapes loss_stats".split()
 
 
@@ -31,9 +30,10 @@ def lifted(path, names):
 def run_alone(folder, source, program):
     """What a program prints as JSON, in a folder where nothing of ours can be imported."""
     (folder / "piece.py").write_text(source)
-    (folder / "program.py").write_text(program)
+    alone = "import importlib.util\nassert not any(map(importlib.util.find_spec, ['bi_rar', 'common']))\n"
+    (folder / "program.py").write_text(alone + program)
     done = subprocess.run([sys.executable, "program.py"], cwd=folder, capture_output=True, text=True,
-                          env={"PATH": "/usr/bin:/bin", "PYTHONSAFEPATH": "", "OMP_NUM_THREADS": "1"})
+                          env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
