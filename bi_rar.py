@@ -517,27 +517,30 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
             groups = rollout_groups(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
-        # 2. score
+        # 2. score: the stage's reward, which measures distances where it needs them
         with run.timed(row, "time/scoring"):
             row["reward/steps_scored"] = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
 
-        # 3. credit
+        # 3. credit: a trajectory's advantage in its group
         for group in groups:
             assign_advantages(group)
 
-        # 4. log-probs of the weights that sampled, and of the initial policy, before the first update.
-        # Flat groups (of one reward) teach nothing and are left out, but the mean still counts their samples
+        # 4. log-probs of the weights that sampled, and of the initial policy, before the first update. Flat
+        # groups (of one reward) teach nothing and are left out; the loss is still a mean over theirs, too
         mini_batches = []
         with run.timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
                 part = groups[first:first + cfg.mini_batch]
-                teach = [group for group in part if training.has_spread([t.reward for t in group])]
-                batches = training.prepare(
-                    model, reference, [t for group in teach for t in group], cfg.micro_tokens,
-                    cfg.share_prefixes, cfg.temperature, cfg.kernels)
-                mini_batches.append((batches, len(part) * cfg.group_size))
+                learned = []
+                for group in part:
+                    if training.has_spread([t.reward for t in group]):
+                        learned += group
+                if learned:
+                    batches = training.prepare(model, reference, learned, cfg.micro_tokens,
+                                               cfg.share_prefixes, cfg.temperature, cfg.kernels)
+                    mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. an update for each mini-batch
+        # 5. for each mini-batch, by default one a step: loss, backward, clip, step, zero_grad
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, folder.nonfinite(step), cfg.sampler_correction)
         for batches, num_sequences in mini_batches:
@@ -550,11 +553,10 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
                     cfg.clip, cfg.clip, cfg.kl_coef, b.ref_logprobs)
                 (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
                 meter.add(loss, stats, b.weight)
-            if batches:
-                norm = training.clip_gradient(model, cfg.grad_clip)
-                if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
-                    optimizer.step()
-                optimizer.zero_grad()
+            norm = training.clip_gradient(model, cfg.grad_clip)
+            if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+                optimizer.step()
+            optimizer.zero_grad()
 
         row |= meter.means() | page.step_metrics(groups, split.retriever)
         row["sample"] = sample_record(policy, scorer, groups, questions, step, cfg)
@@ -580,7 +582,7 @@ def merge(forward, backward, lam, out):
     theirs = dict(other.named_parameters())
     for name, theta in merged.named_parameters():
         theta.copy_((1 - lam) * theta + lam * theirs[name])
-    stored = AutoConfig.from_pretrained(models.find_model(forward)).dtype
+    stored = AutoConfig.from_pretrained(models.find_model(forward)).dtype or torch.float32
     shutil.rmtree(out, ignore_errors=True)
     merged.to(stored).save_pretrained(out)
     models.load_tokenizer(forward).save_pretrained(out)
@@ -678,12 +680,14 @@ def run_stage(cfg, stage, source, initial, split, evals, made_from=()):
     that --resume finds done is not done again, but for a merge of newer weights."""
     folder = stage_folder(cfg, stage)
     trains = stage in TRAINED
-    steps, lora = (cfg.steps, cfg.lora) if trains else (0, 0)
+    steps = lora = 0
+    if trains:
+        steps, lora = cfg.steps, cfg.lora
     files = [file for made in made_from for file in Path(made).glob("*.safetensors")]
     newest = max((file.stat().st_mtime for file in files), default=0)
     if folder.is_done(steps, evals) and folder.evaluated(evals, newest):
         return say(f"{stage}: done before")
-    frozen = int(bool(initial) and not lora) + bool(cfg.scorer)  # models beside the policy, for memory's sake
+    frozen = int(bool(initial) and not lora) + bool(cfg.scorer)  # models beside the policy
     policy = run.load_policy(cfg, folder.start or source, trains, frozen=frozen)
     if initial:
         initial = models.load_reference(policy.model, initial, lora)
@@ -704,7 +708,7 @@ def run_stage(cfg, stage, source, initial, split, evals, made_from=()):
             train(cfg, stage, folder, policy, initial, scorer, learned,
                   lambda when: run.mean_em(evaluate_all(when)))
         results = evaluate_all()
-        if stage == "initial":
+        if stage == "initial":  # a warning where nothing could be learned
             guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
 
 

@@ -21,7 +21,7 @@ def lifted(path, names):
     for node in ast.parse(source).body:
         name = getattr(node, "name", "")
         if isinstance(node, ast.Assign):
-            name = node.targets[0].id
+            name = getattr(node.targets[0], "id", "")
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
         found[name] = "\n".join(source.split("\n")[first - 1:node.end_lineno])
     return "\n\n\n".join(found[name] for name in names)
