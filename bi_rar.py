@@ -775,7 +775,7 @@ def resolve(cfg):
                      "backward, fold each into its base (merge_and_unload), then --stage merge")
     for lam in cfg.lambdas.split(","):
         if not re.fullmatch(r"0?\.\d+|[01](\.0*)?", lam.strip()):
-            flags.refuse("lambdas", cfg.lambdas, "numbers from 0 to 1 with commas, such as .25,.5,.75")
+            flags.refuse("lambdas", cfg.lambdas, "numbers between 0 and 1 with commas, such as .25,.5,.75")
     if cfg.eval_only or cfg.stage == "eval":
         cfg = replace(cfg, stage="eval", eval_only=True)
     name = cfg.name or flags.run_name(cfg)

@@ -26,23 +26,29 @@ DISTANCES = {
 
 def step_metrics(groups, retriever):
     """Means over the training step's trajectories; distances over those that were measured."""
-    done = [t for group in groups for t in group]
+    done = []
+    with_spread = 0
+    for group in groups:
+        done += group
+        with_spread += training.has_spread([t.reward for t in group])
+    turns = []
+    d_TA, d_TQ = [], []
+    for t in done:
+        turns += t.turns
+        d_TA += t.info.d_TA or []
+        d_TQ += t.info.d_TQ or []
     right = [t for t in done if t.info.em]
-    measured = [t for t in done if t.info.d_TA is not None]
-    with_spread = sum(training.has_spread([t.reward for t in group]) for group in groups)
-    row = {
-        **rollout.means(done),
-        "reward/format": rollout.mean(not (t.info.problem or t.info.invalid) for t in done),
-        "rollout/flat_groups": 1 - with_spread / len(groups),
-        "rollout/tokens": sum(t.sampled_tokens for t in done),
-        "rollout/searches_right": rollout.mean(t.info.searches for t in right),
-        "rollout/tokens_right": rollout.mean(t.sampled_tokens for t in right),
-        "rollout/entropy": rollout.entropy([turn for t in done for turn in t.turns]),
-    }
-    if measured:
+    row = rollout.means(done)
+    row["reward/format"] = rollout.mean(not (t.info.problem or t.info.invalid) for t in done)
+    row["rollout/flat_groups"] = 1 - with_spread / len(groups)
+    row["rollout/tokens"] = sum(t.sampled_tokens for t in done)
+    row["rollout/searches_right"] = rollout.mean(t.info.searches for t in right)
+    row["rollout/tokens_right"] = rollout.mean(t.sampled_tokens for t in right)
+    row["rollout/entropy"] = rollout.entropy(turns)
+    if any(t.info.d_TA is not None for t in done):
         row["reward/cascade"] = rollout.mean(t.reward for t in right)
-        row["reward/d_TA"] = rollout.mean(d for t in measured for d in t.info.d_TA)
-        row["reward/d_TQ"] = rollout.mean(d for t in measured for d in t.info.d_TQ)
+        row["reward/d_TA"] = rollout.mean(d_TA)
+        row["reward/d_TQ"] = rollout.mean(d_TQ)
     return row | rollout.search_repairs(retriever)
 
 
@@ -53,21 +59,28 @@ def cascade_facts(trajectory, step_reward):
     facts = [{} for _ in trajectory.turns]
     for name in ("TA", "TQ"):
         left = 1.0
-        for k, d in enumerate(getattr(trajectory.info, f"d_{name}") or ()):
+        along = getattr(trajectory.info, f"d_{name}") or []
+        for d, of_turn in zip(along, facts, strict=False):
             r = step_reward(d)
-            facts[k] |= {f"d_{name}": d, f"r_{name}": r, f"cascade_{name}": left * r}
+            of_turn[f"d_{name}"] = d
+            of_turn[f"r_{name}"] = r
+            of_turn[f"cascade_{name}"] = left * r
             left *= 1 - r
     return facts
+
+
+WHY = {"forward cascade (Eq 5)": "cascade_TA", "backward cascade (Eq 6)": "cascade_TQ"}
 
 
 def why(trajectory, question, facts):
     """What led to the reward, in words."""
     info = trajectory.info
     equal = "equal" if info.em else "not equal"
-    lines = [f"exact match: {record.compared(info.answer, question.answers)}: {equal}"]
-    for words, name in (("forward cascade (Eq 5)", "TA"), ("backward cascade (Eq 6)", "TQ")):
-        if info.d_TA is not None:
-            total = sum(of_turn.get(f"cascade_{name}", 0.0) for of_turn in facts)
+    compared = record.compared(info.answer, question.answers)
+    lines = [f"exact match: {compared}: {equal}"]
+    if info.d_TA is not None:
+        for words, key in WHY.items():
+            total = sum(of_turn.get(key, 0.0) for of_turn in facts)
             lines.append(f"{words}: {total:.4f}, counted where the answer is right")
     return lines
 
@@ -78,13 +91,15 @@ def group_record(trajectories, question, label, step_reward, tokenizer=None, **e
     for t in trajectories:
         path = [0]
         facts = cascade_facts(t, step_reward)
-        for k, turn in enumerate(t.turns):
-            advantage = t.advantages[k] if t.advantages else None
-            more = {"label": label(turn), "advantage": advantage, **facts[k]}
-            node = record.turn_node(len(nodes), [path[-1]], turn, tokenizer, **more)
+        advantages = t.advantages or [None] * len(t.turns)
+        for turn, advantage, of_turn in zip(t.turns, advantages, facts, strict=True):
+            more = {"label": label(turn), "advantage": advantage, **of_turn}
+            number = len(nodes)
+            node = record.turn_node(number, path[-1:], turn, tokenizer, **more)
             nodes.append(node)
-            path.append(node["id"])
-        done.append(record.outcome(t, path, why(t, question, facts)))
+            path.append(number)
+        reasons = why(t, question, facts)
+        done.append(record.outcome(t, path, reasons))
     return record.group(question, nodes, done, **extra)
 
 
@@ -92,9 +107,11 @@ def prediction(trajectory, question, label, step_reward):
     """A row of eval_<set>.json."""
     info = trajectory.info
     row = {"id": question.id, "tokens": trajectory.sampled_tokens}
-    row |= {key: getattr(info, key) for key in ("answer", "problem", "em", "f1", "searches")}
+    for key in ("answer", "problem", "em", "f1", "searches"):
+        row[key] = getattr(info, key)
     if info.d_TA is not None:
-        row |= {"d_TA": info.d_TA, "d_TQ": info.d_TQ}
+        row["d_TA"] = info.d_TA
+        row["d_TQ"] = info.d_TQ
     searches = [label(turn) for turn in trajectory.turns if "<information>" in turn.observation]
     row["repeats"] = len(searches) - len(set(searches))  # made before, word for word
     return row | group_record([trajectory], question, label, step_reward)
@@ -115,15 +132,21 @@ def show_table(cfg, stages, paper_eval):
     the merges. The paper's numbers stand beside a mean of the paper's sets alone."""
     base = Path(cfg.out) / "bi_rar"
     named = {stage: base / f"{cfg.name}-{stage}" for stage in stages}
-    for folder in sorted(base.glob(f"{cfg.name}-merged-*")):
-        named["lambda " + folder.name.removeprefix(f"{cfg.name}-merged-")] = folder
-    folders = {label: folder for label, folder in named.items() if list(folder.glob("eval_*.json"))}
+    merged = f"{cfg.name}-merged-"
+    for folder in sorted(base.glob(f"{merged}*")):
+        lam = folder.name.removeprefix(merged)
+        named[f"lambda {lam}"] = folder
+    folders, runs = {}, {}
+    for label, folder in named.items():
+        if list(folder.glob("eval_*.json")):
+            folders[label] = folder
+            runs[label] = [folder]
 
     def paper(label, sets):
-        return PAPER.get(label, "") if set(sets) == set(paper_eval.split(",")) else ""
+        same = set(sets) == set(paper_eval.split(","))
+        return PAPER.get(label, "") if same else ""
 
     path = base / cfg.name
-    runs = {label: [folder] for label, folder in folders.items()}
     title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
     report.method_table(path, title, runs, "baseline", paper)
     report.draw_methods(path, title, runs)
@@ -141,9 +164,15 @@ def plot_distances(runs, path):
     import matplotlib.pyplot as plt
     trained = {label: folder for label, folder in runs.items() if not label.startswith("lambda")}
     runs = trained or runs
-    size = (4.2 * len(runs), 6)
     figure, axes = plt.subplots(
-        2, len(runs), figsize=size, layout="constrained", squeeze=False, sharey="row", sharex=True)
+        2,
+        len(runs),
+        figsize=(4.2 * len(runs), 6),
+        layout="constrained",
+        squeeze=False,
+        sharey="row",
+        sharex=True,
+    )
     for column, (label, folder) in zip(axes.T, runs.items(), strict=True):
         rows = []
         for evaluation in report.evaluations(folder).values():
@@ -176,4 +205,6 @@ def draw_distances(axis, rows, key):
             continue
         x = turns.columns + 1
         axis.plot(x, turns.mean(), "o-", color=colour, label=name)
-        axis.fill_between(x, turns.quantile(.25), turns.quantile(.75), color=colour, alpha=.15)
+        low = turns.quantile(.25)
+        high = turns.quantile(.75)
+        axis.fill_between(x, low, high, color=colour, alpha=.15)
