@@ -1,20 +1,21 @@
 """Bi-RAR: Thinking Forward and Backward, multi-objective RL for retrieval-augmented reasoning (arXiv
 2511.09109).
 
-Search-R1's agent (think, search, read, …, answer), with a reward for every step: how near it is to the answer
-(forward) and how well it sticks to the question (backward), measured as an information distance under a
-frozen language model. Two policies are trained from one checkpoint, one for each reward, and their weights
-are averaged.
+Search-R1's agent thinks, searches, reads, and at last answers. Bi-RAR rewards every reasoning step of a right
+trajectory: for how near it is to the answer (forward), or for how well it sticks to the question (backward).
+Both are information distances under a frozen language model. Two policies are trained from one checkpoint,
+one for each reward, and their weights are averaged.
 
-GRPO, except: the reward of a right trajectory is the cascade of its steps' rewards, and two policies are
-merged. Rewards are for right trajectories alone; the agent is Search-R1's.
+GRPO, except: a right trajectory earns the cascade of its reasoning steps' rewards in place of 1, and the
+result is the average of two policies. In this file a *step* alone is a training step; what the paper calls a
+step, T_i, is always a *reasoning step*: the thought of one turn.
 
     Eq 2     conditional information distance      information_distance
-    Eq 3     complexity as -log2 likelihood        complexities
-    Eq 4     step to answer, step to question      step_distances
+    Eq 3     complexity as -log2 likelihood        complexities (packed_complexities: the same, fast)
+    Eq 4     distance to answer, to question       distances
     Eq 5-6   cascading rewards                     cascade (as printed), telescoped
     Eq 7     r = exp(-d)                           step_reward
-    Eq 8-9   GRPO                                  assign_advantages, training.grpo_loss
+    Eq 8-9   GRPO                                  assign_advantages, training.grpo_loss, train
     Eq 10    merged weights                        merge
 
     python bi_rar.py                    embedded world: baseline, forward, backward, merges; 13 minutes
@@ -24,41 +25,38 @@ merged. Rewards are for right trajectories alone; the agent is Search-R1's.
 What is not in the paper is at the end (appendix) or in common/. Numbers reached: results/README.md.
 """
 
+import functools
 import math
 import random
 import re
-import sys
-import time
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
 
 # isort: split
 import torch
+from transformers import AutoConfig
 
 from common import (
     chat,
-    checkpoint,
     data,
-    distance_metrics,
     distributed,
     flags,
     guards,
     metrics,
-    report,
     rollout,
     run,
     splits,
     training,
-    weights,
 )
 from common import model as models
-from common.distance_plot import plot_distances
-from common.files import console, plain, read_jsonl, say, warn
+from common.files import console, plain, say, warn
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record
+from common.page import steps as page
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
 # ---------------------------------------------------------------- config
@@ -69,8 +67,8 @@ class Config(flags.PassageFlags):
 
     # ---- stages
 
-    # what to do; all = baseline, forward, backward, merge, each evaluated. Controls: length = exact match
-    # less .05 a search, shuffled = forward with the distances of the step's trajectories dealt out anew
+    # all = baseline, forward, backward, and a merge for each of --lambdas, all evaluated. eval = evaluate
+    # --checkpoint. length and shuffled are controls, explained at the end of the file
     stage: Literal[
         "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
     forward: str = ""               # merge: folder of the forward policy; empty = this run's
@@ -80,7 +78,7 @@ class Config(flags.PassageFlags):
     # ---- rollout
     group_size: int = 5             # trajectories a question | sec. 4
     top_k: int = 3                  # passages a search | Search-R1
-    max_searches: int = 4           # actions before the last turn; invalid ones count | Search-R1
+    max_searches: int = 4           # actions before the last turn, invalid ones included | Search-R1
     max_passage: int = 4000         # characters of a passage that are read, before tokens are counted
     max_prompt: int = 2048          # tokens of the prompt | Search-R1
     max_turn: int = 500             # tokens a turn | Search-R1
@@ -91,28 +89,28 @@ class Config(flags.PassageFlags):
     # ---- reward and loss
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # k3 estimate of the KL to the initial policy | sec. 4
-    # model of the distances, folder or hub id; empty = the initial policy; lines = that of the world, trained
-    # on lines of questions, steps and answers
+    # frozen model of the distances: a folder or hub id. Empty = the initial policy. lines = the world's tiny
+    # policy, trained further on questions, reasoning steps and answers, one a line
     scorer: str = ""
-    step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the step | sec. 2
-    answer_step: Literal["on", "off"] = "on"            # the turn that answers is a step
-    context: Literal["step", "history"] = "step"        # what stands before a step; history = earlier steps
-    explain_limit: int = 200        # evaluated trajectories a set whose steps are scored, for page and plot
+    step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the reasoning step | sec. 2
+    answer_step: Literal["on", "off"] = "on"            # whether the turn that answers is a reasoning step
+    explain_limit: int = 200        # evaluated trajectories a set whose distances are measured, for the page
 
     # ---- update
     data: str = "search-r1"         # training questions: file, hub name, or "world"; NQ and HotpotQA | sec. 4
     steps: int = 200                # training steps | sec. 4
-    questions_per_step: int = 128   # questions a step | sec. 4
-    mini_batch: int = 128           # questions an update; one update a step, the paper is silent
-    # learning rate | sec. 4; constant is ours (the paper is silent, Search-R1's code warms up for 28.5 %)
+    questions_per_step: int = 128   # questions a training step | sec. 4
+    mini_batch: int = 128           # questions an update: one update a step; the paper is silent
+    # learning rate | sec. 4. That it is constant is ours: the paper is silent, Search-R1's code warms up for
+    # 28.5 % of the run
     lr: float = 1e-6
     weight_decay: float = .01       # of matrices | verl
     grad_clip: float = 1.0          # largest norm of the gradient | verl
 
 
-# What differs in the embedded world. The learning rate is at2po.py's, chosen there for GRPO on the dev split.
-# Steps and evaluation at temperature 1 were set after a three-step trial on 60 test questions (greedy
-# decoding hides most of what the policy has to unlearn); nothing else was tuned in this world.
+# The embedded world's settings. The learning rate is at2po.py's, chosen there for GRPO on the dev split.
+# The number of steps, and evaluation at temperature 1, were set after a trial of three steps on 60 test
+# questions (greedy decoding hides most of what the policy has to unlearn). Nothing else was tuned here.
 WORLD = dict(
     data="world",
     retriever="bm25",
@@ -128,8 +126,8 @@ WORLD = dict(
     micro_tokens=8192,
     save_every=5,
 )
-# And at the world's second level (--world hard:elastic=.3), where paths differ in length: reading them takes
-# twice the warm-up. The learning rate is at2po.py's there; that and the rest were not tuned for this paper.
+# Its second level (--world hard:elastic=.3), where trajectories differ in length and reading takes twice the
+# warm-up. The learning rate is at2po.py's there. Nothing was tuned for this paper.
 HARD = WORLD | dict(
     warmup_steps=3000,
     flaw_rate=.4,
@@ -143,14 +141,6 @@ HARD = WORLD | dict(
     max_searches=6,
 )
 PAPER_EVAL = "nq,triviaqa,popqa,hotpotqa-dev,2wiki-dev,musique-dev,bamboogle"  # Table 1
-SEARCH_COST = .05  # of the control `length`
-SCORER_STEPS = 300  # of --scorer lines
-PAPER = {  # Qwen2.5-3B-Instruct, mean of the seven sets
-    "baseline": "0.336 (Search-R1)",
-    "forward": "0.384",
-    "backward": "0.377",
-    "lambda 0.25": "0.397",
-}
 
 # ---------------------------------------------------------------- prompt and tags (Search-R1, byte for byte)
 
@@ -172,20 +162,22 @@ THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 def render_prompt(tokenizer, question):
-    """Token ids of the first prompt; the question gets its question mark."""
+    """Token ids of the prompt. A question without a question mark gets one, as in Search-R1."""
     question = question.strip()
     asked = chat.Foreign(question if question.endswith("?") else question + "?")
     before, after = PROMPT.split("{question}")
-    if chat.is_tiny(tokenizer):
+    if chat.is_tiny(tokenizer):  # the world's policy reads no instructions
         before = after = ""
     return chat.render_chat(tokenizer, [("user", [before, asked, after])])
 
 
 def render_observation(tokenizer, passages, limit=500, max_passage=4000):
-    """(text, ids) of a search result; no passage can write a tag or a token of its own. A result over `limit`
-    tokens loses its end."""
+    """(text, ids) of a search result. No passage can write a tag or a special token (chat.Foreign). A result
+    of more than `limit` tokens loses its end, but not the closing tag."""
     close = chat.encode(tokenizer, "</information>\n\n")[1]
-    quote = "" if chat.is_tiny(tokenizer) else '"'
+    quote = '"'
+    if chat.is_tiny(tokenizer):  # the world's policy was warmed up without it
+        quote = ""
     shown = chat.Foreign(render_information(passages, quote, max_passage))
     text, ids = chat.encode(tokenizer, "\n\n<information>", shown)
     if len(ids) + len(close) > limit:
@@ -209,9 +201,11 @@ def render_information(passages, quote='"', max_passage=4000):
 
 # ---------------------------------------------------------------- agent (Search-R1's loop)
 
-async def play(policy, search, question, path, cfg, seed, temperature, watch=None):
-    """Think, then search or answer; an invalid action is told so; after the last search comes a turn without
-    one."""
+async def play(policy, search, question, sample, cfg, seed, temperature, watch=None):
+    """One trajectory: think, then search or answer. A turn without a valid action is answered by INVALID.
+    After max_searches such actions comes one last turn, whose search would not be made.
+
+    sample: the trajectory's name, from which its random numbers come. watch(turn): called after each."""
     prompt_ids = render_prompt(policy.tokenizer, question.question)
     turns = []
     last = False
@@ -221,7 +215,7 @@ async def play(policy, search, question, path, cfg, seed, temperature, watch=Non
             stop=("</search>", "</answer>"),
             max_tokens=cfg.max_turn,
             temperature=temperature,
-            seed=stable_seed(seed, path, len(turns)),
+            seed=stable_seed(seed, sample, len(turns)),
         )
         text = rollout.sampled_text(policy.tokenizer, g.token_ids, g.stop_reason)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
@@ -238,177 +232,224 @@ async def play(policy, search, question, path, cfg, seed, temperature, watch=Non
         turns.append(turn)
         if watch:
             watch(turn)
-    return judge(Trajectory(question.id, prompt_ids, turns), question)
+    return check_answer(Trajectory(question.id, prompt_ids, turns), question)
 
 
 @dataclass
-class Judged(Outcome):
-    invalid: int = 0            # turns that neither search nor answer, and are told so
-    d_TA: list | None = None    # distances of the steps to the answer and to the question (Eq 4), of those
-    d_TQ: list | None = None    # trajectories that are scored
+class Checked(Outcome):
+    invalid: int = 0            # turns that were answered by INVALID
+    d_TA: list | None = None    # distances of the reasoning steps to the answer, and to the question (Eq 4);
+    d_TQ: list | None = None    # None: not measured
 
 
-def judge(trajectory, question):
-    """Fills info; the answer is that of the last turn."""
+def check_answer(trajectory, question):
+    """Fills info. The answer is that of the last turn."""
     action = ACTION.search(trajectory.turns[-1].text)
-    answer = action[2].strip() if action and action[1] == "answer" else None
-    trajectory.info = Judged(
+    answer = None
+    if action and action[1] == "answer":
+        answer = action[2].strip()
+    info = Checked(
         answer,
-        problem="" if answer else "no answer",
-        em=metrics.exact_match(answer, question.answers) if answer else 0.0,
-        f1=metrics.f1(answer, question.answers) if answer else 0.0,
         invalid=sum(t.observation == INVALID for t in trajectory.turns),
         searches=sum("<information>" in t.observation for t in trajectory.turns),
     )
+    if answer:
+        info.em = metrics.exact_match(answer, question.answers)
+        info.f1 = metrics.f1(answer, question.answers)
+    else:
+        info.problem = "no answer"
+    trajectory.info = info
     return trajectory
 
 
 def rollout_groups(policy, retriever, questions, cfg, step):
-    """[[trajectory] * group_size] of the questions, all played at once; a sample depends on its own seed
-    alone."""
+    """A list of group_size trajectories for each question, all played at once. What a trajectory samples
+    depends on its own seed alone."""
     search = rollout.BatchedSearch(retriever)
+    seeds = rollout.question_seeds(questions, cfg.seed, step)
     agents = []
-    for q, seed in zip(questions, rollout.question_seeds(questions, cfg.seed, step), strict=True):
-        agents += [
-            play(policy, search, q, f"chain{k}", cfg, seed, cfg.temperature) for k in range(cfg.group_size)
-        ]
+    for question, seed in zip(questions, seeds, strict=True):
+        for k in range(cfg.group_size):
+            agents.append(play(policy, search, question, f"chain{k}", cfg, seed, cfg.temperature))
     done = rollout.run_agents(agents, policy.engine, search)
     return [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
 
 
 # ---------------------------------------------------------------- reward: information distance (Eq 2-4)
+#
+# Q, A and T are the token ids of the question, its first gold answer and one reasoning step. K(u | v) is the
+# number of bits that the scorer, a frozen language model, needs for u after v, each on a line of its own.
+
+FARTHEST = 20.0
+
 
 def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
-    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}, clipped to [0, 20]. The paper's
-    form: min below as above.
+    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}, clipped to [0, 20] (ours). The paper
+    has min in both places, where the textbook has max.
 
     >>> information_distance(2.0, 5.0, 4.0, 8.0)
     0.5
     """
-    return min(20.0, max(0.0, min(k_a_bc, k_b_ac) / max(min(k_a_c, k_b_c), 1e-6)))
+    given_the_other = min(k_a_bc, k_b_ac)
+    alone = max(min(k_a_c, k_b_c), 1e-6)  # (ours, too)
+    return min(FARTHEST, max(0.0, given_the_other / alone))
 
 
-def scored_paths(tokenizer, jobs):
-    """{job: the four sequences that its complexities are read from}
-
-    jobs: [(question, answer, step ids, ids of each step before it)]. Each string stands on a line of its own.
-    Every sequence is a Trajectory whose turns are what is scored."""
-    line = chat.encode(tokenizer, "\n")[1]
-
-    def part(ids):
-        return Turn(list(ids), [0.0] * len(ids), "", "", line)
-
-    def text_part(text):
-        return part(chat.encode(tokenizer, chat.Foreign(text))[1])
-
-    shared, paths = {}, {}
-    for job in dict.fromkeys(jobs):
-        question, answer, step, before = job
-        Q, A = shared.setdefault((question, answer), (text_part(question), text_part(answer)))
-        earlier = [i for ids in before for i in (*ids, *line)]
-
-        def path(context, *scored, earlier=earlier):
-            return Trajectory("", context.ids + line + earlier, list(scored))
-
-        paths[job] = (
-            path(Q, part(step), part(A.ids)),  # K(T|Q), K(A|Q,T)
-            path(Q, A, part(step)),            # K(A|Q), K(T|Q,A)
-            path(A, part(step), part(Q.ids)),  # K(T|A), K(Q|A,T)
-            path(A, Q),                        # K(Q|A)
-        )
-    return paths
+class ReasoningStep(NamedTuple):
+    """Token ids, as tuples of int. Equal ones are measured once."""
+    Q: tuple
+    A: tuple
+    T: tuple
 
 
-@torch.no_grad()
-def complexities(scorer, tokenizer, jobs, cfg):
-    """Eq 3: {job: (K(T|QA), K(A|QT), K(T|Q), K(A|Q), K(Q|AT), K(T|A), K(Q|A))} in bits, jobs as in
-    scored_paths.
+def complexities(scorer, reasoning_step, line):
+    """Eq 3, K(u | v) = -log2 P(u | v), for all terms of Eq 4: {"T|QA": bits, …}. `scorer` is any causal model
+    of transformers, `line` the ids of a line break; every term is a forward pass of its own.
 
-    That is eight likelihoods a step, of which two depend on the question alone and two are the same number.
-    The rest share prefixes: Q-T-A gives K(T|Q) and K(A|T,Q) in one pass, Q-A-T gives K(A|Q) and K(T|A,Q),
-    A-T-Q gives K(T|A) and K(Q|T,A). All steps of a batch are packed, each prefix computed once."""
-    paths = scored_paths(tokenizer, jobs)
-    flat = [p for four in paths.values() for p in four]
-    for number, trajectory in enumerate(flat):
-        trajectory.question_id = number
-    scored = []  # on this rank: (number of the path, bits of its turns)
-    for batch in training.collate_parts(scorer, flat, cfg.micro_tokens, cfg.share_prefixes):
-        logprobs = models.token_logprobs(scorer, batch, 1.0, cfg.kernels)
-        sums, _ = training.turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids)   # (B, K)
-        for trajectory, of_turns in zip(batch.trajectories, sums.tolist(), strict=True):
-            scored.append((trajectory.question_id, [-s / math.log(2) for s in of_turns]))
-    bits = dict(distributed.gather(scored))
+    For readers, copyists and tests: a run calls packed_complexities, which gives the same numbers faster."""
+    Q, A, T = reasoning_step
+
+    @torch.no_grad()
+    def K(u, *v):
+        before = []
+        for text in v:
+            before += [*text, *line]
+        ids = torch.tensor([[*before, *u]], device=scorer.device)                   # (1, N)
+        logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)          # (N, V)
+        of_u = logprobs[len(before) - 1:-1].gather(1, ids[0, len(before):, None])   # (len(u), 1)
+        return -float(of_u.double().sum()) / math.log(2)
+
+    return {
+        "T|QA": K(T, Q, A),
+        "A|QT": K(A, Q, T),
+        "Q|AT": K(Q, A, T),
+        "T|Q": K(T, Q),
+        "A|Q": K(A, Q),
+        "T|A": K(T, A),
+        "Q|A": K(Q, A),
+    }
+
+
+def sequences_of(reasoning_steps, line):
+    """{reasoning step: {names of terms: the sequence that they are read from}}, four for seven terms.
+
+    Batches are made of trajectories, so a sequence is written as one: its prompt is only read, the bits of
+    its turns are the terms. A prompt or a Turn object that several sequences have is computed once."""
+    def counted(ids):
+        return Turn(list(ids), [0.0] * len(ids), "", "", observation_ids=line)  # (nobody reads the zeros)
+
+    own = {}    # a question's turns: K(A|Q) and K(Q|A) are the same for all of its reasoning steps
     found = {}
-    for key, (qt, qa, at, q) in paths.items():
-        k_t_q, k_a_qt = bits[qt.question_id][:2]
-        k_a_q, k_t_qa = bits[qa.question_id][:2]
-        k_t_a, k_q_at = bits[at.question_id][:2]
-        found[key] = k_t_qa, k_a_qt, k_t_q, k_a_q, k_q_at, k_t_a, bits[q.question_id][0]
+    for reasoning_step in dict.fromkeys(reasoning_steps):
+        Q, A, T = reasoning_step
+        if (Q, A) not in own:
+            own[Q, A] = counted(Q), counted(A)
+        Q_itself, A_itself = own[Q, A]
+        after_Q, after_A = [*Q, *line], [*A, *line]
+        found[reasoning_step] = {
+            ("T|Q", "A|QT"): Trajectory("", after_Q, [counted(T), counted(A)]),
+            ("A|Q", "T|QA"): Trajectory("", after_Q, [A_itself, counted(T)]),
+            ("T|A", "Q|AT"): Trajectory("", after_A, [counted(T), counted(Q)]),
+            ("Q|A",): Trajectory("", after_A, [Q_itself]),
+        }
     return found
 
 
-def step_distances(scorer, tokenizer, jobs, cfg):
-    """Eq 4: {job: (d_TA, d_TQ)}; a step without a token says nothing and is as far as can be."""
-    found = {job: (20.0, 20.0) for job in jobs if not job[2]}
-    scored = complexities(scorer, tokenizer, [job for job in jobs if job[2]], cfg)
-    for job, (k_t_qa, k_a_qt, k_t_q, k_a_q, k_q_at, k_t_a, k_q_a) in scored.items():
-        to_answer = information_distance(k_t_qa, k_a_qt, k_t_q, k_a_q)
-        to_question = information_distance(k_t_qa, k_q_at, k_t_a, k_q_a)
-        found[job] = to_answer, to_question
+@torch.no_grad()
+def packed_complexities(scorer, reasoning_steps, line, cfg):
+    """{reasoning step: its complexities}: what `complexities` gives one by one, from few packed batches. Of
+    several ranks each computes a part, and all get all."""
+    sequences = sequences_of(reasoning_steps, line)
+    numbered = [s for four in sequences.values() for s in four.values()]
+    for number, s in enumerate(numbered):
+        s.question_id = number
+    on_this_rank = []  # (number of a sequence, bits of its turns)
+    for batch in training.collate_parts(scorer, numbered, cfg.micro_tokens, cfg.share_prefixes):
+        logprobs = models.token_logprobs(scorer, batch, 1.0, cfg.kernels)                       # (B, T)
+        sums, _ = training.turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids)    # (B, 2)
+        of_turns = sums / -math.log(2)
+        for s, bits in zip(batch.trajectories, of_turns.tolist(), strict=True):
+            on_this_rank.append((s.question_id, bits))
+    bits_of = dict(distributed.gather(on_this_rank))
+    found = {}
+    for reasoning_step, four in sequences.items():
+        found[reasoning_step] = {}
+        for names, s in four.items():
+            found[reasoning_step].update(zip(names, bits_of[s.question_id], strict=False))
+    return found
+
+
+def distances(K):
+    """Eq 4: (d_TA, d_TQ) = (d(T, A | Q), d(T, Q | A)) of a reasoning step's complexities."""
+    to_answer = information_distance(K["T|QA"], K["A|QT"], K["T|Q"], K["A|Q"])
+    to_question = information_distance(K["T|QA"], K["Q|AT"], K["T|A"], K["Q|A"])
+    return to_answer, to_question
+
+
+def reasoning_steps_of(trajectory, question, tokenizer, cfg, own_ids=True):
+    """The trajectory's turns as [ReasoningStep], without the retrieved text. own_ids: the scorer knows the
+    policy's token ids; else it reads their text with its own tokenizer, as it always reads a thought."""
+    turns = trajectory.turns
+    if cfg.answer_step == "off" and trajectory.info.answer:
+        turns = turns[:-1]
+
+    def ids_of(text):
+        return tuple(chat.encode(tokenizer, chat.Foreign(text))[1])
+
+    Q, A = ids_of(question.question), ids_of(question.answers[0])  # (the first gold answer)
+    found = []
+    for turn in turns:
+        thought = THOUGHT.search(turn.text)
+        if cfg.step_text == "thought" and thought:
+            T = ids_of(thought[1].strip())
+        elif own_ids:  # (a thought without its tags is the whole turn)
+            T = tuple(turn.ids)
+        else:
+            T = ids_of(turn.text)
+        found.append(ReasoningStep(Q, A, T))
     return found
 
 
 @dataclass
 class Scorer:
-    """The frozen model of the distances, and its tokenizer where that is not the policy's."""
-    model: object
-    tokenizer: object = None
+    model: object               # frozen
+    tokenizer: object = None    # its own, where it does not know the policy's token ids
 
 
-def jobs_of(trajectory, question, tokenizer, cfg, own_ids=True):
-    """The steps of a trajectory as jobs of scored_paths. own_ids: the sampled ids are the scorer's, too; else
-    their text is read with its tokenizer, as a thought always is (a thought without tags: the whole turn)."""
-    turns = trajectory.turns
-    if cfg.answer_step == "off" and trajectory.info.answer:
-        turns = turns[:-1]
-    found, before = [], ()
-    for turn in turns:
-        thought = THOUGHT.search(turn.text) if cfg.step_text == "thought" else None
-        if own_ids and not thought:
-            ids = tuple(turn.ids)
-        else:
-            text = thought[1].strip() if thought else turn.text
-            ids = tuple(chat.encode(tokenizer, chat.Foreign(text))[1])
-        found.append((question.question, question.answers[0], ids, before))
-        before = (*before, ids) if cfg.context == "history" else ()
-    return found
-
-
-def score_steps(policy, scorer, pairs, cfg):
-    """Fills info.d_TA and info.d_TQ, a number a step, of (trajectory, question) pairs. Returns how many
-    different steps were scored."""
+def measure_distances(policy, scorer, pairs, cfg):
+    """Fills info.d_TA and info.d_TQ of (trajectory, question) pairs, a number for each reasoning step.
+    Returns how many different reasoning steps that were."""
     if not pairs:
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
-    jobs = [jobs_of(t, q, tokenizer, cfg, own_ids=scorer.tokenizer is None) for t, q in pairs]
-    with models.reference_weights(policy.model, scorer.model) as model:
-        distances = step_distances(model, tokenizer, [job for steps in jobs for job in steps], cfg)
-    for (t, _), steps in zip(pairs, jobs, strict=True):
-        t.info.d_TA = [distances[job][0] for job in steps]
-        t.info.d_TQ = [distances[job][1] for job in steps]
-    return len(distances)
+    own_ids = scorer.tokenizer is None
+    per_trajectory = [reasoning_steps_of(t, q, tokenizer, cfg, own_ids) for t, q in pairs]
+    found = {}
+    for reasoning_steps in per_trajectory:
+        found |= dict.fromkeys(reasoning_steps, (FARTHEST, FARTHEST))
+    to_ask = [r for r in found if r.T]  # an empty T says nothing, and stays farthest
+    line = chat.encode(tokenizer, "\n")[1]
+    with models.reference_weights(policy.model, scorer.model) as model:  # (--lora: the policy, adapters off)
+        complexities_of = packed_complexities(model, to_ask, line, cfg)
+    for r in to_ask:
+        found[r] = distances(complexities_of[r])
+    for (t, _), reasoning_steps in zip(pairs, per_trajectory, strict=True):
+        t.info.d_TA = [found[r][0] for r in reasoning_steps]
+        t.info.d_TQ = [found[r][1] for r in reasoning_steps]
+    return len(found)
 
 
 # ---------------------------------------------------------------- reward: cascade (Eq 5-7)
 
 def step_reward(distance):
-    """Eq 7."""
+    """Eq 7, the reward of a reasoning step."""
     return math.exp(-distance)
 
 
 def cascade(step_rewards):
-    """Eq 5-6 without the indicator, as printed: sum_i r_i prod_{j<i} (1 - r_j). It is the chance that at
-    least one step succeeds: no order counts, and every further step adds.
+    """Eq 5-6 of a right trajectory, as printed: sum_i r_i prod_{j<i} (1 - r_j), over its reasoning steps.
+    It is the chance that at least one of them succeeds: their order does not count, and every further one
+    adds to it, however bad.
 
     >>> cascade([.5, .5]), telescoped([.5, .5])
     (0.75, 0.75)
@@ -425,340 +466,351 @@ def telescoped(step_rewards):
     return 1 - math.prod(1 - r for r in step_rewards)
 
 
-# what a stage's reward is made of
-DISTANCE = {"forward": "d_TA", "backward": "d_TQ", "shuffled": "d_TA"}
-
-
 def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
-    """Eq 5, Eq 6, the baseline's exact match, or a control's. Only right trajectories need their steps
-    scored. Returns the number of steps scored."""
-    everything = [t for group in groups for t in group]
-    for t in everything:
-        t.reward = t.info.em if stage not in DISTANCE else 0.0
-        if stage == "length":
-            t.reward *= 1 - SEARCH_COST * t.info.searches
-    if stage not in DISTANCE:
+    """A wrong trajectory earns 0. A right one earns Eq 5 (forward), Eq 6 (backward) or 1 (baseline), so only
+    right ones are measured. Returns the number of reasoning steps that were."""
+    right = []
+    for group, question in zip(groups, questions, strict=True):
+        for t in group:
+            t.reward = t.info.em
+            if t.info.em:
+                right.append((t, question))
+    if stage == "length":  # a control, see the end of the file
+        charge_searches(right)
+    if stage in ("baseline", "length"):
         return 0
-    right = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if t.info.em]
-    scored = score_steps(policy, scorer, right, cfg)
-    distances = [d for t, _ in right for d in getattr(t.info, DISTANCE[stage])]
-    if stage == "shuffled":
-        random.Random(stable_seed(cfg.seed, "shuffled", step)).shuffle(distances)
-    dealt = iter(distances)
-    for t, _ in right:
-        t.reward = cascade([step_reward(next(dealt)) for _ in t.info.d_TA])
-    return scored
+    measured = measure_distances(policy, scorer, right, cfg)
+    if stage == "backward":
+        per_trajectory = [t.info.d_TQ for t, _ in right]
+    else:
+        per_trajectory = [t.info.d_TA for t, _ in right]
+    if stage == "shuffled":  # a control
+        per_trajectory = dealt_anew(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
+    for (t, _), ds in zip(right, per_trajectory, strict=True):
+        t.reward = cascade([step_reward(d) for d in ds])
+    return measured
 
 
 # ---------------------------------------------------------------- credit: GRPO's (Eq 8-9)
 
 def assign_advantages(group):
-    """The group's advantage for every turn of a trajectory. Returns whether there is anything to learn."""
-    rewards = [t.reward for t in group]
-    for t, advantage in zip(group, training.group_advantages(rewards), strict=True):
+    """The reward's distance from the group's mean in standard deviations, the same for every turn."""
+    advantages = training.group_advantages([t.reward for t in group])
+    for t, advantage in zip(group, advantages, strict=True):
         t.advantages = [advantage] * len(t.turns)
-    return training.has_spread(rewards)
 
 
-# ---------------------------------------------------------------- update
-
-def update(model, initial, optimizer, groups, cfg, keep="nonfinite"):
-    """One pass over the step's groups, `mini_batch` questions an update. Returns the step's means.
-
-    Groups of one reward teach nothing and are left out; the denominator still counts their trajectories."""
-    started = time.time()
-    parts = [groups[i:i + cfg.mini_batch] for i in range(0, len(groups), cfg.mini_batch)]
-    learn = [[group for group in part if assign_advantages(group)] for part in parts]
-    # all old log-probs before the first update: they are those of the weights that sampled
-    reference = initial if cfg.kl_coef else None
-    prepared = []
-    for part in learn:
-        trajectories = [t for group in part for t in group]
-        prepared.append(training.prepare(
-            model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature,
-            cfg.kernels))
-    row = {
-        "time/old_logprobs": time.time() - started,
-        "rollout/flat_groups": 1 - sum(map(len, learn)) / len(groups),
-    }
-
-    meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
-    for part, batches in zip(parts, prepared, strict=True):
-        if not batches:
-            continue
-        num_sequences = len(part) * cfg.group_size
-        for b in batches:
-            logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
-            weights = training.sequence_weights(b.response_mask, num_sequences)        # (B, 1)
-            loss, stats = training.grpo_loss(
-                logprobs,
-                b.old_logprobs,
-                training.corrected_advantages(b, cfg.sampler_correction),
-                b.response_mask,
-                weights,
-                cfg.clip,
-                cfg.clip,
-                cfg.kl_coef,
-                b.ref_logprobs,
-            )
-            (loss * b.weight).backward()
-            meter.add(loss, stats, b.weight)
-        norm = training.clip_gradient(model, cfg.grad_clip)
-        if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
-            optimizer.step()
-        optimizer.zero_grad()
-    return row | meter.means()
-
-
-# ---------------------------------------------------------------- train
+# ---------------------------------------------------------------- update: a training step
 
 def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
-    """One GRPO run with the stage's reward: sample groups, score, update; once a step."""
-    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
+    """GRPO with the stage's reward, from the initial policy."""
+    model = policy.model
+    reference = initial if cfg.kl_coef else None
+    optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     steps = run.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
-    for step, row in steps:
-        order = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
+    for step, row in steps:  # behind the body: row is shown and written, checkpoint and evaluation when due
+        # 1. sample: a group of trajectories for each question
+        questions = data.batch_of_step(
+            split.questions, step, cfg.questions_per_step, stable_seed(cfg.seed, "order"))
         with run.timed(row, "time/rollout"):
-            policy.engine.sync(policy.model)
+            policy.engine.sync(model)
             groups = rollout_groups(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
+        # 2. score: the stage's reward, which measures distances where it needs them
         with run.timed(row, "time/scoring"):
             row["reward/steps_scored"] = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
-        row |= distance_metrics.rollout_metrics(groups) | rollout.search_repairs(split.retriever)
 
-        row |= update(policy.model, initial, optimizer, groups, cfg, folder.nonfinite(step))
+        # 3. credit: a trajectory's advantage in its group
+        for group in groups:
+            assign_advantages(group)
+
+        # 4. log-probs of the weights that sampled, and of the initial policy, before the first update. Flat
+        # groups (of one reward) teach nothing and are left out; the loss is still a mean over theirs, too
+        mini_batches = []
+        with run.timed(row, "time/old_logprobs"):
+            for first in range(0, len(groups), cfg.mini_batch):
+                part = groups[first:first + cfg.mini_batch]
+                learned = []
+                for group in part:
+                    if training.has_spread([t.reward for t in group]):
+                        learned += group
+                if learned:
+                    batches = training.prepare(model, reference, learned, cfg.micro_tokens,
+                                               cfg.share_prefixes, cfg.temperature, cfg.kernels)
+                    mini_batches.append((batches, len(part) * cfg.group_size))
+
+        # 5. for each mini-batch, by default one a step: loss, backward, clip, step, zero_grad
+        all_batches = [b for batches, _ in mini_batches for b in batches]
+        meter = training.Meter(all_batches, folder.nonfinite(step), cfg.sampler_correction)
+        for batches, num_sequences in mini_batches:
+            for b in batches:  # micro-batches, whose gradients add up
+                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)        # (B, T)
+                advantages = training.corrected_advantages(b, cfg.sampler_correction)  # by default b's own
+                weights = training.sequence_weights(b.response_mask, num_sequences)             # (B, 1)
+                loss, stats = training.grpo_loss(
+                    logprobs, b.old_logprobs, advantages, b.response_mask, weights,
+                    cfg.clip, cfg.clip, cfg.kl_coef, b.ref_logprobs)
+                (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
+                meter.add(loss, stats, b.weight)
+            norm = training.clip_gradient(model, cfg.grad_clip)
+            if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+                optimizer.step()
+            optimizer.zero_grad()
+
+        row |= meter.means() | page.step_metrics(groups, split.retriever)
         row["sample"] = sample_record(policy, scorer, groups, questions, step, cfg)
 
 
 # ---------------------------------------------------------------- merge (Eq 10)
 
+@torch.no_grad()
 def merge(forward, backward, lam, out):
-    """Eq 10: (1 - lam) forward + lam backward, tensor by tensor, into the folder `out`, which is returned."""
-    def mix(a, b):
-        return (1 - lam) * a + lam * b
-    return weights.combine(forward, backward, mix, out)
+    """Eq 10: theta = (1 - lam) theta_forward + lam theta_backward, tensor by tensor in fp32. Two Hugging Face
+    folders become a third, `out`, in forward's precision and with its tokenizer."""
+    if Path(out).resolve() in (Path(forward).resolve(), Path(backward).resolve()):
+        raise models.ModelError(f"cannot merge into {out}: it is one of the two; choose another --name")
+    pair = [models.load_model(folder, device="cpu", precision="fp32") for folder in (forward, backward)]
+    merged, other = pair
+    if hasattr(merged, "peft_config") or hasattr(other, "peft_config"):
+        raise models.ModelError(f"cannot merge {forward} and {backward}: averaged LoRA adapters are not the "
+                                "average of what they do; merge each into its base first (merge_and_unload)")
+    shapes = [{(name, theta.shape) for name, theta in model.named_parameters()} for model in pair]
+    odd = sorted({name for name, _ in shapes[0] ^ shapes[1]})
+    if type(merged) is not type(other) or odd:
+        raise models.ModelError(f"cannot merge {forward} and {backward}: not one architecture {odd[:3]}")
+    theirs = dict(other.named_parameters())
+    for name, theta in merged.named_parameters():
+        theta.copy_((1 - lam) * theta + lam * theirs[name])
+    stored = AutoConfig.from_pretrained(models.find_model(forward)).dtype or torch.float32
+    shutil.rmtree(out, ignore_errors=True)
+    merged.to(stored).save_pretrained(out)
+    models.load_tokenizer(forward).save_pretrained(out)
 
 
 # ---------------------------------------------------------------- evaluate
 
 def evaluate(policy, split, cfg, progress, scorer=None):
-    """One trajectory a question, greedy by default. Returns (rows, summary); with a scorer the steps of the
-    first explain_limit trajectories are scored, for page and plot."""
+    """One trajectory a question, greedy by default: (rows, summary). With a scorer the distances of the first
+    explain_limit trajectories are measured, for page and plot."""
     policy.engine.sync(policy.model)
     search = rollout.BatchedSearch(split.retriever)
     agents = []
-    for q in split.questions:
-        seed = stable_seed(cfg.seed, "eval", q.id)
-        agents.append(play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature))
+    for question in split.questions:
+        seed = stable_seed(cfg.seed, "eval", question.id)
+        agents.append(play(policy, search, question, "eval", cfg, seed, cfg.eval_temperature))
     done = rollout.run_agents(agents, policy.engine, search, progress)
     pairs = list(zip(done, split.questions, strict=True))
     if scorer is not None:
-        score_steps(policy, scorer, pairs[: cfg.explain_limit], cfg)
-    for t in done:
+        measure_distances(policy, scorer, pairs[:cfg.explain_limit], cfg)
+    rows = []
+    for t, question in pairs:
         t.reward = t.info.em
-    rows = [prediction(t, q) for t, q in pairs]
+        rows.append(page.prediction(t, question, turn_label, step_reward))
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows)
 
 
-# ---------------------------------------------------------------- main
+# ---------------------------------------------------------------- main: the stages
+#
+# stage       begins with           a right trajectory earns     leaves in runs/bi_rar/
+# initial     the initial policy    (only evaluated)             NAME-initial
+# baseline    the initial policy    1, as in Search-R1           NAME-baseline, with a checkpoint
+# forward     the initial policy    cascade of exp(-d_TA)        NAME-forward, with a checkpoint
+# backward    the initial policy    cascade of exp(-d_TQ)        NAME-backward, with a checkpoint
+# merged-.25  forward and backward  (only evaluated)             NAME-merged-0.25; NAME-weights-0.25, a model
+# eval        --checkpoint          (only evaluated)             NAME-eval
+# length      the initial policy    1 less .05 a search          NAME-length, with a checkpoint
+# shuffled    the initial policy    forward of other steps' d    NAME-shuffled, with a checkpoint
 
-TRAINED = ("baseline", "forward", "backward")
-CONTROLS = ("length", "shuffled")  # trained where they are named
-
-
-def reproduce(cfg):
-    """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
-    refused first."""
-    stages = stages_of(cfg)
-    for stage in stages:
-        stage_folder(cfg, stage)
-    if cfg.stage == "merge":
-        weights.files_of_one_architecture(*map(Path, pair_to_merge(cfg)))
-    if cfg.checkpoint or cfg.model:
-        models.find_model(start_weights(cfg))
-    split, evals = splits.load_splits(cfg, PAPER_EVAL)
-    only_merges = stages and all(stage.startswith("merged-") for stage in stages)
-    start = None if only_merges and not cfg.warmup_data else start_weights(cfg)
-    initial = initial_weights(cfg)
-    if cfg.warmup_data:
-        place = split or evals[0]
-        start = initial = warmed_up(cfg, start, place.retriever)
-    if cfg.ask:
-        return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
-    if cfg.stage == "eval":
-        return run_stage(cfg, "eval", start, initial, None, evals)
-    run.tell(cfg)
-    base = Path(cfg.out) / "bi_rar"
-    for stage in stages:
-        if stage.startswith("merged-"):
-            lam = stage.removeprefix("merged-")
-            pair = pair_to_merge(cfg)
-            merged = base / f"{cfg.name}-weights-{lam}"
-            distributed.once(merge, *pair, float(lam), merged)
-            run_stage(cfg, stage, merged, initial, None, evals, made_from=pair)
-        else:
-            run_stage(cfg, stage, start, start, None if stage == "initial" else split, evals)
-    distributed.once(show_table, cfg)
+TRAINED = ("baseline", "forward", "backward", "length", "shuffled")
 
 
 def stages_of(cfg):
     """What --stage asks for, in order; nothing for --ask."""
     if cfg.ask:
         return []
-    if cfg.stage == "eval":
-        return ["eval"]
-    if cfg.stage in CONTROLS:
-        return [cfg.stage]
-    stages = [s for s in ("initial", *TRAINED) if cfg.stage in ("all", s)]
+    stages = []
+    if cfg.stage == "all":
+        stages = ["initial", "baseline", "forward", "backward"]
+    elif cfg.stage != "merge":
+        stages = [cfg.stage]
     if cfg.stage in ("all", "merge"):
-        stages += dict.fromkeys(f"merged-{float(x):g}" for x in cfg.lambdas.split(","))
+        stages += dict.fromkeys(f"merged-{float(lam):g}" for lam in cfg.lambdas.split(","))
     return stages
 
 
-def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
-    """Trains (baseline, forward, backward, controls) or only evaluates (initial, merged weights, eval)
-    `source`; leaves a run folder. What --resume finds done is not done again, unless the checkpoints in
-    made_from are newer."""
+def main(argv=None):
+    """The stages of --stage, each in a run folder of its own, and their table."""
+    with run.program():
+        cfg = parse_args(argv)
+        stages = stages_of(cfg)
+        # what cannot run is refused before anything large is read
+        for stage in stages:
+            stage_folder(cfg, stage)
+        if cfg.stage == "merge":
+            pair_to_merge(cfg)
+        if cfg.checkpoint or cfg.model:
+            models.find_model(cfg.checkpoint or cfg.model)
+        split, evals = splits.load_splits(cfg, PAPER_EVAL)
+        initial = initial_policy(cfg)
+        if cfg.warmup_data:
+            initial = warmed_up(cfg, initial, evals[0].retriever)
+        start = cfg.checkpoint or cfg.policy or initial
+        if cfg.ask:
+            return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
+        run.tell(cfg)
+        for stage in stages:
+            if stage.startswith("merged-"):
+                lam = stage.removeprefix("merged-")
+                pair = pair_to_merge(cfg)
+                merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
+                distributed.once(merge, *pair, float(lam), merged)
+                run_stage(cfg, stage, merged, initial, None, evals, made_from=pair)
+            else:
+                run_stage(cfg, stage, start, initial, split, evals)
+        if cfg.stage != "eval":
+            distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
+
+
+def run_stage(cfg, stage, source, initial, split, evals, made_from=()):
+    """Loads `source`, trains it where the stage trains, and evaluates it.
+
+    initial: folder or hub id of the initial policy, or None. made_from: the two folders of a merge. A stage
+    that --resume finds done is not done again, but for a merge of newer weights."""
     folder = stage_folder(cfg, stage)
-    trains = stage in (*TRAINED, *CONTROLS)
-    files = [f for made in made_from for f in Path(made).glob("*.safetensors")]
-    newest = max((f.stat().st_mtime for f in files), default=0)
-    steps = len(read_jsonl(folder.path / "metrics.jsonl")) if trains else cfg.steps
-    if folder.resume and steps >= cfg.steps and folder.evaluated(evals, newest):
+    trains = stage in TRAINED
+    steps = lora = 0
+    if trains:
+        steps, lora = cfg.steps, cfg.lora
+    files = [file for made in made_from for file in Path(made).glob("*.safetensors")]
+    newest = max((file.stat().st_mtime for file in files), default=0)
+    if folder.is_done(steps, evals) and folder.evaluated(evals, newest):
         return say(f"{stage}: done before")
-    lora = cfg.lora if trains else 0
-    beside = int(bool(initial_source) and not lora) + bool(cfg.scorer)
-    policy = run.load_policy(cfg, folder.start or source, trains, frozen=beside)
-    initial = initial_source and models.load_reference(policy.model, initial_source, lora)
+    frozen = int(bool(initial) and not lora) + bool(cfg.scorer)  # models beside the policy
+    policy = run.load_policy(cfg, folder.start or source, trains, frozen=frozen)
+    if initial:
+        initial = models.load_reference(policy.model, initial, lora)
     scorer = load_scorer(cfg, policy, initial)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question))
-    split, *evals = splits.within_limit([split, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    learned = split if trains else None
+    learned, *evals = splits.within_limit([learned, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
     def evaluate_all(when=""):
-        def score(*given):  # steps are scored at the end alone
-            return evaluate(*given, None if when else scorer)
-        return run.evaluate_all(cfg, folder, policy, evals, score, when)
+        measuring = None if when else scorer  # distances are measured at the end alone
+        one_set = functools.partial(evaluate, scorer=measuring)
+        return run.evaluate_all(cfg, folder, policy, evals, one_set, when)
 
     with run.stage(cfg, folder, METRICS, f"Bi-RAR {cfg.name}: {stage}"):
         if trains:
-            train(cfg, stage, folder, policy, initial, scorer, split,
+            train(cfg, stage, folder, policy, initial, scorer, learned,
                   lambda when: run.mean_em(evaluate_all(when)))
         results = evaluate_all()
-        if stage == "initial":
+        if stage == "initial":  # a warning where nothing could be learned
             guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
 
 
 def stage_folder(cfg, stage):
     free = (*run.FREE_ON_RESUME, "stage", "lambdas")
     name = f"{cfg.name}-{stage}"
-    return run.open_folder(cfg, "bi_rar", name, free, one_of_many=True, saves=stage in (*TRAINED, *CONTROLS))
+    return run.open_folder(cfg, "bi_rar", name, free, one_of_many=True, saves=stage in TRAINED)
 
 
 def pair_to_merge(cfg):
-    """The folders of the forward and of the backward policy."""
-    forward = cfg.forward or checkpoint_folder(cfg, "forward")
-    return [forward, cfg.backward or checkpoint_folder(cfg, "backward")]
+    """The folders of the forward and of the backward policy: those that flags name, else this run's."""
+    pair = []
+    for stage in ("forward", "backward"):
+        named = getattr(cfg, stage)
+        pair.append(models.find_model(named or run.left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
+    return pair
 
 
-def checkpoint_folder(cfg, stage):
-    """The weights that a stage of this run left."""
-    folder = Path(cfg.out) / "bi_rar" / f"{cfg.name}-{stage}" / "checkpoint"
-    return checkpoint.find(folder) or folder
-
-
-def start_weights(cfg):
-    """What every stage starts from: a folder or hub id."""
-    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
-    return checkpoint.find(source) or source
-
-
-def initial_weights(cfg):
-    """The initial policy, which scores an evaluation where there is no --scorer; None where nobody says which
-    it was."""
-    if cfg.policy:
-        return None
-    if cfg.stage == "eval" and cfg.checkpoint:
-        known = cfg.model or cfg.data == "world" and not cfg.forward
-        return start_weights(replace(cfg, checkpoint="")) if known else None
-    return None if cfg.forward and not (cfg.model or cfg.checkpoint) else start_weights(cfg)
+def initial_policy(cfg):
+    """Folder or hub id of the policy that training begins with: the reference of the KL term and, without
+    --scorer, the scorer. None where no flag says which it was."""
+    if cfg.checkpoint and cfg.stage != "eval":
+        return cfg.checkpoint
+    if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
+        return tiny_policy(cfg)
+    return cfg.model
 
 
 def load_scorer(cfg, policy, initial):
-    """The Scorer of --scorer; None where there is neither one nor an initial policy."""
+    """The Scorer of --scorer, or the initial policy; None where there is neither."""
     if not cfg.scorer:
         return Scorer(initial) if initial else None
-    lines = cfg.scorer == "lines"
-    source = line_scorer(cfg, tiny_policy(cfg)) if lines else models.find_model(cfg.scorer)
+    if cfg.scorer == "lines":
+        source = line_scorer(cfg, tiny_policy(cfg))
+    else:
+        source = models.find_model(cfg.scorer)
     model = models.load_model(source, precision=cfg.precision, frozen=True)
     tokenizer = models.load_tokenizer(source)
-    same = not cfg.policy and tokenizer.get_vocab() == policy.tokenizer.get_vocab()
-    return Scorer(model, None if same else tokenizer)
+    if not cfg.policy and tokenizer.get_vocab() == policy.tokenizer.get_vocab():
+        return Scorer(model)
+    return Scorer(model, tokenizer)
 
 
 def parse_args(argv=None):
     """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
-    of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
-    return resolve(flags.cli(replace(Config(), **(of_world if in_world else {})), Config(), __doc__, argv))
+    default = Config()
+    if in_world and given.get("--world", "").startswith("hard"):
+        default = Config(**HARD)
+    elif in_world:
+        default = Config(**WORLD)
+    return resolve(flags.cli(default, Config(), __doc__, argv))
 
 
 def resolve(cfg):
-    """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
+    """Refuses what cannot run, and fills what depends on other fields, so that config.json says what ran."""
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
     flags.needs_a_model(cfg)
     if cfg.scorer == "lines" and cfg.data != "world":
         flags.refuse("scorer", "lines", "is the embedded world's; with --model a folder or hub id")
     if cfg.lora and cfg.stage in ("all", "merge"):
-        sys.exit("error: --lora trains with --stage baseline, forward or backward; adapters are not "
-                 "averaged: fold each into its base (merge_and_unload), then --stage merge --forward A "
-                 "--backward B")
-    try:
-        shares = [float(x) for x in cfg.lambdas.split(",")]
-    except ValueError:
-        shares = [-1.0]
-    if not all(0 <= x <= 1 for x in shares):
-        flags.refuse("lambdas", cfg.lambdas, "numbers between 0 and 1 with commas, such as .25,.5,.75")
-    only = cfg.eval_only or cfg.stage == "eval"
-    return replace(
-        cfg,
-        stage="eval" if only else cfg.stage,
-        eval_only=only,
-        name=cfg.name or flags.run_name(cfg),
-        retriever=cfg.retriever or flags.default_retriever(cfg),
-    )
-
-
-def main(argv=None):
-    """`python bi_rar.py …`"""
-    with run.program():
-        reproduce(parse_args(argv))
+        flags.refuse("lora", cfg.lora, "adapters are not averaged: train with --stage baseline, forward or "
+                     "backward, fold each into its base (merge_and_unload), then --stage merge")
+    for lam in cfg.lambdas.split(","):
+        if not re.fullmatch(r"0?\.\d+|[01](\.0*)?", lam.strip()):
+            flags.refuse("lambdas", cfg.lambdas, "numbers between 0 and 1 with commas, such as .25,.5,.75")
+    if cfg.eval_only or cfg.stage == "eval":
+        cfg = replace(cfg, stage="eval", eval_only=True)
+    name = cfg.name or flags.run_name(cfg)
+    return replace(cfg, name=name, retriever=cfg.retriever or flags.default_retriever(cfg))
 
 
 # ================================================================ appendix: nothing below is in the paper
 #
-# ---------------------------------------------------------------- metrics of a step
+# ---------------------------------------------------------------- controls
+#
+# Two rewards that tell what makes a difference in the cascade: its length, and whose distances it has.
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | distance_metrics.DISTANCES
+SEARCH_COST = .05
 
-# ---------------------------------------------------------------- records for the page
 
-def turn_facts(trajectory, k, left):
-    """What was measured of turn k: distances, rewards and shares of the cascade; left: what is left of each
-    cascade, which becomes less."""
-    facts = {}
-    for d in ("d_TA", "d_TQ"):
-        distances = getattr(trajectory.info, d) or ()
-        if k < len(distances):
-            r = step_reward(distances[k])
-            facts |= {d: distances[k], f"r_{d[2:]}": r, f"cascade_{d[2:]}": left[d] * r}
-            left[d] *= 1 - r
-    return facts
+def charge_searches(right):
+    """length: exact match less .05 a search, without any distance."""
+    for t, _ in right:
+        t.reward = 1 - SEARCH_COST * t.info.searches
+
+
+def dealt_anew(per_trajectory, seed):
+    """shuffled: lists of the same lengths, with the distances of all of them permuted at random."""
+    left = [d for ds in per_trajectory for d in ds]
+    random.Random(seed).shuffle(left)
+    dealt = []
+    for ds in per_trajectory:
+        dealt.append(left[:len(ds)])
+        left = left[len(ds):]
+    return dealt
+
+
+# ---------------------------------------------------------------- metrics and records for the page
+
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | page.DISTANCES
 
 
 def turn_label(turn):
@@ -769,74 +821,13 @@ def turn_label(turn):
     return "answer" if action[1] == "answer" else "search: " + action[2].strip()
 
 
-def why(trajectory, question):
-    """What led to the reward, in words."""
-    info = trajectory.info
-    equal = "equal" if info.em else "not equal"
-    lines = [f"exact match: {record.compared(info.answer, question.answers)}: {equal}"]
-    for name, eq, distances in (("forward", 5, info.d_TA), ("backward", 6, info.d_TQ)):
-        if distances is not None:
-            total = telescoped([step_reward(d) for d in distances])
-            lines.append(f"{name} cascade (Eq {eq}): {total:.4f}, counted where the answer is right")
-    return lines
-
-
-def group_record(trajectories, question, tokenizer=None, **extra):
-    """Trajectories of one question for the page."""
-    nodes, done = [record.root_node()], []
-    for t in trajectories:
-        path, left = [0], {"d_TA": 1.0, "d_TQ": 1.0}
-        for k, turn in enumerate(t.turns):
-            facts = {"label": turn_label(turn), "advantage": t.advantages[k] if t.advantages else None}
-            facts |= turn_facts(t, k, left)
-            nodes.append(record.turn_node(len(nodes), [path[-1]], turn, tokenizer, **facts))
-            path.append(nodes[-1]["id"])
-        done.append(record.outcome(t, path, why(t, question)))
-    return record.group(question, nodes, done, **extra)
-
-
-def prediction(trajectory, question):
-    """A row of eval_<set>.json."""
-    info = trajectory.info
-    row = {"id": question.id, "tokens": trajectory.sampled_tokens}
-    row |= {key: getattr(info, key) for key in ("answer", "problem", "em", "f1", "searches")}
-    if info.d_TA is not None:
-        row |= {"d_TA": info.d_TA, "d_TQ": info.d_TQ}
-    searches = [turn_label(t) for t in trajectory.turns if "<information>" in t.observation]
-    row["repeats"] = len(searches) - len(set(searches))  # made before, word for word
-    return row | group_record([trajectory], question)
-
-
 def sample_record(policy, scorer, groups, questions, step, cfg):
-    """The step's first group with different rewards, all its steps scored."""
+    """The step's first group with different rewards, all its reasoning steps measured."""
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
-    score_steps(policy, scorer, [(t, question) for t in group], cfg)
-    return group_record(group, question, policy.tokenizer, step=step, prompt_ids=group[0].prompt_ids)
-
-
-# ---------------------------------------------------------------- table and plot of all stages
-
-def show_table(cfg):
-    """<name>-table.json in Table 2's shape, <name>-distances.png, <name>-curves.png of the stages that are
-    there. The paper's numbers are means of its seven sets, and stand beside such a mean alone."""
-    base = Path(cfg.out) / "bi_rar"
-    folders = {stage: base / f"{cfg.name}-{stage}" for stage in ("initial", *TRAINED, *CONTROLS)}
-    for folder in sorted(base.glob(f"{cfg.name}-merged-*")):
-        folders["lambda " + folder.name.removeprefix(f"{cfg.name}-merged-")] = folder
-    folders = {label: folder for label, folder in folders.items() if list(folder.glob("eval_*.json"))}
-
-    def paper(label, sets):
-        return PAPER.get(label, "") if set(sets) == set(PAPER_EVAL.split(",")) else ""
-
-    title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
-    path = base / cfg.name
-    stages = {}
-    for label, folder in folders.items():
-        stages[label] = [folder]
-    report.method_table(path, title, stages, "baseline", paper)
-    report.draw_methods(path, title, stages)
-    plot_distances(folders, base / f"{cfg.name}-distances.png")
+    measure_distances(policy, scorer, [(t, question) for t in group], cfg)
+    return page.group_record(group, question, turn_label, step_reward, policy.tokenizer,
+                             step=step, prompt_ids=group[0].prompt_ids)
 
 
 def ask(cfg, policy, split):
@@ -852,16 +843,18 @@ def ask(cfg, policy, split):
 # ---------------------------------------------------------------- demonstrations
 
 def render_demonstration(tokenizer, question, demo, index, cfg):
-    """A demonstration in Search-R1's tags; results are what the retriever returns."""
-    def observe(query):
-        passages = index.search([query], cfg.top_k)[0]
-        return render_observation(tokenizer, passages, cfg.max_observation, cfg.max_passage)
+    """The trajectory of a demonstration: the agent plays it, and says what the demonstration says."""
+    from common.warmup import scripted
+    opened = "<answer> "
+    if demo.flaw == "bad format":
+        opened = ""
+    lines = scripted.search_lines(demo, opened, chat.Foreign(demo.answer), " </answer>")
+    # so that the last line is the last turn, whatever its format and however long the demonstration
+    cfg = replace(cfg, max_searches=len(lines) - 1)
 
-    opened = "" if demo.flaw == "bad format" else "<answer> "
-    answer = opened, chat.Foreign(demo.answer), " </answer>"
-    from common.warmup import demonstrations
-    turns = demonstrations.search_turns(tokenizer, demo, observe, *answer)
-    return Trajectory(question.id, render_prompt(tokenizer, question.question), turns)
+    def agent(policy, search):
+        return play(policy, search, question, "demonstration", cfg, 0, 1.0)
+    return scripted.play(tokenizer, lines, index, agent)
 
 
 def warmed_up(cfg, source, index):
@@ -870,8 +863,8 @@ def warmed_up(cfg, source, index):
         return [render_demonstration(tokenizer, question, demo, index, cfg)]
 
     def reward(made, question):
-        fits = len(made[0].turns) <= cfg.max_searches + 1
-        return judge(made[0], question).info.em if fits else None
+        too_long = len(made[0].turns) > cfg.max_searches + 1
+        return None if too_long else made[0].info.em
 
     def reply(tokenizer, turn_ids, observation):
         shown = chat.Foreign(observation)
@@ -902,28 +895,33 @@ def tiny_policy(cfg):
     return tiny.tiny_policy(recipe, words, tags, render)
 
 
+SCORER_STEPS = 300  # of --scorer lines
+
+
 def line_scorer(cfg, start):
-    """Folder of the tiny policy after further training on the very lines that it is asked about: questions,
-    right steps and answers in the three orders of scored_paths. Cached like the policy."""
+    """Folder of the tiny policy after further training on the very sequences that it is asked about (those of
+    sequences_of, of right demonstrations). Cached like the policy."""
     from common.world import hard, tiny
     recipe = {
         "script": "bi_rar, lines",
         "start": Path(start).name,
         "steps": SCORER_STEPS,
-        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "context", "top_k", "world_size")},
+        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "top_k", "world_size")},
     }
 
     def build():
         model, tokenizer = models.load_policy(start, 0)
+        line = chat.encode(tokenizer, "\n")[1]
 
         def render(row, demo, index):
             question = data.parse_question(row)
-            shown = judge(render_demonstration(tokenizer, question, demo, index, cfg), question)
-            jobs = jobs_of(shown, question, tokenizer, cfg)
-            return [path for four in scored_paths(tokenizer, jobs).values() for path in four]
+            shown = render_demonstration(tokenizer, question, demo, index, cfg)
+            sequences = sequences_of(reasoning_steps_of(shown, question, tokenizer, cfg), line)
+            return [s for four in sequences.values() for s in four.values()]
 
-        make = hard.groups if cfg.world != "plain" else tiny.demonstrations.groups
-        level = [hard.parse(cfg.world)] if cfg.world != "plain" else []
+        make, level = tiny.demonstrations.groups, []
+        if cfg.world != "plain":
+            make, level = hard.groups, [hard.parse(cfg.world)]
         made = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, cfg.world_size, *level)
         say(f"training the scorer on the lines of {8 * SCORER_STEPS} demonstrations")
         batches = (rollout.collate(g, pack_tokens=512) for g in made)
@@ -937,29 +935,33 @@ def line_scorer(cfg, start):
 
 DIFFERENCES = """\
 What the cascade does: sum_i r_i prod_{j<i} (1 - r_j) telescopes to 1 - prod_i (1 - r_i), the chance that at
-least one step "succeeds". It is at most 1, grows with every further step, however bad, and does not depend on
-their order: nothing in it prefers early success or short trajectories.
+least one reasoning step "succeeds". It is at most 1, it grows with every further reasoning step, however bad,
+and it does not depend on their order. So nothing in it prefers early success or short trajectories.
 
 Where the paper is silent:
 
-    A                 The first gold answer.
-    T_i               A step is its thought, as in sec. 2 and Fig. 2, without the retrieved text. --step-text
-                      turn takes the query and the tags too. The turn that answers is a step as well; with
-                      --answer-step off a right answer without a search has no step, and is worth 0.
-    context           The scorer reads Q or A and the step alone, one a line (the world's tokenizer has no
-                      line break). --context history puts the steps before it in front.
-    scorer            The initial policy, frozen. --scorer names another one; the paper's is Qwen2.5-3B, for
-                      the instruct variant too as far as it says.
-    clamps            Denominators are at least 1e-6 bits, d is in [0, 20], and an empty step has d = 20.
-    actions           4 at most, invalid ones included, which is Search-R1's budget; then a turn without one.
-    evaluation        Greedy, as in Search-R1's code.
-    groups            Those of one reward are left out of the update, their KL term too.
-    observations      A cut one keeps its closing tag, "<" before a letter becomes a look-alike, and an
-                      invalid turn's end of sequence stays.
-    averages          The mean over sets, each counting the same, as in the paper's table.
+    A                 A is the first gold answer.
+    T_i               T_i is the thought of a turn, as in sec. 2 and Fig. 2, without the retrieved text;
+                      --step-text turn takes the query and the tags as well. The turn that answers is a
+                      reasoning step too. With --answer-step off it is not, and a right answer without a
+                      search earns 0.
+    context           The scorer reads Q, A and the reasoning step alone, each on a line of its own (the
+                      world's tokenizer has no line break), and no earlier reasoning step.
+    scorer            The scorer is the initial policy, frozen. --scorer names another one. The paper's is
+                      Qwen2.5-3B, for its instruct policy as well, as far as it says.
+    bounds            A denominator is at least 1e-6 bits, and d lies in [0, 20]. An empty reasoning step has
+                      d = 20.
+    actions           A trajectory has at most 4 actions, invalid ones included, as in Search-R1. After the
+                      last one comes a turn whose search is not made.
+    evaluation        Evaluation is greedy, as in Search-R1's code.
+    groups            Groups of one reward are left out of the update, and so is their KL term.
+    observations      A search result that is cut keeps its closing tag. In a passage "<" before a letter
+                      becomes a look-alike, so that it can write no tag. If an invalid turn ends with the
+                      end-of-sequence token, this token is kept.
+    averages          The mean over sets counts each set the same, as in the paper's table.
 
-In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 steps, so the backward reward
-there never sees the question, and right trajectories of a question nearly always have one length
+In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 reasoning steps, so the backward
+reward never sees the question there, and right trajectories of a question nearly always have one length
 (results/README.md). --world hard:elastic=.3 is for that (results/claims.md).
 """
 

@@ -2,13 +2,12 @@
 
     python -m benchmarks.bench_scoring [--questions 16]
 
-The straightforward loop is Eq 2-4 as written: eight likelihoods a step, a forward pass each. Ours scores the
-same steps (those of right trajectories of one training step in the embedded world, and all of them). Prints
-one Markdown table; figures are of this machine and run.
+The straightforward loop is Eq 2-4 as written (bi_rar.complexities): seven likelihoods a reasoning step, a
+forward pass each. bi_rar.packed_complexities takes the same ones (those of right trajectories of one training
+step in the embedded world, and all of them). Prints one Markdown table; figures are of this machine and run.
 """
 
 import argparse
-import math
 import platform
 import time
 
@@ -16,38 +15,18 @@ import torch
 import transformers
 
 import bi_rar
-from common import run
+from common import chat, run
 from common.world.splits import world_split
 
 
-@torch.no_grad()
-def straightforward(scorer, tokenizer, jobs):
-    """{job: (d_TA, d_TQ)} by eight forward passes a step."""
-    line = tokenizer("\n", add_special_tokens=False)["input_ids"]
+def straightforward(scorer, steps, line):
+    """{reasoning step: (d_TA, d_TQ)}, a forward pass a term."""
+    return {step: bi_rar.distances(bi_rar.complexities(scorer, step, line)) for step in steps}
 
-    def bits(scored, *context):
-        before = []
-        for part in context:
-            before += [*part, *line]
-        ids = torch.tensor([before + scored], device=scorer.device)
-        logits = scorer(ids).logits[0].float()
-        logprobs = logits.log_softmax(-1)[len(before) - 1:-1]
-        target = ids[0, len(before):]
-        chosen = logprobs.gather(1, target[:, None])
-        return -float(chosen.double().sum()) / math.log(2)
 
-    found = {}
-    for job in jobs:
-        question, answer, turn, _ = job
-        Q = tokenizer(question, add_special_tokens=False)["input_ids"]
-        A = tokenizer(answer, add_special_tokens=False)["input_ids"]
-        T = list(turn)
-        to_answer = bi_rar.information_distance(
-            bits(T, Q, A), bits(A, Q, T), bits(T, Q), bits(A, Q))
-        to_question = bi_rar.information_distance(
-            bits(T, Q, A), bits(Q, A, T), bits(T, A), bits(Q, A))
-        found[job] = to_answer, to_question
-    return found
+def packed(scorer, steps, line, cfg):
+    found = bi_rar.packed_complexities(scorer, steps, line, cfg)
+    return {step: bi_rar.distances(K) for step, K in found.items()}
 
 
 def timed(function, *args):
@@ -72,32 +51,33 @@ def main():
     everything = []
     for group, q in zip(groups, questions, strict=True):
         for t in group:
-            jobs = [(q.question, q.answers[0], tuple(turn.ids), ()) for turn in t.turns]
-            everything += jobs
+            steps = bi_rar.reasoning_steps_of(t, q, policy.tokenizer, cfg)
+            everything += steps
             if t.info.em:
-                right += jobs
+                right += steps
+    line = chat.encode(policy.tokenizer, "\n")[1]
     machine = platform.processor() or platform.machine()
     print(f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
           f"{args.questions} questions x {cfg.group_size} chains\n")
-    print("| steps | how many | different | straightforward: steps/s | ours: steps/s | ratio "
+    print("| reasoning steps | how many | different | straightforward: steps/s | ours: steps/s | ratio "
           "| largest difference of d |")
     print("|---|---|---|---|---|---|---|")
-    for name, jobs in (("of right trajectories", right), ("all", everything)):
+    for name, steps in (("of right trajectories", right), ("all", everything)):
         loop_times = []
         our_times = []
         for _ in range(args.repeats):
-            theirs, seconds = timed(straightforward, policy.model, policy.tokenizer, jobs)
+            theirs, seconds = timed(straightforward, policy.model, steps, line)
             loop_times.append(seconds)
-            ours, seconds = timed(bi_rar.step_distances, policy.model, policy.tokenizer, jobs, cfg)
+            ours, seconds = timed(packed, policy.model, steps, line, cfg)
             our_times.append(seconds)
-        loop = len(jobs) / sorted(loop_times)[args.repeats // 2]
-        packed = len(jobs) / sorted(our_times)[args.repeats // 2]
-        different = set(jobs)
+        loop = len(steps) / sorted(loop_times)[args.repeats // 2]
+        fast = len(steps) / sorted(our_times)[args.repeats // 2]
+        different = set(steps)
         gap = 0.0
-        for job in different:
-            for a, b in zip(theirs[job], ours[job], strict=True):
+        for step in different:
+            for a, b in zip(theirs[step], ours[step], strict=True):
                 gap = max(gap, abs(a - b))
-        print(f"| {name} | {len(jobs)} | {len(different)} | {loop:.0f} | {packed:.0f} | {packed / loop:.1f} "
+        print(f"| {name} | {len(steps)} | {len(different)} | {loop:.0f} | {fast:.0f} | {fast / loop:.1f} "
               f"| {gap:.1e} |")
 
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 import at2po
 import bi_rar
 import mygo_mujica
-from common import chat
+from common import chat, data, rollout
 from common.model import load_policy
 from common.retriever import Passage
 from common.world.tiny import tiny_tokenizer
@@ -193,8 +193,10 @@ def test_the_scorer_of_bi_rar_reads_no_token_of_a_question(qwen):
     model.get_decoder().register_forward_pre_hook(
         lambda _, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
     )
-    job = "Who <|im_end|>?", "a <|im_start|> b", (5, 6), ()
-    bi_rar.complexities(model, tokenizer, [job], bi_rar.Config())
+    question = data.Question("q", "Who <|im_end|>?", ["a <|im_start|> b"])
+    made = rollout.Trajectory("q", [1], [rollout.Turn([5, 6], [0.0, 0.0], "", "")], info=bi_rar.Checked())
+    policy = rollout.Policy(model, tokenizer, None)
+    bi_rar.measure_distances(policy, bi_rar.Scorer(model, tokenizer), [(made, question)], bi_rar.Config())
     assert seen and not set(seen[0].flatten().tolist()) & set(tokenizer.all_special_ids)
 
 

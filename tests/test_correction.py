@@ -16,6 +16,7 @@ from common import data, guards, rollout, run, training
 from common.critic import ActorCritic
 from common.training import corrected_advantages, sampler_ratios
 from common.world import tiny
+from tests.test_bi_rar import one_step
 
 # two turns of two and one tokens, an observation between them; the second row is one turn
 MASK = torch.tensor([[0, 1, 1, 0, 1], [0, 1, 1, 1, 0]]).bool()
@@ -147,7 +148,7 @@ def of_at2po(model, optimizer, groups, **more):
 
 
 def of_bi_rar(model, optimizer, groups, **more):
-    return bi_rar.update(model, None, optimizer, groups, bi_rar.Config(kl_coef=0.0, group_size=2, **more))
+    return one_step(model, None, optimizer, groups, bi_rar.Config(kl_coef=0.0, group_size=2, **more))
 
 
 def of_mujica(model, optimizer, groups, **more):

@@ -51,7 +51,7 @@ def rewarded(patch):
             return trajectory
         return judged
     patch.setattr(at2po, "score", of(at2po.score))
-    patch.setattr(bi_rar, "judge", of(bi_rar.judge))
+    patch.setattr(bi_rar, "check_answer", of(bi_rar.check_answer))
     patch.setattr(mygo_mujica, "judge", of(mygo_mujica.judge))
     for stage in omne_r1.REWARD:
         patch.setitem(omne_r1.REWARD, stage, lambda trajectory, cfg: by_chance(trajectory))

@@ -146,7 +146,7 @@ def test_what_is_not_here_is_refused(monkeypatch):
 
 
 def test_a_pair_that_is_not_there_is_all_that_merge_says(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="forward/checkpoint: no config.json"):
+    with pytest.raises(SystemExit, match="forward/checkpoint does not exist: run --stage forward"):
         bi_rar.main(["--stage", "merge", "--out", str(tmp_path)])
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
 

@@ -300,12 +300,12 @@ def test_with_elastic_paths_steps_and_lengths_tell_trajectories_apart():
     scorer = bi_rar.load_scorer(cfg, policy, None)
     pairs = [(t, q) for r, q in zip(right, questions, strict=True) for t in r]
     wrong = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if not t.info.em]
-    bi_rar.score_steps(policy, scorer, pairs + wrong, cfg)
+    bi_rar.measure_distances(policy, scorer, pairs + wrong, cfg)
     of_right = [d for t, _ in pairs for d in t.info.d_TA]
     of_wrong = [d for t, _ in wrong for d in t.info.d_TA]
     assert rollout.mean(of_right) < .9 < rollout.mean(of_wrong)
     assert sum(d < 1 for d in of_right) > .8 * len(of_right)
     # K(Q|.) is the smaller of its pair often enough for the backward reward to see the question
-    jobs = [job for t, q in pairs for job in bi_rar.jobs_of(t, q, policy.tokenizer, cfg)]
-    bits = bi_rar.complexities(scorer.model, policy.tokenizer, jobs, cfg).values()
-    assert rollout.mean(q_a < t_a for *_, t_a, q_a in bits) > .2
+    steps = [step for t, q in pairs for step in bi_rar.reasoning_steps_of(t, q, policy.tokenizer, cfg)]
+    found = bi_rar.packed_complexities(scorer.model, steps, [], cfg).values()
+    assert rollout.mean(K["Q|A"] < K["T|A"] for K in found) > .2

@@ -1,0 +1,210 @@
+"""Bi-RAR's distances as metrics of a training step, as records for the page, as a table and a plot.
+
+Functions that show a turn are given label(turn), what it is called there, and step_reward(distance), Eq 7."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from common import report, rollout, training
+from common.guards import SECONDS, Metric
+from common.page import record
+
+# ---------------------------------------------------------------- metrics
+
+PANEL = "distances of right trajectories"
+DISTANCES = {
+    "reward/d_TA": Metric("mean distance of right trajectories' reasoning steps to the answer", PANEL),
+    "reward/d_TQ": Metric("mean distance of right trajectories' reasoning steps to the question", PANEL),
+    "reward/cascade": Metric("mean reward of right trajectories"),
+    "reward/steps_scored": Metric("different reasoning steps whose distances were measured"),
+    "rollout/searches_right": Metric("searches of a right trajectory"),
+    "rollout/tokens_right": Metric("sampled tokens of a right trajectory", "sampled tokens a response"),
+    "time/scoring": Metric("seconds for the distances", SECONDS),
+}
+
+
+def step_metrics(groups, retriever):
+    """Means over the training step's trajectories; distances over those that were measured."""
+    done = []
+    with_spread = 0
+    for group in groups:
+        done += group
+        with_spread += training.has_spread([t.reward for t in group])
+    turns = []
+    d_TA, d_TQ = [], []
+    for t in done:
+        turns += t.turns
+        d_TA += t.info.d_TA or []
+        d_TQ += t.info.d_TQ or []
+    right = [t for t in done if t.info.em]
+    row = rollout.means(done)
+    row["reward/format"] = rollout.mean(not (t.info.problem or t.info.invalid) for t in done)
+    row["rollout/flat_groups"] = 1 - with_spread / len(groups)
+    row["rollout/tokens"] = sum(t.sampled_tokens for t in done)
+    row["rollout/searches_right"] = rollout.mean(t.info.searches for t in right)
+    row["rollout/tokens_right"] = rollout.mean(t.sampled_tokens for t in right)
+    row["rollout/entropy"] = rollout.entropy(turns)
+    if any(t.info.d_TA is not None for t in done):
+        row["reward/cascade"] = rollout.mean(t.reward for t in right)
+        row["reward/d_TA"] = rollout.mean(d_TA)
+        row["reward/d_TQ"] = rollout.mean(d_TQ)
+    return row | rollout.search_repairs(retriever)
+
+
+# ---------------------------------------------------------------- records
+
+def cascade_facts(trajectory, step_reward):
+    """A dict a turn: its distances, their rewards, and what each adds to its cascade."""
+    facts = [{} for _ in trajectory.turns]
+    for name in ("TA", "TQ"):
+        left = 1.0
+        along = getattr(trajectory.info, f"d_{name}") or []
+        for d, of_turn in zip(along, facts, strict=False):
+            r = step_reward(d)
+            of_turn[f"d_{name}"] = d
+            of_turn[f"r_{name}"] = r
+            of_turn[f"cascade_{name}"] = left * r
+            left *= 1 - r
+    return facts
+
+
+WHY = {"forward cascade (Eq 5)": "cascade_TA", "backward cascade (Eq 6)": "cascade_TQ"}
+
+
+def why(trajectory, question, facts):
+    """What led to the reward, in words."""
+    info = trajectory.info
+    equal = "equal" if info.em else "not equal"
+    compared = record.compared(info.answer, question.answers)
+    lines = [f"exact match: {compared}: {equal}"]
+    if info.d_TA is not None:
+        for words, key in WHY.items():
+            total = sum(of_turn.get(key, 0.0) for of_turn in facts)
+            lines.append(f"{words}: {total:.4f}, counted where the answer is right")
+    return lines
+
+
+def group_record(trajectories, question, label, step_reward, tokenizer=None, **extra):
+    """Trajectories of one question for the page."""
+    nodes, done = [record.root_node()], []
+    for t in trajectories:
+        path = [0]
+        facts = cascade_facts(t, step_reward)
+        advantages = t.advantages or [None] * len(t.turns)
+        for turn, advantage, of_turn in zip(t.turns, advantages, facts, strict=True):
+            more = {"label": label(turn), "advantage": advantage, **of_turn}
+            number = len(nodes)
+            node = record.turn_node(number, path[-1:], turn, tokenizer, **more)
+            nodes.append(node)
+            path.append(number)
+        reasons = why(t, question, facts)
+        done.append(record.outcome(t, path, reasons))
+    return record.group(question, nodes, done, **extra)
+
+
+def prediction(trajectory, question, label, step_reward):
+    """A row of eval_<set>.json."""
+    info = trajectory.info
+    row = {"id": question.id, "tokens": trajectory.sampled_tokens}
+    for key in ("answer", "problem", "em", "f1", "searches"):
+        row[key] = getattr(info, key)
+    if info.d_TA is not None:
+        row["d_TA"] = info.d_TA
+        row["d_TQ"] = info.d_TQ
+    searches = [label(turn) for turn in trajectory.turns if "<information>" in turn.observation]
+    row["repeats"] = len(searches) - len(set(searches))  # made before, word for word
+    return row | group_record([trajectory], question, label, step_reward)
+
+
+# ---------------------------------------------------------------- table and plot of all stages
+
+PAPER = {  # Table 1: Qwen2.5-3B-Instruct, mean of the seven sets
+    "baseline": "0.336 (Search-R1)",
+    "forward": "0.384",
+    "backward": "0.377",
+    "lambda 0.25": "0.397",
+}
+
+
+def show_table(cfg, stages, paper_eval):
+    """<name>-table.json, <name>-curves.png and <name>-distances.png of the stages that are evaluated, and of
+    the merges. The paper's numbers stand beside a mean of the paper's sets alone."""
+    base = Path(cfg.out) / "bi_rar"
+    named = {stage: base / f"{cfg.name}-{stage}" for stage in stages}
+    merged = f"{cfg.name}-merged-"
+    for folder in sorted(base.glob(f"{merged}*")):
+        lam = folder.name.removeprefix(merged)
+        named[f"lambda {lam}"] = folder
+    folders, runs = {}, {}
+    for label, folder in named.items():
+        if list(folder.glob("eval_*.json")):
+            folders[label] = folder
+            runs[label] = [folder]
+
+    def paper(label, sets):
+        same = set(sets) == set(paper_eval.split(","))
+        return PAPER.get(label, "") if same else ""
+
+    path = base / cfg.name
+    title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
+    report.method_table(path, title, runs, "baseline", paper)
+    report.draw_methods(path, title, runs)
+    plot_distances(folders, base / f"{cfg.name}-distances.png")
+
+
+LINES = ((1, "right", "#1d7f4c"), (0, "wrong", "#b3372f"))
+
+
+def plot_distances(runs, path):
+    """Both distances along right and wrong trajectories of {label: run folder}, merges left out: the mean of
+    each turn and its interquartile range."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    trained = {label: folder for label, folder in runs.items() if not label.startswith("lambda")}
+    runs = trained or runs
+    figure, axes = plt.subplots(
+        2,
+        len(runs),
+        figsize=(4.2 * len(runs), 6),
+        layout="constrained",
+        squeeze=False,
+        sharey="row",
+        sharex=True,
+    )
+    for column, (label, folder) in zip(axes.T, runs.items(), strict=True):
+        rows = []
+        for evaluation in report.evaluations(folder).values():
+            rows += evaluation["predictions"]
+        column[0].set_title(label, loc="left")
+        column[1].set_xlabel("turn")
+        for axis, key in zip(column, ("d_TA", "d_TQ"), strict=True):
+            draw_distances(axis, rows, key)
+            axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+            axis.grid(alpha=0.25)
+            axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("distance to the answer")
+    axes[1][0].set_ylabel("distance to the question")
+    if axes[0][0].lines:
+        axes[0][0].legend(frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_distances(axis, rows, key):
+    """Of right and of wrong trajectories, turns that at least five of them have."""
+    for right, name, colour in LINES:
+        along = []
+        for row in rows:
+            if row["em"] == right:
+                along.append([node[key] for node in row["nodes"] if key in node])
+        turns = pd.DataFrame(along, dtype=float)
+        turns = turns.dropna(axis=1, thresh=5)
+        if turns.empty:
+            continue
+        x = turns.columns + 1
+        axis.plot(x, turns.mean(), "o-", color=colour, label=name)
+        low = turns.quantile(.25)
+        high = turns.quantile(.75)
+        axis.fill_between(x, low, high, color=colour, alpha=.15)
