@@ -212,7 +212,8 @@ def without_thoughts(text):
 def last_inside(tag, text):
     """What the last <tag>…</tag> holds, on one line; None where there is none."""
     found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-    return " ".join(found[-1].split()) if found else None
+    if found:
+        return " ".join(found[-1].split())
 
 
 def parse_plan(text, env, max_parallel):
@@ -456,8 +457,9 @@ async def plan(team, question, attempt, seed, watch=None):
 
         workers = []  # a layer of the graph, side by side
         for i, (label, sub) in enumerate(calls):
-            known = label is not None and 0 <= label < len(entities)
-            entity = entities[label] if known else None
+            entity = None
+            if label is not None and 0 <= label < len(entities):
+                entity = entities[label]
             workers.append(work(team, question, sub, entity, stable_seed(seed, attempt, k, "worker", i)))
         reports = await asyncio.gather(*workers)
         rounds.append(reports)
@@ -545,12 +547,13 @@ def sample(team, questions, step, K, rises=True):
     """([[attempt]] of each question, K of this iteration). rises: K follows the mean reward of the first
     attempts. team: has cfg and run(coroutines) -> their results in order."""
     seeds = question_seeds(questions, team.cfg.seed, step)
-    first = team.run(plan(team, q, "attempt0", seed) for q, seed in zip(questions, seeds))
+    first = team.run(plan(team, q, "attempt0", seed) for q, seed in zip(questions, seeds, strict=True))
     if rises:
         mean_reward = sum(t.reward for t in first) / len(first)
         # if every first attempt were perfect, K would be r_sup, and r > K would select nothing
         K = min(next_threshold(K, mean_reward), R_SUP - 1e-6)
-    made = team.run(attempts(team, q, t, K, seed) for q, t, seed in zip(questions, first, seeds))
+    asked = zip(questions, first, seeds, strict=True)
+    made = team.run(attempts(team, q, t, K, seed) for q, t, seed in asked)
     return made, K
 
 
@@ -620,19 +623,20 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
         begun = done(step - 1)  # the cosine goes on from here
 
-        # 1. sample, 2. select: what passes K is learned from, at most m a question
         with run.timed(row, "time/rollout"):
             sampler.engine.sync(sampler.model)
-            if stage in BASELINES:  # (under their own banner below)
+            if stage in BASELINES:  # by rules of their own, under their banner below
                 made, chosen = baseline_groups(team, questions, stage, step)
             else:
+                # 1. sample (D.1): first attempts set K, further ones go where too few of them passed
                 made, state["K"] = sample(team, questions, step, state["K"], rises=stage == "mygo")
+                # 2. select (D.2): at most m a question; the others are thrown away
                 chosen = [select(attempted, state["K"], cfg.keep) for attempted in made]
             sampler.engine.sleep()
         record(folder, step, row, state, team, questions, made, chosen, stage)  # metrics and files alone
 
-        # 3. one update a mini-batch, on planners and workers alike
-        if stage in RATIOS:  # GRPO and RAFT++ alone: their own loss
+        # 3. update (Eq 6), once a mini-batch, on planners and workers alike
+        if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
             row |= ratio_update(model, reference, optimizer, chosen, cfg, folder.nonfinite(step))
             continue
         meter = training.Meter(keep=folder.nonfinite(step))
@@ -669,10 +673,10 @@ def warm_up(cfg, folder, policy, place):
     while len(kept) < cfg.sft_trajectories and asked < len(questions):
         batch = questions[asked:asked + cfg.questions_per_step]
         seeds = [stable_seed(cfg.seed, "warm-up", asked + i, q.id) for i, q in enumerate(batch)]
-        made = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds))
+        made = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
         asked += len(batch)
         tokens += sum(t.info.tokens for t in made)
-        kept += [(t, q) for t, q in zip(made, batch) if t.info.em == 1]
+        kept += [(t, q) for t, q in zip(made, batch, strict=True) if t.info.em == 1]
         seconds = time.time() - started
         say(f"warm-up | {len(kept)} of {cfg.sft_trajectories} with EM 1 from {asked} questions | "
             f"{seconds:.0f}s")
@@ -736,7 +740,8 @@ def sft(cfg, folder, model, optimizer, trajectories):
 def baseline_groups(team, questions, stage, step):
     """(group_size attempts a question, those of them that the stage learns from)"""
     cfg, agents = team.cfg, []
-    for q, seed in zip(questions, question_seeds(questions, cfg.seed, step)):
+    seeds = question_seeds(questions, cfg.seed, step)
+    for q, seed in zip(questions, seeds, strict=True):
         agents += [plan(team, q, f"attempt{k}", seed) for k in range(cfg.group_size)]
     done = team.run(agents)
     made = [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
@@ -762,7 +767,7 @@ def assign_advantages(group, stage="grpo"):
     advantages = [1.0] * len(group)
     if stage == "grpo":
         advantages = training.group_advantages([t.reward for t in group])
-    for t, advantage in zip(group, advantages):
+    for t, advantage in zip(group, advantages, strict=True):
         for c in conversations(t):
             c.advantages = [advantage] * len(c.turns)
 
@@ -801,7 +806,7 @@ def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"
     row = {"time/old_logprobs": time.time() - started}
     everything = [b for batches in prepared for b in batches]
     meter = training.Meter(everything, nonfinite, cfg.sampler_correction)
-    for part, batches in zip(parts, prepared):
+    for part, batches in zip(parts, prepared, strict=True):
         for b in batches:
             logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
             loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
@@ -823,7 +828,7 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
     team = Team(policy, place, cfg, cfg.eval_temperature, few_shot)
     agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
     done = team.run(agents, progress)
-    rows = [teams.prediction(t, q) for t, q in zip(done, place.questions)]
+    rows = [teams.prediction(t, q) for t, q in zip(done, place.questions, strict=True)]
     about = {
         "set": place.name,
         "seed": cfg.seed,
@@ -1100,7 +1105,10 @@ class Written(Team):
 
     async def say(self, prompt_ids, turns, seed, seen):
         from common.warmup import demonstrations
-        parts = self.worker(seen) if isinstance(seen, Report) else self.planner(len(turns), seen)
+        if isinstance(seen, Report):
+            parts = self.worker(seen)
+        else:
+            parts = self.planner(len(turns), seen)
         end = f" {self.policy.tokenizer.eos_token}"
         turn = demonstrations.said(self.policy.tokenizer, "eos", *parts, end)
         turn.text = turn.text.removesuffix(end)
@@ -1144,22 +1152,20 @@ def reporting(thought, select, sentence):
 def render_demonstration(tokenizer, question, demo, place, cfg):
     """A demonstration of the world as conversations: [planner, worker, …]."""
     from common.warmup import demonstrations
-    from common.world import SPOKEN
+    from common.world import spoken
     layers = demonstrations.layers(demo.steps)
     step_of = {}  # the step behind a sub-question
-
-    def spoken(step):
-        return SPOKEN.get(step.relation, step.relation)
 
     def planner(number, entities):
         found = ""
         if number:
-            found = "".join(f"found {spoken(s)} {s.found or 'nothing'} ; " for s in layers[number - 1])
+            before = layers[number - 1]
+            found = "".join(f"found {spoken(s.relation)} {s.found or 'nothing'} ; " for s in before)
         if number == len(layers):
             return answering(f"{found}answer", demo)
         calls = []
         for step in layers[number]:
-            sub = f"{spoken(step)} of {step.subject}"
+            sub = f"{spoken(step.relation)} of {step.subject}"
             step_of[harmless(sub, cfg.max_words)] = step
             label = 9  # one that does not exist
             if step.subject in entities:
@@ -1168,7 +1174,7 @@ def render_demonstration(tokenizer, question, demo, place, cfg):
             if place.env == "kg":
                 text = f'Search([{label}], "{sub}")'
             calls.append([text])
-        wanted = " ; ".join(f"now {spoken(s)} of {s.subject}" for s in layers[number])
+        wanted = " ; ".join(f"now {spoken(s.relation)} of {s.subject}" for s in layers[number])
         return asking(found + wanted, calls, place.env)
 
     def worker(report):

@@ -22,8 +22,9 @@ from common.files import read_jsonl
 from common.page import teams
 from common.rollout import Policy, Trajectory, Turn
 from common.warmup import sharegpt
+from common.world import demonstrations as world_demonstrations
+from common.world import make_world, tiny
 from common.world import splits as world_splits
-from common.world import tiny
 from tests.conftest import Scripted, forked, sample
 
 PASSAGES = [
@@ -612,6 +613,30 @@ def test_sharegpt_rows_are_what_llama_factory_reads(tokenizer):
     info = sharegpt.dataset_info("mujica")["mujica"]
     assert info["columns"] == {"messages": "conversations", "system": "system"}
     assert info["file_name"] == "sharegpt.jsonl" and info["formatting"] == "sharegpt"
+
+
+# ---------------------------------------------------------------- demonstrations
+
+
+def test_what_is_demonstrated_is_what_the_agent_would_read_and_earns_its_reward():
+    """plan() and work() themselves say the lines, so the reward is theirs, too."""
+    made = make_world("warmup", 0, 1.0, 40)
+    graph = kg.KnowledgeGraph.from_triples(made.triples)
+    written = (m.NOTHING + " now found nothing answer says ; Search ( ) [ ] - Question Context Materials "
+               "Candidate Obs : , 0 1 2 3")
+    texts = [written, *(q["question"] for q in made.questions)]
+    texts += [f"{p['title']} {p['text']}" for p in made.corpus()]
+    texts += [" ".join(triple) for triple in made.triples]
+    names = ("think", "search", "select", "sentence", "action", "answer")
+    tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
+    tokenizer = tiny.tiny_tokenizer(re.findall(r"\w+|[^\w\s]", " ".join(texts)), tags)
+    cfg = config(max_rounds=1, max_parallel=1)  # (an agent's limits, not theirs)
+    for row, env in itertools.product(made.questions, ("text", "kg")):
+        where = m.Place(env, "warmup", [], tiny.bm25(made), graph)
+        demo = world_demonstrations.demonstrate(made, row, 0, 0.0)
+        planner, *workers = m.render_demonstration(tokenizer, data.parse_question(row), demo, where, cfg)
+        assert planner.reward == planner.info.em == 1 and not planner.info.faults
+        assert len(workers) == len(demo.steps)
 
 
 # ---------------------------------------------------------------- real data, real tokenizer
