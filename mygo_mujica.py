@@ -393,6 +393,7 @@ def nearest_facts(sub, facts, most):
 @dataclass
 class Report:
     """What a worker did."""
+    role = "worker"
     asked: str                  # the sub-question
     entity: str | None          # in a graph the one whose triples are read, None where the label is unknown
     materials: list = field(default_factory=list)   # lines that it reads
@@ -408,6 +409,7 @@ class Report:
 @dataclass
 class Attempt(Outcome):
     """What a planner came to. searches: sub-questions."""
+    role = "planner"
     request: str = ""           # the planner's user message
     workers: list = field(default_factory=list)     # [round] -> [a worker's Trajectory, info a Report]
     faults: dict = field(default_factory=dict)      # {what went wrong: how often}
@@ -583,7 +585,7 @@ LEARNING = ("mygo", "offline", "fixed", *BASELINES)
 
 def mle_loss(logprobs, response_mask, num_tokens):
     """Eq 6: minus the log-likelihood of what the agent said, over `num_tokens` (of the whole mini-batch, on
-    all ranks). logprobs, response_mask (B, T)."""
+    all ranks), as in LLaMA-Factory. logprobs, response_mask (B, T)."""
     return -(logprobs * response_mask).sum() / num_tokens
 
 
@@ -615,16 +617,17 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         """The share of the training that is behind after a step: of the iterations or of the tokens."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
+    # at most cfg.steps times; behind the body run.steps logs, evaluates and saves
     steps = run.steps(
         cfg, folder, policy, optimizer, METRICS, state,
         evaluate=evaluate_now, share=done, label=f"{stage} | ", guard=teams.GUARD)
     for step, row in steps:
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        begun = done(step - 1)  # the cosine goes on from here
+        begun = done(step - 1)  # one cosine over all iterations (ours)
 
         with run.timed(row, "time/rollout"):
-            sampler.engine.sync(sampler.model)
+            sampler.engine.sync(sampler.model)  # the last iteration's weights: nothing is sampled ahead (D.2)
             if stage in BASELINES:  # by rules of their own, under their banner below
                 made, chosen = baseline_groups(team, questions, stage, step)
             else:
@@ -702,8 +705,7 @@ def warm_up(cfg, folder, policy, place):
 def drop_examples(trajectory, tokenizer, env):
     """Puts the trajectory and its workers under prompts without examples: the warm-up burns them in (D.3)."""
     for c in conversations(trajectory):
-        role = "planner" if c is trajectory else "worker"
-        c.prompt_ids = first_prompt(tokenizer, env, role, c.info.request, few_shot=False)
+        c.prompt_ids = first_prompt(tokenizer, env, c.info.role, c.info.request, few_shot=False)
 
 
 def sft(cfg, folder, model, optimizer, trajectories):
@@ -733,91 +735,6 @@ def sft(cfg, folder, model, optimizer, trajectories):
         say(f"warm-up | epoch {epoch + 1}/{cfg.sft_epochs} | loss {loss:.4f} | "
             f"{row['train/updates']} updates")
         folder.log(row)
-
-
-# ---------------------------------------------------------------- baselines: STaR, RAFT, RAFT++, GRPO
-
-def baseline_groups(team, questions, stage, step):
-    """(group_size attempts a question, those of them that the stage learns from)"""
-    cfg, agents = team.cfg, []
-    seeds = question_seeds(questions, cfg.seed, step)
-    for q, seed in zip(questions, seeds, strict=True):
-        agents += [plan(team, q, f"attempt{k}", seed) for k in range(cfg.group_size)]
-    done = team.run(agents)
-    made = [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
-    chosen = [baseline_choice(group, stage, cfg.keep) for group in made]
-    if stage in RATIOS:
-        for group in filter(None, chosen):
-            assign_advantages(group, stage)
-    return made, chosen
-
-
-def baseline_choice(group, stage, keep):
-    """The trajectories of one question that a baseline learns from."""
-    rewards = [t.reward for t in group]
-    if stage == "grpo":  # all, unless all are alike
-        return group if training.has_spread(rewards) else []
-    if stage == "star":
-        return [t for t in group if t.reward >= R_SUP][:keep]
-    return [t for t in group if t.reward == max(rewards) > 0][:keep]
-
-
-def assign_advantages(group, stage="grpo"):
-    """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
-    advantages = [1.0] * len(group)
-    if stage == "grpo":
-        advantages = training.group_advantages([t.reward for t in group])
-    for t, advantage in zip(group, advantages, strict=True):
-        for c in conversations(t):
-            c.advantages = [advantage] * len(c.turns)
-
-
-def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
-    """Eq 4 with a ratio a token: every trajectory counts the same, and so does every token of its planner and
-    workers. Without a reference (RAFT++) there is no KL term."""
-    weights = [[1 / (num_trajectories * c.info.tokens)] for c in batch.trajectories]
-    weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
-    kl_coef = cfg.kl_coef
-    if batch.ref_logprobs is None:
-        kl_coef = 0.0
-    return training.grpo_loss(
-        logprobs,
-        batch.old_logprobs,
-        training.corrected_advantages(batch, cfg.sampler_correction),  # as they are by default
-        batch.response_mask,
-        weights,
-        cfg.clip,
-        cfg.clip,
-        kl_coef,
-        batch.ref_logprobs,
-    )
-
-
-def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"):
-    """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means."""
-    started = time.time()
-    parts = mini_batches(groups, cfg.mini_batch)
-    # all old log-probs before the first update: they are those of the weights that sampled
-    prepared = []
-    for part in parts:
-        learned = [c for t in part for c in conversations(t)]
-        prepared.append(training.prepare(
-            model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels))
-    row = {"time/old_logprobs": time.time() - started}
-    everything = [b for batches in prepared for b in batches]
-    meter = training.Meter(everything, nonfinite, cfg.sampler_correction)
-    for part, batches in zip(parts, prepared, strict=True):
-        for b in batches:
-            logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
-            loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
-            (loss * b.weight).backward()
-            meter.add(loss, stats, b.weight)
-        training.set_lr(optimizer, cfg.grpo_lr)
-        norm = training.clip_gradient(model, cfg.grad_clip)
-        if meter.finite(norm, batches):
-            optimizer.step()
-        optimizer.zero_grad()
-    return row | teams.update_metrics(meter, optimizer)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -1033,6 +950,91 @@ def check(cfg):
     return cfg
 
 
+# ---------------------------------------------------------------- baselines: STaR, RAFT, RAFT++, GRPO
+
+def baseline_groups(team, questions, stage, step):
+    """(group_size attempts a question, those of them that the stage learns from)"""
+    cfg, agents = team.cfg, []
+    seeds = question_seeds(questions, cfg.seed, step)
+    for q, seed in zip(questions, seeds, strict=True):
+        agents += [plan(team, q, f"attempt{k}", seed) for k in range(cfg.group_size)]
+    done = team.run(agents)
+    made = [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
+    chosen = [baseline_choice(group, stage, cfg.keep) for group in made]
+    if stage in RATIOS:
+        for group in filter(None, chosen):
+            assign_advantages(group, stage)
+    return made, chosen
+
+
+def baseline_choice(group, stage, keep):
+    """The trajectories of one question that a baseline learns from."""
+    rewards = [t.reward for t in group]
+    if stage == "grpo":  # all, unless all are alike
+        return group if training.has_spread(rewards) else []
+    if stage == "star":
+        return [t for t in group if t.reward >= R_SUP][:keep]
+    return [t for t in group if t.reward == max(rewards) > 0][:keep]
+
+
+def assign_advantages(group, stage="grpo"):
+    """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
+    advantages = [1.0] * len(group)
+    if stage == "grpo":
+        advantages = training.group_advantages([t.reward for t in group])
+    for t, advantage in zip(group, advantages, strict=True):
+        for c in conversations(t):
+            c.advantages = [advantage] * len(c.turns)
+
+
+def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
+    """Eq 4 with a ratio a token: every trajectory counts the same, and so does every token of its planner and
+    workers. Without a reference (RAFT++) there is no KL term."""
+    weights = [[1 / (num_trajectories * c.info.tokens)] for c in batch.trajectories]
+    weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
+    kl_coef = cfg.kl_coef
+    if batch.ref_logprobs is None:
+        kl_coef = 0.0
+    return training.grpo_loss(
+        logprobs,
+        batch.old_logprobs,
+        training.corrected_advantages(batch, cfg.sampler_correction),  # as they are by default
+        batch.response_mask,
+        weights,
+        cfg.clip,
+        cfg.clip,
+        kl_coef,
+        batch.ref_logprobs,
+    )
+
+
+def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"):
+    """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means."""
+    started = time.time()
+    parts = mini_batches(groups, cfg.mini_batch)
+    # all old log-probs before the first update: they are those of the weights that sampled
+    prepared = []
+    for part in parts:
+        learned = [c for t in part for c in conversations(t)]
+        prepared.append(training.prepare(
+            model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels))
+    row = {"time/old_logprobs": time.time() - started}
+    everything = [b for batches in prepared for b in batches]
+    meter = training.Meter(everything, nonfinite, cfg.sampler_correction)
+    for part, batches in zip(parts, prepared, strict=True):
+        for b in batches:
+            logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
+            loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
+            (loss * b.weight).backward()
+            meter.add(loss, stats, b.weight)
+        training.set_lr(optimizer, cfg.grpo_lr)
+        norm = training.clip_gradient(model, cfg.grad_clip)
+        if meter.finite(norm, batches):
+            optimizer.step()
+        optimizer.zero_grad()
+    return row | teams.update_metrics(meter, optimizer)
+
+
 # ================================================================ appendix: not in the paper, but its prompts
 #
 # ---------------------------------------------------------------- records of a step
@@ -1063,11 +1065,8 @@ def write_sharegpt(folder, trajectories, env, step):
     """sharegpt.jsonl: each planner's conversation and its workers', as LLaMA-Factory reads them."""
     from common.warmup import sharegpt
     table = "kg" if env == "kg" else "text"
-    rows = []
-    for t in trajectories:
-        for c in conversations(t):
-            role = "planner" if c is t else "worker"
-            rows.append(sharegpt.row(c, SYSTEM[table, role], c.info.request, step))
+    learned = [c for t in trajectories for c in conversations(t)]
+    rows = [sharegpt.row(c, SYSTEM[table, c.info.role], c.info.request, step) for c in learned]
     folder.append("sharegpt.jsonl", rows)
     folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
 
