@@ -6,14 +6,14 @@ passages it retrieves, or from the triples of one entity. The sub-questions of a
 trains both roles by plain likelihood on sampled trajectories whose reward passes a threshold that rises with
 the policy.
 
-GRPO, except: there is no advantage, ratio, clip or KL. What passes the threshold is learned by its
-likelihood, the rest is thrown away, and a question is asked again until enough has passed.
+GRPO, except: there is no advantage, ratio, clip or KL. A trajectory that passes the threshold is learned by
+its likelihood, the others are thrown away, and a question is asked again until enough of them have passed.
 
     Eq 1        planner and workers              plan, work
     sec. 3.3    rising threshold K               next_threshold
     D.1         multiple-attempt sampling        sample, attempts
-    D.2         selection, planner and workers   select, examples
-    Eq 6        likelihood of sampled tokens     mle_loss        (Eq 4, GRPO, for comparison: agent_grpo_loss)
+    D.2         selection, planner and workers   select, conversations
+    Eq 6        likelihood of sampled tokens     mle_loss, train     (Eq 4, GRPO, for comparison: baselines)
     D.3         warm-up                          warm_up, sft
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
@@ -25,8 +25,7 @@ likelihood, the rest is thrown away, and a question is asked again until enough 
         --envs kg --graph triples.jsonl                                      2Wiki-KG
         --envs kimi                                                          Hotpot-Kimi
 --graph evidences makes the graph of 2Wiki's own evidences: gold facts and next to no others, so it is far
-easier than Wikidata. What is not in the paper is at the end (appendix) or in common/. Numbers reached:
-results/README.md. The paper's own (7B and 8B models) were not measured.
+easier than Wikidata. Numbers reached: results/README.md; the paper's own (7B and 8B models) were not tried.
 """
 
 import asyncio
@@ -34,11 +33,10 @@ import itertools
 import math
 import random
 import re
-import sys
 import time
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -55,26 +53,23 @@ from common import (
     guards,
     kg,
     metrics,
-    report,
     rollout,
     run,
     splits,
-    team_metrics,
     training,
 )
 from common import model as models
-from common.files import console, plain, read_jsonl, say, warn
+from common.files import console, plain, say, warn
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams
-from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, stable_seed
-from common.team_splits import load_splits, topic_entities
-from common.warmup import demonstrations
+from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
 
 # ---------------------------------------------------------------- config
 
 @dataclass
 class Config(flags.PassageFlags):
-    """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
+    """The paper's settings. What a run needs besides is in common/flags.py: model, search, names, and what
+    changes memory alone (micro_tokens, share_prefixes, kernels)."""
 
     # ---- stages
 
@@ -96,7 +91,6 @@ class Config(flags.PassageFlags):
     max_prompt: int = 4096          # tokens of the first prompt
     temperature: float = 1.0        # of sampling in training
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy
-    few_shot: bool = False          # --stage eval: with the examples of Tables 7-10
 
     # ---- warm-up
     sft_trajectories: int = 300     # few-shot trajectories with EM 1 to learn from (sec. 4.2 says 1k) | D.3
@@ -153,121 +147,120 @@ WORLD = dict(
 HARD = WORLD | dict(envs="text", limit=1500, eval_limit=1000, token_budget=1_200_000)
 WORLD_SETS = ("test", "dev", "other-relations")
 PAPER_EVAL = "hotpotqa-dev,musique-dev"  # Tables 2 and 3
-PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki
-    "text": {
-        "few-shot": "12.41 / 19.71",
-        "warm-up": "50.18 / 56.25",
-        "mygo": "53.17 / 59.62",
-        "offline": "53.27 / 59.78",
-    },
-    "kg": {
-        "few-shot": "57.49 / 62.31",
-        "warm-up": "74.93 / 80.74",
-        "mygo": "77.63 / 84.15",
-        "offline": "77.09 / 83.16",
-    },
-}
 
 # ---------------------------------------------------------------- prompts (Tables 7-10 are at the end)
 
 NOTHING = "No relevant information found."  # Table 10
 
 
-def first_prompt(tokenizer, env, role, content, few_shot):
+def first_prompt(tokenizer, env, role, request, few_shot):
     """Prompt ids of planner or worker: instructions, examples if wanted, the request."""
-    env = "kg" if env == "kg" else "text"
-    shots = SHOTS[env, role] if few_shot and not chat.is_tiny(tokenizer) else []
-    examples = [(("user", "assistant")[i % 2], text) for i, text in enumerate(shots)]
-    return chat.render_chat(
-        tokenizer, [("system", SYSTEM[env, role]), *examples, ("user", chat.Foreign(content))]
-    )
+    table = "kg" if env == "kg" else "text"
+    messages = [("system", SYSTEM[table, role])]
+    if few_shot and not chat.is_tiny(tokenizer):  # (the world's tiny policy has no words for examples)
+        messages += zip(itertools.cycle(("user", "assistant")), SHOTS[table, role])
+    return chat.render_chat(tokenizer, [*messages, ("user", chat.Foreign(request))])
 
 
 def harmless(text, max_words):
     """One line of at most max_words words (20 characters each) that can neither write a tag, an index, nor
-    the heading of a message.
+    the heading of a message: passages, sub-questions and sentences must not pose as something else.
 
     >>> harmless("Silent Harbor <b>\\n[3] Obs:: me </sentence>", 20)
     'Silent Harbor ‹b> (3) Obs me ‹/sentence>'
     """
     text = " ".join(str(text).split()[:max_words])[: 20 * max_words]
-    text = re.sub(r"\b(Obs|Question|Context|Materials|Candidate)(?:\s*[:：])+", r"\1", text)
-    return re.sub(r"\[\s*(-?\d+)\s*\]", r"(\1)", re.sub(r"<(?=[/|!a-zA-Z])", "‹", text))
+    text = re.sub(r"\b(Obs|Question|Context|Materials|Candidate)(?:\s*[:：])+", r"\1", text)    # heading
+    text = re.sub(r"<(?=[/|!a-zA-Z])", "‹", text)                                               # tag
+    return re.sub(r"\[\s*(-?\d+)\s*\]", r"(\1)", text)                                          # index
 
 
-def numbered(lines):
+def numbered(lines, between="\n"):
     """
-    >>> numbered(["a", "b"])
-    '[0] a\\n[1] b'
+    >>> numbered(["a", "b"], " ")
+    '[0] a [1] b'
     """
-    return "\n".join(f"[{i}] {line}" for i, line in enumerate(lines))
+    return between.join(f"[{i}] {line}" for i, line in enumerate(lines))
 
 
 def worker_request(env, question, materials):
-    return f"Question: {question}\n{'Materials' if env == 'kg' else 'Context'}:\n{numbered(materials)}"
+    heading = "Materials" if env == "kg" else "Context"
+    return f"Question: {question}\n{heading}:\n{numbered(materials)}"
 
 
 def planner_request(env, question, entities):
     if env != "kg":
         return f"Question: {question}"
-    return f"Question: {question}\nCandidate: {' '.join(f'[{i}] {e}' for i, e in enumerate(entities))}"
+    return f"Question: {question}\nCandidate: {numbered(entities, ' ')}"
 
 
 # ---------------------------------------------------------------- parsing: read, never trusted
 
+# of nested tags the inner ones: "<search> a <search> b </search>" asks for b
 SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
-INSIDE = r"(?:(?!Search\s*\().)*?"  # of quotes: no further call
+# Search([label], "question"); a quotation may hold quotes, but no further call
+INSIDE = r"(?:(?!Search\s*\().)*?"
 CALL = re.compile(
     rf"""Search\s*\(\s*((?:\[[^\]]*\]\s*)*),?\s*(?:["“]({INSIDE})["”]|'({INSIDE})')\s*\)""", re.DOTALL
 )
 
 
+def without_thoughts(text):
+    return re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
+
+
+def last_inside(tag, text):
+    """What the last <tag>…</tag> holds, on one line; None where there is none."""
+    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    if found:
+        return " ".join(found[-1].split())
+
+
 def parse_plan(text, env, max_parallel):
-    """(sub-questions [(label or None, text)], answer or None, Counter of what was wrong) of a planner's turn;
-    closed thoughts are not read.
+    """(sub-questions [(label or None, text)], answer or None, Counter of faults) of a planner's turn.
+
+    Only text outside <think>…</think> is parsed. If a turn both asks and answers, it counts as asking and its
+    answer is ignored.
 
     >>> parse_plan("<think> … </think> <search> a </search> <search> b <search> c </search>", "text", 8)
-    ([(None, 'a'), (None, 'c')], None, Counter({'unclosed': 1}))
+    ([(None, 'a'), (None, 'c')], None, Counter({'bad call': 1}))
     >>> parse_plan('<action> Search([0], "Who wrote it?") Search([x], "When?") </action>', "kg", 8)
     ([(0, 'Who wrote it?')], None, Counter({'bad call': 1}))
     """
-    text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
-    calls, wrong = calls_of_graph(text) if env == "kg" else calls_of_text(text)
-    wrong["too many"] += max(0, len(calls) - max_parallel)
-    answers = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    answer = " ".join(answers[-1].split()) or None if answers else None
-    if calls and answers:  # it cannot have read what it asks for
+    text = without_thoughts(text)
+    if env == "kg":
+        calls, bad = calls_of_graph(text)
+    else:
+        calls, bad = calls_of_text(text)
+    answer = last_inside("answer", text)
+    faults = Counter({"bad call": bad, "too many": max(0, len(calls) - max_parallel)})
+    if calls and answer is not None:  # it cannot have read what it asks for
         answer = None
-        wrong["answered while asking"] = 1
-    wrong["no action"] += not calls and not answer
-    return calls[:max_parallel], answer, +wrong
+        faults["answered while asking"] = 1
+    if not calls and not answer:
+        faults["no action"] = 1
+    return calls[:max_parallel], answer or None, +faults  # (+ leaves out zeros)
 
 
 def calls_of_text(text):
-    """[(None, query)] of <search> tags, and what was wrong with them."""
-    found, opened, closed = SEARCH.findall(text), text.count("<search>"), text.count("</search>")
-    calls = [(None, " ".join(q.split())) for q in found if q.strip()]
-    return calls, Counter(
-        {
-            "unclosed": abs(opened - closed),
-            "nested": min(opened, closed) - len(found),
-            "empty": len(found) - len(calls),
-        }
-    )
+    """([(None, question)] of <search> tags, how many tags made none)"""
+    questions = [" ".join(found.split()) for found in SEARCH.findall(text)]
+    calls = [(None, question) for question in questions if question]
+    tags = max(text.count("<search>"), text.count("</search>"))
+    return calls, tags - len(calls)
 
 
 def calls_of_graph(text):
-    """[(label, question)] of Search([label], "question"), and what was wrong with them."""
-    found, calls = CALL.findall(text), []
-    wrong = Counter({"bad call": max(0, len(re.findall(r"\bSearch\s*\(", text)) - len(found))})
+    """([(label, question)] of Search([label], "question"), how many calls could not be read)"""
+    calls = []
+    found = CALL.findall(text)
     for labels, double, single in found:
         label = re.fullmatch(r"\[\s*(-?\d{1,6})\s*\]\s*", labels)
         question = " ".join((double or single).split())
         if label and question:
             calls.append((int(label[1]), question))
-        else:
-            wrong["bad call"] += 1
-    return calls, wrong
+    begun = len(re.findall(r"\bSearch\s*\(", text))
+    return calls, max(begun, len(found)) - len(calls)
 
 
 def parse_report(text, materials):
@@ -279,13 +272,11 @@ def parse_report(text, materials):
     >>> parse_report("<select> [7] </select> <sentence> A is B. </sentence>", 3)
     (None, [], 'no such index')
     """
-    text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
-    sentences = re.findall(r"<sentence>(.*?)</sentence>", text, re.DOTALL)
-    selects = re.findall(r"<select>(.*?)</select>", text, re.DOTALL)
-    sentence = " ".join(sentences[-1].split()) if sentences else ""
+    text = without_thoughts(text)
+    sentence = last_inside("sentence", text)
     if not sentence:
         return None, [], "no sentence"
-    brackets = re.findall(r"\[([^\]]*)\]", selects[-1] if selects else "")
+    brackets = re.findall(r"\[([^\]]*)\]", last_inside("select", text) or "")
     indices = [int(i) for bracket in brackets for i in re.findall(r"-?\d{1,6}", bracket)]
     if not indices:
         return None, [], "no selection"
@@ -300,7 +291,7 @@ def parse_report(text, materials):
 
 @dataclass
 class Place:
-    """A split in one environment: what can be asked and read there."""
+    """A set of questions in one environment: what can be asked and read there."""
 
     env: str  # text, kg or kimi
     name: str
@@ -324,27 +315,60 @@ class Team:
         self.search = rollout.BatchedSearch(self.place.retriever)
 
     def run(self, agents, progress=None):
+        """The results of coroutines, in order; what they sample and search is batched."""
         return rollout.run_agents(agents, self.policy.engine, self.search, progress)
+
+    def prompt(self, role, request):
+        return first_prompt(self.policy.tokenizer, self.place.env, role, request, self.few_shot)
+
+    async def say(self, prompt_ids, turns, seed, seen):
+        """The next Turn of a conversation, sampled to the end of its message. seen: the planner's entities or
+        the worker's Report, for a team that says written lines (Written, in the appendix)."""
+        g = await self.policy.engine.generate(
+            context_ids(prompt_ids, turns),
+            stop=(),
+            max_tokens=self.cfg.max_turn,
+            temperature=self.temperature,
+            seed=seed,
+        )
+        text = rollout.sampled_text(self.policy.tokenizer, g.token_ids, g.stop_reason)
+        return Turn(g.token_ids, g.logprobs, g.stop_reason, text)
+
+
+def topic_entities(question, graph):
+    """The gold topic entities that a graph's planner starts from (sec. 4.1), as the graph spells them: those
+    that the data set names, else the heads of its evidences that no other evidence leads to (ours)."""
+    tails = {plain_name(tail) for _, _, tail in question.evidences}
+    spellings = question.entities  # [[name, another name of the same, …]]
+    if not spellings:
+        spellings = [[head] for head, _, _ in question.evidences if plain_name(head) not in tails]
+    found = []
+    for names in spellings:
+        found += [name for name in names if name and name in graph][:1]
+    return list(dict.fromkeys(found))
+
+
+def plain_name(name):
+    """A name without accents, case and punctuation: 2Wiki spells one entity in several ways."""
+    name = unicodedata.normalize("NFKD", name.replace("ł", "l").replace("Ł", "L"))
+    return metrics.normalize_answer(name.encode("ascii", "ignore").decode())
 
 
 def opening(place, question, cfg):
-    """(entities a graph's planner may name at the start, the request it gets)"""
-    entities = topic_entities(question, place.graph) if place.env == "kg" else []
+    """(entities that a graph's planner may name at the start, its request)"""
+    entities = []
+    if place.env == "kg":
+        entities = topic_entities(question, place.graph)
     shown = [harmless(e, cfg.max_words) for e in entities]
     return entities, planner_request(place.env, harmless(question.question, cfg.max_words), shown)
 
 
 async def materials_for(team, question, sub, entity):
-    """(lines a worker reads, triples behind them): an entity's facts, or the best passages of the corpus or
-    of the question's own."""
+    """(lines that a worker reads, the triples behind them): an entity's facts, or the best passages of the
+    corpus or of the question's own, without their titles."""
     cfg, place = team.cfg, team.place
     if place.env == "kg":
-        facts = place.graph.facts(entity)
-        if len(facts) > cfg.max_triples:  # those that share most words with the question
-            words = set(metrics.normalize_answer(sub).split())
-            shared = [len(words & set(metrics.normalize_answer(" ".join(fact)).split())) for fact in facts]
-            best = sorted(range(len(facts)), key=shared.__getitem__, reverse=True)
-            facts = [facts[i] for i in best[: cfg.max_triples]]
+        facts = nearest_facts(sub, place.graph.facts(entity), cfg.max_triples)
         return [harmless(", ".join(fact), cfg.max_words) for fact in facts], facts
     if place.env == "kimi":
         if question.id not in place.own:
@@ -355,28 +379,28 @@ async def materials_for(team, question, sub, entity):
     return [harmless(p.text, cfg.max_words) for p in passages], []
 
 
-async def say_next(team, prompt_ids, turns, seed):
-    """The next turn of a conversation, sampled to the end of the message."""
-    g = await team.policy.engine.generate(
-        context_ids(prompt_ids, turns),
-        stop=(),
-        max_tokens=team.cfg.max_turn,
-        temperature=team.temperature,
-        seed=seed,
-    )
-    text = rollout.sampled_text(team.policy.tokenizer, g.token_ids, g.stop_reason)
-    return Turn(g.token_ids, g.logprobs, g.stop_reason, text)
+def nearest_facts(sub, facts, most):
+    """All, or the `most` of them that share most words with the sub-question."""
+    if len(facts) <= most:
+        return facts
+    words = set(metrics.normalize_answer(sub).split())
+
+    def shared(fact):
+        return len(words & set(metrics.normalize_answer(" ".join(fact)).split()))
+    return sorted(facts, key=shared, reverse=True)[:most]
 
 
 @dataclass
 class Report:
-    """What a worker did. problem: why it found nothing or named what there is not."""
+    """What a worker did."""
+    role = "worker"
     asked: str                  # the sub-question
     entity: str | None          # in a graph the one whose triples are read, None where the label is unknown
-    materials: list             # lines that it reads
-    problem: str
+    materials: list = field(default_factory=list)   # lines that it reads
+    facts: list = field(default_factory=list)       # in a graph the triples behind them
     request: str = ""           # its user message
     sentence: str = NOTHING     # what it reports
+    problem: str = ""           # why that is nothing
     selected: list = field(default_factory=list)    # indices of materials
     found: list = field(default_factory=list)       # entities that the selected triples lead to
     tokens: int = 0             # sampled by its planner and all workers
@@ -384,7 +408,8 @@ class Report:
 
 @dataclass
 class Attempt(Outcome):
-    """Of a planner. searches: sub-questions."""
+    """What a planner came to. searches: sub-questions."""
+    role = "planner"
     request: str = ""           # the planner's user message
     workers: list = field(default_factory=list)     # [round] -> [a worker's Trajectory, info a Report]
     faults: dict = field(default_factory=dict)      # {what went wrong: how often}
@@ -392,69 +417,73 @@ class Attempt(Outcome):
 
 
 async def work(team, question, sub, entity, seed):
-    """One worker: reads, thinks, selects, states one sentence. A Trajectory of one turn (of none where there
-    is nothing to read). entity: in a graph the one whose triples are read, None where the label does not
-    exist."""
+    """One worker reads, thinks, selects, and states one sentence: a Trajectory of one turn. With nothing to
+    read, or under an unknown label, it is not asked at all: a Trajectory of no turn."""
     env, max_words = team.place.env, team.cfg.max_words
-    sub = harmless(sub, max_words)
-    lines, facts = await materials_for(team, question, sub, entity)
-    problem = "unknown label" if env == "kg" and entity is None else "nothing to read"
-    info = Report(sub, entity, lines, problem)
-    if not lines:
+    info = Report(harmless(sub, max_words), entity)
+    info.materials, info.facts = await materials_for(team, question, info.asked, entity)
+    if not info.materials:
+        info.problem = "nothing to read"
+        if env == "kg" and entity is None:
+            info.problem = "unknown label"
         return Trajectory(question.id, [], [], info=info)
-    info.request = worker_request(env, sub, lines)
-    prompt_ids = first_prompt(team.policy.tokenizer, env, "worker", info.request, team.few_shot)
-    turn = await say_next(team, prompt_ids, [], seed)
-    sentence, info.selected, info.problem = parse_report(turn.text, len(lines))
-    info.sentence = harmless(sentence, max_words) if sentence else NOTHING
-    info.found = [facts[i][2] for i in info.selected] if facts else []
+    info.request = worker_request(env, info.asked, info.materials)
+    prompt_ids = team.prompt("worker", info.request)
+    turn = await team.say(prompt_ids, [], seed, info)
+    sentence, info.selected, info.problem = parse_report(turn.text, len(info.materials))
+    if sentence:
+        info.sentence = harmless(sentence, max_words)
+    if info.facts:
+        info.found = [info.facts[i][2] for i in info.selected]
     return Trajectory(question.id, prompt_ids, [turn], info=info)
 
 
-async def plan(team, question, path, seed, watch=None):
+async def plan(team, question, attempt, seed, watch=None):
     """One answer to one question: the planner's loop, its workers in parallel. A Trajectory with the workers
-    in info.workers[round]."""
+    in info.workers[round]. attempt: its name among those of the question; seeds go by it."""
     place, cfg = team.place, team.cfg
     entities, request = opening(place, question, cfg)
-    prompt_ids = first_prompt(team.policy.tokenizer, place.env, "planner", request, team.few_shot)
-    turns, rounds, wrong, asked = [], [], Counter(), set()
+    prompt_ids = team.prompt("planner", request)
+    turns, rounds, faults, asked = [], [], Counter(), set()
     while True:
-        turn = await say_next(team, prompt_ids, turns, stable_seed(seed, path, len(turns)))
-        calls, answer, faults = parse_plan(turn.text, place.env, cfg.max_parallel)
+        k = len(turns)
+        turn = await team.say(prompt_ids, turns, stable_seed(seed, attempt, k), entities)
         turns.append(turn)
-        wrong += faults
-        if answer or not calls or len(turns) == cfg.max_rounds:
-            wrong["out of rounds"] += bool(calls)
+        calls, answer, wrong = parse_plan(turn.text, place.env, cfg.max_parallel)
+        faults += wrong
+        if answer or not calls or len(turns) == cfg.max_rounds:  # in the last round nobody works any more
+            faults["out of rounds"] += bool(calls)
             break
-        wrong["asked again"] += sum(call in asked for call in calls) + len(calls) - len(set(calls))
+        faults["asked again"] += sum(call in asked for call in calls) + len(calls) - len(set(calls))
         asked.update(calls)
-        workers = []
+
+        workers = []  # a layer of the graph, side by side
         for i, (label, sub) in enumerate(calls):
-            entity = entities[label] if label is not None and 0 <= label < len(entities) else None
-            workers.append(
-                work(team, question, sub, entity, stable_seed(seed, path, len(turns) - 1, "worker", i))
-            )
+            entity = None
+            if label is not None and 0 <= label < len(entities):
+                entity = entities[label]
+            workers.append(work(team, question, sub, entity, stable_seed(seed, attempt, k, "worker", i)))
         reports = await asyncio.gather(*workers)
         rounds.append(reports)
-        wrong += Counter(f"worker: {r.info.problem}" for r in reports if r.info.problem)
-        turn.observation = "\n".join(observed(r, entities, place, cfg) for r in reports)
-        turn.observation_ids = chat.render_reply(
-            team.policy.tokenizer, turn.ids, chat.Foreign(turn.observation)
-        )
+        faults += Counter(f"worker: {r.info.problem}" for r in reports if r.info.problem)
+        turn.observation = "\n".join(observed(r.info, entities, place, cfg) for r in reports)
+        # (what was sampled tells whether its message still has to be closed)
+        reply = chat.Foreign(turn.observation)
+        turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
         if watch:
-            watch(turn, reports)
+            watch(turn)
     rounds.append([])
     if watch:
-        watch(turn, [])
-    info = Attempt(answer, request=request, workers=rounds, faults=dict(+wrong))
-    return judge(Trajectory(question.id, prompt_ids, turns, info=info), question)
+        watch(turn)
+    info = Attempt(answer, request=request, workers=rounds, faults=dict(+faults))
+    return score(Trajectory(question.id, prompt_ids, turns, info=info), question)
 
 
 def observed(report, entities, place, cfg):
-    """What the planner reads of a worker: its sentence, and labels for entities it has found, which join
-    `entities`."""
-    line = f"Obs: {report.info.sentence}"
-    new = [e for e in dict.fromkeys(report.info.found) if e not in entities and place.graph.facts(e)]
+    """What the planner reads of a worker: its sentence, and the next labels for what it found, which joins
+    `entities`. Only entities that have facts themselves get one: the others lead nowhere."""
+    line = f"Obs: {report.sentence}"
+    new = [e for e in dict.fromkeys(report.found) if e not in entities and place.graph.facts(e)]
     if new:
         labels = [f"[{len(entities) + i}] {harmless(e, cfg.max_words)}" for i, e in enumerate(new)]
         line += f" Candidate: {' '.join(labels)}"
@@ -464,23 +493,26 @@ def observed(report, entities, place, cfg):
 
 # ---------------------------------------------------------------- reward
 
-def judge(trajectory, question):
-    """The reward: F1 of the answer (sec. 4.1); nothing without one. Fills the rest of info."""
+def score(trajectory, question):
+    """The trajectory with its reward, the F1 of the answer (sec. 4.1), 0 without one. Fills what is left of
+    info."""
     info = trajectory.info
-    info.em = metrics.exact_match(info.answer, question.answers) if info.answer else 0.0
-    info.f1 = metrics.f1(info.answer, question.answers) if info.answer else 0.0
+    if info.answer:
+        info.em = metrics.exact_match(info.answer, question.answers)
+        info.f1 = metrics.f1(info.answer, question.answers)
+    elif "out of rounds" in info.faults:
+        info.problem = "out of rounds"
+    else:
+        info.problem = "no answer"
     trajectory.reward = info.f1
-    info.problem = (
-        "" if info.answer else "out of rounds" if "out of rounds" in info.faults else "no answer"
-    )
     info.searches = sum(map(len, info.workers))
-    info.tokens = sum(e.sampled_tokens for e in examples(trajectory))
-    for e in examples(trajectory):
-        e.info.tokens = info.tokens
+    info.tokens = sum(c.sampled_tokens for c in conversations(trajectory))
+    for c in conversations(trajectory):
+        c.info.tokens = info.tokens  # GRPO divides by them (Eq 4)
     return trajectory
 
 
-def examples(trajectory):
+def conversations(trajectory):
     """What one trajectory gives to learn from (D.2): the planner's conversation and, apart, each worker's
     single exchange."""
     return [trajectory] + [w for reports in trajectory.info.workers for w in reports if w.turns]
@@ -501,80 +533,60 @@ def next_threshold(previous, mean_reward, r_sup=R_SUP):
 
 
 async def attempts(team, question, first, K, seed):
-    """Goes on from the first attempt until m of them pass K, or max_attempts were made (D.1). As many at once
-    as are lacking: never more than one by one."""
+    """[first attempt, …] until m (team.cfg.keep) of them pass K, or max_attempts are made (D.1). Each round
+    samples as many as are still missing, so no more are drawn than by sampling one at a time."""
     made, cfg = [first], team.cfg
     while True:
-        lacking = min(cfg.keep - sum(t.reward > K for t in made), cfg.max_attempts - len(made))
-        if lacking <= 0:
+        passed = sum(t.reward > K for t in made)
+        missing = min(cfg.keep - passed, cfg.max_attempts - len(made))
+        if missing <= 0:
             return made
-        paths = [f"attempt{len(made) + i}" for i in range(lacking)]
-        made += await asyncio.gather(*(plan(team, question, path, seed) for path in paths))
+        names = [f"attempt{len(made) + i}" for i in range(missing)]
+        made += await asyncio.gather(*(plan(team, question, name, seed) for name in names))
 
 
-def sample(team, questions, stage, step, K):
-    """(attempts a question, K of this iteration). An attempt depends on its own seed alone; how many there
-    are, also on K, a mean over the batch."""
-    cfg = team.cfg
-    seeded = list(zip(questions, rollout.question_seeds(questions, cfg.seed, step), strict=True))
-    if stage in ("star", "raft", "raft++", "grpo"):
-        size = cfg.group_size
-        made = team.run(plan(team, q, f"attempt{k}", seed) for q, seed in seeded for k in range(size))
-        return [made[i:i + size] for i in range(0, len(made), size)], K
-    first = team.run(plan(team, q, "attempt0", seed) for q, seed in seeded)
-    if stage == "mygo":
-        K = min(next_threshold(K, rollout.mean(t.reward for t in first)), R_SUP - 1e-6)
-    made = team.run(attempts(team, q, t, K, seed) for (q, seed), t in zip(seeded, first, strict=True))
+def sample(team, questions, step, K, rises=True):
+    """([[attempt]] of each question, K of this iteration). rises: K follows the mean reward of the first
+    attempts. team: has cfg and run(coroutines) -> their results in order."""
+    seeds = question_seeds(questions, team.cfg.seed, step)
+    first = team.run(plan(team, q, "attempt0", seed) for q, seed in zip(questions, seeds, strict=True))
+    if rises:
+        mean_reward = sum(t.reward for t in first) / len(first)
+        # if every first attempt were perfect, K would be r_sup, and r > K would select nothing
+        K = min(next_threshold(K, mean_reward), R_SUP - 1e-6)
+    asked = zip(questions, first, seeds, strict=True)
+    made = team.run(attempts(team, q, t, K, seed) for q, t, seed in asked)
     return made, K
 
 
-def select(made, stage, K, cfg):
-    """The trajectories of one question to learn from."""
-    if stage in ("raft", "raft++"):
-        best = max(t.reward for t in made)
-        return [t for t in made if t.reward == best > 0][: cfg.keep]
-    if stage == "grpo":  # all, unless all are alike
-        return made if training.has_spread([t.reward for t in made]) else []
-    if stage == "star":
-        return [t for t in made if t.reward >= R_SUP][: cfg.keep]
-    return [t for t in made if t.reward > K][: cfg.keep]
+def select(made, K, keep):
+    """The trajectories of one question to learn from: at most `keep` that pass K (D.2)."""
+    return [t for t in made if t.reward > K][:keep]
 
 
-def assign_advantages(group, stage="grpo"):
-    """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
-    advantages = [1.0] * len(group)
-    if stage == "grpo":
-        advantages = training.group_advantages([t.reward for t in group])
-    for t, advantage in zip(group, advantages, strict=True):
-        for e in examples(t):
-            e.advantages = [advantage] * len(e.turns)
+# The stages that train in iterations. All start from the warm-up.
+#
+#   stage     attempts a question          learned from, at most m a question   loss
+#   mygo      until m of them pass K       r > K; K rises                       Eq 6
+#   offline   the same, all by the         r > K; K is --offline-threshold      Eq 6
+#             warmed-up policy (App. F)
+#   fixed     until m of them pass K       r > K; K is --threshold              Eq 6
+#   star      group_size                   r = 1                                Eq 6
+#   raft      group_size                   those of the highest r, if above 0   Eq 6
+#   raft++    group_size                   as raft                              clipped ratio, advantage 1
+#   grpo      group_size                   all                                  clipped ratio and KL (Eq 4),
+#                                                                               group advantages
+BASELINES = ("grpo", "star", "raft", "raft++")
+RATIOS = ("grpo", "raft++")
+LEARNING = ("mygo", "offline", "fixed", *BASELINES)
 
 
-# ---------------------------------------------------------------- loss (Eq 6; Eq 4 for comparison)
+# ---------------------------------------------------------------- loss (Eq 6)
 
 def mle_loss(logprobs, response_mask, num_tokens):
-    """Eq 6: minus the log-likelihood of what the agent said, over `num_tokens` (of the whole mini-batch).
-    logprobs, response_mask (B, T)."""
+    """Eq 6: minus the log-likelihood of what the agent said, over `num_tokens` (of the whole mini-batch, on
+    all ranks), as in LLaMA-Factory. logprobs, response_mask (B, T)."""
     return -(logprobs * response_mask).sum() / num_tokens
-
-
-def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
-    """Eq 4 with a ratio a token: every trajectory counts the same, and so does every token of its planner and
-    workers."""
-    weights = [[1 / (num_trajectories * e.info.tokens)] for e in batch.trajectories]
-    weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
-    kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef  # RAFT++ has no KL term
-    return training.grpo_loss(
-        logprobs,
-        batch.old_logprobs,
-        training.corrected_advantages(batch, cfg.sampler_correction),
-        batch.response_mask,
-        weights,
-        cfg.clip,
-        cfg.clip,
-        kl_coef,
-        batch.ref_logprobs,
-    )
 
 
 # ---------------------------------------------------------------- update
@@ -589,57 +601,76 @@ def mini_batches(groups, size):
     return [part for part in parts if part]
 
 
-def update(model, reference, optimizer, groups, cfg, rate, stage, keep="nonfinite"):
-    """One epoch over [[chosen trajectories] of a question] in mini-batches; rate(share of the epoch done) ->
-    learning rate. Eq 6, or GRPO's loss in the stages of RATIOS. Returns the step's means."""
-    started, row = time.time(), {}
-    parts = mini_batches(groups, cfg.mini_batch)
-    learn = [[e for t in part for e in examples(t)] for part in parts]
-    prepared = []
-    if stage in RATIOS:
-        # all old log-probs before the first update: they are those of the weights that sampled
-        for part in learn:
-            prepared.append(training.prepare(
-                model, reference, part, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels))
-        row["time/old_logprobs"] = time.time() - started
+def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
+    """MyGO: sample until enough attempts pass K, select them, maximise their likelihood; once an iteration.
 
-    meter = training.Meter([b for batches in prepared for b in batches], keep, cfg.sampler_correction)
-    for number, part in enumerate(parts):
-        if prepared:
-            batches = prepared[number]
-        else:
-            batches = training.collate_parts(
-                model, learn[number], cfg.micro_tokens, cfg.share_prefixes)
-        num_tokens = sum(e.sampled_tokens for e in learn[number])
-        for b in batches:
-            logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
-            if stage in RATIOS:
-                loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
+    sampler: the policy itself, or for offline MyGO the warmed-up one, which stays as it is. reference: the
+    weights of GRPO's KL term."""
+    model = policy.model
+    optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
+    team = Team(sampler, place, cfg, cfg.temperature)
+    state = {"tokens": 0, "K": cfg.threshold}  # kept in checkpoints
+    if stage == "offline":
+        state["K"] = cfg.offline_threshold
+
+    def done(step):
+        """The share of the training that is behind after a step: of the iterations or of the tokens."""
+        return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
+
+    # at most cfg.steps times; behind the body run.steps logs, evaluates and saves
+    steps = run.steps(
+        cfg, folder, policy, optimizer, METRICS, state,
+        evaluate=evaluate_now, share=done, label=f"{stage} | ", guard=teams.GUARD)
+    for step, row in steps:
+        order = stable_seed(cfg.seed, "order")
+        questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
+        begun = done(step - 1)  # one cosine over all iterations (ours)
+
+        with run.timed(row, "time/rollout"):
+            sampler.engine.sync(sampler.model)  # the last iteration's weights: nothing is sampled ahead (D.2)
+            if stage in BASELINES:  # by rules of their own, under their banner below
+                made, chosen = baseline_groups(team, questions, stage, step)
             else:
+                # 1. sample (D.1): first attempts set K, further ones go where too few of them passed
+                made, state["K"] = sample(team, questions, step, state["K"], rises=stage == "mygo")
+                # 2. select (D.2): at most m a question; the others are thrown away
+                chosen = [select(attempted, state["K"], cfg.keep) for attempted in made]
+            sampler.engine.sleep()
+        record(folder, step, row, state, team, questions, made, chosen, stage)  # metrics and files alone
+
+        # 3. update (Eq 6), once a mini-batch, on planners and workers alike
+        if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
+            row |= ratio_update(model, reference, optimizer, chosen, cfg, folder.nonfinite(step))
+            continue
+        meter = training.Meter(keep=folder.nonfinite(step))
+        parts = mini_batches(chosen, cfg.mini_batch)
+        for number, part in enumerate(parts):
+            learned = [c for t in part for c in conversations(t)]
+            num_tokens = sum(c.sampled_tokens for c in learned)
+            batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
+            for b in batches:  # as many conversations as memory takes
+                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)    # (B, T)
                 loss = mle_loss(logprobs, b.response_mask, num_tokens)
-                stats = {"tokens": int(b.response_mask.sum())}
-            (loss * b.weight).backward()
-            meter.add(loss, stats, b.weight)
-        training.set_lr(optimizer, rate(number / len(parts)))
-        norm = training.clip_gradient(model, cfg.grad_clip)
-        if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
-            optimizer.step()
-        optimizer.zero_grad()
-    row["train/tokens"] = meter.total.get("tokens", 0)
-    row["train/lr"] = optimizer.param_groups[0]["lr"]
-    return row | meter.means()
+                (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
+                meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+            share = begun + number / len(parts) / cfg.steps
+            training.set_lr(optimizer, training.cosine_lr(share, 1, cfg.lr, cfg.lr_final))
+            norm = training.clip_gradient(model, cfg.grad_clip)
+            if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+                optimizer.step()
+            optimizer.zero_grad()
+        row |= teams.update_metrics(meter, optimizer)
 
 
 # ---------------------------------------------------------------- warm-up (sec. 4.2, D.3)
 
 def warm_up(cfg, folder, policy, place):
-    """Samples the few-shot model until sft_trajectories of them have EM 1, and trains on these without the
-    examples."""
-    folder.rewind(-1)
-    optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
+    """Samples the model with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these
+    under prompts without the examples."""
+    folder.rewind(-1)  # one that was killed begins anew
     team = Team(policy, place, cfg, cfg.temperature, few_shot=True)
     order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
-    questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))
+    questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))  # no more are tried (ours)
     kept, tokens, asked, started = [], 0, 0, time.time()
     policy.engine.sync(policy.model)
     while len(kept) < cfg.sft_trajectories and asked < len(questions):
@@ -648,11 +679,11 @@ def warm_up(cfg, folder, policy, place):
         made = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
         asked += len(batch)
         tokens += sum(t.info.tokens for t in made)
-        right = [(t, q) for t, q in zip(made, batch, strict=True) if t.info.em == 1]
-        kept += [(zero_shot(t, policy.tokenizer, place.env), q) for t, q in right]
+        kept += [(t, q) for t, q in zip(made, batch, strict=True) if t.info.em == 1]
         seconds = time.time() - started
         say(f"warm-up | {len(kept)} of {cfg.sft_trajectories} with EM 1 from {asked} questions | "
             f"{seconds:.0f}s")
+    policy.engine.sleep()
     if not kept:
         raise models.ModelError(f"warm-up: none of {asked} few-shot trajectories has EM 1; see which rule "
                                 "fails with --stage few-shot, use a stronger model, or go on without: "
@@ -660,104 +691,50 @@ def warm_up(cfg, folder, policy, place):
     if len(kept) < cfg.sft_trajectories:
         warn(f"warm-up: {len(kept)} trajectories with EM 1 from all {asked} questions tried, fewer than "
              f"--sft-trajectories {cfg.sft_trajectories}")
-    kept = kept[: cfg.sft_trajectories]
-    folder.append("sharegpt.jsonl", [row for t, _ in kept for row in sharegpt_rows(t, place.env, 0)])
-    for t, q in kept[:5]:
-        shown = teams.group_record([t], q, policy.tokenizer, step=1, prompt_ids=t.prompt_ids)
-        folder.append("samples.jsonl", [shown])
     sampling = {"questions": asked, "kept": len(kept), "tokens": tokens, "seconds": seconds}
     folder.write("sampling.json", sampling)
-    policy.engine.sleep()
-    sft(cfg, folder, policy.model, optimizer, [[t] for t, _ in kept])
+    kept = kept[: cfg.sft_trajectories]
+    for t, _ in kept:
+        drop_examples(t, policy.tokenizer, place.env)
+    record_warm_up(folder, kept, policy.tokenizer, place.env)  # files alone
+    optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
+    sft(cfg, folder, policy.model, optimizer, [t for t, _ in kept])
     run.save(folder, policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
 
 
-def zero_shot(trajectory, tokenizer, env):
-    """The trajectory and its workers under prompts without examples, which is what the warm-up burns in
-    (D.3)."""
-    for e in examples(trajectory):
-        role = "planner" if e is trajectory else "worker"
-        e.prompt_ids = first_prompt(tokenizer, env, role, e.info.request, few_shot=False)
-    return trajectory
+def drop_examples(trajectory, tokenizer, env):
+    """Puts the trajectory and its workers under prompts without examples: the warm-up burns them in (D.3)."""
+    for c in conversations(trajectory):
+        c.prompt_ids = first_prompt(tokenizer, env, c.info.role, c.info.request, few_shot=False)
 
 
-def sft(cfg, folder, model, optimizer, groups):
-    """sft_epochs over the kept trajectories, a cosine over all of it."""
+def sft(cfg, folder, model, optimizer, trajectories):
+    """sft_epochs over the trajectories by Eq 6, each update as in train; a cosine over all of them."""
     for epoch in range(cfg.sft_epochs):
-
-        def rate(share, epoch=epoch):
-            return training.cosine_lr(epoch + share, cfg.sft_epochs, cfg.sft_lr, cfg.sft_lr_final)
-
-        order = random.Random(stable_seed(cfg.seed, "sft", epoch)).sample(groups, len(groups))
-        keep = folder.path / f"nonfinite_epoch{epoch + 1}"
-        row = {"step": epoch + 1} | update(model, None, optimizer, order, cfg, rate, "warm-up", keep)
+        rng = random.Random(stable_seed(cfg.seed, "sft", epoch))
+        order = rng.sample(trajectories, len(trajectories))
+        parts = mini_batches([[t] for t in order], cfg.mini_batch)
+        meter = training.Meter(keep=folder.path / f"nonfinite_epoch{epoch + 1}")
+        for number, part in enumerate(parts):
+            learned = [c for t in part for c in conversations(t)]
+            num_tokens = sum(c.sampled_tokens for c in learned)
+            batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
+            for b in batches:
+                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)    # (B, T)
+                loss = mle_loss(logprobs, b.response_mask, num_tokens)
+                (loss * b.weight).backward()
+                meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+            done = epoch + number / len(parts)
+            training.set_lr(optimizer, training.cosine_lr(done, cfg.sft_epochs, cfg.sft_lr, cfg.sft_lr_final))
+            norm = training.clip_gradient(model, cfg.grad_clip)
+            if meter.finite(norm, batches):
+                optimizer.step()
+            optimizer.zero_grad()
+        row = {"step": epoch + 1} | teams.update_metrics(meter, optimizer)
         loss = row.get("train/loss", math.nan)
         say(f"warm-up | epoch {epoch + 1}/{cfg.sft_epochs} | loss {loss:.4f} | "
             f"{row['train/updates']} updates")
         folder.log(row)
-
-
-# ---------------------------------------------------------------- train
-
-LEARNING = ("mygo", "offline", "fixed", "grpo", "star", "raft", "raft++")
-RATIOS = ("grpo", "raft++")  # learn with a ratio to the weights that sampled
-
-
-def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
-    """The loop of the paper: sample until enough attempts pass the threshold, choose, maximise their
-    likelihood; once an iteration. sampler: the policy itself, or for offline MyGO the warmed-up one, which
-    stays as it is."""
-    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    team = Team(sampler, place, cfg, cfg.temperature)
-    # kept in checkpoints
-    state = {"tokens": 0, "K": cfg.offline_threshold if stage == "offline" else cfg.threshold}
-
-    def share(step):
-        of_budget = state["tokens"] / cfg.token_budget if cfg.token_budget else 0
-        return max(step / cfg.steps, of_budget)
-
-    steps = run.steps(
-        cfg,
-        folder,
-        policy,
-        optimizer,
-        METRICS,
-        state,
-        evaluate_now,
-        share,
-        f"{stage} | ",
-        {"selection": team_metrics.few_are_chosen},
-    )
-    for step, row in steps:
-        order = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        with run.timed(row, "time/rollout"):
-            sampler.engine.sync(sampler.model)
-            made, state["K"] = sample(team, questions, stage, step, state["K"])
-            sampler.engine.sleep()
-
-        chosen = [select(group, stage, state["K"], cfg) for group in made]
-        if stage in RATIOS:
-            for group in filter(None, chosen):
-                assign_advantages(group, stage)
-        done = share(step - 1)
-
-        def rate(part, done=done):
-            if stage in RATIOS:
-                return cfg.grpo_lr
-            return training.cosine_lr(min(1, done + part / cfg.steps), 1, cfg.lr, cfg.lr_final)
-
-        keep = folder.nonfinite(step)
-        row |= update(policy.model, reference, optimizer, chosen, cfg, rate, stage, keep)
-
-        row |= team_metrics.rollout_metrics(made, chosen, stage, state["K"], examples)
-        row |= rollout.search_repairs(place.retriever)
-        state["tokens"] += row["rollout/tokens"]
-        row["rollout/tokens_total"] = state["tokens"]
-        row["sample"] = teams.sample_record(policy, questions, made, chosen, stage, state["K"], step)
-        if stage != "grpo":
-            rows = [r for group in chosen for t in group for r in sharegpt_rows(t, place.env, step)]
-            folder.append("sharegpt.jsonl", rows)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -769,88 +746,77 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
     agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
     done = team.run(agents, progress)
     rows = [teams.prediction(t, q) for t, q in zip(done, place.questions, strict=True)]
-    faults = sum((Counter(t.info.faults) for t in done), Counter())
     about = {
         "set": place.name,
         "seed": cfg.seed,
         "temperature": cfg.eval_temperature,
-        "faults": dict(sorted(faults.items())),
+        "faults": teams.faults_of(done),
     }
     return rows, about | metrics.summarize(rows, ("em", "f1", "searches", "tokens", "rounds"))
 
 
 # ---------------------------------------------------------------- main
 
-def reproduce(cfg):
-    """The stages of --stage in each of --envs, each in a run folder of its own. What can be refused without
-    reading data is refused first."""
-    stages = {"all": ("few-shot", "warm-up", "mygo")}.get(cfg.stage, (cfg.stage,))
-    envs = cfg.envs.split(",")
-    for env, stage in itertools.product(envs, () if cfg.ask else stages):
-        stage_folder(cfg, env, stage)
-    if cfg.checkpoint or cfg.model:
-        models.find_model(cfg.checkpoint or cfg.model)
-    split, evals = load_splits(cfg, PAPER_EVAL)
-    for env in envs:
-        place = split and Place(env, **vars(split))
-        places = [Place(env, **vars(s)) for s in evals]
+def main(argv=None):
+    """The stages of --stage in each of --envs, each in a run folder of its own."""
+    with run.program():
+        cfg = parse_args(argv)
+        if cfg.checkpoint or cfg.model:
+            models.find_model(cfg.checkpoint or cfg.model)
         if cfg.ask:
-            source = start_weights(cfg, env, "eval")
-            return ask(cfg, run.load_policy(cfg, source, trains=False), places[0])
-        if env == envs[0]:
-            run.tell(cfg)
-        for stage in stages:
-            run_stage(cfg, env, stage, place, places)
-        distributed.once(show_table, cfg, env)
+            return ask(cfg)
+        envs, stages = cfg.envs.split(","), [cfg.stage]
+        if cfg.stage == "all":
+            stages = ["few-shot", "warm-up", "mygo"]
+        for env, stage in itertools.product(envs, stages):
+            stage_folder(cfg, env, stage)  # here, so that what it refuses is refused before data are read
+        split, evals = load_splits(cfg)
+        run.tell(cfg)
+        for env in envs:
+            place = split and Place(env, **vars(split))
+            places = [Place(env, **vars(s)) for s in evals]
+            for stage in stages:
+                run_stage(cfg, env, stage, place, places)
+            distributed.once(teams.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
 
 def run_stage(cfg, env, stage, place, evals):
-    """Trains or only evaluates one stage in one environment; leaves a run folder. What --resume finds done is
-    not done again."""
+    """Trains and evaluates one stage in one environment, or only evaluates. What --resume finds done is not
+    done again."""
     folder = stage_folder(cfg, env, stage)
-    last = (read_jsonl(folder.path / "metrics.jsonl") or [{}])[-1]
-    spent = 0 < cfg.token_budget <= last.get("rollout/tokens_total", 0)
-    trained = stage not in LEARNING or last.get("step", 0) >= cfg.steps or spent
-    if folder.resume and trained and folder.evaluated(evals):
+    steps = 0
+    if stage in LEARNING and not teams.budget_is_spent(folder, cfg.token_budget):
+        steps = cfg.steps
+    if folder.is_done(steps, evals):
         return say(f"{env} {stage}: done before")
     source = start_weights(cfg, env, stage)
-    if cfg.warmup_data and (stage == "eval" or stage in LEARNING):
+    if cfg.warmup_data:
         source = warmed_up(cfg, source, place or evals[0])
-    beside = int(stage == "offline" or stage == "grpo" and cfg.kl_coef > 0)
-    trains = stage in ("warm-up", *LEARNING)
+    trains = stage == "warm-up" or stage in LEARNING
+    with_reference = stage == "grpo" and cfg.kl_coef > 0
+    beside = int(stage == "offline" or with_reference)  # models that memory has to hold besides
     policy = run.load_policy(cfg, folder.start or source, trains, frozen=beside)
-    sampler = frozen_sampler(cfg, source, policy) if stage == "offline" else policy
-    few_shot = cfg.few_shot or stage == "few-shot"
+    sampler, reference = policy, None
+    if stage == "offline":
+        sampler = frozen_sampler(cfg, source, policy)
+    few_shot = stage == "few-shot"
     evals = [that_fit(e, policy, cfg, few_shot) for e in evals]
-    place = that_fit(place, policy, cfg, few_shot or stage == "warm-up")
+    if trains:
+        place = that_fit(place, policy, cfg, few_shot=stage == "warm-up")
 
     def evaluate_all(when=""):
         return run.evaluate_all(cfg, folder, policy, evals, lambda *a: evaluate(*a, few_shot), when)
 
     with run.stage(cfg, folder, METRICS, f"Mujica {cfg.name}: {env} {stage}"):
-        if stage == "warm-up" or stage in LEARNING and stage != "grpo":
-            from common.warmup import sharegpt
-            folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
-        if stage == "warm-up" and not folder.start:
+        if stage == "warm-up" and not folder.start:  # (its only checkpoint is that of its end)
             warm_up(cfg, folder, policy, place)
         elif stage in LEARNING:
-            reference = (
-                models.load_reference(policy.model, source, lora=0)
-                if stage == "grpo" and cfg.kl_coef
-                else None
-            )
-            train(
-                cfg,
-                stage,
-                folder,
-                policy,
-                sampler,
-                reference,
-                place,
-                lambda when: run.mean_em(evaluate_all(when)),
-            )
+            if with_reference:
+                reference = models.load_reference(policy.model, source, lora=0)
+            train(cfg, stage, folder, policy, sampler, reference, place,
+                  lambda when: run.mean_em(evaluate_all(when)))
         results = evaluate_all()
-        if stage == "few-shot":
+        if few_shot:
             guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
 
 
@@ -858,7 +824,7 @@ def stage_folder(cfg, env, stage):
     """A warm-up saves once, after its last epoch."""
     name = f"{cfg.name}-{env}-{stage}"
     free = (*run.FREE_ON_RESUME, "stage", "envs", "token_budget")
-    trains = stage in ("warm-up", *LEARNING)
+    trains = stage == "warm-up" or stage in LEARNING
     every = math.inf if stage == "warm-up" else None
     return run.open_folder(cfg, "mygo_mujica", name, free, one_of_many=True, saves=trains, save_every=every)
 
@@ -866,12 +832,8 @@ def stage_folder(cfg, env, stage):
 def start_weights(cfg, env, stage):
     """What a stage starts from: the given checkpoint, the run's warm-up, or the model."""
     if stage in LEARNING and (not cfg.checkpoint or cfg.stage == "all") and not cfg.warmup_data:
-        folder = Path(cfg.out) / "mygo_mujica" / f"{cfg.name}-{env}-warm-up" / "checkpoint"
-        found = checkpoint.find(folder)
-        if found is None:
-            raise models.ModelError(f"{stage} starts from the warm-up, and {folder} does not exist: run "
-                                    "--stage warm-up first, or give --checkpoint")
-        return found
+        of_env = replace(cfg, name=f"{cfg.name}-{env}")
+        return run.left_by(of_env, "mygo_mujica", "warm-up", stage)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
     return checkpoint.find(source) or source
 
@@ -891,29 +853,69 @@ def that_fit(place, policy, cfg, few_shot):
     return splits.within_limit([place], length, cfg.max_prompt, cfg.skip_bad)[0]
 
 
-def parse_args(argv=None):
-    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv, given, in_world = flags.given_flags(argv)
-    of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
-    return resolve(flags.cli(replace(Config(), **(of_world if in_world else {})), Config(), __doc__, argv))
-
-
-def resolve(cfg):
-    """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
-    cfg = check(cfg)
+def load_splits(cfg):
+    """(training split or None, evaluation splits), with the graph where one is searched (sec. 4.1)."""
+    if cfg.data == "world":
+        from common.world import hard
+        from common.world import splits as of_world
+        return of_world.load_apart(cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_size,
+                                   hard.parse(cfg.world), kg.KnowledgeGraph.from_triples)
     envs = cfg.envs.split(",")
-    search = flags.default_retriever(cfg) if "text" in envs else "bm25"
-    stage = "eval" if cfg.eval_only else cfg.stage
-    cfg = replace(
+    whole = replace(cfg, limit=0)
+    split, evals = splits.load_splits(whole, PAPER_EVAL, "text" in envs, live=cfg.graph == "evidences")
+    if split and cfg.limit:  # a random subset (D.3)
+        rng = random.Random(stable_seed(cfg.seed, "subset"))
+        split.questions = rng.sample(split.questions, min(cfg.limit, len(split.questions)))
+    sets = [s for s in (split, *evals) if s]
+    questions = [q for s in sets for q in s.questions]
+    bare = [q.id for q in questions if not q.context]
+    if bare and "kimi" in envs:
+        raise data.DataError(f"--envs kimi: question {bare[0]} has no passages of its own")
+    if "kg" in envs:
+        graph = load_graph(cfg.graph, questions)
+        for s in sets:
+            s.graph = graph
+            lost = sum(not topic_entities(q, graph) for q in s.questions)
+            if lost:
+                warn(f"{s.name}: {lost} of {len(s.questions)} questions have no topic entity in the graph: "
+                     "nothing can be searched for them")
+    return split, evals
+
+
+def load_graph(source, questions):
+    """The graph of a file, or of the questions' own evidences."""
+    if source != "evidences":
+        from common.graphs import kg_files
+        graph = kg_files.load_graph(source)
+        graph.say_left_out(source)
+        return graph
+    triples = [tuple(e) for q in questions for e in q.evidences]
+    if not triples:
+        raise data.DataError("--graph evidences: the questions carry no evidences (2Wiki's official files "
+                             "do); give a file of triples")
+    return kg.KnowledgeGraph.from_triples(triples)
+
+
+def parse_args(argv=None):
+    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named;
+    config.json says what ran, so what depends on other fields is filled in here."""
+    argv, given, in_world = flags.given_flags(argv)
+    default = Config()
+    if in_world:
+        of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
+        default = replace(default, **of_world)
+    cfg = flags.cli(default, Config(), __doc__, argv)
+    if cfg.eval_only:
+        cfg = replace(cfg, stage="eval")
+    search = "bm25"
+    if "text" in cfg.envs.split(","):
+        search = flags.default_retriever(cfg)
+    return check(replace(
         cfg,
-        stage=stage,
-        eval_only=stage == "eval",
+        eval_only=cfg.stage == "eval",
         retriever=cfg.retriever or search,
         name=cfg.name or flags.run_name(cfg),
-    )
-    if "kimi" in envs and cfg.retriever.startswith("http"):
-        sys.exit("error: --envs kimi searches each question's own passages: --retriever bm25 or dense:MODEL")
-    return cfg
+    ))
 
 
 def check(cfg):
@@ -925,203 +927,267 @@ def check(cfg):
     envs = cfg.envs.split(",")
     if not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs):
         flags.refuse("envs", cfg.envs, "text, kg or kimi, or several of them with commas")
+    if "kimi" in envs and (cfg.ask or cfg.retriever.startswith("http")):
+        flags.refuse("envs", cfg.envs, "kimi searches a question's own passages with --retriever bm25 or "
+                     "dense:MODEL; --ask has no passages")
+    if "kg" in envs and cfg.data != "world" and not cfg.graph:
+        flags.refuse("envs", cfg.envs, "kg needs --graph FILE (triples or GraphML), or --graph evidences "
+                     "with a data set that has them (2Wiki)")
     for name in ("threshold", "offline_threshold"):
         if not 0 <= getattr(cfg, name) < R_SUP:
             flags.refuse(name, getattr(cfg, name), "from 0 to below 1: the reward is F1 and has to be above")
-    if cfg.keep > cfg.max_attempts:
-        flags.refuse("keep", cfg.keep, f"at most --max-attempts {cfg.max_attempts}: so many are never found")
-    if "kg" in envs and cfg.data != "world" and not cfg.graph:
-        sys.exit("error: --envs kg needs --graph FILE (triples or GraphML), or --graph evidences with a data "
-                 "set that has them (2Wiki)")
-    if cfg.few_shot and not (cfg.stage == "eval" or cfg.eval_only or cfg.ask):
-        sys.exit("error: --few-shot goes with --stage eval; training is on prompts without examples")
     if cfg.warmup_data and (envs != ["text"] or cfg.stage in ("all", "few-shot", "warm-up")):
-        sys.exit("error: --warmup-data goes with --envs text and --stage mygo, offline, grpo, star, raft or "
-                 "eval: it is instead of the warm-up on few-shot trajectories")
+        flags.refuse("warmup_data", cfg.warmup_data, "is instead of the warm-up on few-shot trajectories: it "
+                     "goes with --envs text and --stage mygo, offline, grpo, star, raft or eval")
     if cfg.sampler_correction != "none" and cfg.stage not in RATIOS:
-        sys.exit("error: --sampler-correction goes with --stage grpo and raft++; a likelihood (Eq 6) has no "
-                 "ratio")
+        flags.refuse("sampler_correction", cfg.sampler_correction, "goes with --stage grpo and raft++; a "
+                     "likelihood (Eq 6) has no ratio")
     from common.world import hard
     level = hard.parse(cfg.world)
     if level and (level.elastic or level.lists):
         flags.refuse("world", cfg.world, "elastic and lists are for agents that search on their own; here "
                      "the knob is partial")
-    if cfg.ask and "kimi" in envs:
-        sys.exit("error: --ask has no passages of its own: --envs text or kg")
     return cfg
 
 
-def main(argv=None):
-    """`python mygo_mujica.py …`"""
-    with run.program():
-        reproduce(parse_args(argv))
+# ---------------------------------------------------------------- baselines: STaR, RAFT, RAFT++, GRPO
+
+def baseline_groups(team, questions, stage, step):
+    """(group_size attempts a question, those of them that the stage learns from)"""
+    cfg, agents = team.cfg, []
+    seeds = question_seeds(questions, cfg.seed, step)
+    for q, seed in zip(questions, seeds, strict=True):
+        agents += [plan(team, q, f"attempt{k}", seed) for k in range(cfg.group_size)]
+    done = team.run(agents)
+    made = [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
+    chosen = [baseline_choice(group, stage, cfg.keep) for group in made]
+    if stage in RATIOS:
+        for group in filter(None, chosen):
+            assign_advantages(group, stage)
+    return made, chosen
+
+
+def baseline_choice(group, stage, keep):
+    """The trajectories of one question that a baseline learns from."""
+    rewards = [t.reward for t in group]
+    if stage == "grpo":  # all, unless all are alike
+        return group if training.has_spread(rewards) else []
+    if stage == "star":
+        return [t for t in group if t.reward >= R_SUP][:keep]
+    return [t for t in group if t.reward == max(rewards) > 0][:keep]
+
+
+def assign_advantages(group, stage="grpo"):
+    """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
+    advantages = [1.0] * len(group)
+    if stage == "grpo":
+        advantages = training.group_advantages([t.reward for t in group])
+    for t, advantage in zip(group, advantages, strict=True):
+        for c in conversations(t):
+            c.advantages = [advantage] * len(c.turns)
+
+
+def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
+    """Eq 4 with a ratio a token: every trajectory counts the same, and so does every token of its planner and
+    workers. Without a reference (RAFT++) there is no KL term."""
+    weights = [[1 / (num_trajectories * c.info.tokens)] for c in batch.trajectories]
+    weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
+    kl_coef = cfg.kl_coef
+    if batch.ref_logprobs is None:
+        kl_coef = 0.0
+    return training.grpo_loss(
+        logprobs,
+        batch.old_logprobs,
+        training.corrected_advantages(batch, cfg.sampler_correction),  # as they are by default
+        batch.response_mask,
+        weights,
+        cfg.clip,
+        cfg.clip,
+        kl_coef,
+        batch.ref_logprobs,
+    )
+
+
+def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"):
+    """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means."""
+    started = time.time()
+    parts = mini_batches(groups, cfg.mini_batch)
+    # all old log-probs before the first update: they are those of the weights that sampled
+    prepared = []
+    for part in parts:
+        learned = [c for t in part for c in conversations(t)]
+        prepared.append(training.prepare(
+            model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels))
+    row = {"time/old_logprobs": time.time() - started}
+    everything = [b for batches in prepared for b in batches]
+    meter = training.Meter(everything, nonfinite, cfg.sampler_correction)
+    for part, batches in zip(parts, prepared, strict=True):
+        for b in batches:
+            logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
+            loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
+            (loss * b.weight).backward()
+            meter.add(loss, stats, b.weight)
+        training.set_lr(optimizer, cfg.grpo_lr)
+        norm = training.clip_gradient(model, cfg.grad_clip)
+        if meter.finite(norm, batches):
+            optimizer.step()
+        optimizer.zero_grad()
+    return row | teams.update_metrics(meter, optimizer)
 
 
 # ================================================================ appendix: not in the paper, but its prompts
 #
-# ---------------------------------------------------------------- metrics of a step
+# ---------------------------------------------------------------- records of a step
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_metrics.TEAMS
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | teams.TEAMS
 
-# ---------------------------------------------------------------- ShareGPT rows and a table
 
-def sharegpt_rows(trajectory, env, step):
-    """A planner's conversation and its workers'."""
+def record(folder, step, row, state, team, questions, made, chosen, stage):
+    """What an iteration sampled and chose: metrics, a sample for the page, rows for LLaMA-Factory."""
+    row |= teams.rollout_metrics(made, chosen, stage, state["K"], conversations)
+    row |= rollout.search_repairs(team.place.retriever)
+    state["tokens"] += row["rollout/tokens"]
+    row["rollout/tokens_total"] = state["tokens"]
+    row["sample"] = teams.sample_record(team.policy, questions, made, chosen, stage, state["K"], step)
+    if stage != "grpo":  # which learns from all, better or worse
+        write_sharegpt(folder, [t for group in chosen for t in group], team.place.env, step)
+
+
+def record_warm_up(folder, kept, tokenizer, env):
+    """The warm-up's trajectories as rows for LLaMA-Factory, the first five on the page."""
+    write_sharegpt(folder, [t for t, _ in kept], env, step=0)
+    for t, question in kept[:5]:
+        shown = teams.group_record([t], question, tokenizer, step=1, prompt_ids=t.prompt_ids)
+        folder.append("samples.jsonl", [shown])
+
+
+def write_sharegpt(folder, trajectories, env, step):
+    """sharegpt.jsonl: each planner's conversation and its workers', as LLaMA-Factory reads them."""
     from common.warmup import sharegpt
-    env = "kg" if env == "kg" else "text"
-    rows = []
-    for e in examples(trajectory):
-        role = "planner" if e is trajectory else "worker"
-        rows.append(sharegpt.row(e, SYSTEM[env, role], e.info.request, step))
-    return rows
+    table = "kg" if env == "kg" else "text"
+    learned = [c for t in trajectories for c in conversations(t)]
+    rows = [sharegpt.row(c, SYSTEM[table, c.info.role], c.info.request, step) for c in learned]
+    folder.append("sharegpt.jsonl", rows)
+    folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
 
 
-def show_table(cfg, env):
-    """<name>-<env>-table.json: every stage's EM and F1 beside what it cost, differences to the warm-up."""
-    base = Path(cfg.out) / "mygo_mujica"
-    stages = ("few-shot", "warm-up", *LEARNING)
-    folders = {stage: [base / f"{cfg.name}-{env}-{stage}"] for stage in stages}
+# ---------------------------------------------------------------- ask
 
-    def paper(stage, sets):
-        of_paper = len(sets) == 1 and sets[0].startswith("2wiki") and "heldout" not in sets[0]
-        return PAPER.get(env, {}).get(stage, "") if of_paper else ""
-
-    title = f"Mujica {cfg.name}, {env} (paper: EM / F1 of Qwen2.5-7B, 2Wiki)"
-    report.method_table(base / f"{cfg.name}-{env}", title, folders, "warm-up", paper)
-    report.draw_methods(base / f"{cfg.name}-{env}", title, folders)
-
-
-def ask(cfg, policy, place):
+def ask(cfg):
     """--ask: one question, shown while it is worked on."""
-    def watch(turn, reports):
-        console.print(plain(turn.text))
-        for w in reports:
-            console.print(f"  [dim]{plain(w.info.asked)} → {plain(w.info.sentence)}[/dim]")
-
+    _, [split, *_] = load_splits(cfg)
+    place = Place(cfg.envs.split(",")[0], **vars(split))
+    policy = run.load_policy(cfg, start_weights(cfg, place.env, "eval"), trains=False)
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":  # the entities that the question names
         from common.graphs.kg_paths import as_words
-        names = [n for n in place.graph.graph if re.search(as_words(n), cfg.ask)]
-        question.entities = [[n, ""] for n in names]
-        if not names:
+        question.entities = [[n] for n in place.graph.graph if re.search(as_words(n), cfg.ask)]
+        if not question.entities:
             raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
-    team = Team(policy, place, cfg, cfg.eval_temperature, cfg.few_shot)
 
     def agent(search, seed):
+        team = Team(policy, place, cfg, cfg.eval_temperature, few_shot=cfg.stage == "few-shot")
         team.search = search
-        return plan(team, question, "ask", seed, watch)
+        return plan(team, question, "ask", seed, run.show_turn)
     done = run.ask(cfg, policy, place.retriever, agent)
     console.print(f"[bold]answer: {plain(done.info.answer)}[/bold]")
 
 
-# ---------------------------------------------------------------- demonstrations
+# ---------------------------------------------------------------- demonstrations, spoken by plan() and work()
 
-class Demonstrator:
-    """Writes a demonstration of the world as this agent's conversations; what workers read is what they would
-    read."""
-    def __init__(self, tokenizer, question, place, cfg):
-        self.tokenizer, self.place, self.cfg = tokenizer, place, cfg
-        self.id = question.id
-        self.entities = topic_entities(question, place.graph) if place.env == "kg" else []
-        asked = harmless(question.question, cfg.max_words)
-        self.request = planner_request(place.env, asked, self.entities)
-        self.workers, self.turns = [], []
+@dataclass
+class Written(Team):
+    """A team that says written lines where others sample. Both functions return the parts of a turn, as
+    chat.encode takes them: planner(number of the turn, entities), worker(its Report so far)."""
+    planner: object = None
+    worker: object = None
 
-    def said(self, *text):
-        turn = demonstrations.said(self.tokenizer, "eos", *text, f" {self.tokenizer.eos_token}")
-        return replace(turn, text="".join(text))
-
-    def finished(self, demo, thought):
-        """[planner, worker, …] after the turn that answers."""
-        tags = ("", "") if demo.flaw == "bad format" else ("<answer> ", " </answer>")
-        answer = tags[0], chat.Foreign(demo.answer), tags[1]
-        self.turns.append(self.said("<think> ", chat.Foreign(thought), " </think> ", *answer))
-        return [self.conversation("planner", self.request, self.turns), *self.workers]
-
-    def conversation(self, role, request, turns):
-        prompt_ids = first_prompt(self.tokenizer, self.place.env, role, request, few_shot=False)
-        return Trajectory(self.id, prompt_ids, turns)
-
-    def layer(self, steps, thought):
-        """A planner's turn that asks for these steps, their workers, and what they report."""
-        asked = [self.step(step) for step in steps]
-        calls = [part for call, _ in asked for part in (*call, " ")][:-1]
-        if self.place.env == "kg":
-            calls = ["<action> ", *calls, " </action>"]
-        turn = self.said("<think> ", chat.Foreign(thought), " </think> ", *calls)
-        turn.observation = "\n".join(line for _, line in asked)
-        reply = chat.Foreign(turn.observation)
-        turn.observation_ids = chat.render_reply(self.tokenizer, turn.ids, reply)
-        self.turns.append(turn)
-
-    def step(self, step):
-        """(the parts of the planner's call, the observation) of a step; its worker's conversation is kept."""
-        if isinstance(step, demonstrations.Hop):
-            return self.hop(step)
-        sub = f"{spoken(step)} of {step.subject}"
-        in_graph = self.place.env == "kg"
-        if in_graph and step.subject not in self.entities:
-            return [f'Search([9], "{sub}")'], f"Obs: {NOTHING}"  # a label that does not exist
-        if in_graph:
-            call = f'Search([{self.entities.index(step.subject)}], "{sub}")'
-            facts = self.place.graph.facts(step.subject)
-            lines = [harmless(", ".join(fact), self.cfg.max_words) for fact in facts]
-            fits = [fact[1] == step.relation for fact in facts]
+    async def say(self, prompt_ids, turns, seed, seen):
+        from common.warmup import demonstrations
+        if isinstance(seen, Report):
+            parts = self.worker(seen)
         else:
-            call = f"<search> {sub} </search>"
-            passages = self.place.retriever.search([sub], self.cfg.top_k)[0]
-            lines = [harmless(p.text, self.cfg.max_words) for p in passages]
-            fits = [line.startswith(step.subject) for line in lines]
-        select, sentence, thought = -1, NOTHING, "nothing"
-        if any(fits) and step.found is not None:
-            select = fits.index(True)
-            stated = step.tail if in_graph and step.tail else step.found
-            sentence, thought = f"{sub} is {stated}.", f"[{select}] says {sub}"
-        observation = self.report(sub, lines, select, sentence, thought)
-        tail = step.tail or step.found
-        is_new = in_graph and select >= 0 and tail not in self.entities
-        if is_new and self.place.graph.facts(tail):
-            observation += f" Candidate: [{len(self.entities)}] {tail}"
-            self.entities.append(tail)
-        return [call], observation
-
-    def report(self, sub, lines, select, sentence, thought):
-        """Keeps a worker's conversation; returns what the planner reads of it."""
-        answer = (
-            "<think> ", chat.Foreign(thought), f" </think> <select> [{select}] </select> <sentence> ",
-            chat.Foreign(sentence), " </sentence>")
-        request = worker_request(self.place.env, sub, lines)
-        self.workers.append(self.conversation("worker", request, [self.said(*answer)]))
-        return f"Obs: {sentence}"
-
-    def hop(self, hop):
-        """The same of a real question: the sub-question is the search, so it is one that finds the page."""
-        asked = hop.need if hop.need.split()[0].lower() in ASKING else f"What is {hop.need}"
-        sub = harmless(f"{asked}?", self.cfg.max_words)
-        passages = self.place.retriever.search([sub], self.cfg.top_k)[0]
-        if not any(p.title == hop.title for p in passages):
-            sub, passages = harmless(hop.queries[0], self.cfg.max_words), hop.passages
-        select = next(i for i, p in enumerate(passages) if p.title == hop.title)
-        lines = [harmless(p.text, self.cfg.max_words) for p in passages]
-        thought = f"The question asks about {hop.need}. Passage ({select}) says it."
-        sentence = harmless(hop.found, self.cfg.max_words)
-        observation = self.report(sub, lines, select, sentence, thought)
-        return ["<search> ", chat.Foreign(sub), " </search>"], observation
+            parts = self.planner(len(turns), seen)
+        end = f" {self.policy.tokenizer.eos_token}"
+        turn = demonstrations.said(self.policy.tokenizer, "eos", *parts, end)
+        turn.text = turn.text.removesuffix(end)
+        return turn
 
 
-def spoken(step):
-    from common.world import SPOKEN
-    return SPOKEN.get(step.relation, step.relation)
+def played(tokenizer, question, place, cfg, planner, worker):
+    """The conversations [planner, worker, …] of a Written team, which may talk as long as its lines are."""
+    from common.warmup import scripted
+    cfg = replace(cfg, max_rounds=99, max_parallel=99)
+
+    def agent(policy, search):
+        team = Written(policy, place, cfg, 0.0, planner=planner, worker=worker)
+        team.search = search
+        return plan(team, question, "written", 0)
+    return conversations(scripted.play(tokenizer, [], place.retriever, agent))
+
+
+def asking(thought, calls, env="text"):
+    """A planner's turn; calls: a list of parts each."""
+    parts = [part for call in calls for part in (" ", *call)]
+    if env == "kg":
+        parts = [" <action>", *parts, " </action>"]
+    return ["<think> ", chat.Foreign(thought), " </think>", *parts]
+
+
+def answering(thought, demo):
+    """A planner's last turn."""
+    tags = "<answer> ", " </answer>"
+    if demo.flaw == "bad format":
+        tags = "", ""
+    return ["<think> ", chat.Foreign(thought), " </think> ", tags[0], chat.Foreign(demo.answer), tags[1]]
+
+
+def reporting(thought, select, sentence):
+    """A worker's turn."""
+    return ["<think> ", chat.Foreign(thought), f" </think> <select> [{select}] </select> <sentence> ",
+            chat.Foreign(sentence), " </sentence>"]
 
 
 def render_demonstration(tokenizer, question, demo, place, cfg):
     """A demonstration of the world as conversations: [planner, worker, …]."""
-    writer, found = Demonstrator(tokenizer, question, place, cfg), ""
-    for steps in demonstrations.layers(demo.steps):
-        wanted = " ; ".join(f"now {spoken(s)} of {s.subject}" for s in steps)
-        writer.layer(steps, found + wanted)
-        found = "".join(f"found {spoken(s)} {s.found or 'nothing'} ; " for s in steps)
-    return writer.finished(demo, f"{found}answer")
+    from common.warmup import demonstrations
+    from common.world import spoken
+    layers = demonstrations.layers(demo.steps)
+    step_of = {}  # the step behind a sub-question
+
+    def planner(number, entities):
+        found = ""
+        if number:
+            before = layers[number - 1]
+            found = "".join(f"found {spoken(s.relation)} {s.found or 'nothing'} ; " for s in before)
+        if number == len(layers):
+            return answering(f"{found}answer", demo)
+        calls = []
+        for step in layers[number]:
+            sub = f"{spoken(step.relation)} of {step.subject}"
+            step_of[harmless(sub, cfg.max_words)] = step
+            label = 9  # one that does not exist
+            if step.subject in entities:
+                label = entities.index(step.subject)
+            text = f"<search> {sub} </search>"
+            if place.env == "kg":
+                text = f'Search([{label}], "{sub}")'
+            calls.append([text])
+        wanted = " ; ".join(f"now {spoken(s.relation)} of {s.subject}" for s in layers[number])
+        return asking(found + wanted, calls, place.env)
+
+    def worker(report):
+        step = step_of[report.asked]
+        found = step.found
+        fits = [line.startswith(step.subject) for line in report.materials]
+        if place.env == "kg":
+            fits = [relation == step.relation for _, relation, _ in report.facts]
+            found = step.found and (step.tail or step.found)
+        if not any(fits) or found is None:
+            return reporting("nothing", -1, NOTHING)
+        select = fits.index(True)
+        return reporting(f"[{select}] says {report.asked}", select, f"{report.asked} is {found}.")
+    return played(tokenizer, question, place, cfg, planner, worker)
 
 
 ASKING = "what who whom whose when where which why how in on at".split()
@@ -1130,36 +1196,64 @@ ASKING = "what who whom whose when where which why how in on at".split()
 def render_real(tokenizer, question, demo, place, cfg):
     """A demonstration of a real question. Hops whose pages the question names are asked for at once, but for
     those that wait for what another finds."""
-    writer = Demonstrator(tokenizer, question, place, cfg)
+    from common.warmup import demonstrations
     named = demonstrations.named_in(question.question, demo.hops)
     at_once = [hop for hop in demo.hops if hop.title in named and not hop.waits]
-    rest = [[hop] for hop in demo.hops if hop not in at_once]
-    found = ""
-    for hops in [at_once, *rest] if at_once else rest:
-        wanted = " and ".join(hop.need for hop in hops)
-        writer.layer(hops, f"{found}{demo.wanted(0, wanted)}")
-        found = " ".join(hop.found for hop in hops) + " "
-    *_, last = demo.thoughts()
-    return writer.finished(demo, last)
+    layers = [[hop] for hop in demo.hops if hop not in at_once]
+    if at_once:
+        layers.insert(0, at_once)
+    hop_of = {}  # (the hop behind a sub-question, the index of its page)
+
+    def question_for(hop):
+        """The sub-question that a hop is asked for by: its need in words, if a search finds the page so."""
+        asked = f"What is {hop.need}?"
+        if hop.need.split()[0].lower() in ASKING:
+            asked = f"{hop.need}?"
+        sub = clean(asked)
+        titles = [p.title for p in place.retriever.search([sub], cfg.top_k)[0]]
+        if hop.title not in titles:
+            sub = clean(hop.queries[0])
+            titles = [p.title for p in hop.passages]
+        hop_of[sub] = hop, titles.index(hop.title)
+        return sub
+
+    def clean(text):
+        return harmless(chat.harmless(tokenizer, text), cfg.max_words)
+
+    def planner(number, entities):
+        found = ""
+        if number:
+            found = " ".join(hop.found for hop in layers[number - 1]) + " "
+        if number == len(layers):
+            return answering(demo.thoughts()[-1], demo)
+        calls = [["<search> ", chat.Foreign(question_for(hop)), " </search>"] for hop in layers[number]]
+        wanted = " and ".join(hop.need for hop in layers[number])
+        return asking(found + demo.wanted(0, wanted), calls)
+
+    def worker(report):
+        hop, select = hop_of[report.asked]
+        thought = f"The question asks about {hop.need}. Passage ({select}) says it."
+        return reporting(thought, select, harmless(hop.found, cfg.max_words))
+    return played(tokenizer, question, place, cfg, planner, worker)
 
 
 def warmed_up(cfg, source, place):
     """Folder of `source` after --warmup-data."""
+    from common.warmup import warmup
+
     def render(tokenizer, question, demo):
         return render_real(tokenizer, question, demo, place, cfg)
 
     def reward(made, question):
-        """F1 of the answer as it is read, in as many turns and calls as there may be."""
-        _, answer, _ = parse_plan(made[0].turns[-1].text, "text", cfg.max_parallel)
-        asked = [len(parse_plan(t.text, "text", 99)[0]) for t in made[0].turns]
-        if len(asked) > cfg.max_rounds or max(asked) > cfg.max_parallel:
+        """The planner's; None where it took more turns or calls than there may be."""
+        rounds = made[0].info.workers
+        if len(rounds) > cfg.max_rounds or max(map(len, rounds)) > cfg.max_parallel:
             return None
-        return metrics.f1(answer, question.answers) if answer else 0.0
+        return made[0].reward
 
     def reply(tokenizer, turn_ids, observation):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
-    from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
         cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", top_k=cfg.top_k,
@@ -1168,7 +1262,6 @@ def warmed_up(cfg, source, place):
 
 
 # ---------------------------------------------------------------- the tiny policy of the embedded world
-
 
 def tiny_policy(cfg):
     """Folder of the half-million-weight policy that both environments of the embedded world start from; made
@@ -1343,41 +1436,42 @@ Małgorzata Braunek, which excatly meets our need. </think>
 # ---------------------------------------------------------------- paper, authors' code and ours
 
 DIFFERENCES = """\
-Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup), which is at least r_sup: r >
-K selects nothing. It is read here as the midpoint, K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as A
-min(r, clip(r)), which is not GRPO's min(r A, clip(r) A) where A < 0; ours is GRPO's. Proposition 3.1
-(KL(pi^{>K} || pi*) < delta for large K) needs Z^{>K} >= Z exp(-delta), and Z^{>K} falls as K grows: the proof
-holds for K small enough, and, where the temperature alpha goes to 0, for any K below r_sup. Its pi^{>K} is a
-cut-off Boltzmann distribution; MyGO samples the policy, given that r > K, of which it says nothing.
-Proposition 3.2's Var ~ 1/Z^2 does not follow from its own expansion, which tends to alpha^2.
+Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup). That is at least r_sup, so
+r > K would select nothing. We read the midpoint, K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as
+A min(r, clip(r)), which is not GRPO's min(r A, clip(r) A) where A < 0. Ours is GRPO's.
+
+Nothing here uses Propositions 3.1 and 3.2. The proof of 3.1 (KL(pi^{>K} || pi*) < delta for large K) needs
+Z^{>K} >= Z exp(-delta), but Z^{>K} falls as K grows: it holds for K small enough. Its pi^{>K} is a cut-off
+Boltzmann distribution, and MyGO samples the policy, given that r > K, of which it says nothing. Var ~ 1/Z^2
+in 3.2 does not follow from its own expansion, which tends to alpha^2.
 
 Where the paper is silent (there is no public code):
 
-    rounds              The planner has 6 turns, and in the last one nothing is asked any more.
-    one turn            It is read outside closed thoughts. One that asks and answers asks, and its answer is
-                        not read. It asks at most 8 sub-questions.
-    a failed worker     Without a sentence or a selection, or with an index that does not exist, it reports
-                        "No relevant information found." With nothing to read or an unknown label it is not
-                        asked at all. [-1] is a selection.
+    rounds              The planner has 6 turns. What it asks in the last one is not worked on.
+    one turn            Only text outside closed thoughts is parsed. If a turn both asks and answers, it
+                        counts as asking and its answer is ignored. It asks at most 8 sub-questions.
+    a failed worker     A worker without a sentence or a selection, or with an index that does not exist,
+                        reports "No relevant information found." A worker with nothing to read or an unknown
+                        label reports the same and is not sampled. [-1] is a selection.
     passages            They come without their titles, as in Table 8.
-    topic entities      In the graph they are those that the data set names, else the heads of evidences that
-                        no other one leads to.
-    new entities        Tails of the selected triples that have facts themselves get the next labels.
-    an entity's facts   Its triples as head, at most 20: those that share most words with the question. Table
-                        10 also shows some as tail.
-    schedule            One cosine and one AdamW run over all iterations, one epoch an iteration. K' starts at
-                        .5.
-    K at r_sup          A first pass without a fault would give K = r_sup and end all selection, so K stays
-                        below.
-    Eq 6                It is taken at the sampling temperature, over the tokens of the mini-batch, as in
-                        LLaMA-Factory. Another constant would matter to gradient clipping alone.
+    topic entities      In the graph they are those that the data set names. Where it names none, they are
+                        the heads of evidences that no other evidence leads to.
+    new entities        Tails of the selected triples get the next labels if they have facts themselves.
+    an entity's facts   A worker reads the triples with the entity as head, at most 20: those that share most
+                        words with the question. Table 10 also shows some with it as tail.
+    schedule            One cosine and one AdamW run over all iterations, one epoch an iteration. K' starts
+                        at .5.
+    K at r_sup          If every first attempt were perfect, K would be r_sup and r > K would select nothing,
+                        so K is kept just below r_sup.
+    Eq 6                The likelihood is taken at the sampling temperature and divided by the tokens of the
+                        mini-batch, as in LLaMA-Factory. Another constant matters to gradient clipping alone.
     EM, F1              HotpotQA's rules (yes and no count whole) hold for every data set.
-    STaR, RAFT, GRPO    The same agent makes group_size attempts a question. STaR learns from any with reward
-                        1 (at most m), RAFT from those of the highest reward, if it is positive (at most m;
-                        raft++ with a clipped ratio), GRPO from all, with advantages. STaR goes on from the
-                        last iteration, like the others.
-    fixed               MyGO whose K stays at --threshold: the threshold apart from allocation of attempts.
-    asynchronous (D.2)  Not here: an iteration is sampled with the weights that the last one left.
+    STaR, RAFT, GRPO    The same agent makes group_size attempts a question. STaR learns from those with
+                        reward 1, RAFT from those of the highest reward, if it is positive, both from at most
+                        m a question. raft++ is RAFT with a clipped ratio. GRPO learns from all, with
+                        advantages. STaR goes on from the last iteration, like the others.
+    fixed               MyGO with K at --threshold tells the threshold from the allocation of attempts.
+    asynchronous (D.2)  We do not sample ahead: each iteration uses the weights that the last one left.
 
 In the embedded world "few-shot" is the tiny policy as it was made. It has no words for examples, so there the
 warm-up does no more than choose.

@@ -155,7 +155,7 @@ def of_mujica(model, optimizer, groups, **more):
     for group in groups:
         mygo_mujica.assign_advantages(group)
     cfg = mygo_mujica.Config(kl_coef=0.0, **more)
-    return mygo_mujica.update(model, None, optimizer, groups, cfg, lambda share: 0.0, "grpo")
+    return mygo_mujica.ratio_update(model, None, optimizer, groups, cfg)
 
 
 def of_omne(model, optimizer, groups, **more):

@@ -52,7 +52,7 @@ def rewarded(patch):
         return judged
     patch.setattr(at2po, "score", of(at2po.score))
     patch.setattr(bi_rar, "check_answer", of(bi_rar.check_answer))
-    patch.setattr(mygo_mujica, "judge", of(mygo_mujica.judge))
+    patch.setattr(mygo_mujica, "score", of(mygo_mujica.score))
     for stage in omne_r1.REWARD:
         patch.setitem(omne_r1.REWARD, stage, lambda trajectory, cfg: by_chance(trajectory))
 

@@ -11,12 +11,12 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import metrics, retriever, rollout, run, team_splits, world
+from common import metrics, retriever, rollout, run, world
 from common.files import read_jsonl
 from common.page import trees
 from common.warmup import demonstrations
 from common.world import hard
-from common.world.splits import world_split
+from common.world.splits import OTHER_RELATIONS, world_split
 
 KNOBS = hard.Level(elastic=.3, partial=.5)
 
@@ -188,9 +188,9 @@ def test_a_level_that_is_none_is_refused_in_words(given, said, capsys):
 
 def test_planner_and_workers_have_longer_names_alone():
     cfg = mygo_mujica.parse_args(["--world", "hard:partial=.8"])
-    train, [test] = team_splits.load_world(replace(cfg, limit=100, eval_limit=60))
+    train, [test] = mygo_mujica.load_splits(replace(cfg, limit=100, eval_limit=60))
     assert len(test.questions) == 60 and test.questions[0].id.startswith(f"test-{hard.TEST_SEED}-")
-    assert all(r not in team_splits.OTHER_RELATIONS for q in train.questions for _, r, _ in q.evidences)
+    assert all(r not in OTHER_RELATIONS for q in train.questions for _, r, _ in q.evidences)
     with pytest.raises(SystemExit, match="elastic and lists"):
         mygo_mujica.parse_args(["--world", "hard:elastic=.1"])
     # a step comes after the one that finds its subject, by whatever name

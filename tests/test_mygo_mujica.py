@@ -16,13 +16,15 @@ import torch
 from safetensors.torch import load_file
 
 import mygo_mujica as m
-from common import chat, data, engine, kg, metrics, retriever, rollout, run, team_splits, training
+from common import chat, data, engine, kg, metrics, retriever, rollout, run, training
 from common import model as models
 from common.files import read_jsonl
 from common.page import teams
 from common.rollout import Policy, Trajectory, Turn
 from common.warmup import sharegpt
-from common.world import tiny
+from common.world import demonstrations as world_demonstrations
+from common.world import make_world, tiny
+from common.world import splits as world_splits
 from tests.conftest import Scripted, forked, sample
 
 PASSAGES = [
@@ -88,10 +90,10 @@ TWELVE = " ".join(f"<search> a {i % 10} </search>" for i in range(12))
     ("<search> a </search> <search> b </search>", ["a", "b"], None, {}),
     ("", [], None, {"no action": 1}),
     ("<think> <search> a </search> </think>", [], None, {"no action": 1}),
-    ("<search> a", [], None, {"unclosed": 1, "no action": 1}),
-    ("a </search>", [], None, {"unclosed": 1, "no action": 1}),
-    ("<search> a <search> b </search> </search>", ["b"], None, {"nested": 1}),
-    ("<search> a </search> <search>  </search>", ["a"], None, {"empty": 1}),
+    ("<search> a", [], None, {"bad call": 1, "no action": 1}),
+    ("a </search>", [], None, {"bad call": 1, "no action": 1}),
+    ("<search> a <search> b </search> </search>", ["b"], None, {"bad call": 1}),
+    ("<search> a </search> <search>  </search>", ["a"], None, {"bad call": 1}),
     (TWELVE, [f"a {i}" for i in range(8)], None, {"too many": 4}),
     ("<answer> b </answer>", [], "b", {}),
     ("<answer> a </answer> <answer> b </answer>", [], "b", {}),
@@ -209,7 +211,7 @@ def test_a_planner_reads_only_the_sentences_of_its_workers(tokenizer):
     # token in, token out: what was sampled is what is read again
     assert second == first + t.turns[0].ids + t.turns[0].observation_ids
     assert third == second + t.turns[1].ids + t.turns[1].observation_ids
-    workers = m.examples(t)[1:]
+    workers = m.conversations(t)[1:]
     assert [w.info.asked for w in workers] == ["director of Pale Tower", "mother of Ada Adler"]
     assert script.contexts[1] == workers[0].prompt_ids and len(workers[0].turns) == 1
 
@@ -249,7 +251,7 @@ def test_faults_are_counted_and_never_raised(tokenizer):
     assert (
         t.info.faults == {"worker: nothing to read": 1}
         and len(script.contexts) == 2
-        and len(m.examples(t)) == 1
+        and len(m.conversations(t)) == 1
     )
     t, _ = play(tokenizer, [asked + " " + asked, GOOD[1], GOOD[1], "<answer> Cora </answer>"])
     assert t.info.faults == {"asked again": 1} and 0 < t.reward < 1 and t.info.em == 0
@@ -421,11 +423,11 @@ def test_the_threshold_rises_and_the_printed_one_selects_nothing():
 
 
 def fake_plan(reward_of, log):
-    async def plan(team, question, path, seed):
-        log.append((question.id, path))
+    async def plan(team, question, attempt, seed):
+        log.append((question.id, attempt))
         await asyncio.sleep(0)
         turn = Turn([1, 2], [-0.1, -0.1], "eos", "x")
-        t = Trajectory(question.id, [1], [turn], reward_of(question.id, int(path.removeprefix("attempt"))))
+        t = Trajectory(question.id, [1], [turn], reward_of(question.id, int(attempt.removeprefix("attempt"))))
         t.info = m.Attempt(em=float(t.reward == 1), workers=[[]], tokens=2)
         return t
 
@@ -437,7 +439,7 @@ def sampled(monkeypatch, reward_of, stage="mygo", K=0.5, count=4, **more):
     monkeypatch.setattr(m, "plan", fake_plan(reward_of, log))
     questions = [data.Question(f"q{i}", "?", ["a"]) for i in range(count)]
     team = m.Team(Policy(None, None, Scripted(None, [])), place(), config(**more), 1.0)
-    made, K = m.sample(team, questions, stage, 1, K)
+    made, K = m.sample(team, questions, 1, K, rises=stage == "mygo")
     return made, K, log
 
 
@@ -446,8 +448,8 @@ def test_multiple_attempts_stop_at_three_or_at_sixteen(monkeypatch):
     made, K, log = sampled(monkeypatch, lambda q, k: rewards[q][k])
     assert K == pytest.approx((1 + 0 + 0 + 0.6) / 8 + 0.5)  # the mean of the first pass alone
     assert [len(g) for g in made] == [3, 16, 6, 16]
-    assert [len(m.select(g, "mygo", K, config())) for g in made] == [3, 0, 3, 0]
-    assert [t.reward for t in m.select(made[2], "mygo", K, config())] == [1, 1, 0.9]
+    assert [len(m.select(g, K, 3)) for g in made] == [3, 0, 3, 0]
+    assert [t.reward for t in m.select(made[2], K, 3)] == [1, 1, 0.9]
     one_by_one = 0  # asking for what is lacking at once costs no attempt more
     for values in ([1, 1, 1], [0] * 99, [0, 1, 0, 0, 1, 0.9, 1], [0.6] * 99):
         n = passed = 0
@@ -461,26 +463,31 @@ def test_multiple_attempts_stop_at_three_or_at_sixteen(monkeypatch):
     # threshold apart from allocation: attempts as MyGO's, K where it was put
     made, K, _ = sampled(monkeypatch, lambda q, k: rewards[q][k], "fixed", K=0.5)
     assert K == 0.5 and [len(g) for g in made] == [3, 16, 6, 3]
-    assert [t.reward for t in m.select(made[3], "fixed", K, config())] == [0.6] * 3
+    assert [t.reward for t in m.select(made[3], K, 3)] == [0.6] * 3
 
 
 def test_a_reward_at_the_threshold_does_not_pass_it(monkeypatch):
     """F1 = .8 is common, and .8 the threshold of offline MyGO."""
     made, K, log = sampled(monkeypatch, lambda q, k: .8, "offline", K=.8, count=1)
-    assert K == .8 and len(log) == 16 and m.select(made[0], "offline", K, config()) == []
+    assert K == .8 and len(log) == 16 and m.select(made[0], K, 3) == []
 
 
 def test_what_the_other_methods_choose(monkeypatch):
     rewards = {"q0": [0, 0.5, 1, 1, 1], "q1": [0, 0.5, 0.7, 0.7, 0], "q2": [0] * 5, "q3": [1] * 5}
-    chosen = {}
-    for stage in ("star", "raft", "raft++", "grpo"):
-        made, _, log = sampled(monkeypatch, lambda q, k: rewards[q][k], stage)
+    questions = [data.Question(name, "?", ["a"]) for name in rewards]
+    team = m.Team(Policy(None, None, Scripted(None, [])), place(), config(), 1.0)
+    found = {}
+    for stage in m.BASELINES:
+        log = []
+        monkeypatch.setattr(m, "plan", fake_plan(lambda q, k: rewards[q][k], log))
+        made, chosen = m.baseline_groups(team, questions, stage, 1)
         assert len(log) == 20 and [len(g) for g in made] == [5] * 4
-        chosen[stage] = [[t.reward for t in m.select(g, stage, 0.5, config())] for g in made]
-    assert chosen["star"] == [[1, 1, 1], [], [], [1, 1, 1]]
+        found[stage] = [[t.reward for t in g] for g in chosen]
+        assert all(bool(t.advantages) == (stage in m.RATIOS) for g in chosen for t in g)
+    assert found["star"] == [[1, 1, 1], [], [], [1, 1, 1]]
     # those of the highest reward, where it is positive: at most as many a question as STaR may choose
-    assert chosen["raft"] == chosen["raft++"] == [[1, 1, 1], [0.7, 0.7], [], [1, 1, 1]]
-    assert chosen["grpo"] == [rewards["q0"], rewards["q1"], [], []]
+    assert found["raft"] == found["raft++"] == [[1, 1, 1], [0.7, 0.7], [], [1, 1, 1]]
+    assert found["grpo"] == [rewards["q0"], rewards["q1"], [], []]
 
 
 # ---------------------------------------------------------------- losses and update
@@ -489,12 +496,12 @@ def test_what_the_other_methods_choose(monkeypatch):
 def test_eq_6_is_cross_entropy_on_what_the_agent_said(tokenizer):
     t, _ = play(tokenizer, GOOD)
     model = tiny.tiny_model(tokenizer, width=32).double()
-    batch = rollout.collate(m.examples(t), True, 4096)
+    batch = rollout.collate(m.conversations(t), True, 4096)
     loss = m.mle_loss(
         models.token_logprobs(model, batch), batch.response_mask, int(batch.response_mask.sum())
     )
     total, count = 0.0, 0
-    for e in m.examples(t):
+    for e in m.conversations(t):
         ids = torch.tensor([e.prompt_ids + [i for u in e.turns for i in u.ids + u.observation_ids]])
         said = [0] * len(e.prompt_ids) + [
             x for u in e.turns for x in [1] * len(u.ids) + [0] * len(u.observation_ids)
@@ -527,47 +534,49 @@ def test_grpo_of_single_sequences_is_the_other_scripts():
     assert stats == their_stats and stats["clipped_tokens"] > 0
 
 
-def test_an_update_raises_the_likelihood_of_what_was_chosen_and_grpo_of_what_was_better(tokenizer):
+def learned_by(stage, model, groups, folder, lr=1e-3, times=1, **more):
+    """The last row of `times` epochs over the groups, by Eq 6 or with a ratio."""
+    if stage in m.RATIOS:
+        cfg = config(kl_coef=0.0, mini_batch=4, grpo_lr=lr, **more)
+        optimizer = training.make_optimizer(model, lr)
+        return [m.ratio_update(model, None, optimizer, groups, cfg) for _ in range(times)][-1]
+    logged = []
+    cfg = config(mini_batch=4, sft_epochs=times, sft_lr=lr, sft_lr_final=lr, **more)
+    optimizer = torch.optim.SGD(model.parameters(), lr) if lr == .1 else training.make_optimizer(model, lr)
+    m.sft(cfg, SimpleNamespace(path=folder, log=logged.append), model, optimizer, sum(groups, []))
+    return logged[-1]
+
+
+def test_an_update_raises_the_likelihood_of_what_was_chosen_and_grpo_of_what_was_better(tokenizer, tmp_path):
     good, bad = play(tokenizer, GOOD)[0], play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0]
-    cfg, like = config(kl_coef=0.0, mini_batch=4), {}
-    for kind in ("mle", "grpo", "raft++"):
+    like = {}
+    for stage in ("mygo", "grpo", "raft++"):
         model = tiny.tiny_model(tokenizer, width=32)
         batch = rollout.collate([good, bad], True, 4096)
         before = models.token_logprobs(model, batch).detach().sum(1)
-        groups, stage = ([[good]], "mygo") if kind == "mle" else ([[good, bad]], kind)
-        if kind == "raft++":
-            groups = [[good]]
-            m.assign_advantages(groups[0], kind)
-            assert all(a == 1 for e in m.examples(good) for a in e.advantages)
-        if kind == "grpo":
-            m.assign_advantages(groups[0], kind)  # workers have their planner's
+        groups = [[good, bad]] if stage == "grpo" else [[good]]
+        if stage in m.RATIOS:
+            m.assign_advantages(groups[0], stage)
+        if stage == "raft++":
+            assert all(a == 1 for c in m.conversations(good) for a in c.advantages)
+        if stage == "grpo":  # workers have their planner's
             for t, sign in ((good, 1), (bad, -1)):
-                said = [a for e in m.examples(t) for a in e.advantages]
-                turns = sum(len(e.turns) for e in m.examples(t))
+                said = [a for c in m.conversations(t) for a in c.advantages]
+                turns = sum(len(c.turns) for c in m.conversations(t))
                 assert said == pytest.approx([sign * 0.5**0.5] * turns, rel=1e-5)
-        for _ in range(3):
-            row = m.update(
-                model, None, training.make_optimizer(model, 1e-3), groups, cfg, lambda share: 1e-3, stage
-            )
-        like[kind] = models.token_logprobs(model, batch).detach().sum(1) - before
-        assert (
-            row["train/updates"] == 1
-            and row["train/tokens"] == sum(t.info.tokens for g in groups for t in g)
-        )
-    assert like["mle"][0] > 1 and like["grpo"][0] > like["grpo"][1]
+        row = learned_by(stage, model, groups, tmp_path, times=3)
+        like[stage] = models.token_logprobs(model, batch).detach().sum(1) - before
+        assert row["train/updates"] == 1
+        assert row["train/tokens"] == sum(t.info.tokens for g in groups for t in g)
+    assert like["mygo"][0] > 1 and like["grpo"][0] > like["grpo"][1]
 
 
-def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer):
-    trajectories, after = [
-        play(tokenizer, GOOD)[0],
-        play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0],
-    ], []
+def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path):
+    trajectories = [play(tokenizer, GOOD)[0], play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0]]
+    after = []
     for more in ({}, {"share_prefixes": "off"}, {"micro_tokens": 60}):
         model = tiny.tiny_model(tokenizer, width=32).double()
-        m.update(
-            model, None, torch.optim.SGD(model.parameters(), 0.1), [trajectories], config(**more),
-            lambda share: 0.1, "mygo",
-        )
+        learned_by("mygo", model, [trajectories], tmp_path, lr=.1, **more)
         after.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.allclose(after[0], after[1], atol=1e-9) and torch.allclose(after[0], after[2], atol=1e-9)
 
@@ -577,13 +586,15 @@ def test_a_killed_warm_up_writes_its_rows_once(tokenizer, tmp_path):
     folder.create()
     for _ in range(2):
         folder.rewind(-1)
-        folder.append("sharegpt.jsonl", m.sharegpt_rows(play(tokenizer, GOOD)[0], "text", 0))
+        m.write_sharegpt(folder, [play(tokenizer, GOOD)[0]], "text", 0)
     assert len(read_jsonl(folder.path / "sharegpt.jsonl")) == 3
 
 
 def test_sharegpt_rows_are_what_llama_factory_reads(tokenizer):
     t, _ = play(tokenizer, GOOD)
-    rows = m.sharegpt_rows(t, "text", 3)
+    written = {}
+    m.write_sharegpt(SimpleNamespace(append=written.__setitem__, write=written.__setitem__), [t], "text", 3)
+    rows = written["sharegpt.jsonl"]
     assert len(rows) == 3
     for row in json.loads(json.dumps(rows)):
         assert (
@@ -602,6 +613,30 @@ def test_sharegpt_rows_are_what_llama_factory_reads(tokenizer):
     info = sharegpt.dataset_info("mujica")["mujica"]
     assert info["columns"] == {"messages": "conversations", "system": "system"}
     assert info["file_name"] == "sharegpt.jsonl" and info["formatting"] == "sharegpt"
+
+
+# ---------------------------------------------------------------- demonstrations
+
+
+def test_what_is_demonstrated_is_what_the_agent_would_read_and_earns_its_reward():
+    """plan() and work() themselves say the lines, so the reward is theirs, too."""
+    made = make_world("warmup", 0, 1.0, 40)
+    graph = kg.KnowledgeGraph.from_triples(made.triples)
+    written = (m.NOTHING + " now found nothing answer says ; Search ( ) [ ] - Question Context Materials "
+               "Candidate Obs : , 0 1 2 3")
+    texts = [written, *(q["question"] for q in made.questions)]
+    texts += [f"{p['title']} {p['text']}" for p in made.corpus()]
+    texts += [" ".join(triple) for triple in made.triples]
+    names = ("think", "search", "select", "sentence", "action", "answer")
+    tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
+    tokenizer = tiny.tiny_tokenizer(re.findall(r"\w+|[^\w\s]", " ".join(texts)), tags)
+    cfg = config(max_rounds=1, max_parallel=1)  # (an agent's limits, not theirs)
+    for row, env in itertools.product(made.questions, ("text", "kg")):
+        where = m.Place(env, "warmup", [], tiny.bm25(made), graph)
+        demo = world_demonstrations.demonstrate(made, row, 0, 0.0)
+        planner, *workers = m.render_demonstration(tokenizer, data.parse_question(row), demo, where, cfg)
+        assert planner.reward == planner.info.em == 1 and not planner.info.faults
+        assert len(workers) == len(demo.steps)
 
 
 # ---------------------------------------------------------------- real data, real tokenizer
@@ -823,11 +858,11 @@ def test_mygo_killed_while_it_trains_goes_on_with_its_threshold(tmp_path, lucky)
 
 
 def test_the_world_is_tried_on_relations_that_were_never_trained_on():
-    train, [test, other] = team_splits.load_world(m.parse_args(["--limit", "300", "--eval-limit", "60"]))
+    train, [test, other] = m.load_splits(m.parse_args(["--limit", "300", "--eval-limit", "60"]))
     assert (test.name, other.name) == ("test", "other-relations") and len(test.questions) == 60
 
     def needs_other(q):
-        return any(relation in team_splits.OTHER_RELATIONS for _, relation, _ in q.evidences)
+        return any(relation in world_splits.OTHER_RELATIONS for _, relation, _ in q.evidences)
     assert not any(needs_other(q) for q in [*train.questions, *test.questions])
     assert all(needs_other(q) for q in other.questions)
     assert not {q.id for q in test.questions} & {q.id for q in other.questions}
@@ -864,7 +899,7 @@ def test_an_interrupted_run_resumes_to_the_same_metrics(world, lucky, monkeypatc
     m.main([*flags, "--name", "whole"])
     with pytest.raises(SystemExit, match="exists: choose another --name"):
         m.main([*flags, "--name", "whole"])
-    whole, calls = m.update, []
+    whole, calls = m.mini_batches, []
 
     def killed(*args):  # in the second iteration, after its samples were drawn
         calls.append(1)
@@ -872,11 +907,11 @@ def test_an_interrupted_run_resumes_to_the_same_metrics(world, lucky, monkeypatc
             raise KeyboardInterrupt
         return whole(*args)
 
-    monkeypatch.setattr(m, "update", killed)
+    monkeypatch.setattr(m, "mini_batches", killed)
     with pytest.raises(SystemExit, match="130"):
         m.main([*flags, "--name", "killed"])
     assert "--resume --name killed" in capsys.readouterr().err
-    monkeypatch.setattr(m, "update", whole)
+    monkeypatch.setattr(m, "mini_batches", whole)
     m.main([*flags, "--name", "killed", "--resume"])
     one, two = world / "whole-text-mygo", world / "killed-text-mygo"
     assert rows(one) == rows(two) and len(rows(one)) == 2

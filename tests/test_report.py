@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import at2po
-from common import data, guards, metrics, report, rollout, team_metrics
+from common import data, guards, metrics, report, rollout
 from common.files import RunError, read_jsonl
 from common.page import __main__ as folders
-from common.page import record, write_page
+from common.page import record, teams, write_page
 from common.report import evaluations
 from common.run import RunFolder, open_tracker
 
@@ -555,7 +555,7 @@ HEALTHY = {
     ("selection", {"select/accepted": 0.0}, "--threshold"),
 ])
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
-    healthy, own, said = [dict(HEALTHY) for _ in range(10)], {"selection": team_metrics.few_are_chosen}, []
+    healthy, own, said = [dict(HEALTHY) for _ in range(10)], teams.GUARD, []
     counts = guards.watch(healthy[-1], healthy[:-1], said.append, HEALTHY, own)
     assert counts == {f"guard/{n}": 0 for n in (*guards.GUARDS, "selection")} and said == []
     ill = [HEALTHY | fault for _ in range(3)]

@@ -1,7 +1,95 @@
-"""Planners and their workers (mygo_mujica.py) as records for the page."""
+"""Planners and their workers (mygo_mujica.py): the numbers of an iteration and a guard over them, records for
+the page, the table of all stages."""
 
-from common import metrics
+from collections import Counter
+from pathlib import Path
+
+from common import metrics, report, rollout
+from common.files import read_jsonl
+from common.guards import Metric
 from common.page import record
+
+# ---------------------------------------------------------------- numbers of an iteration
+
+CHOICE = "threshold K, share chosen"
+BY_THRESHOLD = ("mygo", "offline", "fixed")
+TEAMS = {
+    "rollout/searches": Metric("sub-questions a trajectory, also those that found nothing to read",
+                               "searches and turns"),
+    "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
+    "train/tokens": Metric("tokens that the step's updates learned from"),
+    "train/lr": Metric("learning rate of the step's last update"),
+    "select/threshold": Metric("K of the iteration", CHOICE, "K {:.2f}"),
+    "select/accepted": Metric("share of the attempts that were chosen to learn from", CHOICE),
+    "select/attempts": Metric("attempts of the iteration", line="attempts {:.0f}"),
+    "select/trajectories": Metric("attempts that were chosen", line="chosen {:.0f}"),
+    "select/examples": Metric("conversations of planners and workers among them"),
+    "select/questions": Metric("questions with a chosen attempt"),
+    "faults/no_action": Metric("planner turns that neither ask nor answer; other faults likewise"),
+}
+
+
+def rollout_metrics(made, chosen, stage, K, conversations):
+    """Means over the step's trajectories, their faults counted, how many were chosen. Rewards are those of
+    the first pass where further attempts go to the questions that need them. conversations(trajectory): the
+    planner's and its workers'."""
+    done = [t for group in made for t in group]
+    fair = done
+    if stage in BY_THRESHOLD:
+        fair = [group[0] for group in made]
+    sampled = [turn for t in done for c in conversations(t) for turn in c.turns]
+    picked = [t for group in chosen for t in group]
+    tokens = sum(t.info.tokens for t in done)
+    rewards = {key: value for key, value in rollout.means(fair).items() if key.startswith("reward/")}
+    row = {
+        **rollout.means(done),
+        **rewards,
+        "rollout/tokens": tokens,
+        "rollout/response_tokens": tokens / len(done),
+        "rollout/entropy": rollout.entropy(sampled),
+        "select/attempts": len(done),
+        "select/trajectories": len(picked),
+        "select/accepted": len(picked) / len(done),
+        "select/examples": sum(len(conversations(t)) for t in picked),
+        "select/questions": sum(map(bool, chosen)),
+    }
+    if stage in BY_THRESHOLD:
+        row["select/threshold"] = K
+    if stage == "grpo":
+        row["rollout/flat_groups"] = 1 - row["select/questions"] / len(made)
+    return row | {f"faults/{name.replace(' ', '_')}": n for name, n in faults_of(done).items()}
+
+
+def faults_of(trajectories):
+    """{what went wrong: how often}"""
+    total = sum((Counter(t.info.faults) for t in trajectories), Counter())
+    return dict(sorted(total.items()))
+
+
+def update_metrics(meter, optimizer):
+    """The means of a step's updates, and what they were made of."""
+    tokens = meter.total.get("tokens", 0)
+    return {"train/tokens": tokens, "train/lr": optimizer.param_groups[0]["lr"]} | meter.means()
+
+
+def few_are_chosen(seen):
+    """A guard: hardly any attempt passes the threshold."""
+    now, recent = seen.row.get("select/accepted"), seen.recent("select/accepted")
+    if now is not None and (now == 0 or seen.some_steps and recent < 0.02):
+        return (f"only {now:.1%} of the attempts were chosen to learn from: hardly any passes the threshold. "
+                "Warm up longer (--sft-trajectories), take easier questions (--data), start lower "
+                "(--threshold), or allow more attempts (--max-attempts)")
+
+
+GUARD = {"selection": few_are_chosen}
+
+
+def budget_is_spent(folder, tokens):
+    """Whether a run that goes on has sampled so many in training already."""
+    rows = read_jsonl(folder.path / "metrics.jsonl")
+    return bool(rows) and 0 < tokens <= rows[-1].get("rollout/tokens_total", 0)
+
+# ---------------------------------------------------------------- records
 
 
 def worker_node(number, parent, worker, tokenizer, advantage):
@@ -93,3 +181,35 @@ def sample_record(policy, questions, made, chosen, stage, K, step):
     more = {"step": step, "prompt_ids": made[i][0].prompt_ids}
     chosen_by = rule, chosen[i]
     return group_record(made[i], questions[i], policy.tokenizer, chosen_by, **more)
+
+
+# ---------------------------------------------------------------- the table of all stages
+
+PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki
+    "text": {
+        "few-shot": "12.41 / 19.71",
+        "warm-up": "50.18 / 56.25",
+        "mygo": "53.17 / 59.62",
+        "offline": "53.27 / 59.78",
+    },
+    "kg": {
+        "few-shot": "57.49 / 62.31",
+        "warm-up": "74.93 / 80.74",
+        "mygo": "77.63 / 84.15",
+        "offline": "77.09 / 83.16",
+    },
+}
+
+
+def show_table(cfg, env, stages):
+    """<name>-<env>-table.json: every stage's EM and F1 beside what it cost, differences to the warm-up."""
+    base = Path(cfg.out) / "mygo_mujica"
+    folders = {stage: [base / f"{cfg.name}-{env}-{stage}"] for stage in stages}
+
+    def paper(stage, sets):
+        of_paper = len(sets) == 1 and sets[0].startswith("2wiki") and "heldout" not in sets[0]
+        return PAPER.get(env, {}).get(stage, "") if of_paper else ""
+
+    title = f"Mujica {cfg.name}, {env} (paper: EM / F1 of Qwen2.5-7B, 2Wiki)"
+    report.method_table(base / f"{cfg.name}-{env}", title, folders, "warm-up", paper)
+    report.draw_methods(base / f"{cfg.name}-{env}", title, folders)

@@ -1,0 +1,104 @@
+"""What docs/copy.md offers of mygo_mujica.py runs in an empty folder with torch and common/turns.py alone."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SELECTION = ("next_threshold", "attempts", "sample", "select", "mini_batches", "mle_loss")
+
+# what a copyist brings: a team, a policy of three words, an agent that says one of them
+OWN = """
+import asyncio
+from dataclasses import dataclass
+
+import torch
+from turns import Trajectory, Turn, question_seeds, stable_seed
+
+R_SUP = 1.0
+"""
+USE = '''
+@dataclass
+class Cfg:
+    seed: int = 0
+    keep: int = 3
+    max_attempts: int = 16
+
+
+class Team:
+    """rewards: of a question's attempts, in order; without them the policy is sampled."""
+    def __init__(self, rewards=None):
+        self.cfg, self.rewards, self.asked = Cfg(), rewards, []
+        self.logits = torch.zeros(3, requires_grad=True)
+
+    def run(self, agents):
+        async def together():
+            return await asyncio.gather(*agents)
+        return asyncio.run(together())
+
+
+@dataclass
+class Question:
+    id: str
+
+
+async def plan(team, question, attempt, seed):
+    team.asked.append((question.id, attempt))
+    number = int(attempt.removeprefix("attempt"))
+    if team.rewards:
+        return Trajectory(question.id, [], [], team.rewards[question.id][number])
+    generator = torch.Generator().manual_seed(stable_seed(seed, attempt) % 2**31)
+    word = int(torch.multinomial(team.logits.detach().softmax(0), 1, generator=generator))
+    return Trajectory(question.id, [], [Turn([word], [0.0], "eos", "")], [0.0, .5, 1.0][word])
+
+
+# the first pass has mean (1 + 0 + 0 + .6) / 4 = .4, so K = (.4 + 1) / 2 = .7
+rewards = {"a": [1, 1, 1], "b": [0] * 16, "c": [0, 1, 0, 0, 1, .9], "d": [.6] * 16}
+team = Team(rewards)
+made, K = sample(team, [Question(name) for name in rewards], step=1, K=.5)
+assert abs(K - .7) < 1e-12, K
+assert [len(group) for group in made] == [3, 16, 6, 16] and len(set(team.asked)) == 41
+chosen = [select(group, K, 3) for group in made]
+assert [[t.reward for t in group] for group in chosen] == [[1, 1, 1], [], [1, 1, .9], []]
+assert [len(part) for part in mini_batches(chosen, 4)] == [3, 3]
+assert sample(Team(rewards), [Question("b")], 1, .8)[1] == .8               # it never falls
+assert sample(Team(rewards), [Question("a")], 1, .5)[1] < 1                 # and stays below r_sup
+assert sample(Team(rewards), [Question("d")], 1, .65, rises=False)[1] == .65
+
+mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+logprobs = torch.tensor([[-1.0, -2.0, -9.0], [-9.0, -3.0, -4.0]])
+assert float(mle_loss(logprobs, mask, 4)) == 2.5                            # (1 + 2 + 3 + 4) / 4
+
+# the loop learns to say the word with reward 1
+team, K, means = Team(), .5, []
+optimizer = torch.optim.Adam([team.logits], lr=.2)
+for step in range(12):
+    made, K = sample(team, [Question(f"q{i}") for i in range(8)], step, K)
+    means.append(sum(group[0].reward for group in made) / len(made))
+    for part in mini_batches([select(group, K, team.cfg.keep) for group in made], 8):
+        words = torch.tensor([[t.turns[0].ids[0]] for t in part])           # (B, 1)
+        loss = mle_loss(team.logits.log_softmax(0)[words], torch.ones(words.shape), words.numel())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+assert means[-1] == 1.0 > means[0] and team.logits.softmax(0)[2] > .9, (means, team.logits)
+print("as copied")
+'''
+
+
+def lifted(names):
+    """The functions as they stand in the script."""
+    text = (ROOT / "mygo_mujica.py").read_text()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = {n.name: ast.get_source_segment(text, n) for n in ast.parse(text).body if isinstance(n, kinds)}
+    return "\n\n\n".join(found[name] for name in names)
+
+
+def test_selection_and_loss_run_in_an_empty_folder(tmp_path):
+    (tmp_path / "turns.py").write_text((ROOT / "common/turns.py").read_text())
+    (tmp_path / "mygo.py").write_text(f"{OWN}\n\n{lifted(SELECTION)}\n\n{USE}")
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", "import sys; sys.path[:0] = ['.']; import mygo"],
+        cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "as copied" in done.stdout, done.stderr
