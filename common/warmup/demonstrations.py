@@ -34,20 +34,6 @@ def said(tokenizer, stop, *parts):
     return Turn(ids, [0.0] * len(ids), stop, text)
 
 
-def search_turns(tokenizer, demo, observe, *answer):
-    """The turns of a demonstration for an agent that thinks and searches in <think> and <search> tags.
-    observe(query) -> (text, ids) of a result as the agent would read it. answer: what ends the last turn."""
-    *thoughts, last = map(chat.Foreign, demo.thoughts())
-    turns = []
-    for thought, query in zip(thoughts, demo.queries(), strict=True):
-        parts = "<think> ", thought, " </think> <search> ", chat.Foreign(query), " </search>"
-        turn = said(tokenizer, "</search>", *parts)
-        turn.observation, turn.observation_ids = observe(query)
-        turns.append(turn)
-    end = said(tokenizer, "</answer>", "<think> ", last, " </think> ", *answer)
-    return [*turns, end]
-
-
 # ---------------------------------------------------------------- demonstrations
 
 @dataclass
