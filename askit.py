@@ -796,7 +796,8 @@ def supervise(cfg, folder, stage, learner, learned, kept, evaluate_now):
             rate = training.cosine_lr(state["updates"], total, lr, warmup=warmup)
             training.set_lr(optimizer, rate)
             rng = random.Random(stable_seed(cfg.seed, stage, state["updates"]))
-            supervised_update(learner, optimizer, losses(learner, learned, cfg, rng), cfg, meter)
+            passes = losses(learner, learned, cfg, rng)
+            supervised_update(learner, optimizer, passes, cfg, meter)
             state["updates"] += 1
         row |= meter.means()
         if meter.total.get("tokens"):  # nothing, where no update was finite
@@ -980,11 +981,11 @@ def asked_case(policy, path):
 def learn_when_to_ask(policy, optimizer, cases, cfg):
     """--ask-steps supervised updates before the first step, or the score of asking would begin anywhere."""
     training.set_lr(optimizer, cfg.supervised_lr)
-    meter = training.Meter()
     with Progress("joint: learning when to ask") as progress:
         for number in range(cfg.ask_steps):
             rng = random.Random(stable_seed(cfg.seed, "when to ask", number))
-            supervised_update(policy, optimizer, supervised_losses(policy, cases, cfg, rng), cfg, meter)
+            passes = supervised_losses(policy, cases, cfg, rng)
+            supervised_update(policy, optimizer, passes, cfg, training.Meter())  # whose sums nobody reads
             progress(number + 1, cfg.ask_steps)
     training.set_lr(optimizer, cfg.lr)
 
@@ -1112,19 +1113,21 @@ def evaluate_approximations(policy, split, cfg, progress):
     return page.score_texts(split, cfg.seed, texts, wanted)
 
 
-LOSSES = {"coarse": coarse_losses, "supervised": supervised_losses, "qap": question_losses,
-          "sqg": question_losses}
+# ---------------------------------------------------------------- stages
+
+STAGES = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg", "joint")}
+LOSSES = {
+    "coarse": coarse_losses,
+    "supervised": supervised_losses,
+    "qap": question_losses,
+    "sqg": question_losses,
+}
 EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations}
 SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
     "coarse": ("ranking", "bm25", "coarse", "oracle"),
     "qap": ("greedy",),
     "sqg": ASK_MODES,
 }
-
-
-# ---------------------------------------------------------------- stages
-
-STAGES = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg", "joint")}
 NEEDS = {  # stages whose models a stage loads; the last one is what it goes on from
     "coarse": (),
     "supervised": ("coarse",),
@@ -1245,8 +1248,8 @@ def run_stage(cfg, stage, cases, evals):
     shown, steps = PRETRAIN_METRICS, log_steps(getattr(cfg, f"{stage}_steps", 0))  # none of eval
     if stage in ("ppo", "joint"):
         shown, steps = METRICS, cfg.steps
-    copies = stage != "sqg" or bool(cfg.question_model)  # the tiny T5 often writes one of two names twice
     searches = SEARCHES.get(stage, ("greedy", "beam"))
+    copies = stage != "sqg" or cfg.question_model  # the tiny T5 often writes one of two names twice
     sets = evidence.searched(evals, searches, cfg.beam, comparisons=copies)
     if folder.is_done(steps, sets):
         return say(f"{stage}: done before")

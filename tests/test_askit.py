@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,6 +188,16 @@ def test_losses_over_the_missing_gold():
     correct = torch.tensor([[False, True, True], [True, False, False]])
     expected = (2 * math.log(4) + math.log(2)) / 2   # the -inf of an action that is not there is no fault
     assert askit.supervised_loss(logp, correct).item() == pytest.approx(expected)
+
+
+def test_an_update_that_is_not_finite_is_not_made():
+    learner, meter = SimpleNamespace(model=torch.nn.Linear(1, 1)), training.Meter()
+    weight, optimizer = learner.model.weight, torch.optim.SGD(learner.model.parameters(), lr=1.0)
+    for factor in (math.nan, 1.0):
+        before = weight.clone()
+        askit.supervised_update(learner, optimizer, [(factor * weight.sum(), 1, 1)], CFG, meter)
+        assert torch.equal(before, weight) == math.isnan(factor) and weight.grad is None
+    assert meter.means()["train/not_finite"] == meter.means()["train/updates"] == 1
 
 
 # ---- searches
