@@ -1227,16 +1227,16 @@ def question_rows(cfg, stage, writer, policy, cases, needed):
     with Progress("evidence") as progress:
         paths = search_all(policy, cases, "greedy", progress)
     policy.forget()
-    if needed and not any(p.taken for p in paths):
-        raise data.DataError(
-            f"{stage}: the policy of ppo submits at once on all of {len(cases)} training questions, so there "
-            "is no evidence to ask from: train it for longer, or name another run's with --before")
     writer.shortened = 0
     if stage == "qap":
         rows = approximation_rows(writer, paths)
     else:
         approximator = load_writer(cfg, left_by(cfg, "qap"))
         rows = sub_question_rows(writer, approximator, paths, cfg.sqg_target)
+    if needed and not rows:
+        raise data.DataError(
+            f"{stage}: the policy of ppo submits at once on all of {len(cases)} training questions, so there "
+            "is no evidence to ask from: train it for longer, or name another run's with --before")
     say(f"{stage}: {len(rows)} rows of {len(cases)} questions, {writer.shortened} of them shortened")
     return rows
 
