@@ -1,37 +1,35 @@
 """ASKiT: Search and Ask, evidence retrieval as reinforcement learning (paper and authors' code are public).
 
-A question comes with some forty sentences, of which two to four are its evidence. A coarse bi-encoder ranks
-them for the question and what was found so far; a fine policy takes one of its best candidates or submits. It
-is trained on labelled evidence, then with PPO on the score of the evidence that it ends with. A T5 learns to
-ask sub-questions; trained inside the PPO loop, it learns which ones help.
+A question comes with some forty sentences, of which two to four are its evidence. A search takes sentences
+one by one, until it submits what it has. Models learn one after the other, a stage each:
 
-PPO, except: an action is a sentence or submit, the policy's softmax is over a handful of them, and the
-baseline of a state is the mean return of other paths through it.
+    coarse      a bi-encoder ranks the sentences for the question and the evidence so far     sec. 3.1.1
+    supervised  a policy over its six best sentences and "submit" learns from labels          sec. 3.1.2
+    ppo         the policy learns from the score of the evidence that its searches end with   sec. 3.1.2
+    qap         a T5 learns to write the question of some evidence                            sec. 3.3
+    sqg         a T5 learns to ask sub-questions: what the first one writes of part of it     sec. 3.4
+    joint       ours, which sec. 6 proposes: the policy may ask, and the T5 learns with it
 
-    sec. 3.1.1   coarse retrieval                        coarse_loss, coarse_step
-    sec. 3.1.2   policy over candidates and submit       candidates, log_policy
-                 supervised loss                         supervised_states, supervised_loss
-                 PPO, baseline of sampled paths          path_reward, baselines, ppo_loss
-                 beam search                             beam_search
-    sec. 3.3-4   question approximation, sub-questions   question_losses, ask_questions
-    sec. 4.4     correlation of p and reward             correlation (common/evidence_evaluation.py)
-    sec. 4.5.1   "PPO + sub-questions"                   forced_questions
-    sec. 6       what it leaves for later                question_loss (joint training)
+PPO, except: an action is a sentence or submit, and pi(a|s) a softmax over seven scores of small encoders.
+There is no critic: b(s) is the mean return of other searches through s. The reward is F1, +1 if exact.
+
+    states, paths    state_ids, SearchPath       credit        path_reward, baselines, advantages_of
+    candidates       coarse_losses, candidates   PPO           ppo_loss, train
+    policy           log_policy, policy_of       questions     sub_question_rows, forced_questions
+    searches         sample_paths, beam_search   correlation   correlation (sec. 4.4)
 
     python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
     python askit.py --stage ask                  then: qap, sqg, joint
-    python askit.py --stage ppo --resume         one stage; --resume goes on
     python askit.py --stage ppo --name nobonus --before seed0 --bonus 0      from another run's earlier stages
     python askit.py --data hotpotqa              the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
-    python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set (with
-                                                            --checkpoint DIR --stage eval: of that policy)
+    python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
 """
 
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -41,52 +39,13 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import data, encoders, flags, run, seq2seq, training
-from common.evidence import (
-    ASK,
-    SUBMIT,
-    SearchPath,
-    SubQuestion,
-    asked_case,
-    asked_of,
-    evidence_of,
-    evidence_scores,
-    find_case,
-    kept_apart,
-    load_cases,
-    state_batches,
-    state_ids,
-    text_of,
-    training_state,
-)
-from common.evidence_evaluation import (
-    PATHS,
-    RATIOS,
-    SUPERVISED,
-    correlation,
-    draw_evaluations,
-    evaluate_ranking,
-    path_metrics,
-    paths_without_policy,
-    scored,
-    write_unlabelled,
-)
-from common.evidence_models import Policy, load_writer, with_models
-from common.evidence_stages import (
-    ASK_MODES,
-    checkpoint_of,
-    load_stage,
-    need_earlier,
-    open_stage,
-    sets_of,
-    show_table,
-)
-from common.files import Progress, say
+from common import checkpoint, data, encoders, evidence, flags, metrics, run, training
+from common.encoders import SEP, TASK
+from common.evidence import ASK, SUBMIT, evidence_scores
+from common.files import Progress, read_json, say
 from common.guards import STEP, UPDATE
-from common.page.evidence import sample_record, show_path
+from common.page import evidence as page
 from common.rollout import stable_seed
-from common.sub_questions import evaluate_approximations, rows_of, sub_question_input
-from common.supervised import learn_when_to_ask, log_steps, updates
 
 # ---------------------------------------------------------------- config
 
@@ -96,17 +55,17 @@ class Config(flags.Flags):
 
     # ---- stages and models
 
-    # what to do; all = coarse, supervised, ppo; ask = qap (question approximation, which sqg learns from),
-    # sqg (sub-questions), joint; each of them evaluated. eval = of --checkpoint, or of what ppo left
+    # what to do; all = coarse, supervised, ppo; ask = qap, sqg, joint; each of them evaluated.
+    # eval = evaluate --checkpoint, or what ppo left
     stage: Literal["all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "joint", "eval"] = "all"
+    # runs whose earlier stages this one goes on from, by name or full path, with commas; empty = its own
+    before: str = ""
     encoder: str = ""               # coarse encoder; empty = the paper's, in the world a tiny one
     action_model: str = ""          # scores (state, sentence) as next sentences
     submit_model: str = ""          # scores whether the evidence answers the question
     # 0 = the two scorers as named; else both are the encoder's first so many layers with a new head each
     fine_layers: int = 0
     question_model: str = ""        # T5 that qap and sqg begin with
-    # run whose earlier stages this one goes on from, by name or path; empty = its own
-    before: str = ""
 
     # ---- search
     candidates: int = 6             # candidates of the coarse stage beside submit | sec. 4.3.3
@@ -116,18 +75,18 @@ class Config(flags.Flags):
     max_tokens: int = 508
 
     # ---- coarse stage
-    coarse_steps: int = 60000       # training steps | sec. 4.3.2
-    coarse_batch: int = 24          # states a step | sec. 4.3.2
+    coarse_steps: int = 60000       # updates | sec. 4.3.2
+    coarse_batch: int = 24          # states an update | sec. 4.3.2
     coarse_lr: float = 1e-6         # learning rate after warm-up, half a cosine to 0 | sec. 4.3.2
-    coarse_warmup: int = 10000      # steps of linear warm-up | sec. 4.3.2
+    coarse_warmup: int = 10000      # updates of linear warm-up | sec. 4.3.2
     # wrong sentences in a training state: round(Exponential(rate)) | authors' code
     noise_rate: float = 2.0
 
     # ---- supervised stage
-    supervised_steps: int = 80000   # training steps | authors' code
-    supervised_batch: int = 8       # states a step | authors' code
+    supervised_steps: int = 80000   # updates | authors' code
+    supervised_batch: int = 8       # states an update | authors' code
     supervised_lr: float = 1e-6     # learning rate after warm-up, half a cosine to 0 | authors' code
-    supervised_warmup: int = 15000  # steps of linear warm-up | authors' code
+    supervised_warmup: int = 15000  # updates of linear warm-up | authors' code
     # other actions of a training state: the coarse stage's candidates, or random sentences (authors' code)
     negatives: Literal["coarse", "random"] = "coarse"
 
@@ -145,8 +104,7 @@ class Config(flags.Flags):
     clip: float = .2                # half width of the clip window | sec. 4.3.3
     gamma: float = 1.0              # discount of F1 for each action; not printed | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
-    baseline: Literal["paths", "none"] = "paths"    # b(s): mean return of other paths through s, or 0
-    baseline_rollouts: int = 4      # other paths through s, at least; 0 = those of the question alone | ours
+    baseline_rollouts: int = 4      # other paths through a state that its baseline needs | ours
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient
     micro_tokens: int = 16384       # tokens a forward pass; memory only
@@ -162,13 +120,8 @@ class Config(flags.Flags):
     question_batch: int = 16        # rows an update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
-    # what a sub-question is trained to say: the approximation of the evidence found (paper), which never is
-    # none, or missing (ours)
+    # the evidence of which a sub-question is the approximation: what was found (paper), or is missing (ours)
     sqg_target: Literal["prefix", "suffix"] = "prefix"
-    # what sqg is evaluated in. replace: a sub-question takes the question's place in a search from no
-    # evidence (authors' code at 2ad87c8); replace-keep: in one that keeps the evidence (their last, 5064f6f);
-    # append: it stands behind the evidence, as in joint training; all: one after the other
-    ask_mode: Literal["all", "replace", "replace-keep", "append"] = "all"
     ask_steps: int = 1000           # joint: supervised updates that teach when to ask | ours
     max_questions: int = 2          # sub-questions a search may ask | ours
     question_cost: float = .02      # of the reward, a sub-question | ours
@@ -214,169 +167,357 @@ PAPER = {  # EM / F1, HotpotQA distractor dev
 }
 
 
-# ---------------------------------------------------------------- reward
+# ---------------------------------------------------------------- states
 #
-# A state is (case, steps): a question with its sentences, and in their order the numbers of the sentences
-# taken and the SubQuestions asked (common/evidence.py).
+# A Case (common/evidence.py) is a question with its sentences: texts, facts (what is scored), gold (numbers
+# of the labelled ones), and for the models token ids and frozen vectors.
+#
+#     state    (case, moves)
+#     moves    the numbers of the sentences taken and the SubQuestions asked, in their order
+#     action   a sentence's number, SUBMIT, or in joint training ASK
 
-def path_reward(case, steps, cfg, t=0):
-    """gamma^(T - t) F1 + bonus if the evidence is exactly the gold (sec. 3.1.2), less what its sub-questions
-    cost; T = actions of the path, submitting included, t = those before the one that is judged."""
-    em, f1, _, _ = evidence_scores(case, steps)
-    cost = cfg.question_cost * len(asked_of(steps))
-    discount = cfg.gamma ** (len(steps) + 1 - t)
-    return discount * f1 + cfg.bonus * em - cost
-
-
-def returns_of(path, cfg):
-    """R_t of every action of a path."""
-    times = range(path.first, path.first + len(path.actions))
-    return [path_reward(path.case, path.steps, cfg, t) for t in times]
+@dataclass(frozen=True)
+class SubQuestion:
+    text: str
+    ids: tuple = field(default=(), compare=False)  # as sampled, with the end token
+    logprobs: tuple = field(default=(), compare=False)
 
 
-def rewarded(policy, paths):
-    """The paths with their rewards."""
-    for p in paths:
-        p.reward = path_reward(p.case, p.steps, policy.cfg)
-    return paths
+def evidence_of(moves):
+    """The sentences among a state's moves."""
+    return tuple(m for m in moves if isinstance(m, int))
+
+
+def asked_of(moves):
+    return [m for m in moves if isinstance(m, SubQuestion)]
+
+
+def state_ids(pair_tokenizer, case, moves):
+    """Ids of the question and of what was found and asked behind it, <sep> between (sec. 3.1.1)."""
+    question, sentences = case.tokens[pair_tokenizer.name]
+    parts = [question]
+    for move in moves:
+        if isinstance(move, SubQuestion):
+            parts.append(pair_tokenizer.ids(move.text))
+        else:
+            parts.append(sentences[move])
+    return pair_tokenizer.joined(parts)
+
+
+def training_state(case, rng, noise_rate, complete):
+    """The sentences of a made-up state (sec. 3.1.1): some gold in random order, and wrong ones among it.
+    complete: all gold may be there; then the right action is to submit."""
+    gold = sorted(case.gold)
+    most = len(gold) if complete else max(0, len(gold) - 1)
+    taken = rng.sample(gold, rng.randint(0, most))
+    wrong = [i for i in range(len(case.texts)) if i not in case.gold]
+    noise = min(round(rng.expovariate(noise_rate)), len(wrong))
+    for i in rng.sample(wrong, noise):
+        taken.insert(rng.randint(0, len(taken)), i)
+    return tuple(taken)
 
 
 # ---------------------------------------------------------------- coarse retrieval (sec. 3.1.1)
 
 def coarse_loss(scores, missing):
-    """- mean over the missing gold of log p, of one state: scores (sentences,) of all that are not taken and
-    perhaps another question's; missing: the places of gold among them."""
+    """- mean over the missing gold of log p, of one state (the code takes the sum). scores: of all sentences
+    that are not taken, and perhaps of another question's. missing: the places of gold among them."""
     return -scores.log_softmax(0)[missing].mean()
 
 
-def coarse_step(encoder, cases, others, cfg, rng):
-    """Loss of a batch of states, and how many have missing gold as their best sentence. Negatives: the
-    question's other sentences and those of one other question."""
+def coarse_losses(encoder, cases, cfg, rng):
+    """An update of the coarse stage; see `supervise`. The encoder learns which sentences are missing from a
+    state, among the question's other ones and those of another question. Their vectors stay as they are."""
+    batch = rng.choices(cases, k=cfg.coarse_batch)
+    others = rng.choices(cases, k=cfg.coarse_batch)
     taken_of, texts = [], []
-    for case in cases:
-        taken_of.append(training_state(case, rng, cfg.noise_rate, complete=False))
-        texts.append(state_ids(encoder.pair_tokenizer, case, taken_of[-1]))
-    vectors = encoder.encode(texts)
-    losses, right = [], 0
-    for case, taken, other, vector in zip(cases, taken_of, others, vectors, strict=True):
+    for case in batch:
+        taken = training_state(case, rng, cfg.noise_rate, complete=False)
+        taken_of.append(taken)
+        texts.append(state_ids(encoder.pair_tokenizer, case, taken))
+    vectors = encoder.encode(texts)  # (n, H), not normalised: the norm is the temperature
+    losses, hits = [], 0
+    for case, other, taken, vector in zip(batch, others, taken_of, vectors, strict=True):
         left = [i for i in range(len(case.texts)) if i not in taken]
-        missing = [k for k, i in enumerate(left) if i in case.gold]
+        missing = [place for place, i in enumerate(left) if i in case.gold]
         corpus = case.vectors[left]
         if other is not case:
             corpus = torch.cat([corpus, other.vectors])
         scores = corpus.to(vector.device) @ vector  # (left + other's,)
         losses.append(coarse_loss(scores, missing))
-        right += int(scores.argmax()) in missing
-    return torch.stack(losses).mean(), right
+        hits += int(scores.argmax()) in missing
+    yield torch.stack(losses).mean(), len(batch), hits
 
 
-# ---------------------------------------------------------------- fine policy (sec. 3.1.2)
-
-def coarse_query(pair_tokenizer, case, steps):
-    """The question and the evidence; right after a sub-question that alone, a look from another side."""
-    if steps and isinstance(steps[-1], SubQuestion):
-        return pair_tokenizer.ids(steps[-1].text)
-    return state_ids(pair_tokenizer, case, evidence_of(steps))
+def coarse_query(pair_tokenizer, case, moves):
+    """The question and the evidence; right after a sub-question that alone, for a look from another side."""
+    if moves and isinstance(moves[-1], SubQuestion):
+        return pair_tokenizer.ids(moves[-1].text)
+    return state_ids(pair_tokenizer, case, evidence_of(moves))
 
 
 @torch.no_grad()
 def candidates(policy, states):
     """[sentence numbers] of each state: the best that are not yet taken, best first."""
-    encoder = policy.encoder
     new = [s for s in dict.fromkeys(states) if s not in policy.coarse_cache]
-    queries = [coarse_query(encoder.pair_tokenizer, *state) for state in new]
-    vectors = encoder.encode_all(queries)
-    for (case, steps), vector in zip(new, vectors, strict=True):
-        gone = case.closed | set(evidence_of(steps))
+    queries = [coarse_query(policy.encoder.pair_tokenizer, *state) for state in new]
+    vectors = policy.encoder.encode_all(queries)
+    for (case, moves), vector in zip(new, vectors, strict=True):
+        gone = case.closed | set(evidence_of(moves))  # closed: empty, but in a sub-question's own search
         scores = case.vectors @ vector  # (sentences,)
         scores[list(gone)] = -torch.inf
         k = min(policy.cfg.candidates, len(case.texts) - len(gone))
-        policy.coarse_cache[case, steps] = scores.topk(k).indices.tolist()
+        policy.coarse_cache[case, moves] = scores.topk(k).indices.tolist()
     return [policy.coarse_cache[s] for s in states]
 
 
+# ---------------------------------------------------------------- fine policy (sec. 3.1.2)
+
+@dataclass
+class Policy:
+    """The fine policy, and what a search needs besides.
+
+    Three caches by state: coarse_cache, the candidates, holds for good, since the encoder is trained no more;
+    cache, (actions, log-probs), and question_cache, the SubQuestion, hold for these weights, until forget().
+    """
+
+    model: encoders.Together  # .action, .submit and in joint training .question: what is trained and saved
+    encoder: encoders.Encoder
+    action_tokenizer: encoders.PairTokenizer
+    submit_tokenizer: encoders.PairTokenizer
+    cfg: Config
+    asker: encoders.Writer | None = None
+    may_ask: bool = False  # of its own accord: joint training
+
+    def __post_init__(self):
+        self.coarse_cache = {}
+        self.forget()
+
+    @property
+    def tokenizer(self):
+        return self.action_tokenizer.tokenizer
+
+    def forget(self):
+        """After an update."""
+        self.cache = {}
+        self.question_cache = {}
+        for case, moves in list(self.coarse_cache):
+            if case.closed or asked_of(moves):  # another sub-question will be asked
+                del self.coarse_cache[case, moves]
+
+    @torch.no_grad()
+    def ask(self, states, draws=None):
+        """[SubQuestion] for states: sampled where draws (a random.Random each) are given, else the best of
+        the T5's own beam search."""
+        if draws:
+            inputs = [sub_question_input(self.asker, *state) for state in states]
+            return [SubQuestion(*written) for written in self.asker.sample(inputs, draws)]
+        new = [s for s in states if s not in self.question_cache]
+        inputs = [sub_question_input(self.asker, *state) for state in new]
+        texts = self.asker.write(inputs)
+        for state, text in zip(new, texts, strict=True):
+            self.question_cache[state] = SubQuestion(text)
+        return [self.question_cache[s] for s in states]
+
+
 def offers(policy, states):
-    """What may be done in each state beside submitting, which is all that is left where it is full."""
+    """[actions] beside submitting in each state; a state that is full offers none."""
     found = []
-    for (_, steps), sentences in zip(states, candidates(policy, states), strict=True):
-        full = len(evidence_of(steps)) >= policy.cfg.max_evidence
-        if policy.may_ask and len(asked_of(steps)) < policy.cfg.max_questions:
-            sentences = [*sentences, ASK]
-        found.append([] if full else sentences)
+    for (_, moves), actions in zip(states, candidates(policy, states), strict=True):
+        if policy.may_ask and len(asked_of(moves)) < policy.cfg.max_questions:
+            actions = [*actions, ASK]
+        if len(evidence_of(moves)) >= policy.cfg.max_evidence:
+            actions = []
+        found.append(actions)
     return found
 
 
 def log_policy(policy, rows):
-    """(n, 1 + k) log pi of submit and of what is offered, of rows (state, actions it offers, …); -inf where
-    there are fewer. A next-sentence model scores sentences, and reads sub-questions too; a question-answering
-    model scores submitting from the sentences alone. The text of asking is "?"."""
+    """(n, 1 + k) log pi of submitting and of the actions offered, of rows (state, actions, …); -inf where a
+    row offers fewer.
+
+    A next-sentence model scores (state, sentence), and reads sub-questions too; "?" stands for asking. A
+    question-answering model scores submitting, from question and sentences alone."""
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
     asking = action.ids("?")
-    action_pairs, submit_pairs, places = [], [], []
-    for n, ((case, steps), actions, *_) in enumerate(rows):
+    action_pairs, places, submit_pairs = [], [], []
+    for n, ((case, moves), actions, *_) in enumerate(rows):
         question, sentences = case.tokens["submit"]
-        taken = [sentences[i] for i in evidence_of(steps)]
-        evidence = submit.joined(taken, staying=0) if taken else []
-        submit_pairs.append((question, evidence))
-        state = state_ids(action, case, steps)
+        taken = [sentences[i] for i in evidence_of(moves)]
+        evidence_ids = []
+        if taken:
+            evidence_ids = submit.joined(taken, staying=0)  # the oldest may go: none of them is the question
+        submit_pairs.append((question, evidence_ids))
+        state = state_ids(action, case, moves)
         _, texts = case.tokens["action"]
         for column, a in enumerate(actions, 1):
-            text = asking if a == ASK else texts[a]
+            text = asking
+            if a != ASK:
+                text = texts[a]
             action_pairs.append((state, text))
             places.append((n, column))
     device = policy.model.action.device
     most = max(len(actions) for _, actions, *_ in rows)
-    shape = len(rows), 1 + most
-    logits = torch.full(shape, -torch.inf, device=device)
+    logits = torch.full((len(rows), 1 + most), -torch.inf, device=device)
     with encoders.autocast(policy.model.action, policy.cfg.precision):
         out = policy.model.submit(**submit.batch(submit_pairs, device))
         if action_pairs:
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
             logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
-    # SQuAD 2's readers say "no answer" at the first token
+    # readers of SQuAD 2 say "no answer" by start and end at the first token; submitting scores minus that
     no_answer = out.start_logits[:, 0] + out.end_logits[:, 0]
     logits[:, 0] = -no_answer.float() / 2
     return logits.log_softmax(-1)
 
 
+def state_batches(rows, cfg):
+    """Lists of rows (state, actions, …) in forward passes of about --micro-tokens; a state is read once with
+    every action. Contract: of no rows no list, [], since log_policy takes at least one."""
+
+    def tokens(row):
+        (case, moves), actions, *_ = row
+        question, sentences = case.tokens["action"]
+        found = sum(len(sentences[i]) + 1 for i in evidence_of(moves))
+        length = min(cfg.max_tokens, len(question) + found + 16 * len(asked_of(moves)))
+        total = length
+        for a in actions:
+            own = 1 if a == ASK else len(sentences[a])
+            total += length + own
+        return total
+
+    parts = encoders.in_batches(rows, tokens, cfg.micro_tokens)
+    return [[rows[i] for i in part] for part in parts]
+
+
 @torch.no_grad()
 def policy_of(policy, states):
-    """[(actions, log-probs)] of states, cached until policy.forget(); the first action is to submit, behind
-    it stands what is offered."""
+    """[(actions, log-probs)] of states, cached until policy.forget(); submitting is always the first."""
     new = [s for s in dict.fromkeys(states) if s not in policy.cache]
     rows = list(zip(new, offers(policy, new), strict=True))
     for part in state_batches(rows, policy.cfg):
         logp = log_policy(policy, part).tolist()
         for (state, offered), values in zip(part, logp, strict=True):
             actions = [SUBMIT, *offered]
-            policy.cache[state] = actions, values[: len(actions)]
+            policy.cache[state] = actions, values[:len(actions)]
     return [policy.cache[s] for s in states]
 
 
-# ---------------------------------------------------------------- asking (sec. 3.3, 3.4)
+# ---------------------------------------------------------------- supervised stage (sec. 3.1.2)
 
-@torch.no_grad()
-def ask_questions(policy, states, draws=None):
-    """[SubQuestion] for states: sampled where draws (a random.Random each) are given, else the best of the
-    T5's own beam search, cached until policy.forget()."""
-    if not states:
-        return []
-    new = states if draws else [s for s in states if s not in policy.asked]
-    inputs = [sub_question_input(policy.asker, *state) for state in new]
-    if draws:
-        return [SubQuestion(*q) for q in policy.asker.sample(inputs, draws)]
-    texts = policy.asker.write(inputs)
-    for state, text in zip(new, texts, strict=True):
-        policy.asked[state] = SubQuestion(text)
-    return [policy.asked[s] for s in states]
+def supervised_states(policy, cases, cfg, rng):
+    """[(state, actions offered, whether submitting and each of these is right)]. Right is missing gold that
+    is offered, or submitting where none is missing. Where the policy may ask, asking is right if no missing
+    gold is offered."""
+    states = []
+    for case in cases:
+        taken = training_state(case, rng, cfg.noise_rate, complete=True)
+        states.append((case, taken[:cfg.max_evidence - 1]))  # (a full state offers nothing)
+    if policy.may_ask:
+        states = some_asked(policy, states, rng)
+    rows = []
+    for (case, moves), actions in zip(states, offers(policy, states), strict=True):
+        taken = set(evidence_of(moves))
+        missing = case.gold - taken
+        if cfg.negatives == "random":
+            left = [i for i in range(len(case.texts)) if i not in taken]
+            asks = [a for a in actions if a == ASK]
+            actions = rng.sample(left, min(cfg.candidates, len(left))) + asks
+        stuck = bool(missing) and not missing & set(actions)
+        if stuck and ASK not in actions:  # nothing would be right: a missing gold for the last candidate
+            actions = [*actions[:-1], rng.choice(sorted(missing))]
+        right = [a in missing or (a == ASK and stuck) for a in actions]
+        rows.append(((case, moves), actions, [not missing, *right]))
+    return rows
+
+
+def supervised_loss(logp, correct):
+    """- sum over the correct actions of log pi(a|s), mean over states (sec. 3.1.2). logp (n, 1 + k); correct
+    (n, 1 + k) bool."""
+    return -logp.masked_fill(~correct, 0.0).sum() / len(logp)
+
+
+def supervised_losses(policy, cases, cfg, rng):
+    """An update of the supervised stage; see `supervise`. The policy learns to take missing gold, and to
+    submit when none is missing."""
+    batch = rng.choices(cases, k=cfg.supervised_batch)
+    rows = supervised_states(policy, batch, cfg, rng)
+    for part in state_batches(rows, cfg):
+        logp = log_policy(policy, part)  # (n, 1 + k)
+        right = [r for _, _, r in part]
+        right = encoders.padded(right, False, logp.device)
+        likeliest = logp.argmax(1)
+        hits = right[range(len(part)), likeliest].sum()
+        loss = supervised_loss(logp, right) * len(part) / len(rows)
+        yield loss, len(part), int(hits)
 
 
 # ---------------------------------------------------------------- paths: sampled, greedy, beam
 
+@dataclass(eq=False)
+class SearchPath:
+    """A search from a state, mostly the question alone, to the evidence that it ends with.
+
+    Contract: two paths are equal only if they are one object (eq=False): they are keys of dicts, and a
+    baseline leaves out the path itself and none that is like it."""
+
+    case: "evidence.Case"
+    moves: tuple = ()
+    first: int = 0  # moves that were there before it began
+    logprobs: tuple = ()  # of each action
+    done: bool = False
+    reward: float = 0.0  # once it is done
+
+    @property
+    def taken(self):
+        return evidence_of(self.moves)
+
+    @property
+    def asked(self):
+        return asked_of(self.moves)
+
+    @property
+    def state(self):
+        """Where it stands."""
+        return self.case, self.moves
+
+    @property
+    def actions(self):
+        """Sentence numbers, ASK and SUBMIT."""
+        found = []
+        for move in self.moves[self.first:]:
+            asks = isinstance(move, SubQuestion)
+            found.append(ASK if asks else move)
+        if self.done:
+            found.append(SUBMIT)
+        return tuple(found)
+
+    @property
+    def logprob(self):
+        """log p of the whole path."""
+        return sum(self.logprobs)
+
+    def after(self, move, logprob):
+        """The path with one more move: a sentence number, a SubQuestion, or SUBMIT."""
+        logprobs = *self.logprobs, logprob
+        if move == SUBMIT:
+            return replace(self, logprobs=logprobs, done=True)
+        return replace(self, logprobs=logprobs, moves=(*self.moves, move))
+
+    def states(self):
+        """The state before each action."""
+        found = []
+        for t in range(len(self.actions)):
+            before = self.moves[:self.first + t]
+            found.append((self.case, before))
+        return found
+
+
 def finish_paths(policy, paths, choose, draws=None):
-    """Takes every path to its end; choose(path number, actions, log-probs) -> index of the action. All open
-    states of all paths are scored in one call. draws: a random.Random each, for sampled sub-questions."""
+    """The paths, each taken to its end; choose(path number, actions, log-probs) -> index of the action. All
+    open states of all paths are scored in one call. draws: a random.Random each, if sub-questions are
+    sampled."""
+    paths = list(paths)
     while running := [n for n, p in enumerate(paths) if not p.done]:
         asking = {}  # path number -> log-prob
         found = policy_of(policy, [paths[n].state for n in running])
@@ -386,10 +527,11 @@ def finish_paths(policy, paths, choose, draws=None):
                 asking[n] = logprobs[i]
             else:
                 paths[n] = paths[n].after(actions[i], logprobs[i])
-        own = draws and [draws[n] for n in asking]
-        questions = ask_questions(policy, [paths[n].state for n in asking], own)
-        for n, question in zip(asking, questions, strict=True):
-            paths[n] = paths[n].after(question, asking[n])
+        if asking:  # in joint training alone
+            own = draws and [draws[n] for n in asking]
+            questions = policy.ask([paths[n].state for n in asking], own)
+            for n, question in zip(asking, questions, strict=True):
+                paths[n] = paths[n].after(question, asking[n])
     return rewarded(policy, paths)
 
 
@@ -398,12 +540,12 @@ def sample_from(policy, starts, seeds, sampling="policy"):
     draws = [random.Random(seed) for seed in seeds]
 
     def draw(n, actions, logprobs):
-        weights = [math.exp(x) for x in logprobs]
+        chances = [math.exp(x) for x in logprobs]
         if sampling == "authors":
-            weights = [math.exp(p / 2) for p in weights]
-        return draws[n].choices(range(len(actions)), weights)[0]
+            chances = [math.exp(p / 2) for p in chances]
+        return draws[n].choices(range(len(actions)), chances)[0]
 
-    return finish_paths(policy, list(starts), draw, draws)
+    return finish_paths(policy, starts, draw, draws)
 
 
 def sample_paths(policy, cases, size, *seed, sampling="policy"):
@@ -418,6 +560,7 @@ def sample_paths(policy, cases, size, *seed, sampling="policy"):
 
 
 def best(n, actions, logprobs):
+    """The index of the likeliest action."""
     return max(range(len(actions)), key=logprobs.__getitem__)
 
 
@@ -426,127 +569,96 @@ def greedy_paths(policy, cases):
 
 
 def beam_search(policy, cases, width):
-    """The most probable path of each question among `width` hypotheses a step."""
+    """The most probable path of each question among `width` hypotheses."""
     return rewarded(policy, [beam[0] for beam in grow_beams(policy, cases, width)])
 
 
 def grow_beams(policy, cases, width):
-    """The last hypotheses of each question, likeliest first. From one beam; they are distinct, since each has
-    another parent or another last step; those that ended compete with those that go on, by log p(tau),
-    without length normalisation."""
+    """The last hypotheses of each question, likeliest first. They begin as one (in the code as equal ones,
+    which stay equal), and are distinct, since each has another parent or another last move. Those that ended
+    compete with those that go on, by log p(tau) without length normalisation."""
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
         found = policy_of(policy, [p.state for p in running])
-        asking = [p for p, (actions, _) in zip(running, found, strict=True) if ASK in actions]
-        questions = ask_questions(policy, [p.state for p in asking])
-        question_of = dict(zip(asking, questions, strict=True))
-        grown_from = {}
+        asking, question_of, grown_from = [], {}, {}
+        for p, (actions, _) in zip(running, found, strict=True):
+            if ASK in actions:
+                asking.append(p)
+        if asking:  # in joint training alone
+            questions = policy.ask([p.state for p in asking])
+            question_of = dict(zip(asking, questions, strict=True))
         for p, (actions, logprobs) in zip(running, found, strict=True):
             grown_from[p] = []
             for a, x in zip(actions, logprobs, strict=True):
-                step = question_of[p] if a == ASK else a
-                grown_from[p].append(p.after(step, x))
+                move = question_of[p] if a == ASK else a
+                grown_from[p].append(p.after(move, x))
         for n, beam in enumerate(beams):
-            grown = [q for p in beam for q in grown_from.get(p, [p])]
+            grown = []
+            for p in beam:
+                grown += grown_from.get(p, [p])  # one that has ended stays
             grown.sort(key=lambda p: -p.logprob)
             beams[n] = grown[:width]
     return beams
 
 
-def forced_questions(policy, cases, mode):
-    """Wherever the policy would not submit, a sub-question is asked: "PPO + sub-questions" (sec. 4.5.1).
+# ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
-    The policy itself does not ask. mode: "replace" and "replace-keep" = the authors' searches. One sentence
-    is taken first; then a sub-question takes the question's place in a greedy search of its own, which begins
-    with no evidence (their commit 2ad87c8) or with what was found (their last one, 5064f6f), and all that it
-    finds is kept. "append" = as joint training asks: a sub-question stands behind the evidence, and the best
-    sentence for this state is taken."""
-
-    def seen(path):
-        """The state that the policy sees."""
-        return path.case, path.steps if mode == "append" else path.taken
-
-    paths = [SearchPath(case) for case in cases]
-    if mode != "append":
-        paths = with_best_sentence(policy, paths)
-    while running := [n for n, p in enumerate(paths) if not p.done]:
-        asking = []
-        found = policy_of(policy, [seen(paths[n]) for n in running])
-        for n, (actions, logprobs) in zip(running, found, strict=True):
-            if best(n, actions, logprobs) == 0:
-                paths[n] = paths[n].after(SUBMIT, logprobs[0])
-            else:
-                asking.append(n)
-        questions = ask_questions(policy, [seen(paths[n]) for n in asking])
-        asked = [paths[n].after(q, 0.0) for n, q in zip(asking, questions, strict=True)]  # not its own choice
-        if mode == "append":
-            grown = with_best_sentence(policy, asked)
-        else:
-            grown = with_searches(policy, asked, keep=mode == "replace-keep")
-        for n, path in zip(asking, grown, strict=True):
-            paths[n] = path
-    return rewarded(policy, paths)
+def path_reward(case, moves, cfg, t=0):
+    """gamma^(T - t) F1 + bonus if the evidence is exactly the gold, less what its sub-questions cost. T =
+    actions of the path, submitting included, t = those before the one that is judged. (The code pays the F1
+    right after one action; here it is that of the path's end.)"""
+    em, f1, _, _ = evidence_scores(case, evidence_of(moves))
+    cost = cfg.question_cost * len(asked_of(moves))
+    discount = cfg.gamma ** (len(moves) + 1 - t)
+    return discount * f1 + cfg.bonus * em - cost
 
 
-def with_best_sentence(policy, paths):
-    """Each path and the policy's best sentence, even where it would submit."""
-    grown = []
-    found = policy_of(policy, [p.state for p in paths])
-    for n, (actions, logprobs) in enumerate(found):
-        i = 1 + best(n, actions[1:], logprobs[1:])
-        grown.append(paths[n].after(actions[i], logprobs[i]))
-    return grown
-
-
-def with_searches(policy, paths, keep):
-    """Each path and all that a greedy search for its last sub-question finds; keep: from its evidence on."""
-    searches = []
+def rewarded(policy, paths):
+    """The paths, with their rewards."""
     for p in paths:
-        begin = p.taken if keep else ()
-        searches.append(SearchPath(asked_case(policy, p), begin, len(begin)))
-    grown = []
-    for p, search in zip(paths, finish_paths(policy, searches, best), strict=True):
-        found = search.taken[search.first:]
-        room = policy.cfg.max_evidence - len(p.taken)
-        for i in found[:room]:
-            p = p.after(i, 0.0)
-        if not found:  # it would ask the same again, for ever
-            p = p.after(SUBMIT, 0.0)
-        grown.append(p)
-    return grown
+        p.reward = path_reward(p.case, p.moves, policy.cfg)
+    return paths
 
 
-# ---------------------------------------------------------------- credit
+def returns_of(path, cfg):
+    """R_t of every action of a path; at the default gamma of 1 all are its reward."""
+    times = range(path.first, path.first + len(path.actions))
+    return [path_reward(path.case, path.moves, cfg, t) for t in times]
 
-def baselines(policy, paths, min_others, *seed):
-    """b(s) before every action of every path: the mean return of other paths of the question through the same
-    steps, in whatever order. Where they are fewer than `min_others`, fresh ones are sampled from there; with
-    min_others = 0 a state that one path alone came through has the baseline of the state before it."""
-    through = {}  # state -> [(path, its return from there)]
 
-    def same(case, steps):
-        """Orders of the same sentences are one state; a sub-question's place matters."""
-        return case, steps if asked_of(steps) else frozenset(steps)
+def same_state(case, moves):
+    """A key for a state: orders of the same sentences are one state; a sub-question's place matters."""
+    if asked_of(moves):
+        return case, moves
+    return case, frozenset(moves)
+
+
+def baselines(policy, paths, least, *seed):
+    """b(s) before every action of every path: the mean return of the other paths through s. They are at least
+    `least` in number: where the paths of the question are fewer, fresh ones are sampled from s."""
+    through = {}  # same_state -> [(path, its return from there)]
 
     def note(path):
         for state, value in zip(path.states(), returns_of(path, policy.cfg), strict=True):
-            through.setdefault(same(*state), []).append((path, value))
+            through.setdefault(same_state(*state), []).append((path, value))
 
     for p in paths:
         note(p)
-    # from the question down: a fresh path counts for every state that it comes through
+    # from the question down, since a fresh path counts for every state that it comes through
     for depth in range(max(len(p.actions) for p in paths)):
-        starts = {}  # (case, steps or their set, number of the fresh path) -> where it starts
+        starts = {}  # (same_state, number of the fresh path) -> where it starts
         for p in paths:
-            for case, steps in p.states()[depth:depth + 1]:
-                state = same(case, steps)
-                missing = min_others + 1 - len(through[state])
-                for k in range(missing):
-                    starts.setdefault((*state, k), SearchPath(case, steps, len(steps)))
+            if depth >= len(p.actions):
+                continue
+            case, moves = p.states()[depth]
+            key = same_state(case, moves)
+            others = len(through[key]) - 1
+            for k in range(least - others):
+                starts.setdefault((key, k), SearchPath(case, moves, len(moves)))
         seeds = []
-        for case, steps, k in starts:
-            texts = sorted(text_of(s) for s in steps)
-            own = case.question.id, *texts, k
+        for (_, k), start in starts.items():
+            texts = sorted(getattr(m, "text", str(m)) for m in start.moves)
+            own = start.case.question.id, *texts, k
             seeds.append(stable_seed(*seed, "baseline", *own))
         for p in sample_from(policy, starts.values(), seeds):
             note(p)
@@ -554,37 +666,27 @@ def baselines(policy, paths, min_others, *seed):
     for p in paths:
         values = []
         for state in p.states():
-            here = through[same(*state)]
-            others = [value for q, value in here if q is not p]
-            values.append(sum(others) / len(others) if others else values[-1])
+            others = [value for q, value in through[same_state(*state)] if q is not p]
+            values.append(sum(others) / len(others))
         found.append(values)
     return found
 
 
 def advantages_of(policy, paths, cfg, *seed):
-    """A_t = R_t - b(s_t) of every action (sec. 3.1.2)."""
-    returns = [returns_of(p, cfg) for p in paths]
-    if cfg.baseline == "paths":
-        values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
-    else:
-        values = [[0.0] * len(p.actions) for p in paths]
+    """A_t = R_t - b(s_t) of every action of every path."""
     found = []
-    for of_actions, of_states in zip(returns, values, strict=True):
-        found.append([r - b for r, b in zip(of_actions, of_states, strict=True)])
+    values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
+    for p, of_states in zip(paths, values, strict=True):
+        both = zip(returns_of(p, cfg), of_states, strict=True)
+        found.append([r - b for r, b in both])
     return found
 
 
-# ---------------------------------------------------------------- losses
-
-def supervised_loss(logp, correct):
-    """- sum over the correct actions of log pi(a|s), mean over states (sec. 3.1.2). logp (n, 1 + k); correct
-    (n, 1 + k) bool."""
-    return -logp.masked_fill(~correct, 0.0).sum() / len(logp)
-
+# ---------------------------------------------------------------- update (sec. 3.1.2)
 
 def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
     """- sum_t min(r_t A_t, clip(r_t, 1 - eps, 1 + eps) A_t), mean over paths; all (actions,). Returns (loss,
-    stats)."""
+    stats). (The paper prints the bounds of the clip swapped.)"""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip, 1 + clip)
@@ -601,12 +703,316 @@ def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
     }
 
 
+def actions_taken(policy, paths, advantages):
+    """What an update learns from: ([(state, actions offered, column of the one taken, old log-prob,
+    advantage)], [(state, SubQuestion, advantage)] of the actions that asked).
+
+    Contract: policy.cache is as sampling left it, with the actions that were offered then. So forget() is
+    called before sampling and after the last update, never between."""
+    rows, questions = [], []
+    for p, of_actions in zip(paths, advantages, strict=True):
+        moves = [*p.moves[p.first:], SUBMIT]
+        for state, action, move, old, advantage in zip(
+                p.states(), p.actions, moves, p.logprobs, of_actions, strict=True):
+            actions, _ = policy.cache[state]  # submitting is column 0
+            rows.append((state, actions[1:], actions.index(action), old, advantage))
+            if action == ASK:
+                questions.append((state, move, advantage))
+    return rows, questions
+
+
+# ---------------------------------------------------------------- train
+
+def train(cfg, folder, policy, cases, evaluate_now):
+    """PPO, and with a T5 in the policy joint training: it learns to ask while the policy learns when to."""
+    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
+    stage, reference = "ppo", None
+    if policy.may_ask:
+        stage, reference = "joint", load_writer(cfg, left_by(cfg, "sqg")).model
+    order = stable_seed(cfg.seed, "order")
+    for step, row in run.steps(
+            cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | "):
+        if policy.may_ask and step == 1:
+            learn_when_to_ask(policy, optimizer, cases, cfg)
+        policy.forget()
+        with run.timed(row, "time/rollout"):
+            # 1. sample paths to their ends; 2. score what they end with (p.reward)
+            drawn = data.batch_of_step(cases, step, cfg.questions_per_step, order)
+            paths = sample_paths(policy, drawn, cfg.group_size, cfg.seed, "ppo", step)
+            # 3. credit: R_t - b(s_t) of every action; the fresh paths of b(s) are not learned from
+            advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
+        row |= page.path_metrics(paths, cfg.max_evidence)
+        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step)
+
+        # 4. old log-probs: p.logprobs, of the weights that sampled; nothing is computed again
+        # 5. an update a mini-batch; at the paper's sizes one a step, where r = 1 and nothing is clipped
+        meter = training.Meter()
+        for begin in range(0, len(paths), cfg.mini_batch):
+            end = begin + cfg.mini_batch
+            mini = paths[begin:end]
+            rows, questions = actions_taken(policy, mini, advantages[begin:end])
+            for part in state_batches(rows, cfg):  # forward passes: memory only
+                _, _, columns, old, credit = zip(*part, strict=True)
+                logp = log_policy(policy, part)[range(len(part)), columns]  # (n,)
+                old, credit = torch.tensor([old, credit], device=logp.device)
+                loss, stats = ppo_loss(logp, old, credit, len(mini), cfg.clip)
+                loss.backward()
+                meter.add(loss, stats)
+            if questions:  # in joint training alone
+                question_backward(policy.asker, reference, questions, len(mini), cfg, meter)
+            norm = training.clip_gradient(policy.model, cfg.grad_clip)
+            if meter.finite(norm):  # else loss or gradient is not a number: no update
+                optimizer.step()
+            optimizer.zero_grad()
+        policy.forget()
+        row |= meter.means()
+        if meter.total.get("question_tokens"):
+            row["train/question_kl"] = meter.total["question_kl_sum"] / meter.total["question_tokens"]
+
+
+# ---------------------------------------------------------------- the supervised stages' loop
+
+EVERY = 25  # updates a step of the log, and of a validation loss
+VALIDATED = 4  # batches of a validation loss
+
+
+def supervise(cfg, folder, stage, learner, learned, kept, evaluate_now):
+    """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2).
+
+    learned: what the stage's losses draw a batch from; they yield (loss, choices judged, how many of them
+    right) of its forward passes. kept: the same of questions that are not trained on, perhaps none. The rng
+    depends on the update alone, so that a stopped run goes on as if it had not been."""
+    losses = LOSSES[stage]
+    kind = {"qap": "question", "sqg": "question"}.get(stage, stage)
+    lr, warmup = getattr(cfg, f"{kind}_lr"), getattr(cfg, f"{kind}_warmup", 0)
+    total = getattr(cfg, f"{stage}_steps")
+    logged = replace(cfg, steps=log_steps(total))
+    optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
+    state = {"updates": 0}  # made so far: a run may go on with more after a step of fewer
+    for step, row in run.steps(
+            logged, folder, learner, optimizer, PRETRAIN_METRICS, state, evaluate_now, label=f"{stage} | "):
+        meter = training.Meter()
+        while state["updates"] < min(step * EVERY, total):
+            rate = training.cosine_lr(state["updates"], total, lr, warmup=warmup)
+            training.set_lr(optimizer, rate)
+            rng = random.Random(stable_seed(cfg.seed, stage, state["updates"]))
+            passes = losses(learner, learned, cfg, rng)
+            supervised_update(learner, optimizer, passes, cfg, meter)
+            state["updates"] += 1
+        row |= meter.means()
+        if meter.total.get("tokens"):  # nothing, where no update was finite
+            row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
+        if kept:
+            row["pretrain/validation_loss"] = validation_loss(losses, learner, kept, cfg)
+
+
+def supervised_update(learner, optimizer, passes, cfg, meter):
+    """One update, of what a stage's losses yield."""
+    for loss, judged, right in passes:
+        loss.backward()
+        meter.add(loss, {"tokens": judged, "right_sum": right})
+    norm = training.clip_gradient(learner.model, cfg.grad_clip)
+    if meter.finite(norm):  # else no update
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def log_steps(updates):
+    """Steps of the log that so many updates are."""
+    return math.ceil(updates / EVERY)
+
+
+@torch.no_grad()
+def validation_loss(losses, learner, kept, cfg):
+    """Mean loss of the same few batches each time."""
+    rng = random.Random(stable_seed(cfg.seed, "validation"))
+    total = 0.0
+    for _ in range(VALIDATED):
+        for loss, *_ in losses(learner, kept, cfg, rng):
+            total += loss.item()
+    return total / VALIDATED
+
+
+# ---------------------------------------------------------------- what the T5s learn (sec. 3.3, 3.4, 4.1.3)
+
+def approximation_input(writer, case, taken):
+    """What question approximation is given: the evidence. Its target is the question."""
+    return writer.ids(TASK, evidence=[case.texts[i] for i in taken])
+
+
+def sub_question_input(writer, case, moves):
+    """What sub-question generation is given: the question, <sep>, what was found."""
+    found = [case.texts[i] for i in evidence_of(moves)]
+    return writer.ids(TASK, case.question.question, SEP, evidence=found)
+
+
+def sub_question_targets(case, taken, target):
+    """[(evidence found, evidence that its sub-question approximates)] of a path. The paper's target for
+    e_1 … e_k is that evidence itself, k from 1 ("prefix"); ours may be the gold that is missing from it."""
+    found = []
+    for k in range(len(taken) + 1):
+        prefix = taken[:k]
+        meant = prefix
+        if target == "suffix":
+            meant = tuple(sorted(case.gold - set(prefix)))
+        if meant:
+            found.append((prefix, meant))
+    return found
+
+
+def approximation_rows(writer, paths):
+    """QAp's rows (input ids, target ids): the evidence that a path ended with, and the question."""
+    rows = []
+    for p in paths:
+        if p.taken:
+            question = writer.ids(p.case.question.question)
+            rows.append((approximation_input(writer, p.case, p.taken), question))
+    return rows
+
+
+def sub_question_rows(writer, approximator, paths, target):
+    """SQG's rows: each state of a path, and what QAp's T5 writes of the evidence that its question is for."""
+    inputs, meant = [], []
+    for p in paths:
+        for found, wanted in sub_question_targets(p.case, p.taken, target):
+            inputs.append(sub_question_input(writer, p.case, found))
+            meant.append(approximation_input(approximator, p.case, wanted))
+    with Progress("approximations") as progress:
+        texts = approximator.write(meant, progress)
+    targets = [writer.ids(text) for text in texts]
+    return list(zip(inputs, targets, strict=True))
+
+
+def question_losses(writer, rows, cfg, rng):
+    """An update of qap or sqg; see `supervise`: cross-entropy, mean over the targets' tokens."""
+    batch = rng.choices(rows, k=cfg.question_batch)
+    tokens = sum(len(target) for _, target in batch)
+    for part in writer.batches(batch):
+        inputs, targets = zip(*part, strict=True)
+        logp, mask = writer.logprobs(inputs, targets)  # (n, T)
+        likely = logp[mask] > math.log(0.5)
+        yield -logp.sum() / tokens, len(likely), int(likely.sum())
+
+
+# ---------------------------------------------------------------- "PPO + sub-questions" (sec. 4.5.1)
+
+ASK_MODES = ("replace", "replace-keep", "append")
+
+
+def forced_questions(policy, cases, mode):
+    """The path of each question if a sub-question is asked wherever the policy would not submit; of its own
+    accord it does not ask.
+
+    replace, replace-keep: the authors' searches. One sentence is taken first. Then a sub-question takes the
+    question's place in a greedy search of its own, which begins with no evidence (their commit 2ad87c8) or
+    with what was found (their last one, 5064f6f), and all that it finds is kept.
+    append: as joint training asks. A sub-question stands behind the evidence, and the best sentence for this
+    state is taken."""
+
+    def seen(path):
+        """The state that the policy sees."""
+        return path.case, path.moves if mode == "append" else path.taken
+
+    paths = [SearchPath(case) for case in cases]
+    if mode != "append":
+        paths = with_best_sentence(policy, paths)
+    while running := [n for n, p in enumerate(paths) if not p.done]:
+        asking = []
+        found = policy_of(policy, [seen(paths[n]) for n in running])
+        for n, (actions, logprobs) in zip(running, found, strict=True):
+            if actions[best(n, actions, logprobs)] == SUBMIT:
+                paths[n] = paths[n].after(SUBMIT, logprobs[0])
+            else:
+                asking.append(n)
+        questions = policy.ask([seen(paths[n]) for n in asking])
+        asked = []
+        for n, question in zip(asking, questions, strict=True):
+            asked.append(paths[n].after(question, 0.0))  # log p 0: it was not the policy's own choice
+        if mode == "append":
+            grown = with_best_sentence(policy, asked)
+        else:
+            grown = with_searches(policy, asked, from_evidence=mode == "replace-keep")
+        for n, path in zip(asking, grown, strict=True):
+            paths[n] = path
+    return rewarded(policy, paths)
+
+
+def with_best_sentence(policy, paths):
+    """Each path and the policy's best sentence, even where it would submit."""
+    grown = []
+    found = policy_of(policy, [p.state for p in paths])
+    for n, (actions, logprobs) in enumerate(found):
+        i = 1 + best(n, actions[1:], logprobs[1:])
+        grown.append(paths[n].after(actions[i], logprobs[i]))
+    return grown
+
+
+def with_searches(policy, paths, from_evidence):
+    """Each path and all that a greedy search for its last sub-question finds, from its evidence on or from
+    nothing."""
+    searches = []
+    for p in paths:
+        begin = p.taken if from_evidence else ()
+        searches.append(SearchPath(asked_case(policy, p), begin, len(begin)))
+    grown = []
+    for p, search in zip(paths, finish_paths(policy, searches, best), strict=True):
+        found = search.taken[search.first:]
+        room = policy.cfg.max_evidence - len(p.taken)
+        for i in found[:room]:
+            p = p.after(i, 0.0)
+        if not found:  # it would ask the same again, for ever
+            p = p.after(SUBMIT, 0.0)
+        grown.append(p)
+    return grown
+
+
+def asked_case(policy, path):
+    """The case of a search for the path's last sub-question, over the sentences that it has not taken."""
+    case, question = path.case, path.asked[-1].text
+    tokens = dict(case.tokens)
+    for t in (policy.encoder.pair_tokenizer, policy.action_tokenizer, policy.submit_tokenizer):
+        _, sentences = tokens[t.name]
+        tokens[t.name] = t.ids(question), sentences
+    return replace(case, tokens=tokens, closed=case.closed | set(path.taken))
+
+
+# ---------------------------------------------------------------- joint training (proposed in sec. 6; ours)
+
+def learn_when_to_ask(policy, optimizer, cases, cfg):
+    """--ask-steps supervised updates before the first step, or the score of asking would begin anywhere."""
+    training.set_lr(optimizer, cfg.supervised_lr)
+    with Progress("joint: learning when to ask") as progress:
+        for number in range(cfg.ask_steps):
+            rng = random.Random(stable_seed(cfg.seed, "when to ask", number))
+            passes = supervised_losses(policy, cases, cfg, rng)
+            supervised_update(policy, optimizer, passes, cfg, training.Meter())  # whose sums nobody reads
+            progress(number + 1, cfg.ask_steps)
+    training.set_lr(optimizer, cfg.lr)
+
+
+def some_asked(policy, states, rng):
+    """The states; those where the coarse stage offers no missing gold get up to --max-questions sampled
+    sub-questions."""
+    times = []
+    for (case, moves), offered in zip(states, candidates(policy, states), strict=True):
+        missing = case.gold - set(moves)
+        stuck = bool(missing) and not missing & set(offered)
+        times.append(rng.randint(0, policy.cfg.max_questions) if stuck else 0)
+    states = list(states)
+    for n, number in enumerate(times):
+        for _ in range(number):
+            case, moves = states[n]
+            question, = policy.ask([(case, moves)], [rng])
+            states[n] = case, (*moves, question)
+    return states
+
+
 def question_loss(logprobs, old_logprobs, start_logprobs, mask, advantages, num_paths, cfg):
-    """Of the sub-questions asked, ours, summed over their tokens: PPO a token with the advantage of asking,
-    and a KL to the T5 that joint training began with (estimated as r - 1 - log r). logprobs … (n, T), mask
-    (n, T), advantages (n,)."""
-    spread = advantages[:, None].expand_as(logprobs)[mask]
-    loss, stats = ppo_loss(logprobs[mask], old_logprobs[mask], spread, num_paths, cfg.clip)
+    """Of the sub-questions asked, summed over their tokens: PPO a token with the advantage of asking, and a
+    KL to the T5 that joint training began with (estimated as r - 1 - log r). logprobs … (n, T), mask (n, T),
+    advantages (n,)."""
+    of_tokens = advantages[:, None].expand_as(logprobs)[mask]
+    loss, stats = ppo_loss(logprobs[mask], old_logprobs[mask], of_tokens, num_paths, cfg.clip)
     back = (start_logprobs - logprobs)[mask]
     kl = back.exp() - 1 - back
     return loss + cfg.question_kl * kl.sum() / num_paths, {
@@ -615,180 +1021,22 @@ def question_loss(logprobs, old_logprobs, start_logprobs, mask, advantages, num_
     }
 
 
-# ---------------------------------------------------------------- update
-
-def supervised_states(policy, cases, cfg, rng):
-    """[(state, offered actions, which of submitting and these are right)]: missing gold that is offered, or
-    submitting where none is missing. Where the policy may ask: asking, if no missing gold is offered."""
-    states = []
-    for case in cases:
-        taken = training_state(case, rng, cfg.noise_rate, complete=True)
-        states.append((case, taken[: cfg.max_evidence - 1]))  # (a full state offers nothing)
-    if policy.may_ask:
-        states = some_asked(policy, states, rng)
+def question_backward(asker, reference, questions, num_paths, cfg, meter):
+    """Adds the gradient of question_loss; questions [(state, SubQuestion, advantage)]."""
     rows = []
-    for (case, steps), actions in zip(states, offers(policy, states), strict=True):
-        taken = set(evidence_of(steps))
-        missing = case.gold - taken
-        if cfg.negatives == "random":
-            left = [i for i in range(len(case.texts)) if i not in taken]
-            asks = [a for a in actions if a == ASK]
-            actions = rng.sample(left, min(cfg.candidates, len(left))) + asks
-        stuck = bool(missing) and not case.gold & set(actions)
-        if stuck and ASK not in actions:
-            actions = [*actions[:-1], rng.choice(sorted(missing))]
-        right = [a in case.gold or (a == ASK and stuck) for a in actions]
-        state = case, steps
-        rows.append((state, actions, [not missing, *right]))
-    return rows
-
-
-def some_asked(policy, states, rng):
-    """The states; those where the coarse stage offers no missing gold get up to --max-questions sampled
-    sub-questions."""
-    stuck = []
-    for n, found in enumerate(candidates(policy, states)):
-        case, steps = states[n]
-        if case.gold - set(steps) and not case.gold & set(found):
-            stuck += [n] * rng.randint(0, policy.cfg.max_questions)
-    states = list(states)
-    for n in stuck:
-        case, steps = states[n]
-        asked = ask_questions(policy, [states[n]], [rng])
-        states[n] = case, (*steps, *asked)
-    return states
-
-
-def ppo_update(policy, optimizer, paths, advantages, cfg, reference=None):
-    """One pass over the step's paths, `mini_batch` an update; reference = the T5 that joint training began
-    with. Returns the step's means."""
-    meter = training.Meter()
-    for begin in range(0, len(paths), cfg.mini_batch):
-        part = paths[begin:begin + cfg.mini_batch]
-        rows, questions = [], []
-        credit = advantages[begin:begin + cfg.mini_batch]
-        for p, weights in zip(part, credit, strict=True):
-            steps = [*p.steps[p.first :], SUBMIT]
-            for t, state in enumerate(p.states()):
-                actions, _ = policy.cache[state]  # as they were when it was sampled; submitting first
-                chosen = actions.index(p.actions[t])
-                numbers = p.logprobs[t], weights[t]
-                rows.append((state, actions[1:], chosen, *numbers))
-                if isinstance(steps[t], SubQuestion):
-                    questions.append((state, steps[t], weights[t]))
-        for group in state_batches(rows, cfg):
-            _, _, chosen, *numbers = zip(*group, strict=True)
-            logp = log_policy(policy, group)[range(len(group)), chosen]  # (n,)
-            old, weight = (torch.tensor(x, device=logp.device) for x in numbers)
-            loss, stats = ppo_loss(logp, old, weight, len(part), cfg.clip)
-            loss.backward()
-            meter.add(loss, stats)
-        if questions:
-            question_step(policy.asker, reference, questions, len(part), cfg, meter)
-        norm = training.clip_gradient(policy.model, cfg.grad_clip)
-        if meter.finite(norm):  # else loss or gradient is not a number: no update
-            optimizer.step()
-        optimizer.zero_grad()
-    row = meter.means()
-    if meter.total.get("question_tokens"):
-        row["train/question_kl"] = meter.total["question_kl_sum"] / meter.total["question_tokens"]
-    return row
-
-
-def question_step(asker, reference, questions, num_paths, cfg, meter):
-    """Backward of the sub-questions' loss; questions [(state, SubQuestion, advantage)]."""
-    rows = []
-    for state, question, weight in questions:
+    for state, question, advantage in questions:
         inputs = sub_question_input(asker, *state)
-        rows.append((inputs, question.ids, question.logprobs, weight))
-    for group in seq2seq.batches(rows, cfg.micro_tokens):
-        inputs, targets, old, weight = zip(*group, strict=True)
+        rows.append((inputs, question.ids, question.logprobs, advantage))
+    for part in asker.batches(rows):
+        inputs, targets, old, credit = zip(*part, strict=True)
         logp, mask = asker.logprobs(inputs, targets)  # (n, T)
         with torch.no_grad():
-            before, _ = asker.logprobs(inputs, targets, model=reference)
+            start, _ = asker.logprobs(inputs, targets, model=reference)
         old = encoders.padded(old, 0.0, logp.device)
-        weight = torch.tensor(weight, device=logp.device)
-        loss, stats = question_loss(logp, old, before, mask, weight, num_paths, cfg)
+        credit = torch.tensor(credit, device=logp.device)
+        loss, stats = question_loss(logp, old, start, mask, credit, num_paths, cfg)
         loss.backward()
         meter.add(loss, stats)
-
-
-# ---------------------------------------------------------------- train
-#
-# Losses of the supervised stages: yield (loss, how many were judged, how many of them right) of an update's
-# forward passes.
-
-def coarse_losses(encoder, cases, cfg, rng):
-    """The encoder learns which sentences are missing; the sentences' own vectors stay as they are."""
-    batch = rng.choices(cases, k=cfg.coarse_batch)
-    others = rng.choices(cases, k=cfg.coarse_batch)
-    loss, right = coarse_step(encoder, batch, others, cfg, rng)
-    yield loss, len(batch), right
-
-
-def supervised_losses(policy, cases, cfg, rng):
-    """The fine policy learns to take missing gold, and to submit when none is missing."""
-    batch = rng.choices(cases, k=cfg.supervised_batch)
-    rows = supervised_states(policy, batch, cfg, rng)
-    for part in state_batches(rows, cfg):
-        logp = log_policy(policy, part)  # (n, 1 + k)
-        right = encoders.padded([r for _, _, r in part], False, logp.device)
-        likeliest = logp.argmax(1)
-        hits = right[range(len(part)), likeliest].sum()
-        loss = supervised_loss(logp, right) * len(part) / len(rows)
-        yield loss, len(part), int(hits)
-
-
-def question_losses(writer, rows, cfg, rng):
-    """A T5 learns rows [(input ids, target ids)]: question approximation, or sub-questions."""
-    batch = rng.choices(rows, k=cfg.question_batch)
-    tokens = sum(len(target) for _, target in batch)
-    for part in seq2seq.batches(batch, cfg.micro_tokens):
-        inputs, targets = zip(*part, strict=True)
-        logp, mask = writer.logprobs(inputs, targets)
-        likely = logp[mask] > math.log(0.5)
-        right = int(likely.sum())
-        yield -logp.sum() / tokens, len(likely), right
-
-
-def supervise(cfg, folder, learner, stage, losses, validation, evaluate_now):
-    """--<stage>-steps updates. losses(rng) yields an update's passes, rng being its own; validation(rng), or
-    None, yields passes of questions that are not trained on."""
-    kind = {"coarse": "coarse", "qap": "question", "sqg": "question"}.get(stage, "supervised")
-    rates = getattr(cfg, f"{kind}_lr"), getattr(cfg, f"{kind}_warmup", 0)
-    for meter, rng in updates(
-        cfg, folder, learner, stage, rates, PRETRAIN_METRICS, evaluate_now, validation
-    ):
-        for loss, judged, right in losses(rng):
-            loss.backward()
-            meter.add(loss, {"tokens": judged, "right_sum": right})
-
-
-def train(cfg, folder, policy, cases, evaluate_now):
-    """PPO: sample paths, score where they end, update; once a step. With a T5 in the policy this is joint
-    training: it learns to ask while the policy learns when to. Some supervised updates come first then, or
-    the score of asking would begin anywhere (ours)."""
-    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
-    stage, reference, state = "ppo", None, {}
-    if policy.may_ask:
-        stage, state = "joint", {"when_to_ask": 0}
-        reference = load_writer(cfg, checkpoint_of(cfg, "sqg")).model
-    order = stable_seed(cfg.seed, "order")
-    for step, row in run.steps(
-        cfg, folder, policy, optimizer, METRICS, state, evaluate_now, label=f"{stage} | "
-    ):
-        if policy.may_ask and step == 1:
-            losses = partial(supervised_losses, policy, cases, cfg)
-            learn_when_to_ask(cfg, folder, policy, optimizer, losses, state)
-        batch = data.batch_of_step(cases, step, cfg.questions_per_step, order)
-        with run.timed(row, "time/rollout"):
-            policy.forget()
-            paths = sample_paths(policy, batch, cfg.group_size, cfg.seed, "ppo", step)
-            advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
-        row |= path_metrics(paths, cfg.max_evidence)
-        row["sample"] = sample_record(policy, paths, cfg.group_size, step)
-        row |= ppo_update(policy, optimizer, paths, advantages, cfg, reference)
-        policy.forget()
 
 
 # ---------------------------------------------------------------- evaluate
@@ -797,11 +1045,11 @@ def evaluate(policy, split, cfg, progress):
     """The evidence that a search ends with, against the labels. Returns (rows, summary)."""
     policy.forget()
     paths = search_all(policy, split.cases, split.search, progress)
-    rows, summary = scored(policy, paths, split, cfg)
+    rows, summary = page.scored(policy, paths, split, cfg.seed)
     if split.search == "greedy" and cfg.correlate:
-        cases = split.cases[: cfg.correlate]
+        cases = split.cases[:cfg.correlate]
         paths = sample_paths(policy, cases, 10, cfg.seed, "correlate", sampling=cfg.correlate_sampling)
-        summary |= correlation(paths, 10, cfg.seed, "correlate")
+        summary |= correlation(paths, 10)
     return rows, summary
 
 
@@ -820,103 +1068,236 @@ def search_all(policy, cases, search, progress):
     return paths
 
 
+def correlation(paths, size):
+    """Spearman's correlation of p(tau) and reward over `size` sampled paths of each question (sec. 4.4): its
+    mean over the questions whose paths differ in both, with an interval over these; and their share."""
+    from scipy.stats import spearmanr
+
+    found, questions = [], 0
+    for begin in range(0, len(paths), size):
+        group = paths[begin:begin + size]
+        logprobs = [p.logprob for p in group]
+        rewards = [p.reward for p in group]
+        questions += 1
+        if len(set(logprobs)) > 1 and len(set(rewards)) > 1:
+            found.append(float(spearmanr(logprobs, rewards).statistic))
+    share = len(found) / max(1, questions)
+    if not found:
+        return {"spearman_questions": share}
+    rho, low, high = metrics.bootstrap_interval(found)
+    say(f"  Spearman of p and reward {rho:.2f} over the {share:.0%} of questions whose paths differ")
+    return {"spearman_questions": share, "spearman": rho, "spearman_low": low, "spearman_high": high}
+
+
 def evaluate_coarse(encoder, split, cfg, progress):
     """What can be had without a fine policy: the ranking itself, or evidence taken by a rule."""
     if split.search == "ranking":
-        return evaluate_ranking(encoder, split, cfg)
+        return page.evaluate_ranking(encoder, split, cfg.candidates, cfg.seed)
     policy = Policy(None, encoder, None, None, cfg)  # without scorers: there are candidates alone
-    paths = paths_without_policy(split, cfg, partial(candidates, policy), progress)
-    rows, summary = scored(policy, paths, split, cfg)
+    found = page.taken_by_rule(split, partial(candidates, policy), cfg.max_evidence, progress)
+    paths = []
+    for case, taken in zip(split.cases, found, strict=True):
+        nothing = (0.0,) * (len(taken) + 1)
+        paths.append(SearchPath(case, taken, logprobs=nothing, done=True))
+    rows, summary = page.scored(policy, paths, split, cfg.seed)
     return rows, summary | {"by_rule": True}
 
 
-EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations}
+def evaluate_approximations(policy, split, cfg, progress):
+    """Question approximations from all gold sentences against the question itself."""
+    inputs, wanted = [], []
+    for case in split.cases:
+        inputs.append(approximation_input(policy.asker, case, sorted(case.gold)))
+        wanted.append([case.question.question])
+    texts = policy.asker.write(inputs, progress)
+    return page.score_texts(split, cfg.seed, texts, wanted)
 
 
-# ---------------------------------------------------------------- main
+# ---------------------------------------------------------------- stages
 
 STAGES = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg", "joint")}
+LOSSES = {
+    "coarse": coarse_losses,
+    "supervised": supervised_losses,
+    "qap": question_losses,
+    "sqg": question_losses,
+}
+EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations}
+SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
+    "coarse": ("ranking", "bm25", "coarse", "oracle"),
+    "qap": ("greedy",),
+    "sqg": ASK_MODES,
+}
+NEEDS = {  # stages whose models a stage loads; the last one is what it goes on from
+    "coarse": (),
+    "supervised": ("coarse",),
+    "ppo": ("coarse", "supervised"),
+    "qap": ("coarse", "ppo"),
+    "sqg": ("coarse", "qap", "ppo"),
+    "joint": ("coarse", "sqg", "supervised"),
+    "eval": ("coarse", "ppo"),
+}
 
 
-def reproduce(cfg):
-    """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
-    refused first (opening a folder only checks)."""
-    stages = STAGES.get(cfg.stage, (cfg.stage,))
-    if cfg.ask:
-        need_earlier(cfg, "eval")
-    for n, stage in enumerate(() if cfg.ask else stages):
-        need_earlier(cfg, stage, open_stage(cfg, stage).start, stages[:n])
-    split, evals = load_cases(cfg, PAPER_EVAL)
-    if cfg.ask:
-        case = find_case(evals[0], cfg.ask)
-        policy, _ = load_stage(cfg, "eval", None, [case])
-        return show_path(policy, greedy_paths(policy, [case])[0])
-    run.tell(cfg)
-    for stage in stages:
-        run_stage(cfg, stage, split, evals)
-    show_table(cfg, PAPER)
+def open_stage(cfg, stage):
+    """The run folder of a stage, checked and not made yet; it may go on with more updates."""
+    updates = [f.name for f in fields(cfg) if f.name.endswith("_steps")]
+    free = (*run.FREE_ON_RESUME, "stage", *updates)
+    name, saves = f"{cfg.name}-{stage}", stage != "eval"
+    return run.open_folder(cfg, "askit", name, free, one_of_many=True, saves=saves)
 
 
-def run_stage(cfg, stage, split, evals):
+def runs_of(cfg):
+    """"…/askit/<name>" of this run and of those of --before."""
+    names = [cfg.name, *filter(None, cfg.before.split(","))]
+    return [Path(cfg.out) / "askit" / name for name in names]
+
+
+def left_by(cfg, stage):
+    """The checkpoint that a stage left, of this run or of one before."""
+    folders = [Path(f"{one}-{stage}") / "checkpoint" for one in runs_of(cfg)]
+    for folder in folders:
+        if found := checkpoint.find(folder):
+            return found
+    raise checkpoint.ModelError(f"{folders[-1]} does not exist: run --stage {stage} first, or name runs that "
+                                "have it with --before")
+
+
+def load_encoder(cfg, source):
+    return encoders.load_encoder(source, cfg.max_tokens, cfg.micro_tokens, cfg.precision)
+
+
+def load_writer(cfg, source):
+    return encoders.load_writer(source, cfg.question_tokens, cfg.micro_tokens)
+
+
+def load_policy(cfg, source, encoder, cases, asker=""):
+    """The fine policy of a checkpoint, its T5 too where one was saved beside; without a checkpoint of
+    --action-model and --submit-model, or of the first layers of --encoder with a new head each. asker: folder
+    of the T5 of a policy that has none yet. No dropout, so that ratios begin at 1."""
+    folders, layers = {"action": cfg.action_model, "submit": cfg.submit_model}, cfg.fine_layers
+    if layers:
+        folders = dict.fromkeys(folders, cfg.encoder)
+    if source:
+        folders, layers = {name: Path(source) / name for name in folders}, 0
+        if (Path(source) / "question").exists():
+            asker = Path(source) / "question"
+    parts = {name: encoders.load(folder, name, layers) for name, folder in folders.items()}
+    tokenizers = []
+    for name, (_, tokenizer) in parts.items():
+        tokenizers.append(encoders.PairTokenizer(name, tokenizer, cfg.max_tokens))
+        evidence.tokenize(tokenizers[-1], cases)
+    policy = Policy(None, encoder, *tokenizers, cfg)
+    if asker:
+        policy.asker, policy.may_ask = load_writer(cfg, asker), True
+        parts["question"] = policy.asker.model, policy.asker.tokenizer
+    policy.model = encoders.Together(parts).eval()
+    return policy
+
+
+def load_stage(cfg, stage, start, cases):
+    """(what a stage trains, what it evaluates), from `start`, its checkpoint, where it goes on."""
+    trained = start
+    if stage != "coarse":
+        trained = left_by(cfg, "coarse")
+        began_with = read_json(trained.parent / "config.json", dict).get("encoder")
+        if began_with != cfg.encoder:  # whose sentence vectors its queries fit
+            flags.refuse("encoder", cfg.encoder, f"{trained} was trained from {began_with or 'the tiny one'}")
+    encoder = load_encoder(cfg, trained or cfg.encoder)
+    evidence.tokenize(encoder.pair_tokenizer, cases)
+    untrained = load_encoder(cfg, cfg.encoder)
+    evidence.freeze_vectors(untrained, cases, Path(cfg.out) / "askit" / "vectors")
+    if stage == "coarse":
+        return encoder, encoder
+    if stage in ("qap", "sqg"):
+        policy = load_policy(cfg, left_by(cfg, "ppo"), encoder, cases)
+        policy.asker = load_writer(cfg, start or cfg.question_model)
+        return policy.asker, policy
+    source, asker = start or cfg.checkpoint, ""
+    if not source and stage != "supervised":
+        source = left_by(cfg, NEEDS[stage][-1])
+    if stage == "joint":
+        asker = left_by(cfg, "sqg")
+    policy = load_policy(cfg, source, encoder, cases, asker)
+    return policy, policy
+
+
+def question_rows(cfg, stage, writer, policy, cases, needed):
+    """What a T5 learns from what the policy finds for these questions."""
+    with Progress("evidence") as progress:
+        paths = search_all(policy, cases, "greedy", progress)
+    policy.forget()
+    writer.shortened = 0
+    if stage == "qap":
+        rows = approximation_rows(writer, paths)
+    else:
+        approximator = load_writer(cfg, left_by(cfg, "qap"))
+        rows = sub_question_rows(writer, approximator, paths, cfg.sqg_target)
+    if needed and not rows:
+        raise data.DataError(
+            f"{stage}: the policy of ppo submits at once on all of {len(cases)} training questions, so there "
+            "is no evidence to ask from: train it for longer, or name another run's with --before")
+    say(f"{stage}: {len(rows)} rows of {len(cases)} questions, {writer.shortened} of them shortened")
+    return rows
+
+
+def run_stage(cfg, stage, cases, evals):
     """Trains one stage and evaluates it, or only evaluates; leaves a run folder. What --resume finds done is
     not done again."""
     folder = open_stage(cfg, stage)
-    sets = sets_of(cfg, stage, evals)
-    samples = stage in ("ppo", "joint")
-    steps = cfg.steps if samples else log_steps(getattr(cfg, f"{stage}_steps", 0))  # none of eval
+    shown, steps = PRETRAIN_METRICS, log_steps(getattr(cfg, f"{stage}_steps", 0))  # none of eval
+    if stage in ("ppo", "joint"):
+        shown, steps = METRICS, cfg.steps
+    searches = SEARCHES.get(stage, ("greedy", "beam"))
+    copies = stage != "sqg" or cfg.question_model  # the tiny T5 often writes one of two names twice
+    sets = evidence.searched(evals, searches, cfg.beam, comparisons=copies)
     if folder.is_done(steps, sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)
-    able = [c for c in split.cases if c.gold] if split else []
-    able, kept = kept_apart(able, cfg.validate)
-    every = [c for part in (split, *evals) if part for c in part.cases + part.unlabelled]
-    # the model that is trained, and what is evaluated: itself, or the policy that a T5 asks for
-    learner, judged = load_stage(cfg, stage, folder.start, every)
+    learned, kept = evidence.kept_apart(cases, cfg.validate)
+    everything = [*cases, *(c for e in evals for c in e.cases)]
+    learner, judged = load_stage(cfg, stage, folder.start, everything)
 
     def evaluate_all(when=""):
-        how = EVALUATE.get(stage, evaluate)
-        return run.evaluate_all(cfg, folder, judged, sets, how, when)
+        return run.evaluate_all(cfg, folder, judged, sets, EVALUATE.get(stage, evaluate), when)
 
     def evaluate_now(when):
         return run.mean_em(evaluate_all(when))
 
-    with run.stage(cfg, folder, METRICS if samples else PRETRAIN_METRICS, f"ASKiT {cfg.name}: {stage}"):
+    with run.stage(cfg, folder, shown, f"ASKiT {cfg.name}: {stage}"):
         if stage == "coarse" and not folder.start:
             evaluate_all("_before")
-        if samples:
-            train(cfg, folder, learner, able, evaluate_now)
-        elif steps:
-            of = partial(losses_of, cfg, stage, folder, learner, judged)
-            losses = of(able, "rows")
-            validation = of(kept, "validation_rows") if kept else None
-            supervise(cfg, folder, learner, stage, losses, validation, evaluate_now)
-        draw_evaluations(folder, evaluate_all())
-        if stage not in EVALUATE:
-            write_unlabelled(folder, evals, partial(search_all, judged))
+        if stage in ("qap", "sqg"):
+            make = partial(question_rows, cfg, stage, learner, judged)
+            learned = folder.kept("rows.json", partial(make, learned, needed=True))
+            kept = folder.kept("validation_rows.json", partial(make, kept, needed=False))
+        if stage in ("ppo", "joint"):
+            train(cfg, folder, learner, learned, evaluate_now)
+        elif stage != "eval":
+            supervise(cfg, folder, stage, learner, learned, kept, evaluate_now)
+        evaluate_all()
 
 
-def losses_of(cfg, stage, folder, learner, policy, cases, name):
-    """losses(rng) of a supervised stage; policy: what finds the evidence that a T5 learns from."""
-    if stage in ("qap", "sqg"):
-        make = partial(question_rows, cfg, stage, learner, policy, cases, name)
-        rows = folder.kept(f"{name}.json", make)
-        return partial(question_losses, learner, rows, cfg) if rows else None
-    kinds = {"coarse": coarse_losses, "supervised": supervised_losses}
-    return partial(kinds[stage], learner, cases, cfg)
+# ---------------------------------------------------------------- main
 
-
-def question_rows(cfg, stage, writer, policy, cases, name):
-    """[(input ids, target ids)] of a T5, from what the policy finds for training questions."""
-    with Progress("evidence") as progress:
-        paths = search_all(policy, cases, "greedy", progress)
-    policy.forget()
-    approximator = load_writer(cfg, checkpoint_of(cfg, "qap")) if stage == "sqg" else None
-    rows = rows_of(paths, writer, approximator, cfg.sqg_target)
-    if not rows and name == "rows":
-        raise data.DataError(
-            f"{stage}: the policy of ppo submits at once on all of {len(cases)} training questions, so there "
-            "is no evidence to ask from: train it for longer, or name another run's with --before")
-    return rows
+def reproduce(cfg):
+    """The stages of --stage, each in a run folder of its own."""
+    stages = STAGES.get(cfg.stage, (cfg.stage,))
+    for n, stage in enumerate(stages):  # what can be refused without reading data is refused first
+        start = not cfg.ask and open_stage(cfg, stage).start
+        for earlier in NEEDS[stage]:
+            own = earlier == NEEDS[stage][-1] and (start or cfg.checkpoint)
+            if earlier not in stages[:n] and not own:
+                left_by(cfg, earlier)
+    cases, evals = evidence.load_cases(cfg, PAPER_EVAL)
+    if cfg.ask:
+        case = evidence.find_case(evals[0], cfg.ask)
+        policy, _ = load_stage(cfg, "eval", None, [case])
+        return page.show_path(policy, greedy_paths(policy, [case])[0])
+    run.tell(cfg)
+    for stage in stages:
+        run_stage(cfg, stage, cases, evals)
+    page.show_table(runs_of(cfg), ("supervised", "ppo", "sqg", "joint"), PAPER)
 
 
 def parse_args(argv=None):
@@ -925,14 +1306,32 @@ def parse_args(argv=None):
     default = Config(**WORLD) if in_world else Config()
     cfg = flags.cli(default, Config(), __doc__, argv)
     # all other numbers: whole ones at least 1, others at least 0
-    may_be_zero = ("coarse_warmup supervised_warmup fine_layers baseline_rollouts correlate ask_steps "
-                   "max_questions validate")
+    may_be_zero = "coarse_warmup supervised_warmup fine_layers correlate ask_steps max_questions validate"
     above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
     cfg = flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
-    stage = "eval" if cfg.eval_only else cfg.stage
+    if cfg.eval_only or cfg.ask:
+        cfg = replace(cfg, stage="eval")
     name = cfg.name or flags.run_name(cfg, Path(cfg.encoder).name)
-    cfg = replace(cfg, stage=stage, eval_only=stage == "eval", name=name)
-    return with_models(cfg, PAPER_MODELS)
+    return with_models(replace(cfg, eval_only=cfg.stage == "eval", name=name))
+
+
+def with_models(cfg):
+    """cfg with the paper's models, for --model paper and for data where no model is named."""
+    named = cfg.encoder or cfg.action_model or cfg.submit_model or cfg.fine_layers
+    if cfg.model == "paper" or cfg.data != "world" and not (named or cfg.model):
+        given = {name: getattr(cfg, name) or paper for name, paper in PAPER_MODELS.items()}
+        cfg = replace(cfg, **given)
+    elif cfg.model:
+        flags.refuse("model", cfg.model, "there are several models here: --model paper, or --encoder")
+    scorers = bool(cfg.fine_layers) + bool(cfg.action_model and cfg.submit_model)
+    if named and not (cfg.encoder and scorers == 1):
+        words = "needs --fine-layers, or --action-model and --submit-model, and these need it"
+        flags.refuse("encoder", cfg.encoder, words)
+    if cfg.encoder and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
+        flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
+    if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "joint", "eval"):
+        flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, joint, eval")
+    return cfg
 
 
 def main(argv=None):
@@ -943,8 +1342,8 @@ def main(argv=None):
 
 # ================================================================ appendix: nothing below is in the paper
 
-METRICS = STEP | UPDATE | RATIOS | PATHS
-PRETRAIN_METRICS = STEP | UPDATE | SUPERVISED
+METRICS = STEP | UPDATE | page.RATIOS | page.PATHS
+PRETRAIN_METRICS = STEP | UPDATE | page.SUPERVISED
 
 
 # ---------------------------------------------------------------- paper, authors' code and ours
@@ -974,7 +1373,7 @@ A flag in brackets takes the other reading.
                       sampled path's, F1 times gamma^(T - t).
     baseline b(s)     The paper samples paths from s. The code takes greedy ones after every candidate,
                       weighed by pi. Ours takes other paths of the question through the same evidence, and
-                      fresh ones where they are few (--baseline, --baseline-rollouts).
+                      fresh ones where they are few (--baseline-rollouts).
     PPO               The paper says "batch size 6", the code has a replay buffer; ours has none. Both have a
                       loss of the sampled action. With the paper's numbers a step is one update, where r = 1
                       and nothing is clipped; there are several where --mini-batch is smaller than the step's
@@ -996,11 +1395,10 @@ A flag in brackets takes the other reading.
     "+ sub-questions" The code finds one sentence first. Then, where the policy would not submit, a
                       sub-question takes the question's place in a search from no evidence (commit 2ad87c8) or
                       with what was found (5064f6f), whose finds are all kept; the asker reads evidence with
-                      blanks between all letters. Ours has both, without those blanks (--ask-mode replace,
-                      replace-keep). Beside them stands the sub-question as coarse query for one sentence, and
-                      behind the evidence in the policy's text, as in joint training (--ask-mode append).
-                      Comparisons are left out in the world, where the tiny T5 often writes one of the two
-                      names twice.
+                      blanks between all letters. Ours has both, without those blanks (replace, replace-keep).
+                      Beside them stands the sub-question as coarse query for one sentence, and behind the
+                      evidence in the policy's text, as in joint training (append). Comparisons are left out
+                      in the world, where the tiny T5 often writes one of the two names twice.
 """
 
 

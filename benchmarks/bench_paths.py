@@ -15,7 +15,6 @@ import torch
 
 import askit
 from common import checkpoint, evidence
-from common.evidence_models import load_encoder, load_policy
 from common.files import say, table
 
 
@@ -25,11 +24,11 @@ def load(run, questions):
     questions = evidence.world_questions("test", questions)
     found = evidence.make_cases("test", questions, cfg.candidates)
     coarse = run and checkpoint.find(Path(f"{run}-coarse/checkpoint"))
-    encoder = load_encoder(cfg, coarse)
+    encoder = askit.load_encoder(cfg, coarse)
     evidence.tokenize(encoder.pair_tokenizer, found)
-    evidence.freeze_vectors(load_encoder(cfg, ""), found, Path(tempfile.mkdtemp()))
+    evidence.freeze_vectors(askit.load_encoder(cfg, ""), found, Path(tempfile.mkdtemp()))
     source = run and checkpoint.find(Path(f"{run}-ppo/checkpoint"))
-    return load_policy(cfg, source, encoder, found), found
+    return askit.load_policy(cfg, source, encoder, found), found
 
 
 class Scoring:
@@ -62,14 +61,14 @@ class Scoring:
 
 def a_pair_at_a_time(policy, rows):
     """askit.log_policy, each sentence scored in a forward pass of its own."""
-    [((case, steps), actions, *_)] = rows
+    [((case, moves), actions, *_)] = rows
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
     device = policy.model.action.device
     question, sentences = case.tokens["submit"]
-    taken = [sentences[i] for i in evidence.evidence_of(steps)]
+    taken = [sentences[i] for i in askit.evidence_of(moves)]
     out = policy.model.submit(**submit.batch([(question, submit.joined(taken) if taken else [])], device))
     logits = [-(out.start_logits[:, 0] + out.end_logits[:, 0]) / 2]
-    state = evidence.state_ids(action, case, steps)
+    state = askit.state_ids(action, case, moves)
     for a in actions:
         pair = (state, case.tokens["action"][1][a])
         logits.append(policy.model.action(**action.batch([pair], device)).logits[:, 0])

@@ -1,5 +1,6 @@
-"""Encoders that read one text or a pair of texts: how a text becomes ids, batches of like length, mean
-pooling, and vectors that are written once and stay as they are."""
+"""The small models of ASKiT, which no other script has: encoders that read a text or a pair of texts (batches
+of like length, mean pooling, vectors that are written once), and a T5 that writes questions (beams, sampling
+with a seed a row, log-probs of targets)."""
 
 import hashlib
 from contextlib import nullcontext
@@ -10,73 +11,45 @@ import numpy as np
 import torch
 
 from common import chat
+from common import model as models
 from common.files import Progress
 from common.retriever import kept_vectors
+from common.rollout import no_progress
 
 SEP = " <sep> "  # between a question and what was found for it
+TASK = "generate question: "  # before what the authors' T5 reads
 
 
-class PairTokenizer:
-    """A tokenizer's way of writing one text or a pair of texts: max_tokens for both, a quarter of them for a
-    sentence, a question or a sub-question, the rest for a state."""
+# ---------------------------------------------------------------- loading
 
-    def __init__(self, name, tokenizer, max_tokens):
-        self.name = name
-        self.tokenizer = tokenizer
-        self.max_tokens = max_tokens
-        self.texts = self.cut = 0  # texts that were read, and those that were cut
-        self.shortened = 0  # states that left out their oldest sentences
-        self.sep = self.ids(SEP, own=True)
-        pair, text = tokenizer("a", "a")["input_ids"], self.ids("a")
-        starts = [i for i in range(len(pair)) if pair[i:i + len(text)] == text]
-        first, second = starts[0], starts[-1]
-        self.before = pair[:first]  # what stands before, between and behind the two texts
-        self.between = pair[first + len(text):second]
-        self.behind = pair[second + len(text) :]
-        self.types = "token_type_ids" in tokenizer("a", "a")
+def load(source, kind, layers=0):
+    """(model, tokenizer) of a folder or hub id, kind of models.ENCODERS; without a source the tiny ones of
+    the embedded world. layers: the first so many, 0 = all."""
+    if source:
+        return models.load_encoder(source, kind, layers)
+    from common.world import tiny_encoders
+    if kind == "question":
+        return tiny_encoders.tiny_t5()
+    return tiny_encoders.tiny_bert(kind)
 
-    def ids(self, text, own=False):
-        """Token ids of a text, cut to its quarter. A text of others can write neither <sep> nor a special
-        token."""
-        ids = chat.encode(self.tokenizer, text if own else chat.Foreign(text))[1]
-        limit = max(1, self.max_tokens // 4)
-        self.texts += 1
-        self.cut += len(ids) > limit
-        return ids[:limit]
 
-    def joined(self, parts, staying=1):
-        """Ids of several texts, <sep> between them; those behind the first `staying` are left out, oldest
-        first, where all together are too long (the last one stays)."""
-        limit = self.max_tokens - self.max_tokens // 4 + len(self.sep)
-        kept = list(parts)
-        while len(kept) > max(1, staying) and sum(len(p) + len(self.sep) for p in kept) > limit:
-            kept.pop(staying)
-        self.shortened += len(kept) < len(parts)
-        ids = list(kept[0])
-        for part in kept[1:]:
-            ids += self.sep + part
-        return ids
+class Together(torch.nn.Module):
+    """Several models {name: (model, tokenizer)} that one optimizer trains, each an attribute. A checkpoint
+    has a folder in Hugging Face form for each."""
 
-    def batch(self, pairs, device):
-        """input_ids, attention_mask and token types (n, T) of [(ids, ids or None)]."""
-        rows, kinds = [], []
-        for first, second in pairs:
-            row = self.before + first
-            row = row + (self.behind if second is None else self.between)
-            kind = [0] * len(row)
-            if second is not None:
-                row = row + second + self.behind
-                kind += [1] * (len(row) - len(kind))
-            rows.append(row)
-            kinds.append(kind)
-        batch = {
-            "input_ids": padded(rows, self.tokenizer.pad_token_id, device),
-            "attention_mask": padded([[1] * len(row) for row in rows], 0, device),
-        }
-        if self.types:
-            batch["token_type_ids"] = padded(kinds, 0, device)
-        return batch
+    def __init__(self, parts):
+        super().__init__()
+        for name, (model, _) in parts.items():
+            self.add_module(name, model)
+        self.tokenizers = {name: tokenizer for name, (_, tokenizer) in parts.items()}
 
+    def save_pretrained(self, folder):
+        for name, tokenizer in self.tokenizers.items():
+            getattr(self, name).save_pretrained(Path(folder) / name)
+            tokenizer.save_pretrained(Path(folder) / name)
+
+
+# ---------------------------------------------------------------- batches
 
 def padded(rows, value, device):
     """(n, longest) of lists of numbers."""
@@ -104,6 +77,74 @@ def autocast(model, precision):
     return torch.autocast(model.device.type, torch.bfloat16)
 
 
+# ---------------------------------------------------------------- what reads
+
+class PairTokenizer:
+    """A tokenizer's way of writing one text or a pair of texts: max_tokens for both, a quarter of them for a
+    sentence, a question or a sub-question, the rest for a state."""
+
+    def __init__(self, name, tokenizer, max_tokens):
+        self.name = name
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.texts = self.cut = 0  # texts that were read, and those that were cut
+        self.shortened = 0  # states that left out their oldest sentences
+        self.sep = self.ids(SEP, own=True)
+        # what stands before, between and behind the two texts of a pair
+        pair, text = tokenizer("a", "a")["input_ids"], self.ids("a")
+        starts = [i for i in range(len(pair)) if pair[i:i + len(text)] == text]
+        first, second = starts[0], starts[-1]
+        self.before = pair[:first]
+        self.between = pair[first + len(text):second]
+        self.behind = pair[second + len(text):]
+        self.types = "token_type_ids" in tokenizer("a", "a")
+
+    def ids(self, text, own=False):
+        """Token ids of a text, cut to its quarter. A text of others can write neither <sep> nor a special
+        token."""
+        if not own:
+            text = chat.Foreign(text)
+        ids = chat.encode(self.tokenizer, text)[1]
+        limit = max(1, self.max_tokens // 4)
+        self.texts += 1
+        self.cut += len(ids) > limit
+        return ids[:limit]
+
+    def joined(self, parts, staying=1):
+        """Ids of several texts, <sep> between them. Where all together are too long, those behind the first
+        `staying` are left out, oldest first (the last one stays)."""
+        limit = self.max_tokens - self.max_tokens // 4 + len(self.sep)
+        kept = list(parts)
+        while len(kept) > max(1, staying) and sum(len(p) + len(self.sep) for p in kept) > limit:
+            kept.pop(staying)
+        self.shortened += len(kept) < len(parts)
+        ids = list(kept[0])
+        for part in kept[1:]:
+            ids += self.sep + part
+        return ids
+
+    def batch(self, pairs, device):
+        """input_ids, attention_mask and token types (n, T) of [(ids, ids or None)]."""
+        rows, kinds = [], []
+        for first, second in pairs:
+            row = self.before + first
+            if second is None:
+                row = row + self.behind
+                kinds.append([0] * len(row))
+            else:
+                row = row + self.between
+                kinds.append([0] * len(row) + [1] * len(second + self.behind))
+                row = row + second + self.behind
+            rows.append(row)
+        batch = {
+            "input_ids": padded(rows, self.tokenizer.pad_token_id, device),
+            "attention_mask": padded([[1] * len(row) for row in rows], 0, device),
+        }
+        if self.types:
+            batch["token_type_ids"] = padded(kinds, 0, device)
+        return batch
+
+
 @dataclass
 class Encoder:
     """A bi-encoder's half: mean of the last hidden states."""
@@ -126,24 +167,31 @@ class Encoder:
         return (hidden.float() * mask).sum(1) / mask.sum(1)
 
     @torch.no_grad()
-    def encode_all(self, ids, what=""):
-        """(n, H) on the CPU; `what` names the work on the progress line."""
+    def encode_all(self, ids, progress=no_progress):
+        """(n, H) on the CPU."""
         vectors = torch.empty(len(ids), self.model.config.hidden_size)
         done = 0
-        with Progress(what) if what else nullcontext() as progress:
-            for part in in_batches(ids, len, self.micro_tokens):
-                vectors[part] = self.encode([ids[i] for i in part]).cpu()
-                done += len(part)
-                if progress:
-                    progress(done, len(ids))
+        for part in in_batches(ids, len, self.micro_tokens):
+            vectors[part] = self.encode([ids[i] for i in part]).cpu()
+            done += len(part)
+            progress(done, len(ids))
         return vectors
+
+
+def load_encoder(source, max_tokens, micro_tokens, precision="fp32"):
+    """The Encoder of a folder or hub id, or the tiny one; without dropout."""
+    model, tokenizer = load(source, "encoder")
+    pair_tokenizer = PairTokenizer("coarse", tokenizer, max_tokens)
+    return Encoder(model.eval(), pair_tokenizer, micro_tokens, precision)
 
 
 def frozen_vectors(encoder, texts, folder):
     """(n, H) normalised vectors of lists of ids, mapped into memory from a file in `folder` that is made once
     for an encoder and its texts."""
     def make():
-        return torch.nn.functional.normalize(encoder.encode_all(texts, "vectors"), dim=-1).numpy()
+        with Progress("vectors") as progress:
+            vectors = encoder.encode_all(texts, progress)
+        return torch.nn.functional.normalize(vectors, dim=-1).numpy()
 
     return torch.from_numpy(kept_vectors(Path(folder) / f"{fingerprint(encoder, texts)}.npy", make))
 
@@ -157,3 +205,145 @@ def fingerprint(encoder, texts):
     for ids in texts:
         digest.update(np.asarray([len(ids), *ids], dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- what writes
+
+BEAMS = {  # as the authors call their T5
+    "num_beams": 4,
+    "length_penalty": 1.5,
+    "no_repeat_ngram_size": 3,
+    "early_stopping": True,
+}
+
+
+@dataclass
+class Writer:
+    """A T5 that writes short texts."""
+
+    model: object
+    tokenizer: object
+    max_input: int = 512  # tokens of a text that are read
+    max_new: int = 64  # tokens that are written, the end token included
+    micro_tokens: int = 16384  # of a forward pass
+    shortened: int = 0  # inputs of which something was left out
+
+    def ids(self, *parts, evidence=()):
+        """Token ids of the parts and of sentences behind them, with blanks between, and one end token. Only
+        SEP and TASK are taken as our own; no other part can write a special token.
+
+        A sentence has a quarter of max_input, and the oldest ones are left out of what is too long."""
+        sentences = [self._beginning(text) for text in evidence]
+        ids = self._encoded(*parts, *sentences)
+        self.shortened += sentences != list(evidence) or len(ids) >= self.max_input
+        while sentences and len(ids) >= self.max_input:
+            del sentences[0]
+            ids = self._encoded(*parts, *sentences)
+        return [*ids[:self.max_input - 1], self.tokenizer.eos_token_id]
+
+    def _encoded(self, *parts):
+        texts = []
+        for part in parts:
+            text = part.strip()
+            if part not in (SEP, TASK):
+                text = chat.Foreign(text)
+            texts += [" ", text]
+        return chat.encode(self.tokenizer, *texts[1:])[1]
+
+    def _beginning(self, text):
+        most = self.max_input // 4
+        places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+        if len(places) <= most:
+            return text
+        return text[:places[most - 1][1]]
+
+    def text(self, ids):
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
+
+    def _inputs(self, inputs):
+        device = self.model.device
+        return {
+            "input_ids": padded(inputs, self.tokenizer.pad_token_id, device),
+            "attention_mask": padded([[1] * len(ids) for ids in inputs], 0, device),
+        }
+
+    @torch.no_grad()
+    def write(self, inputs, progress=no_progress):
+        """The texts that a beam search finds."""
+        found = [""] * len(inputs)
+        done = 0
+        for part in in_batches(inputs, len, self.micro_tokens // 8):
+            rows = self._inputs([inputs[i] for i in part])
+            rows = self.model.generate(**rows, max_new_tokens=self.max_new, **BEAMS)
+            for i, row in zip(part, rows.tolist(), strict=True):
+                found[i] = self.text(row)
+            done += len(part)
+            progress(done, len(inputs))
+        return found
+
+    @torch.no_grad()
+    def sample(self, inputs, draws):
+        """[(text, ids, log-probs)] at temperature 1; a row's draws come from its own random.Random, which
+        transformers' generate cannot do."""
+        found = [None] * len(inputs)
+        for part in in_batches(inputs, lambda ids: len(ids) + self.max_new, self.micro_tokens):
+            sampled = self._sample([inputs[i] for i in part], [draws[i] for i in part])
+            for i, (ids, logprobs) in zip(part, sampled, strict=True):
+                found[i] = self.text(ids), tuple(ids), tuple(logprobs)
+        return found
+
+    def _sample(self, inputs, draws):
+        rows = self._inputs(inputs)
+        memory = self.model.get_encoder()(**rows)
+        start, end = self.model.config.decoder_start_token_id, self.tokenizer.eos_token_id
+        written = [([], []) for _ in inputs]
+        last, cache = [start] * len(inputs), None
+        for _ in range(self.max_new):
+            out = self.model(
+                encoder_outputs=memory,
+                attention_mask=rows["attention_mask"],
+                decoder_input_ids=torch.tensor(last, device=self.model.device)[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = out.past_key_values
+            logp = out.logits[:, -1].float().log_softmax(-1)  # (n, V)
+            below = logp.double().exp().cumsum(-1)
+            for n, (ids, logprobs) in enumerate(written):
+                if ids and ids[-1] == end:
+                    last[n] = self.tokenizer.pad_token_id
+                    continue
+                point = draws[n].random() * float(below[n, -1])
+                last[n] = min(int((below[n] <= point).sum()), below.shape[1] - 1)
+                ids.append(last[n])
+                logprobs.append(float(logp[n, last[n]]))
+            if all(ids[-1] == end for ids, _ in written):
+                break
+        return written
+
+    def logprobs(self, inputs, targets, model=None):
+        """(log p of the targets' tokens (n, T), mask (n, T)); `model`: another than the writer's own."""
+        model = model or self.model
+        pad = self.tokenizer.pad_token_id
+        shifted = [[model.config.decoder_start_token_id, *ids[:-1]] for ids in targets]
+        shifted = padded(shifted, pad, model.device)
+        logits = model(**self._inputs(inputs), decoder_input_ids=shifted).logits  # (n, T, V)
+        labels = padded(targets, pad, model.device)  # (n, T)
+        mask = padded([[1] * len(ids) for ids in targets], 0, model.device).bool()
+        logp = logits.float().log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0]
+        return logp.masked_fill(~mask, 0.0), mask
+
+    def batches(self, rows):
+        """Lists of rows (input ids, target ids, …) in forward passes of about micro_tokens."""
+        parts = in_batches(rows, lambda row: len(row[0]) + len(row[1]), self.micro_tokens)
+        return [[rows[i] for i in part] for part in parts]
+
+
+def load_writer(source, max_new, micro_tokens):
+    """The Writer of a folder or hub id, or the tiny one; without dropout, and with <sep> among its words as
+    in the authors' code."""
+    model, tokenizer = load(source, "question")
+    if SEP.strip() not in tokenizer.get_vocab():
+        tokenizer.add_tokens([SEP.strip()])
+        model.resize_token_embeddings(len(tokenizer))
+    return Writer(model.eval(), tokenizer, max_new=max_new, micro_tokens=micro_tokens)

@@ -1,22 +1,22 @@
-"""Questions over the sentences of their own contexts: an environment whose states are sentences taken and
-sub-questions asked, whose actions take a sentence, ask or submit, and whose score is that of the labelled
-evidence. SearchPath(case) begins a search, .after(step, log-prob) takes a step."""
+"""The data of ASKiT, the one script that searches the sentences which a question brings along: questions as
+Cases, from files of HotpotQA, 2WikiMultihopQA and MuSiQue or from the embedded world."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from common import data, encoders, metrics, splits, world
+from common import data, encoders, metrics, splits
 from common.files import say
 
-SUBMIT, ASK = -1, -2  # actions beside the sentences, which are numbered from 0
-ENDS = ("exact", "too early", "too late", "wrong path", "unreachable")
+SUBMIT, ASK = -1, -2  # actions of a search beside the sentences, which are numbered from 0
 
 
 @dataclass(eq=False)
 class Case:
-    """A question with the sentences of its own context. A state is (case, steps): the numbers of the
-    sentences taken and the SubQuestions asked, in their order."""
+    """A question with the sentences of its own context.
+
+    Contract: two Cases are equal only if they are one object (eq=False), so that they can be keys of caches;
+    it is never changed after its tokens and vectors were filled in."""
 
     question: data.Question
     texts: list[str]  # "Title, sentence"
@@ -25,23 +25,7 @@ class Case:
     gold_facts: list  # all gold facts, those outside the context too
     tokens: dict  # a PairTokenizer's name -> (ids of the question, [ids of each sentence])
     vectors: torch.Tensor | None = None  # (sentences, H), normalised and frozen
-    closed: frozenset = frozenset()  # sentences that are not offered
-
-
-@dataclass(frozen=True)
-class SubQuestion:
-    text: str
-    ids: tuple = field(default=(), compare=False)  # as sampled, with the end token
-    logprobs: tuple = field(default=(), compare=False)
-
-
-def evidence_of(steps):
-    """The sentences among a state's steps."""
-    return tuple(s for s in steps if isinstance(s, int))
-
-
-def asked_of(steps):
-    return [s for s in steps if isinstance(s, SubQuestion)]
+    closed: frozenset = frozenset()  # sentences that are not offered: of a sub-question's own search
 
 
 def tokenize(pair_tokenizer, cases):
@@ -69,118 +53,9 @@ def freeze_vectors(encoder, cases, folder):
         at += len(case.texts)
 
 
-def state_ids(pair_tokenizer, case, steps):
-    """Ids of the question and of what was found and asked behind it, <sep> between."""
-    question, sentences = case.tokens[pair_tokenizer.name]
-    behind = [pair_tokenizer.ids(s.text) if isinstance(s, SubQuestion) else sentences[s] for s in steps]
-    return pair_tokenizer.joined([question, *behind])
-
-
-def training_state(case, rng, noise_rate, complete):
-    """Sentences taken in a made-up state: some gold in random order, and wrong ones among it. complete:
-    whether all gold may be there (then the right action is to submit)."""
-    gold = sorted(case.gold)
-    most = len(gold) if complete else max(0, len(gold) - 1)
-    taken = rng.sample(gold, rng.randint(0, most))
-    wrong = [i for i in range(len(case.texts)) if i not in case.gold]
-    noise = min(round(rng.expovariate(noise_rate)), len(wrong))
-    for i in rng.sample(wrong, noise):
-        taken.insert(rng.randint(0, len(taken)), i)
-    return tuple(taken)
-
-
-def state_batches(rows, cfg):
-    """Lists of rows (state, actions it offers, …) in forward passes of about --micro-tokens; a state is read
-    once with every action."""
-
-    def tokens(row):
-        (case, steps), actions, *_ = row
-        question, sentences = case.tokens["action"]
-        found = sum(len(sentences[i]) + 1 for i in evidence_of(steps))
-        state = min(cfg.max_tokens, len(question) + found + 16 * len(asked_of(steps)))
-        return state + sum(state + (1 if a == ASK else len(sentences[a])) for a in actions)
-
-    parts = encoders.in_batches(rows, tokens, cfg.micro_tokens)
-    return [[rows[i] for i in part] for part in parts]
-
-
-def evidence_scores(case, steps):
+def evidence_scores(case, taken):
     """(em, f1, precision, recall) of a set of sentences, as HotpotQA's script scores them."""
-    return metrics.evidence_scores([case.facts[i] for i in evidence_of(steps)], case.gold_facts)
-
-
-def ending(case, taken):
-    """(how a search ended, place of its first wrong sentence or None). too early: nothing wrong, gold
-    missing; too late: all gold, then wrong ones; wrong path: a wrong one before all gold was there;
-    unreachable: gold that is not among the sentences is all that is missing."""
-    wrong = next((n for n, i in enumerate(taken, 1) if i not in case.gold), None)
-    if case.gold and case.gold <= set(taken[: wrong - 1] if wrong else taken):
-        if wrong:
-            return "too late", wrong
-        return ("exact" if len(case.gold) == len(case.gold_facts) else "unreachable"), None
-    return ("wrong path" if wrong else "too early"), wrong
-
-
-def text_of(step):
-    """A step as it can be sorted and hashed."""
-    return getattr(step, "text", str(step))
-
-
-# ---------------------------------------------------------------- paths
-
-@dataclass(eq=False)
-class SearchPath:
-    """A search from a state, mostly the question alone, to the evidence it ends with."""
-
-    case: Case
-    steps: tuple = ()
-    first: int = 0  # steps that were there before it began
-    logprobs: tuple = ()  # of each action
-    done: bool = False
-    reward: float = 0.0
-
-    @property
-    def taken(self):
-        return evidence_of(self.steps)
-
-    @property
-    def asked(self):
-        return asked_of(self.steps)
-
-    @property
-    def state(self):
-        """Where it stands."""
-        return self.case, self.steps
-
-    @property
-    def actions(self):
-        """Sentence numbers, ASK and SUBMIT."""
-        found = [ASK if isinstance(s, SubQuestion) else s for s in self.steps[self.first :]]
-        return (*found, SUBMIT) if self.done else tuple(found)
-
-    @property
-    def logprob(self):
-        """log p of the whole path."""
-        return sum(self.logprobs)
-
-    def after(self, step, logprob):
-        """The path with one more step: a sentence number, a SubQuestion, or SUBMIT."""
-        steps = self.steps if step == SUBMIT else (*self.steps, step)
-        return replace(self, steps=steps, logprobs=(*self.logprobs, logprob), done=step == SUBMIT)
-
-    def states(self):
-        """The state before each action."""
-        return [(self.case, self.steps[: self.first + t]) for t in range(len(self.actions))]
-
-
-def asked_case(policy, path):
-    """A search for the path's last sub-question alone, over the sentences that it has not taken."""
-    case, text = path.case, path.asked[-1].text
-    tokens = dict(case.tokens)
-    for t in (policy.encoder.pair_tokenizer, policy.action_tokenizer, policy.submit_tokenizer):
-        _, sentences = tokens[t.name]
-        tokens[t.name] = t.ids(text), sentences
-    return replace(case, tokens=tokens, closed=case.closed | set(path.taken))
+    return metrics.evidence_scores([case.facts[i] for i in taken], case.gold_facts)
 
 
 # ---------------------------------------------------------------- questions
@@ -192,34 +67,64 @@ class Questions:
     name: str
     cases: list
     search: str = "greedy"
-    unlabelled: list = field(default_factory=list)  # cases that cannot be scored
+    unlabelled: list = field(default_factory=list)  # cases that cannot be scored: for --ask alone
 
 
 def load_cases(cfg, paper_eval):
-    """(training set or None, evaluation sets), every question with its sentences. In the world those of two
+    """(training cases, [Questions to evaluate]), every question with its sentences. In the world those of two
     hops and more, with contexts that look related, and a fifth of them vaguely put."""
     if cfg.data == "world":
-        train = world_questions("train", (cfg.limit or 2000) + cfg.validate, cfg.world_size)
+        questions = world_questions("train", (cfg.limit or 2000) + cfg.validate, cfg.world_size)
         names = (cfg.eval_data or "test").split(",")
-        evals = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_size)) for name in names]
+        sets = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_size)) for name in names]
     else:
-        split, found = splits.load_splits(cfg, paper_eval, searched=False)
-        train = split.questions if split else []
-        evals = [(s.name, s.questions) for s in found]
-    able, others = parted("train", train)
+        train, found = splits.load_splits(cfg, paper_eval, searched=False)
+        questions = train.questions if train else []  # none of --eval-only
+        sets = [(s.name, s.questions) for s in found]
+    labelled, others = parted("train", questions)
     if others:
         say(f"train: left out {len(others)} questions without labelled evidence")
-    if train and not any(make_case(q).gold for q in able):
+    cases = [c for c in make_cases("train", labelled, cfg.candidates) if c.gold]
+    if questions and not cases:
         raise data.DataError(f"{cfg.data}: no question is left whose evidence is labelled and in its context")
-    made = []
-    for name, questions in evals:
+    evals = []
+    for name, questions in sets:
         labelled, others = parted(name, questions)
         if others:
-            say(f"{name}: {len(others)} questions without labelled evidence are searched, not scored")
-        cases = make_cases(name, labelled, cfg.candidates)
-        made.append(Questions(name, cases, unlabelled=[make_case(q) for q in others]))
-    train = Questions("train", make_cases("train", able, cfg.candidates)) if able else None
-    return train, made
+            say(f"{name}: {len(others)} questions without labelled evidence are left out, but for --ask")
+        unlabelled = [make_case(q) for q in others]
+        evals.append(Questions(name, make_cases(name, labelled, cfg.candidates), unlabelled=unlabelled))
+    return cases, evals
+
+
+def searched(evals, searches, beam, comparisons=True):
+    """The evaluation sets, once for each of these ways to search them, under the name of their file."""
+    endings = {"greedy": "", "ranking": "", "beam": f"-beam{beam}"}
+    found = []
+    for e in evals:
+        cases = e.cases
+        if not comparisons:
+            cases = [c for c in cases if not metrics.is_two_way(about(c))]
+            say(f"{e.name}: without {len(e.cases) - len(cases)} comparisons")
+        for search in searches:
+            name = e.name + endings.get(search, f"-{search}")
+            if cases:  # with labels
+                found.append(Questions(name, cases, search))
+    return found
+
+
+def about(case):
+    """What every row of a prediction has."""
+    q = case.question
+    return {
+        "id": q.id,
+        "question": q.question,
+        "gold": q.answers,
+        "type": q.type,
+        "hops": len(case.gold_facts),
+        "answer": None,
+        "problem": "",
+    }
 
 
 def kept_apart(cases, count):
@@ -258,16 +163,20 @@ A_WORLD = 250  # questions of a training world
 def world_questions(split, count, size=1.0):
     """Questions of the embedded world of two hops and more, with contexts that look related, some of them
     vaguely put. Training questions come from many worlds, so that no fact is worth remembering."""
+    from common import world
     found, seed = [], int(split == "test")
     while len(found) < count:
-        wanted = min(A_WORLD, count - len(found)) if split == "train" else count
+        wanted = count
+        if split == "train":
+            wanted = min(A_WORLD, count - len(found))
         try:
             made = world.make_world(split, seed, size, 2 * wanted, distractors="linked", vague=.33)
         except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
             raise data.DataError(f"--world-size {size}: {error}") from error
         questions = [q for q in data.load_questions(made.questions) if q.hops > 1][:wanted]
-        for q in questions:
-            q.id = f"{q.id}-{seed}" if split == "train" else q.id
+        if split == "train":
+            for q in questions:
+                q.id = f"{q.id}-{seed}"
         found += questions
         seed += 2
     return found

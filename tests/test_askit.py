@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,26 +21,12 @@ from scipy.stats import spearmanr
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 import askit
-from common import (
-    checkpoint,
-    data,
-    encoders,
-    evidence,
-    metrics,
-    report,
-    run,
-    supervised,
-    training,
-    world,
-)
+from askit import SearchPath, SubQuestion
+from common import checkpoint, data, encoders, evidence, metrics, report, run, training, world
 from common.checkpoint import ModelError
-from common.evidence import ASK, SUBMIT, Case, Questions, SearchPath, SubQuestion
-from common.evidence_evaluation import ORDERS, correlation, evaluate_ranking, offered_gold, redundant
-from common.evidence_models import load_encoder, load_policy
-from common.evidence_stages import checkpoint_of, need_earlier, sets_of, show_table
+from common.evidence import ASK, SUBMIT, Case, Questions
 from common.page import __main__ as folders
-from common.run import RunFolder
-from common.sub_questions import approximation_rows, sub_question_rows, sub_question_targets
+from common.page import evidence as page
 from common.world import tiny_encoders
 from tests.conftest import forked, sample
 
@@ -66,12 +53,12 @@ class Toy:
     def of(self, states):
         self.seen += states
         found = []
-        for c, steps in states:
-            gone = c.closed | set(evidence.evidence_of(steps))
+        for c, moves in states:
+            gone = c.closed | set(askit.evidence_of(moves))
             actions = [SUBMIT] + [i for i in range(len(c.texts)) if i not in gone][:self.cfg.candidates]
-            if len(evidence.evidence_of(steps)) >= self.cfg.max_evidence:
+            if len(askit.evidence_of(moves)) >= self.cfg.max_evidence:
                 actions = [SUBMIT]
-            g = torch.Generator().manual_seed(hash((self.seed, steps)) % 2**31)
+            g = torch.Generator().manual_seed(hash((self.seed, moves)) % 2**31)
             found.append((actions, torch.randn(len(actions), generator=g).mul(2).log_softmax(0).tolist()))
         return found
 
@@ -95,10 +82,10 @@ def test_reward_is_f1_and_a_bonus_for_exactly_the_gold():
     assert askit.path_reward(case(missing=1), (0, 2), CFG) == pytest.approx(.8)  # recall 2/3: never exact
 
 
-def path(c, *steps, reward=0.0):
+def path(c, *moves, reward=0.0):
     p = SearchPath(c)
-    for step in steps:
-        p = p.after(step, -1.0)
+    for move in moves:
+        p = p.after(move, -1.0)
     p.reward = reward
     return p
 
@@ -107,10 +94,10 @@ def test_a_path_knows_its_states_and_actions():
     q = SubQuestion("why?", (1, 2), (-.1, -.2))
     p = path(case(), 0, q, 2, SUBMIT)
     assert p.actions == (0, ASK, 2, SUBMIT) and p.taken == (0, 2) and p.logprob == -4
-    assert [steps for _, steps in p.states()] == [(), (0,), (0, q), (0, q, 2)]
+    assert [moves for _, moves in p.states()] == [(), (0,), (0, q), (0, q, 2)]
     assert q == SubQuestion("why?") and hash(q) == hash(SubQuestion("why?"))
     later = SearchPath(p.case, (0, q), first=2).after(1, -2.0).after(SUBMIT, -1.0)
-    assert later.actions == (1, SUBMIT) and [s for _, s in later.states()] == [(0, q), (0, q, 1)]
+    assert later.actions == (1, SUBMIT) and [m for _, m in later.states()] == [(0, q), (0, q, 1)]
 
 
 def three_paths():
@@ -118,56 +105,54 @@ def three_paths():
     return [path(c, 0, 2, SUBMIT, reward=2.0), path(c, 2, 0, 1, SUBMIT, reward=.8), path(c, SUBMIT)]
 
 
-def test_the_baseline_is_the_mean_return_of_the_other_paths_through_the_same_evidence():
-    # both ways lead through the evidence {0, 2}; {0}, {2} and {0, 1, 2} have one path each: the state before
-    values = askit.baselines(Toy(0), three_paths(), 0)
-    assert values[0] == pytest.approx([.4, .4, .8])
-    assert values[1] == pytest.approx([1.0, 1.0, 2.0, 2.0])
-    assert values[2] == pytest.approx([1.4])
-
-
-def test_the_advantage_is_the_return_less_the_baseline_of_the_state():
-    found = askit.advantages_of(Toy(0), three_paths(), replace(CFG, baseline_rollouts=0))
-    assert found[0] == pytest.approx([2 - .4, 2 - .4, 2 - .8])
-    assert found[1] == pytest.approx([.8 - 1, .8 - 1, .8 - 2, .8 - 2])
-    assert found[2] == pytest.approx([-1.4])
-
-
-def test_where_paths_are_few_fresh_ones_are_sampled_from_the_state(monkeypatch):
+@pytest.fixture
+def at_once(monkeypatch):
     """A policy that submits at once: a fresh path's return is the score of the evidence that is there."""
     monkeypatch.setattr(askit, "policy_of", lambda policy, states: [([SUBMIT], [0.0])] * len(states))
 
     class AtOnce:
         cfg = CFG
 
+    return AtOnce
+
+
+def test_the_baseline_is_the_mean_return_of_the_other_paths_through_the_same_evidence(at_once):
+    # both ways lead through the evidence {0, 2}; {0}, {2} and {0, 1, 2} have one path each, and a fresh one
+    paths = three_paths()
+    values = askit.baselines(at_once, paths, 1)
+    assert values[0] == pytest.approx([.4, 2 / 3, .8])
+    assert values[1] == pytest.approx([1.0, 2 / 3, 2.0, .8])
+    assert values[2] == pytest.approx([1.4])
+    found = askit.advantages_of(at_once, paths, replace(CFG, baseline_rollouts=1))
+    assert found[0] == pytest.approx([2 - .4, 2 - 2 / 3, 2 - .8])
+    assert found[1] == pytest.approx([.8 - 1, .8 - 2 / 3, .8 - 2, 0])
+    assert found[2] == pytest.approx([-1.4])
+
+
+def test_where_paths_are_few_fresh_ones_are_sampled_from_the_state(at_once):
     paths = three_paths()
     f1 = {(0,): 2 / 3, (2,): 2 / 3, (0, 2): 2.0, (0, 1, 2): .8}
-    values = askit.baselines(AtOnce, paths, 2)
+    values = askit.baselines(at_once, paths, 2)
     assert values[0] == pytest.approx([.4, f1[0,], (.8 + f1[0, 2]) / 2])       # {0}: two fresh; {0, 2}: one
     assert values[1] == pytest.approx([1.0, f1[2,], (2.0 + f1[0, 2]) / 2, f1[0, 1, 2]])
     assert [p.actions for p in paths] == [p.actions for p in three_paths()]    # nothing else is learned from
 
 
-def test_without_a_baseline_the_advantage_is_the_return():
-    p = path(case(), 0, 1, 2, SUBMIT, reward=.8)
-    assert askit.advantages_of(None, [p], replace(CFG, baseline="none")) == [[.8] * 4]
-
-
 def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(toy):
     cfg, ends = replace(CFG, max_evidence=3), []
     for p in askit.sample_paths(toy(1, cfg), [case(6)], 8, "seed"):
-        assert p.done and p.reward == askit.path_reward(p.case, p.steps, cfg)
-        ends.append((p.reward, askit.path_reward(p.case, p.steps[:1], cfg)))
+        assert p.done and p.reward == askit.path_reward(p.case, p.moves, cfg)
+        ends.append((p.reward, askit.path_reward(p.case, p.moves[:1], cfg)))
     assert len({whole for whole, _ in ends}) > 1 and any(whole != first for whole, first in ends)
 
 
 def test_a_return_is_discounted_for_the_actions_that_are_left(toy):
-    c, cfg = case(), replace(CFG, gamma=.5, bonus=.25, baseline="none")
+    c, cfg = case(), replace(CFG, gamma=.5, bonus=.25)
     whole, half = askit.rewarded(toy(0, cfg), [path(c, 0, 2, SUBMIT), path(c, 0, SUBMIT)])
-    found = askit.advantages_of(toy(0, cfg), [whole, half], cfg)
+    found = [askit.returns_of(p, cfg) for p in (whole, half)]
     assert found[0] == pytest.approx([.125 + .25, .25 + .25, .5 + .25])    # gamma^3, gamma^2, gamma
     assert found[1] == pytest.approx([.25 * 2 / 3, .5 * 2 / 3])
-    values = askit.baselines(toy(0, cfg), [whole, half], 0)                # of the other's return from there
+    values = askit.baselines(toy(0, cfg), [whole, half], 1)                # of the other's return from there
     assert values[0][:2] == pytest.approx(found[1]) and values[1] == pytest.approx(found[0][:2])
     later = SearchPath(c, (0,), first=1).after(2, -1.0).after(SUBMIT, -1.0)
     assert askit.returns_of(later, cfg) == pytest.approx(found[0][1:])
@@ -189,10 +174,10 @@ def test_training_states_leave_gold_missing_or_none_and_take_nothing_twice():
     c, seen = case(10, (1, 4, 7)), set()
     for seed in range(300):
         rng = random.Random(seed)
-        taken = evidence.training_state(c, rng, .5, complete=False)
+        taken = askit.training_state(c, rng, .5, complete=False)
         assert len(set(taken)) == len(taken) and c.gold - set(taken)
-        seen.add(len(c.gold & set(evidence.training_state(c, rng, .5, complete=True))))
-        assert set(evidence.training_state(case(3, ()), rng, .5, complete=False)) <= {0, 1, 2}  # no gold
+        seen.add(len(c.gold & set(askit.training_state(c, rng, .5, complete=True))))
+        assert set(askit.training_state(case(3, ()), rng, .5, complete=False)) <= {0, 1, 2}  # no gold
     assert seen == {0, 1, 2, 3}
 
 
@@ -205,13 +190,23 @@ def test_losses_over_the_missing_gold():
     assert askit.supervised_loss(logp, correct).item() == pytest.approx(expected)
 
 
+def test_an_update_that_is_not_finite_is_not_made():
+    learner, meter = SimpleNamespace(model=torch.nn.Linear(1, 1)), training.Meter()
+    weight, optimizer = learner.model.weight, torch.optim.SGD(learner.model.parameters(), lr=1.0)
+    for factor in (math.nan, 1.0):
+        before = weight.clone()
+        askit.supervised_update(learner, optimizer, [(factor * weight.sum(), 1, 1)], CFG, meter)
+        assert torch.equal(before, weight) == math.isnan(factor) and weight.grad is None
+    assert meter.means()["train/not_finite"] == meter.means()["train/updates"] == 1
+
+
 # ---- searches
 
 def exhaustive(policy, c):
     """Every path to its end."""
     done, running = [], [SearchPath(c)]
     while running:
-        found = policy.of([(p.case, p.steps) for p in running])
+        found = policy.of([(p.case, p.moves) for p in running])
         grown = [p.after(a, x) for p, f in zip(running, found, strict=True) for a, x in zip(*f, strict=True)]
         done += [p for p in grown if p.done]
         running = [p for p in grown if not p.done]
@@ -260,8 +255,8 @@ def test_paths_to_correlate_are_drawn_from_pi_or_nearly_uniformly(monkeypatch):
     """Of pi = .9 and .1 the authors' softmax(pi / 2) makes .6 and .4."""
     start, drawn = ([SUBMIT, 0], [math.log(.9), math.log(.1)]), {}
     monkeypatch.setattr(askit, "policy_of", lambda policy, states: [
-        ([SUBMIT], [0.0]) if steps else start for _, steps in states])
-    monkeypatch.setattr(askit, "scored", lambda *a: ([], {}))
+        ([SUBMIT], [0.0]) if moves else start for _, moves in states])
+    monkeypatch.setattr(page, "scored", lambda *a: ([], {}))
 
     def noted(paths, *more):
         drawn[cfg.correlate_sampling] = paths
@@ -286,17 +281,15 @@ def test_spearman_with_ties_by_hand():
     c = case()
     both = zip((-4, -3, -2, -1), (0, 0, 1, 1), strict=True)
     paths = [replace(path(c, SUBMIT, reward=r), logprobs=(p,)) for p, r in both]
-    assert correlation(paths, 4, "s")["spearman"] == pytest.approx(4 / math.sqrt(20))
+    assert askit.correlation(paths, 4)["spearman"] == pytest.approx(4 / math.sqrt(20))
 
 
 def test_spearman_is_scipys_with_ties_and_leaves_out_questions_without_spread(toy):
     policy, cases = toy(5, replace(CFG, max_evidence=2)), [case(4), case(3, ())]    # no gold: every reward 0
     paths = askit.sample_paths(policy, cases, 10, "s")
-    found = correlation(paths, 10, "s")
+    found = askit.correlation(paths, 10)
     expected = spearmanr([p.logprob for p in paths[:10]], [p.reward for p in paths[:10]]).statistic
     assert found["spearman"] == pytest.approx(expected) and found["spearman_questions"] == .5
-    counts = found["ranks"]
-    assert sum(map(sum, counts)) == 10 and all(sum(row) == 1 for row in counts)
 
 
 # ---- models
@@ -305,10 +298,10 @@ def test_spearman_is_scipys_with_ties_and_leaves_out_questions_without_spread(to
 def tiny(tmp_path_factory):
     """The embedded world's policy before any training, with some of its questions."""
     cases = evidence.make_cases("dev", evidence.world_questions("dev", 12), 6)
-    encoder = load_encoder(CFG, "")
+    encoder = askit.load_encoder(CFG, "")
     evidence.tokenize(encoder.pair_tokenizer, cases)
     evidence.freeze_vectors(encoder, cases, tmp_path_factory.mktemp("vectors"))
-    return load_policy(CFG, None, encoder, cases), cases
+    return askit.load_policy(CFG, None, encoder, cases), cases
 
 
 def test_candidates_are_not_taken_yet_and_fewer_at_the_end(tiny):
@@ -337,40 +330,42 @@ def test_batches_and_the_cache_change_no_score(tiny):
         assert sum(map(math.exp, x)) == pytest.approx(1, abs=1e-5)
 
 
-def test_the_gradient_raises_what_was_rewarded_and_lowers_it_with_the_sign_flipped(tiny):
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_step_raises_what_was_rewarded_and_lowers_it_with_the_sign_flipped(tiny, sign, monkeypatch):
     """Two questions, one sentence each: the first that the coarse stage offers earns 1, all else nothing."""
-    policy, cases = tiny
-    one = replace(CFG, max_evidence=1, mini_batch=64, grad_clip=100.0)
-    for sign in (1, -1):
-        fresh = load_policy(one, None, policy.encoder, cases)
-        starts = [(c, ()) for c in cases[:2]]
-        arms = [found[0] for found in askit.candidates(fresh, starts)]
+    start, cases = tiny
+    one = replace(CFG, max_evidence=1, mini_batch=64, group_size=32, questions_per_step=2, grad_clip=100.0)
+    policy, cases = askit.load_policy(one, None, start.encoder, cases), cases[:2]
+    states = [(c, ()) for c in cases]
+    arm_of = {c: found[0] for c, found in zip(cases, askit.candidates(policy, states), strict=True)}
 
-        def expected(policy=fresh, starts=starts, arms=arms):
-            """The reward that each question's next path will earn."""
-            found = zip(askit.policy_of(policy, starts), arms, strict=True)
-            return [math.exp(logp[actions.index(arm)]) for (actions, logp), arm in found]
+    def expected():
+        """The reward that each question's next path will earn."""
+        found = zip(cases, askit.policy_of(policy, states), strict=True)
+        return {c: math.exp(logp[actions.index(arm_of[c])]) for c, (actions, logp) in found}
 
-        before = expected()
-        paths = askit.sample_paths(fresh, cases[:2], 32, "bandit")
-        advantages = []
-        for n, p in enumerate(paths):
-            arm, mean = arms[n // 32], before[n // 32]
-            advantage = sign * (float(p.taken == (arm,)) - mean)
-            advantages.append([advantage] * len(p.actions))
-        optimizer = torch.optim.SGD(fresh.model.parameters(), lr=.05)
-        row = askit.ppo_update(fresh, optimizer, paths, advantages, one)
-        fresh.forget()
-        assert all(sign * (now - then) > 1e-3 for now, then in zip(expected(), before, strict=True))
-        assert row["train/first_ratio"] == pytest.approx(1, abs=1e-4)
+    before, row = expected(), {}
+
+    def advantages_of(policy, paths, *more):
+        earned = [sign * (float(p.taken == (arm_of[p.case],)) - before[p.case]) for p in paths]
+        return [[a] * len(p.actions) for a, p in zip(earned, paths, strict=True)]
+
+    monkeypatch.setattr(askit, "advantages_of", advantages_of)
+    monkeypatch.setattr(run, "steps", lambda *a, **more: [(1, row)])
+    sgd = torch.optim.SGD(policy.model.parameters(), lr=.1)
+    monkeypatch.setattr(training, "make_optimizer", lambda *a: sgd)
+    askit.train(one, None, policy, cases, None)
+    assert all(sign * (now - before[c]) > 1e-3 for c, now in expected().items())
+    assert row["train/first_ratio"] == pytest.approx(1, abs=1e-4) and row["train/updates"] == 1
 
 
 def test_frozen_vectors_stay_as_they_are_while_the_encoder_learns(tiny):
     _, cases = tiny
-    encoder = load_encoder(CFG, "")
+    encoder = askit.load_encoder(CFG, "")
     before = [c.vectors.clone() for c in cases]
     optimizer = training.make_optimizer(encoder.model, 1e-2)
-    loss, _ = askit.coarse_step(encoder, cases, cases[::-1], CFG, random.Random(0))
+    (loss, states, right), = askit.coarse_losses(encoder, cases, CFG, random.Random(0))
+    assert states == CFG.coarse_batch >= right
     loss.backward()
     weights = encoder.model.get_input_embeddings().weight.clone()
     training.clip_gradient(encoder.model)
@@ -421,7 +416,8 @@ class Asker:
 
 def asking(toy, monkeypatch, seed, n):
     policy = toy(seed, replace(CFG, max_evidence=3))
-    policy.asker, policy.asked, policy.may_ask = Asker(), {}, False
+    policy.asker, policy.question_cache, policy.may_ask = Asker(), {}, False
+    policy.ask = partial(askit.Policy.ask, policy)
     tokens = encoders.PairTokenizer.__new__(encoders.PairTokenizer)
     policy.encoder = policy.action_tokenizer = policy.submit_tokenizer = tokens
     tokens.name, tokens.ids, tokens.pair_tokenizer = "action", lambda text: [text], tokens
@@ -447,19 +443,19 @@ def test_a_forced_sub_question_takes_the_questions_place_behind_a_first_sentence
         p = askit.forced_questions(policy, [c], mode)[0]
         assert p.done and len(p.taken) <= 3 and len(set(p.taken)) == len(p.taken)
         actions, logprobs = policy.of([(c, ())])[0]
-        assert p.steps[0] == actions[1 + askit.best(0, actions[1:], logprobs[1:])]  # before anything is asked
+        assert p.moves[0] == actions[1 + askit.best(0, actions[1:], logprobs[1:])]  # before anything is asked
         forced += askit.best(0, actions, logprobs) == 0
         found = {p.taken[0]}
         for search in searched:     # each over what is left, with the sub-question as question
             own = search.case
             assert own.tokens["action"][0] == [f"why {len(found)}?"] and own.closed == found
-            assert set(search.steps) == (found if mode == "replace-keep" else set())
+            assert set(search.moves) == (found if mode == "replace-keep" else set())
             found |= set(real(policy, [search], askit.best)[0].taken)
         assert set(p.taken) <= found and (set(p.taken) == found or len(p.taken) == 3)
         kept += len(found) > 1
         asked = [s.case.tokens["action"][0][0] for s in searched]
-        assert [s.text for s in evidence.asked_of(p.steps)] == asked
-        assert all(not evidence.asked_of(steps) for _, steps in policy.seen)   # the policy sees none
+        assert [s.text for s in askit.asked_of(p.moves)] == asked
+        assert all(not askit.asked_of(moves) for _, moves in policy.seen)   # the policy sees none
     assert kept and forced  # some took a sentence where the policy would have submitted
 
 
@@ -467,12 +463,12 @@ def test_a_forced_sub_question_behind_the_evidence_is_followed_by_the_best_sente
     for seed in range(6):
         policy, c = asking(toy, monkeypatch, seed, 6)
         p = askit.forced_questions(policy, [c], "append")[0]
-        for t, step in enumerate(p.steps):
+        for t, step in enumerate(p.moves):
             if isinstance(step, SubQuestion):
-                assert step.text == f"why {len(evidence.evidence_of(p.steps[:t]))}?"
-                actions, logprobs = policy.of([(c, p.steps[:t + 1])])[0]
-                assert p.steps[t + 1] == actions[1 + askit.best(0, actions[1:], logprobs[1:])]
-        assert len(evidence.asked_of(p.steps)) == len(p.taken)
+                assert step.text == f"why {len(askit.evidence_of(p.moves[:t]))}?"
+                actions, logprobs = policy.of([(c, p.moves[:t + 1])])[0]
+                assert p.moves[t + 1] == actions[1 + askit.best(0, actions[1:], logprobs[1:])]
+        assert len(askit.asked_of(p.moves)) == len(p.taken)
     # evidence is given whole, not letter by letter as in the authors' code
     assert policy.asker.given[-1][:3] == ("generate question: ", "Who?", encoders.SEP)
     assert all(part in c.texts for part in policy.asker.given[-1][3:])
@@ -480,9 +476,9 @@ def test_a_forced_sub_question_behind_the_evidence_is_followed_by_the_best_sente
 
 def test_what_a_sub_question_is_to_approximate():
     c = case(6, (1, 4))
-    assert sub_question_targets(c, (4, 0), "prefix") == [((4,), (4,)), ((4, 0), (4, 0))]
-    assert sub_question_targets(c, (4, 0), "suffix") == [((), (1, 4)), ((4,), (1,)), ((4, 0), (1,))]
-    assert sub_question_targets(c, (4, 1), "suffix")[-1] == ((4,), (1,))   # then nothing is missing
+    assert askit.sub_question_targets(c, (4, 0), "prefix") == [((4,), (4,)), ((4, 0), (4, 0))]
+    assert askit.sub_question_targets(c, (4, 0), "suffix") == [((), (1, 4)), ((4,), (1,)), ((4, 0), (1,))]
+    assert askit.sub_question_targets(c, (4, 1), "suffix")[-1] == ((4,), (1,))   # then nothing is missing
 
 
 class Letters:
@@ -495,34 +491,31 @@ class Letters:
         return ["ask " + " and ".join(evidence) for _, *evidence in inputs]
 
 
-def test_a_policy_that_submits_at_once_leaves_nothing_to_ask_from(tmp_path, monkeypatch):
+def test_a_policy_that_submits_at_once_leaves_nothing_to_ask_from(monkeypatch):
     """It is said in a line; validation questions alone leave a stage without a validation loss."""
     paths = [path(case(), SUBMIT)]
     monkeypatch.setattr(askit, "search_all", lambda *a: paths)
     policy = Toy(0)
     policy.forget = lambda: None
-    folder = RunFolder(str(tmp_path), "askit", "x-qap", {})
-    folder.create()
-    losses = partial(askit.losses_of, CFG, "qap", folder, Letters(), policy, [case()])
+    rows = partial(askit.question_rows, CFG, "qap", Letters(), policy, [case()])
     with pytest.raises(data.DataError, match="qap: the policy of ppo submits at once on all of 1 training"):
-        losses("rows")
-    assert not (folder.path / "rows.json").exists()     # made anew from a better policy
-    assert losses("validation_rows") is None
+        rows(needed=True)
+    assert rows(needed=False) == []
     paths[:] = [path(case(), 0, SUBMIT)]
-    assert losses("rows") is not None
+    assert len(rows(needed=True)) == 1
 
 
 def test_rows_of_question_approximation_and_of_sub_questions():
     c = case(6, (1, 4))
     paths = [path(c, 4, 0, SUBMIT)]
     generate = "generate question: "
-    assert approximation_rows(Letters(), paths) == [([generate, "T, s4", "T, s0"], ["Who?"])]
+    assert askit.approximation_rows(Letters(), paths) == [([generate, "T, s4", "T, s0"], ["Who?"])]
     state = [generate, "Who?", encoders.SEP]
-    assert sub_question_rows(Letters(), Letters(), paths, "prefix") == [
+    assert askit.sub_question_rows(Letters(), Letters(), paths, "prefix") == [
         ([*state, "T, s4"], ["ask T, s4"]),
         ([*state, "T, s4", "T, s0"], ["ask T, s4 and T, s0"]),
     ]
-    assert sub_question_rows(Letters(), Letters(), paths, "suffix") == [
+    assert askit.sub_question_rows(Letters(), Letters(), paths, "suffix") == [
         (state, ["ask T, s1 and T, s4"]),
         ([*state, "T, s4"], ["ask T, s1"]),
         ([*state, "T, s4", "T, s0"], ["ask T, s1"]),
@@ -598,13 +591,13 @@ def test_questions_without_labels_are_apart_and_those_without_a_context_are_left
 
 def test_how_a_search_went_wrong():
     c, short = case(6, (0, 2)), case(6, (0, 2), missing=1)
-    assert evidence.ending(c, (2, 0)) == ("exact", None)
-    assert evidence.ending(c, (0,)) == evidence.ending(c, ()) == ("too early", None)
-    assert evidence.ending(c, (0, 2, 5, 1)) == ("too late", 3)
-    assert evidence.ending(c, (0, 5, 2)) == ("wrong path", 2)
-    assert evidence.ending(c, (4,)) == ("wrong path", 1)
-    assert evidence.ending(short, (0, 2)) == ("unreachable", None)
-    assert evidence.ending(case(6, ()), (3,)) == ("wrong path", 1)
+    assert page.ending(c, (2, 0)) == ("exact", None)
+    assert page.ending(c, (0,)) == page.ending(c, ()) == ("too early", None)
+    assert page.ending(c, (0, 2, 5, 1)) == ("too late", 3)
+    assert page.ending(c, (0, 5, 2)) == ("wrong path", 2)
+    assert page.ending(c, (4,)) == ("wrong path", 1)
+    assert page.ending(short, (0, 2)) == ("unreachable", None)
+    assert page.ending(case(6, ()), (3,)) == ("wrong path", 1)
 
 
 def test_nothing_is_said_of_evidence_that_it_cannot_have(tmp_path, capsys):
@@ -644,7 +637,7 @@ def test_ranking_counts_the_missing_gold_among_the_best():
     tokens = Ranks.pair_tokenizer
     tokens.name, tokens.sep, tokens.max_tokens, tokens.shortened = "coarse", [0], 40, 0
     c.tokens["coarse"] = [1], [[2]] * 4
-    rows, summary = evaluate_ranking(Ranks(), Questions("test", [c]), CFG)
+    rows, summary = page.evaluate_ranking(Ranks(), Questions("test", [c]), CFG.candidates, CFG.seed)
     assert rows[0]["em"] == 0 and rows[0]["percentile"] == pytest.approx(2 / 3)   # best gold in second place
     assert summary["names"] == {"em": "hit@1", "f1": "recall@6"}
     assert summary["recall_at"][0][:4] == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3])  # one gold is out of reach
@@ -652,11 +645,11 @@ def test_ranking_counts_the_missing_gold_among_the_best():
     assert 2 not in summary["recall_at"]
     beyond = case(4, (), missing=2)  # nothing can be found: counted, not dropped
     beyond.vectors, beyond.tokens = c.vectors, c.tokens
-    found, summary = evaluate_ranking(Ranks(), Questions("test", [c, beyond]), CFG)
+    found, summary = page.evaluate_ranking(Ranks(), Questions("test", [c, beyond]), CFG.candidates, CFG.seed)
     assert [row["percentile"] for row in found] == pytest.approx([2 / 3, 0]) and found[1]["em"] == 0
     assert summary["recall_at"][0][:4] == pytest.approx([0, 1 / 6, 1 / 6, 1 / 3])
     assert summary["recall_at"][1][:4] == pytest.approx([0, .5, .5, .5])
-    _, summary = evaluate_ranking(Ranks(), Questions("test", [c]), CFG)
+    _, summary = page.evaluate_ranking(Ranks(), Questions("test", [c]), CFG.candidates, CFG.seed)
     mean, low, high = summary["recall_intervals"][0]  # of one question: no spread
     assert mean == low == high == pytest.approx(summary["recall_at"][0][CFG.candidates - 1])
 
@@ -674,7 +667,7 @@ def test_a_sub_question_is_redundant_if_its_best_sentence_was_taken():
 
     Likes1.pair_tokenizer.ids = lambda text: [1]
     after, before = path(c, 1, q, 0, SUBMIT), path(c, 0, q, 1, SUBMIT)
-    assert redundant(Likes1(), [(after, 1), (before, 1)]) == [True, False]
+    assert page.redundant(Likes1(), [after, before]) == [True, False]
 
 
 # ---- the script
@@ -689,7 +682,7 @@ SMALL = ("--limit 20 --validate 4 --eval-limit 6 --coarse-steps 11 --supervised-
 def six_steps_of_the_log():
     """Of 11 updates: 2, 4, … 10, 11."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervised, "EVERY", 2)
+        patch.setattr(askit, "EVERY", 2)
         yield
 
 
@@ -714,10 +707,8 @@ def test_all_stages_leave_what_can_be_read(whole):
         assert {"checkpoint", "metrics.json", "trajectories.html"} <= files, stage
         told = json.loads((folder / "metrics.json").read_text())
         assert all(key in told or key == "step" or key.startswith("guard/") for key in rows(folder)[-1])
-    assert {"eval_test-bm25.json", "eval_test-oracle.json", "eval_test_before.json", "recall.png"} <= {
+    assert {"eval_test-bm25.json", "eval_test-oracle.json", "eval_test_before.json"} <= {
         f.name for f in (whole / "whole-coarse").iterdir()}
-    ranks = json.loads((whole / "whole-ppo/eval_test.json").read_text())["summary"]["ranks"]
-    assert len(ranks) == 10
     table = json.loads((whole / "whole-table.json").read_text())
     assert [row[1] for row in table["rows"][:2]] == ["test-beam4", "test"]
     asked = json.loads((whole / "whole-sqg/eval_test-replace.json").read_text())
@@ -748,7 +739,7 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
         assert stop.value.code == 130
     half = rows(whole / f"twice-{stage}")
     with monkeypatch.context() as patch:
-        patch.setattr(askit, "question_rows", lambda *_: pytest.fail("a T5's rows are made again"))
+        patch.setattr(askit, "question_rows", lambda *a, **more: pytest.fail("rows are made again"))
         askit.main([*small, "--name", "twice", "--resume"])
     assert rows(whole / f"whole-{stage}") == rows(whole / f"twice-{stage}") and len(half) == 3
     assert same_weights(whole / f"whole-{stage}", whole / f"twice-{stage}")
@@ -757,41 +748,31 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
 
 def test_a_run_elsewhere_is_gone_on_from_by_its_path(whole, tmp_path):
     cfg = askit.parse_args([*SMALL, "--out", str(tmp_path), "--before", str(whole / "whole")])
-    assert checkpoint_of(cfg, "ppo") == checkpoint.find(whole / "whole-ppo/checkpoint")
+    assert askit.left_by(cfg, "ppo") == checkpoint.find(whole / "whole-ppo/checkpoint")
     with pytest.raises(ModelError, match="run --stage nothing first"):
-        checkpoint_of(cfg, "nothing")
+        askit.left_by(cfg, "nothing")
 
 
-@pytest.mark.parametrize("mode, ends", [
-    ("all", ["test-replace", "test-replace-keep", "test-append"]), ("replace", ["test-replace"]),
-    ("replace-keep", ["test-replace-keep"]), ("append", ["test-append"])])
-def test_ask_mode_chooses_how_sub_questions_are_evaluated(mode, ends):
-    evals = [Questions("test", [case()])]
-    cfg = askit.parse_args(["--data", "world", "--ask-mode", mode])
-    assert [q.name for q in sets_of(cfg, "sqg", evals)] == ends
-    assert [q.name for q in sets_of(cfg, "ppo", evals)] == ["test", "test-beam4"]
-
-
-def test_sub_questions_of_the_tiny_t5_are_not_evaluated_on_comparisons(capsys):
-    """It writes one of two names twice."""
+def test_a_set_is_evaluated_once_for_each_way_to_search_it(capsys):
     compares, other = case(), case()
     compares.question = data.Question("c", "Which came first, x or y?", ["x"], type="comparison")
     evals = [Questions("test", [compares, other]), Questions("pairs", [compares])]
-    found = sets_of(CFG, "sqg", evals)
+    found = evidence.searched(evals, ("greedy", "beam"), 4)
+    assert [q.name for q in found] == ["test", "test-beam4", "pairs", "pairs-beam4"]
+    assert [q.search for q in found[:2]] == ["greedy", "beam"] and found[0].cases == [compares, other]
+    found = evidence.searched(evals, askit.ASK_MODES, 4, comparisons=False)
+    assert [q.name for q in found] == ["test-replace", "test-replace-keep", "test-append"]
     assert [q.cases for q in found] == [[other]] * 3
-    assert "sqg: test without 1 comparisons" in capsys.readouterr().out
-    real = sets_of(replace(CFG, question_model="DIR"), "sqg", evals)
-    assert len(real) == 6 and real[0].cases == [compares, other]
-    assert all(compares in q.cases for q in sets_of(CFG, "ppo", evals))
+    assert "test: without 1 comparisons" in capsys.readouterr().out
 
 
-def left(folder, *stages, before="", em=1.0):
+def left(folder, *stages, em=1.0):
     """What a run left: <folder>-<stage>, with a configuration, a checkpoint and an evaluation."""
     for stage in stages:
         made = Path(f"{folder}-{stage}")
         (made / "checkpoint").mkdir(parents=True)
         (made / "checkpoint/trainer.json").write_text("{}")
-        (made / "config.json").write_text(json.dumps({"before": before}))
+        (made / "config.json").write_text("{}")
         scores = {"em": em, "f1": em, "precision": em, "recall": em, "sentences": 2}
         row = {"question": "Who?", "type": "", "hops": 2, "problem": ""} | scores
         rows = [row | {"id": f"q{n}"} for n in range(2)]
@@ -800,7 +781,13 @@ def left(folder, *stages, before="", em=1.0):
 
 
 def test_a_missing_earlier_stage_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(askit, "load_cases", lambda *a: pytest.fail("data was read"))
+    class Read(Exception):
+        """The data would be read now."""
+
+    def load_cases(*a):
+        raise Read
+
+    monkeypatch.setattr(evidence, "load_cases", load_cases)
     base = tmp_path / "askit/x"
     for stage, left_now, missing in (
             ("supervised", (), "coarse"), ("ppo", ("coarse",), "supervised"), ("qap", ("supervised",), "ppo"),
@@ -811,40 +798,39 @@ def test_a_missing_earlier_stage_is_refused_before_anything_is_read(tmp_path, mo
     for stages in (["--stage", "ask"], ["--ask", "Who?"]):
         with pytest.raises(SystemExit, match="none-coarse/checkpoint does not exist"):
             askit.main([*SMALL, "--out", str(tmp_path), "--name", "none", *stages])
-    monkeypatch.undo()   # what this command makes first, or names, is not missing
-    cfg = askit.parse_args(["--out", str(tmp_path), "--name", "x", "--checkpoint", "DIR", "--stage", "ppo"])
-    need_earlier(cfg, "ppo")
-    need_earlier(replace(cfg, name="none", checkpoint=""), "ppo", made=("coarse", "supervised"))
+    # what this command makes first, or names, is not missing
+    left(tmp_path / "askit/y", "coarse")
+    for given in (["--name", "y", "--checkpoint", "DIR", "--stage", "ppo"], ["--name", "none"]):
+        with pytest.raises(Read):
+            askit.reproduce(askit.parse_args(["--out", str(tmp_path), *given]))
 
 
 def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(tmp_path, capsys):
     base = tmp_path / "askit"
     left(base / "first", "coarse", "supervised", "qap", em=0.0)
-    left(base / "second", "ppo", before="first")
+    left(base / "second", "ppo")
+    stages = "supervised", "ppo", "sqg", "joint"
     cfg = askit.parse_args(["--out", str(tmp_path), "--name", "second", "--before", "first"])
-    show_table(cfg, {})
+    page.show_table(askit.runs_of(cfg), stages, {})
     table = json.loads((base / "second-table.json").read_text())
     assert [row[:2] for row in table["rows"]] == [["supervised", "test"], ["ppo", "test"]]
     assert table["rows"][1][6:8] == ["supervised", "+1.000 [+1.000, +1.000]"]
     assert "first-supervised before it" in " ".join(capsys.readouterr().out.split())
-    third = replace(cfg, name="third", before="second")
-    assert checkpoint_of(third, "coarse") == base / "first-coarse/checkpoint"
-    assert checkpoint_of(third, "ppo") == base / "second-ppo/checkpoint"
-    left(base / "third", "sqg", before="second")
-    show_table(third, {})
+    third = replace(cfg, name="third", before="second,first")
+    assert askit.left_by(third, "coarse") == base / "first-coarse/checkpoint"
+    assert askit.left_by(third, "ppo") == base / "second-ppo/checkpoint"
+    left(base / "third", "sqg")
+    page.show_table(askit.runs_of(third), stages, {})
     table = json.loads((base / "third-table.json").read_text())
     assert [row[0] for row in table["rows"]] == ["supervised", "ppo", "sqg"]
-    elsewhere = replace(cfg, out=str(tmp_path / "other"), before=str(base / "second"))
-    assert checkpoint_of(elsewhere, "coarse") == base / "first-coarse/checkpoint"
-    left(base / "circle", "ppo", before="circle")
-    with pytest.raises(ModelError, match="circle-coarse/checkpoint does not exist"):
-        checkpoint_of(replace(cfg, name="circle", before=""), "coarse")
+    elsewhere = replace(cfg, out=str(tmp_path / "other"), before=str(base / "first"))
+    assert askit.left_by(elsewhere, "coarse") == base / "first-coarse/checkpoint"
 
 
 def test_a_coarse_stage_of_another_encoder_is_refused(whole, tmp_path):
     other = checkpoint.find(whole / "whole-coarse/checkpoint")
     given = ["--encoder", str(other), "--fine-layers", "1", "--data", "world", "--name", "other"]
-    with pytest.raises(SystemExit, match=r"was trained from --encoder \(none: the tiny one\)"):
+    with pytest.raises(SystemExit, match="whole-coarse/checkpoint.* was trained from the tiny one"):
         askit.main([*SMALL, *given, "--out", str(whole.parent), "--before", "whole", "--stage", "ppo"])
 
 
@@ -855,12 +841,12 @@ def test_an_oracle_finds_the_order_that_offers_all_gold():
     def candidates_of(states):
         return [offered.get(taken, ()) for _, taken in states]
 
-    assert offered_gold(c, candidates_of, 10) == (4, 1)
-    assert offered_gold(c, candidates_of, 1) == (1,)      # --max-evidence 1
+    assert page.offered_gold(c, candidates_of, 10) == (4, 1)
+    assert page.offered_gold(c, candidates_of, 1) == (1,)      # --max-evidence 1
     offered[4,] = [5]
-    assert offered_gold(c, candidates_of, 10) == (1,)
+    assert page.offered_gold(c, candidates_of, 10) == (1,)
     offered[()] = []
-    assert offered_gold(c, candidates_of, 10) == ()
+    assert page.offered_gold(c, candidates_of, 10) == ()
 
 
 def test_an_oracle_of_much_gold_tries_so_many_orders_and_no_more():
@@ -870,7 +856,7 @@ def test_an_oracle_of_much_gold_tries_so_many_orders_and_no_more():
         asked.extend(states)
         return [[i for i in range(8) if i not in taken] for _, taken in states]   # one is never offered
 
-    assert len(offered_gold(c, candidates_of, 10)) == 8 and len(asked) < 9 * ORDERS
+    assert len(page.offered_gold(c, candidates_of, 10)) == 8 and len(asked) < 9 * page.ORDERS
 
 
 def same_weights(one, other, part="", other_part=""):
@@ -898,7 +884,7 @@ def test_a_killed_stage_goes_on_after_its_last_step(whole, stage):
     shutil.rmtree(folder)
 
 
-def test_joint_training_goes_on_in_the_middle_of_learning_when_to_ask(whole, monkeypatch):
+def test_joint_training_that_was_cut_while_it_learned_when_to_ask_begins_again(whole, monkeypatch):
     learn, made = askit.supervised_losses, []
 
     def cut_at(number):
@@ -910,13 +896,12 @@ def test_joint_training_goes_on_in_the_middle_of_learning_when_to_ask(whole, mon
         return losses
 
     small = [*SMALL, "--out", str(whole.parent), "--before", "whole", "--stage", "joint", "--name", "cut"]
-    monkeypatch.setattr(supervised, "EVERY", 1)
     monkeypatch.setattr(askit, "supervised_losses", cut_at(3))
     with pytest.raises(SystemExit):
         askit.main(small)
     monkeypatch.setattr(askit, "supervised_losses", cut_at(0))
     askit.main([*small, "--resume"])
-    assert len(made) == 3 + 1   # three updates in all; the third was begun twice
+    assert len(made) == 3 + 3
     assert rows(whole / "cut-joint") == rows(whole / "whole-joint")
     assert same_weights(whole / "cut-joint", whole / "whole-joint")
     shutil.rmtree(whole / "cut-joint")
@@ -924,15 +909,16 @@ def test_joint_training_goes_on_in_the_middle_of_learning_when_to_ask(whole, mon
 
 def test_the_validation_loss_is_of_questions_that_are_not_trained_on(whole, monkeypatch):
     seen = []
-    monkeypatch.setattr(supervised, "VALIDATED", 2)
+    monkeypatch.setattr(askit, "VALIDATED", 2)
 
-    def losses(rng):
+    def losses(learner, kept, cfg, rng):
         seen.append(rng.random())
         yield torch.tensor(1.0, requires_grad=True), 1, 1
         yield torch.tensor(2.0), 1, 1
 
     # a batch in two parts
-    assert supervised.validation_loss(losses, 0) == supervised.validation_loss(losses, 0) == 3
+    loss = partial(askit.validation_loss, losses, None, [], CFG)
+    assert loss() == loss() == 3
     assert seen[:2] == seen[2:] and len(set(seen)) == 2                       # the same batches each time
     c = [case() for _ in range(5)]
     assert evidence.kept_apart(c, 2) == (c[:3], c[3:]) and evidence.kept_apart(c, 0) == (c, [])
@@ -994,29 +980,26 @@ def test_any_encoder_with_new_heads_learns_from_a_file_of_questions(tmp_path, ca
     assert abs(rows(tmp_path / "askit/own-ppo")[0]["train/first_ratio"] - 1) < .05
 
 
-def test_without_labels_a_search_is_kept_and_nothing_is_learned(whole, tmp_path, capsys):
+def test_questions_without_labels_can_be_asked_and_nothing_is_learned_from_them(tmp_path, capsys):
     made = world.make_world("train", questions=12, distractors="linked").questions
     bare = [q | {"supporting_facts": []} for q in made]
     (tmp_path / "train.json").write_text(json.dumps([*bare[:2], *made[2:8]]))
     (tmp_path / "bare.json").write_text(json.dumps(bare[:8]))
     (tmp_path / "dev.json").write_text(json.dumps([*made[8:10], *bare[10:]]))
-    encoder = tmp_path / "encoder"  # the one that the coarse stage began with, in a folder
     for part in tiny_encoders.tiny_bert("encoder"):
-        part.save_pretrained(encoder)
-    given = [*SMALL, "--encoder", str(encoder), "--fine-layers", "1",
-             "--data", str(tmp_path / "train.json"), "--eval-data", str(tmp_path / "dev.json"),
-             "--out", str(whole.parent), "--before", "whole", "--name", "bare", "--steps", "1"]
-    askit.main([*given, "--stage", "ppo"])
-    assert "train: left out 2 questions without labelled evidence" in capsys.readouterr().out
-    found = json.loads((whole / "bare-ppo/unlabelled_dev.json").read_text())
-    assert [r["id"] for r in found] == [q["_id"] for q in bare[10:]]
-    assert all(isinstance(title, str) for r in found for title, _ in r["evidence_found"])
-    assert json.loads((whole / "bare-ppo/eval_dev.json").read_text())["summary"]["n"] == 2
-    with pytest.raises(SystemExit, match="no question is left whose evidence is labelled"):
-        askit.main([*given, "--stage", "ppo", "--data", str(tmp_path / "bare.json"), "--name", "labels"])
-    askit.main([*given[:-4], "--name", "bare", "--ask", bare[10]["question"]])
+        part.save_pretrained(tmp_path / "encoder")
+    given = [*SMALL, "--encoder", str(tmp_path / "encoder"), "--fine-layers", "1", "--out", str(tmp_path),
+             "--coarse-steps", "1", "--supervised-steps", "1", "--steps", "1", "--name", "bare",
+             "--data", str(tmp_path / "train.json"), "--eval-data", str(tmp_path / "dev.json")]
+    askit.main(given)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "train: left out 2 questions without labelled evidence" in said
+    assert "dev: 2 questions without labelled evidence are left out, but for --ask" in said
+    assert json.loads((tmp_path / "askit/bare-ppo/eval_dev.json").read_text())["summary"]["n"] == 2
+    askit.main([*given, "--ask", bare[10]["question"]])
     assert "submit" in capsys.readouterr().out
-    shutil.rmtree(whole / "bare-ppo")
+    with pytest.raises(SystemExit, match="no question is left whose evidence is labelled"):
+        askit.main([*given, "--data", str(tmp_path / "bare.json"), "--name", "labels"])
 
 
 def test_a_file_of_ones_own_with_a_huge_sentence_a_bad_record_and_a_taken_name(tmp_path, capsys):

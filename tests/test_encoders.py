@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import encoders, seq2seq, training
+from common import encoders, training
 from common.world import tiny_encoders
 
 TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
@@ -17,7 +17,7 @@ TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
 @pytest.fixture(scope="module")
 def writer():
     model, tokenizer = tiny_encoders.tiny_t5()
-    return seq2seq.Writer(model.eval(), tokenizer, max_new=8)
+    return encoders.Writer(model.eval(), tokenizer, max_new=8)
 
 
 def t5_writer():
@@ -31,7 +31,7 @@ def t5_writer():
     config = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4,
                       dropout_rate=0.0, decoder_start_token_id=0)
     torch.manual_seed(0)
-    return seq2seq.Writer(T5ForConditionalGeneration(config).eval(), tokenizer, max_new=6)
+    return encoders.Writer(T5ForConditionalGeneration(config).eval(), tokenizer, max_new=6)
 
 
 def test_evidence_that_is_too_long_for_a_t5_loses_its_oldest_sentences_and_is_counted(writer):

@@ -120,7 +120,7 @@ REFUSED = [
     ("askit", "--encoder x", "needs --fine-layers"),
     ("askit", "--action-model x", "and these need it"),
     ("askit", "--encoder x --fine-layers 2 --data y --stage qap", "--question-model"),
-    ("askit", "--fine-layers 2", "needs --encoder"),
+    ("askit", "--fine-layers 2", "and these need it"),
     ("askit", "--checkpoint x", "one of the stages"),
     ("askit", "--group-size 1", "at least 2"),
     ("askit", "--candidates 0", "at least 1"),

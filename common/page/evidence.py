@@ -1,58 +1,107 @@
-"""Searches for evidence (common/evidence.py) as records for the page and for predictions."""
+"""What is told of ASKiT's searches, whose steps are sentences where other scripts have turns: metrics,
+predictions, records for the page, baselines without a policy, and the table of the stages.
+
+A path is the script's SearchPath, a move of it the number of a sentence or a sub-question with its text."""
 
 import math
+from collections import Counter
 
-from common import metrics
-from common.evidence import ASK, SUBMIT, SubQuestion, ending, evidence_of, evidence_scores
-from common.files import console, plain
+from common import metrics, report, retriever
+from common.evidence import ASK, SUBMIT, about, evidence_scores
+from common.files import console, plain, say
+from common.guards import ANSWERS, RATIO, SECONDS, Metric
 from common.page import record
+from common.rollout import mean
+
+# ---------------------------------------------------------------- metrics of a step
+
+PATHS = {
+    "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),  # up to 2
+    "reward/em": Metric("share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}"),
+    "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
+    "path/sentences": Metric(
+        "sentences that a path ends with", "sentences a path", "sentences {:.2f}"),
+    "train/question_kl": Metric(
+        "KL of sub-questions' tokens to the T5 that joint training began with"),
+    "path/questions": Metric("sub-questions asked a path", "sentences a path", "asked {:.2f}"),
+    "path/entropy": Metric(
+        "mean -log pi of the actions, nats", "entropy (nats an action)", "ent {:.3f}"),
+    "path/full": Metric("share of paths that ran into --max-evidence"),
+    "time/rollout": Metric("seconds of sampling paths", SECONDS, "roll {:.1f}s"),
+}
+
+# of a step of supervised updates
+SUPERVISED = {
+    "train/loss": Metric(
+        "the supervised loss, mean of the updates", "supervised loss", "loss {:.3f}"),
+    "pretrain/validation_loss": Metric(
+        "the supervised loss of questions that are not trained on (--validate)",
+        "supervised loss", "validation {:.3f}", "validation"),
+    "pretrain/right": Metric(
+        "share of states whose best choice is right; of tokens with p over a half",
+        ANSWERS, "right {:.3f}"),
+}
+
+NO_SAMPLES = ("rollout/flat_groups", "train/sampler")  # of scripts that sample a language model
+RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_SAMPLES)}
 
 
-def about(case):
-    """What every row of a prediction has."""
-    q = case.question
+def path_metrics(paths, max_evidence):
+    """Means over the step's paths."""
+    scores = [evidence_scores(p.case, p.taken) for p in paths]
+    actions = sum(len(p.actions) for p in paths)
     return {
-        "id": q.id,
-        "question": q.question,
-        "gold": q.answers,
-        "type": q.type,
-        "hops": len(case.gold_facts),
-        "answer": None,
-        "problem": "",
+        "reward/mean": mean(p.reward for p in paths),
+        "reward/em": mean(em for em, *_ in scores),
+        "reward/f1": mean(f1 for _, f1, *_ in scores),
+        "path/sentences": mean(len(p.taken) for p in paths),
+        "path/questions": mean(len(p.asked) for p in paths),
+        "path/entropy": -sum(p.logprob for p in paths) / actions,
+        "path/full": mean(len(p.taken) == max_evidence for p in paths),
     }
 
 
+# ---------------------------------------------------------------- records for the page
+
 def path_nodes(policy, path, first=1):
-    """A node for each action: the sentence taken, the sub-question or the submission, with what else was
-    offered."""
-    nodes = []
-    steps = [*path.steps[path.first :], *([SUBMIT] if path.done else [])]
-    for t, (state, step, logprob) in enumerate(zip(path.states(), steps, path.logprobs, strict=False)):
-        case = path.case
-        text = case.texts[step] if isinstance(step, int) and step >= 0 else "submit"
-        if isinstance(step, SubQuestion):
-            text = f"asks: {step.text}"
-        label = case.facts[step][0] if isinstance(step, int) and step >= 0 else text.split(":")[0]
-        known = policy.cache.get(state)
-        if not known and (step == SUBMIT or isinstance(step, SubQuestion)):
-            # a policy whose sub-questions search elsewhere: it sees none of them, and took no sentence itself
-            known = policy.cache.get((case, evidence_of(state[1])))
-        actions, logprobs = known or ([], [])
-        offers = []
-        for a, x in sorted(zip(actions, logprobs, strict=True), key=lambda pair: -pair[1]):
-            mark = "* " if a in case.gold else ""
-            name = {SUBMIT: "submit", ASK: "ask"}.get(a) or case.texts[a]
-            offers.append(f"{math.exp(x):.3f}  {mark}{name}")
+    """A node for each action, with what else was offered."""
+    case, nodes = path.case, []
+    moves = path.moves[path.first:]
+    for t, (state, action, logprob) in enumerate(
+            zip(path.states(), path.actions, path.logprobs, strict=True)):
+        if action >= 0:
+            label, text = case.facts[action][0], case.texts[action]
+        elif action == ASK:
+            label, text = "asks", f"asks: {moves[t].text}"
+        else:
+            label = text = "submit"
         nodes.append({
             "id": first + t,
             "parents": [first + t - 1 if t else 0],
             "label": label,
             "text": text,
-            "observation": "offered (* gold):\n" + "\n".join(offers) if offers else "",
+            "observation": offered(policy, state, action),
             "probability": math.exp(logprob),
-            "gold": step in case.gold,
+            "gold": action in case.gold,
         })
     return nodes
+
+
+def offered(policy, state, action):
+    """The actions of a state and their probabilities, the likeliest first; gold is starred."""
+    case, moves = state
+    known = policy.cache.get(state)
+    if not known and action < 0:
+        # a policy whose sub-questions search elsewhere: it sees none of them, and took no sentence itself
+        known = policy.cache.get((case, tuple(m for m in moves if isinstance(m, int))))
+    if not known:
+        return ""
+    lines = ["offered (* gold):"]
+    for a, x in sorted(zip(*known, strict=True), key=lambda pair: -pair[1]):
+        mark = "* " if a in case.gold else ""
+        name = {SUBMIT: "submit", ASK: "ask"}.get(a) or case.texts[a]
+        lines.append(f"{math.exp(x):.3f}  {mark}{name}")
+    return "\n".join(lines)
 
 
 def group_record(policy, paths, **extra):
@@ -62,7 +111,7 @@ def group_record(policy, paths, **extra):
     for p in paths:
         mine = path_nodes(policy, p, len(nodes))
         nodes += mine
-        em, f1, precision, recall = evidence_scores(case, p.steps)
+        em, f1, precision, recall = evidence_scores(case, p.taken)
         done.append({
             "path": [0, *(node["id"] for node in mine)],
             "reward": p.reward,
@@ -92,10 +141,35 @@ def show_path(policy, path):
             console.print(f"  [dim]{plain(line)}[/dim]")
 
 
+# ---------------------------------------------------------------- predictions
+
+ENDS = ("exact", "too early", "too late", "wrong path", "unreachable")
+SCORES = ("em", "f1", "precision", "recall", "sentences")
+
+
+def ending(case, taken):
+    """(how a search ended, place of its first wrong sentence or None). too early: nothing wrong, gold
+    missing; too late: all gold, then wrong ones; wrong path: a wrong one before all gold was there;
+    unreachable: gold that is not among the sentences is all that is missing."""
+    wrong = None
+    for place, i in enumerate(taken, 1):
+        if i not in case.gold:
+            wrong = place
+            break
+    right = set(taken[:wrong and wrong - 1])  # before the first wrong one
+    found_all = bool(case.gold) and case.gold <= right
+    if wrong:
+        return ("too late" if found_all else "wrong path"), wrong
+    if not found_all:
+        return "too early", None
+    reachable = len(case.gold) == len(case.gold_facts)
+    return ("exact" if reachable else "unreachable"), None
+
+
 def prediction(policy, path):
     """A row of eval_<set>.json."""
     case = path.case
-    em, f1, precision, recall = evidence_scores(case, path.steps)
+    em, f1, precision, recall = evidence_scores(case, path.taken)
     end, wrong = ending(case, path.taken)
     taken = " ".join(case.texts[i] for i in path.taken)
     row = group_record(policy, [path]) | about(case)
@@ -112,3 +186,186 @@ def prediction(policy, path):
         "sub-questions": [s.text for s in path.asked],
         "logprob": path.logprob,
     }
+
+
+def scored(policy, paths, split, seed):
+    """(rows, summary) of paths: the scores of their evidence, and what went wrong. Says how many states were
+    shortened since it was last asked."""
+    rows = [prediction(policy, p) for p in paths]
+    tokenizer = policy.action_tokenizer
+    if tokenizer and tokenizer.shortened:
+        say(f"  {tokenizer.shortened} times a state left out its oldest sentences (--max-tokens)")
+        tokenizer.shortened = 0
+    summary = {"set": split.name, "seed": seed, "search": split.search}
+    summary |= metrics.summarize(rows, SCORES)
+    ends = Counter(r["end"] for r in rows)
+    wrong = Counter(r["first_wrong"] for r in rows if r["first_wrong"])
+    summary["ends"] = {end: ends[end] / len(rows) for end in ENDS}
+    summary["first_wrong"] = dict(sorted(wrong.items()))
+    repeated = redundant(policy.encoder, paths)
+    if repeated:
+        share, asked = mean(repeated), len(repeated) / len(paths)
+        summary |= {"redundant": share, "asked": asked}
+        say(f"  {asked:.2f} sub-questions a search, {share:.0%} of them redundant")
+    return rows, summary
+
+
+def redundant(encoder, paths):
+    """Of each sub-question asked: whether its best sentence, by the encoder, was taken before. This is what
+    can be measured of the paper's "answers were already in the evidence" (sec. 5.2.1)."""
+    questions = []
+    for p in paths:
+        before = set()
+        for move in p.moves:
+            if isinstance(move, int):
+                before.add(move)
+            else:
+                questions.append((p.case, move, set(before)))
+    texts = [encoder.pair_tokenizer.ids(question.text) for _, question, _ in questions]
+    found = []
+    for (case, _, before), vector in zip(questions, encoder.encode_all(texts), strict=True):
+        scores = case.vectors @ vector  # (sentences,)
+        found.append(int(scores.argmax()) in before)
+    return found
+
+
+def score_texts(split, seed, texts, wanted):
+    """(rows, summary): em and f1 of the words of a text for each case; wanted: what it may say."""
+    rows = []
+    for case, text, gold in zip(split.cases, texts, wanted, strict=True):
+        row = {
+            "em": metrics.exact_match(text, gold),
+            "f1": metrics.f1(text, gold),
+            "answer": text,
+            "sentences": len(case.gold),
+        }
+        rows.append(about(case) | row)
+    summary = {"set": split.name, "seed": seed}
+    return rows, summary | metrics.summarize(rows, ("em", "f1"))
+
+
+# ---------------------------------------------------------------- without a policy
+
+def taken_by_rule(split, candidates_of, most, progress):
+    """[evidence] of BM25's best two sentences, of the coarse stage's best as many as the mean of gold, or of
+    an oracle that takes gold wherever it is offered. candidates_of(states) -> [sentences, best first]."""
+    size = round(mean(len(case.gold_facts) for case in split.cases))
+    found = []
+    for case in split.cases:
+        if split.search == "bm25":
+            passages = []
+            for i, text in enumerate(case.texts):
+                passages.append({"id": str(i), "title": "", "text": text})
+            index = retriever.BM25Retriever(passages)
+            passages = index.search([case.question.question], 2)[0]
+            taken = [int(passage.id) for passage in passages]
+        elif split.search == "coarse":
+            taken = candidates_of([(case, ())])[0][:size]
+        else:
+            taken = offered_gold(case, candidates_of, most)
+        found.append(tuple(taken))
+        progress(len(found), len(split.cases))
+    return found
+
+
+ORDERS = 1000  # of gold that an oracle tries: all, where there are up to six
+
+
+def offered_gold(case, candidates_of, most):
+    """Gold sentences, at most `most`, each of which is among the candidates when its turn comes: as many as
+    any order of them allows."""
+    orders = [()]
+    for _ in range(min(most, len(case.gold))):
+        grown = []
+        offers = candidates_of([(case, taken) for taken in orders])
+        for taken, sentences in zip(orders, offers, strict=True):
+            grown += [(*taken, i) for i in sorted(case.gold.intersection(sentences))]
+        if not grown:
+            break
+        orders = grown[:ORDERS]
+    return orders[0]
+
+
+RECALL_AT = 20
+
+
+def evaluate_ranking(encoder, split, candidates, seed):
+    """How gold is ranked when nothing was taken yet: em = the best sentence is gold, f1 = share of the gold
+    among the candidates ("names" says so), percentile of the best gold (sec. 4.3.2). recall_at: share of the
+    missing gold among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given; recall_intervals: (mean,
+    low, high) over questions, among the candidates."""
+    rows, recall_at, intervals = [], {}, {}
+    for given in (0, 1, 2):
+        recall, among_candidates = [], []
+        for case, places, count in gold_places(encoder, split.cases, given):
+            missing = len(case.gold_facts) - given
+            among = [sum(p < k for p in places) for k in range(1, RECALL_AT + 1)]
+            recall.append([number / missing for number in among])
+            among_candidates.append(sum(p < candidates for p in places) / missing)
+            if given == 0:
+                best = min(places, default=count - 1)
+                scores = {
+                    "em": float(best == 0),
+                    "f1": among_candidates[-1],
+                    "percentile": 1 - best / max(1, count - 1),
+                }
+                rows.append(about(case) | scores | {"sentences": count})
+        if recall:
+            recall_at[given] = [mean(column) for column in zip(*recall, strict=True)]
+            intervals[given] = metrics.bootstrap_interval(among_candidates)
+    names = {"em": "hit@1", "f1": f"recall@{candidates}"}
+    summary = {"set": split.name, "seed": seed, "names": names}
+    summary |= metrics.summarize(rows, ("em", "f1", "percentile", "sentences"))
+    return rows, summary | {"recall_at": recall_at, "recall_intervals": intervals}
+
+
+def gold_places(encoder, cases, given):
+    """Of each case with more gold than is given: (case, places of the missing gold from 0, sentences). With
+    nothing given of every case, with no place where all gold is out of reach."""
+    cases = [c for c in cases if len(c.gold) > given or not given]
+    tokenizer, texts = encoder.pair_tokenizer, []
+    for case in cases:
+        question, sentences = case.tokens[tokenizer.name]
+        taken = sorted(case.gold)[:given]
+        texts.append(tokenizer.joined([question, *(sentences[i] for i in taken)]))
+    for case, vector in zip(cases, encoder.encode_all(texts), strict=True):
+        taken = sorted(case.gold)[:given]
+        scores = case.vectors @ vector  # (sentences,)
+        scores[taken] = -math.inf
+        ranked = scores.argsort(descending=True).tolist()
+        missing = case.gold - set(taken)
+        places = [place for place, i in enumerate(ranked) if i in missing]
+        yield case, places, len(ranked)
+
+
+# ---------------------------------------------------------------- the table of the stages
+
+COLUMNS = {
+    "F1": ("eval", "f1", ".3f"),
+    "precision": ("eval", "precision", ".3f"),
+    "recall": ("eval", "recall", ".3f"),
+    "sentences": ("eval", "sentences", ".2f"),
+}
+
+
+def show_table(runs, stages, paper):
+    """<run>-table.json of the stages, each of the first of `runs` ("…/<name>", this one's own first) that has
+    it: those of a run before it show what this one began from. paper: {(stage, set): "EM / F1"}, shown beside
+    a stage that was evaluated on that set alone."""
+    folders, others = {}, []
+    for stage in stages:
+        found = [run for run in runs if run.with_name(f"{run.name}-{stage}").exists()]
+        if found:
+            folder = found[0].with_name(f"{found[0].name}-{stage}")
+            folders[stage] = [folder]
+            if found[0] != runs[0]:
+                others.append(folder.name)
+
+    def printed(stage, sets):
+        return paper.get((stage, *sets), "")
+
+    title = f"ASKiT {runs[0].name} (paper: EM / F1, HotpotQA)"
+    if others:
+        title += f", {' and '.join(others)} before it"
+    report.method_table(runs[0], title, folders, "supervised", printed, COLUMNS, means=False)
+    report.draw_methods(runs[0], title, folders)

@@ -1,5 +1,5 @@
-"""Tiny encoders of the embedded world: real BERTs for what reads pairs of texts, a real T5 for what writes
-questions, all of two layers."""
+"""Tiny encoders, with which ASKiT runs in the embedded world: real BERTs for what reads pairs of texts, a
+real T5 for what writes questions, all of two layers."""
 
 import torch
 
