@@ -1000,7 +1000,7 @@ def ask(cfg, policy, place):
 
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":  # the entities that the question names
-        from common.graphs.kg_paths import as_words
+        from common.graphs.synthesis import as_words
         names = [n for n in place.graph.graph if re.search(as_words(n), cfg.ask)]
         question.entities = [[n, ""] for n in names]
         if not names:

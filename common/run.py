@@ -429,13 +429,14 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
     return found
 
 
-def left_by(cfg, script, stage, needed_by):
-    """The checkpoint that a stage of this run left; refused in words where it is not there."""
+def left_by(cfg, script, stage, needed_by, flag=""):
+    """The checkpoint that a stage of this run left; refused in words where it is not there. flag: what
+    --stage calls it, where its folder is called otherwise."""
     folder = Path(cfg.out) / script / f"{cfg.name}-{stage}" / "checkpoint"
     found = checkpoint.find(folder)
     if found is None:
         raise models.ModelError(f"{needed_by} goes on from {stage}, and {folder} does not exist: run "
-                                f"--stage {stage} first, or give --checkpoint")
+                                f"--stage {flag or stage} first, or give --checkpoint")
     return found
 
 

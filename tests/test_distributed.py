@@ -54,7 +54,7 @@ def rewarded(patch):
     patch.setattr(bi_rar, "judge", of(bi_rar.judge))
     patch.setattr(mygo_mujica, "judge", of(mygo_mujica.judge))
     for stage in omne_r1.REWARD:
-        patch.setitem(omne_r1.REWARD, stage, lambda trajectory, cfg: by_chance(trajectory))
+        patch.setitem(omne_r1.REWARD, stage, by_chance)
 
 
 def steadied(patch):
