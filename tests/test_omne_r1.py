@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import kernels
 import omne_r1
 from common import checkpoint, data, kg, ladder, metrics, rollout, training
 from common import model as models
@@ -395,6 +396,12 @@ def test_the_loss_is_algorithm_1_line_by_line(policy_folder, tokenizer, which, w
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), rel=1e-5, abs=1e-7)
     if which == "all of it" and weight == 0:
         assert float(ours.detach()) == 0
+
+
+def test_the_script_s_weights_are_the_kernels():
+    labels = torch.randint(-1, 4, (40, 30), generator=torch.Generator().manual_seed(0))
+    for tags in (([1], [2]), ([1, 1], [2]), ([1], [2, 3]), ([1, 2], [2, 1])):
+        assert torch.equal(omne_r1.think_weights(labels, *tags, .1), kernels.think_weights(labels, *tags, .1))
 
 
 def test_a_conversation_without_weight_has_no_gradient(policy_folder, tokenizer):
@@ -1143,9 +1150,9 @@ def test_a_call_whose_server_fails_ends_the_trajectory(tokenizer, tools):
 
 def test_what_a_failing_server_ended_is_not_learned_from(tmp_path, policy_folder, monkeypatch):
     learned = []
-    real = omne_r1.experience_of
+    real = omne_r1.batches_of
 
-    def experience_of(actor, reference, trajectories, cfg):
+    def batches_of(actor, reference, trajectories, cfg):
         learned.extend(t.question_id for t in trajectories)
         return real(actor, reference, trajectories, cfg)
 
@@ -1157,7 +1164,7 @@ def test_what_a_failing_server_ended_is_not_learned_from(tmp_path, policy_folder
 
     played_by_the_policy = omne_r1.rollouts
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
-    monkeypatch.setattr(omne_r1, "experience_of", experience_of)
+    monkeypatch.setattr(omne_r1, "batches_of", batches_of)
     base = run(tmp_path, policy_folder, "--stage", "ppo", "--steps", 2, "--name", "a")
     first, second = rows(base / "a-stage1/metrics.jsonl")
     assert len(learned) == 4 and first["rollout/lost"] == 2

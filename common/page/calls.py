@@ -62,21 +62,19 @@ def rollout_metrics(done, tools):
     return row
 
 
-def critic_metrics(experiences):
-    """Of [omne_r1.Experience], over the sampled tokens of all ranks: how much of the returns' variance the
-    critic explains, and how far the sampling weights are from the reference."""
-    learned = [e for e in experiences if e.batch.weight]
-
+def critic_metrics(batches):
+    """Over the sampled tokens of all ranks: how much of the returns' variance the critic explains, and how
+    far the sampling weights are from the reference."""
     def sampled(of):
-        return distributed.of_all_ranks(of(e)[e.batch.response_mask] for e in learned)
+        return distributed.of_all_ranks(of(b)[b.response_mask] for b in batches if b.weight)
 
-    errors = sampled(lambda e: e.returns - e.values)
-    spread = sampled(lambda e: e.returns).var(correction=0)
+    errors = sampled(lambda b: b.returns - b.values)
+    spread = sampled(lambda b: b.returns).var(correction=0)
     row = {"train/explained_variance": 0.0}
     if spread > 1e-12:
         row["train/explained_variance"] = float(1 - errors.var(correction=0) / spread)
-    if experiences[0].batch.ref_logprobs is not None:
-        moved = sampled(lambda e: e.batch.old_logprobs - e.batch.ref_logprobs)
+    if batches[0].ref_logprobs is not None:
+        moved = sampled(lambda b: b.old_logprobs - b.ref_logprobs)
         row["train/ref_kl"] = float(moved.mean())
     return row
 
