@@ -671,7 +671,8 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, folder.nonfinite(step), cfg.sampler_correction, cfg.epochs)
-        for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
+        mini_batches = list(zip(parts, prepared, strict=True))
+        for part, batches in cfg.epochs * mini_batches:
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:
                 logprobs, values = actor(b, cfg.temperature, cfg.kernels)               # (B, T)
@@ -872,19 +873,6 @@ def encode_turn(tokenizer, text):
     return ids
 
 
-def that_fit(trajectories, cfg):
-    """Those to learn from; what is over --max-length is left out and counted."""
-    fit = [t for t in trajectories if t.length <= cfg.max_length]
-    if len(fit) < len(trajectories):
-        say(f"sft: {len(trajectories) - len(fit)} of {len(trajectories)} conversations are over --max-length "
-            f"{cfg.max_length} and left out")
-    if not fit:
-        raise data.DataError(f"no conversation fits into --max-length {cfg.max_length} tokens")
-    sources = Counter(t.info.source for t in fit)
-    say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
-    return fit
-
-
 def think_weights(labels, start_ids, end_ids, weight):
     """Algorithm 1, lines 3 to 15: (B, T) fp32, `weight` from each start tag to the first end tag behind it,
     tags included, 1 elsewhere.
@@ -1056,6 +1044,7 @@ def evaluate_directly(policy, place, cfg, progress, folder):
 
 # ---------------------------------------------------------------- main
 
+TRAINS = ("ppo", "sft", "rl")
 FREE = (*run.FREE_ON_RESUME, "stage", "judge", "judge_model", "curve_questions")
 
 
@@ -1095,7 +1084,7 @@ def folder_of(cfg, name):
 
 def open_stage(name, kind, cfg):
     """Its run folder, checked; nothing is written."""
-    saves = kind in ("ppo", "sft", "rl")
+    saves = kind in TRAINS
     return run.open_folder(cfg, "omne_r1", f"{cfg.name}-{name}", FREE, one_of_many=True, saves=saves)
 
 
@@ -1131,9 +1120,9 @@ def run_stage(name, kind, cfg, place, evals):
     source = start_weights(cfg, kind)
     examples = sft_rows(cfg, place) if kind == "sft" else None
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
-    references = int(kind != "sft" and cfg.kl_coef > 0 and not lora)    # beside the policy in memory
-    trains = kind in ("ppo", "sft", "rl")
-    policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains, frozen=references)
+    beside = int(kind != "sft" and cfg.kl_coef > 0 and not lora)    # a reference, in memory
+    trains = kind in TRAINS
+    policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains, frozen=beside)
     score = evaluate
     if kind == "direct":
         score = partial(evaluate_directly, folder=folder.path)
@@ -1152,7 +1141,7 @@ def run_stage(name, kind, cfg, place, evals):
             evaluate_now("_before")
         if kind == "sft":
             found = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
-            found = that_fit(found, cfg)
+            found = calls.that_fit(found, cfg.max_length)
             calls.keep_learned(folder, policy, found, label)
             train_sft(cfg, folder, policy, found, evaluate_now)
         elif trains:

@@ -430,6 +430,26 @@ def test_a_conversation_twice_in_an_update_counts_twice(policy_folder, tokenizer
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_the_fast_path_has_the_same_loss_and_gradient(policy_folder, tokenizer):
+    """Packed and shared rows, one of them without weight; here in the kernel's plain form."""
+    examples = [conversation(tokenizer, *CONVERSATIONS[name]) for name in CONVERSATIONS]
+    batch = rollout.collate([*examples, examples[0]])
+    tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
+    weights = omne_r1.sft_weights(batch, tags, .1)
+    found = []
+    for fast in (False, True):
+        model = models.load_model(policy_folder)
+        if fast:
+            hidden = models.hidden_states(model, batch)
+            loss = omne_r1.fused_sft_loss(model, batch, weights, 7.0, hidden, "off")
+        else:
+            loss = omne_r1.weighted_sft_loss(model, batch, weights, 7.0, "off")
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
 def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tokenizer, monkeypatch):
     examples = [conversation(tokenizer, *CONVERSATIONS[name]) for name in ("none", "unclosed")]
     rows = []

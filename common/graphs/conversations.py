@@ -90,6 +90,8 @@ def thoughts_by_teacher(teacher, answers):
     unread = []     # in a row
 
     def think_of(question, calls, shown):
+        if len(unread) >= NEVER_READ:  # another thread has ended it
+            return None
         steps = []
         for number, (call, text) in enumerate(zip(calls, shown, strict=True), 1):
             steps.append(f"{number}. {call.tool}({call.node_name!r})\n{text}")

@@ -386,11 +386,10 @@ def read_draft(text):
     """Raises BadAnswer."""
     value = read_object(text)
     path = value.get("path")
-    fine = isinstance(path, list) and 0 < len(path) <= MAX_PATH
-    words = [*path, value.get("question"), value.get("answer")] if fine else [None]
-    for word in words:
-        fine = fine and isinstance(word, str) and 0 < len(word.strip()) <= MAX_QUESTION
-    if not fine:
+    if not isinstance(path, list) or not 0 < len(path) <= MAX_PATH:
+        path = [None]
+    words = [*path, value.get("question"), value.get("answer")]
+    if not all(isinstance(word, str) and 0 < len(word.strip()) <= MAX_QUESTION for word in words):
         raise BadAnswer(UNREADABLE, f"not a path, a question and an answer: {text[:SHOWN]}")
     *path, question, answer = [kg.one_line(word) for word in words]
     return Draft(path, question, answer)

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 from common import data, distributed, metrics, rollout
-from common.files import read_jsonl, warn
+from common.files import read_jsonl, say, warn
 from common.guards import Metric
 from common.page import record
 
@@ -178,6 +178,21 @@ def direct_prediction(trajectory, question, verdict):
     nodes = [record.root_node(), record.turn_node(1, [0], trajectory.turns[0])]
     why = [f"judge: {verdict}"] if verdict else []
     return row | record.group(question, nodes, [record.outcome(trajectory, [0, 1], why)])
+
+
+# ---------------------------------------------------------------- conversations to learn from
+
+def that_fit(trajectories, max_length):
+    """Those of at most so many tokens; the others are counted. Says where they are from."""
+    fit = [t for t in trajectories if t.length <= max_length]
+    if len(fit) < len(trajectories):
+        say(f"sft: {len(trajectories) - len(fit)} of {len(trajectories)} conversations are over --max-length "
+            f"{max_length} and left out")
+    if not fit:
+        raise data.DataError(f"no conversation fits into --max-length {max_length} tokens")
+    sources = Counter(t.info.source for t in fit)
+    say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
+    return fit
 
 
 def keep_learned(folder, policy, examples, label):
