@@ -25,7 +25,8 @@ token's reward; the critic is a linear head on the policy's own hidden states.
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/              the paper's setting; not run
     python omne_r1.py --eval-only --checkpoint DIR --graph graphs/ --eval-data questions.jsonl
-Reached in the embedded world by stage 1: .37 to .59 right answers of 1/2 hop, .13 to .35 of more.
+Stage 1 reached in the embedded world, with an eighth round: right answers of 1/2 hop .37 to .59, of more hops
+.13 to .35.
 """
 
 import ast
@@ -175,6 +176,59 @@ WORLD = dict(
     flaw_rate=.4,
 )
 
+# ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
+
+STOP = ("</tool_call>", "</answer>")
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+NO_TAG = r"(?!</?(?:think|tool_call|answer)>)"
+INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"     # of tags: text that is not blank, without another tag
+THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+ACTION = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
+ROUND = {
+    "on": re.compile(rf"\s*<think>{INSIDE}</think>\s*<(tool_call|answer)>{INSIDE}</\1>\s*", re.DOTALL),
+    "off": re.compile(rf"\s*<(tool_call|answer)>{INSIDE}</\1>\s*", re.DOTALL),
+}
+
+
+def opening(tokenizer, think):
+    """Ids before a turn without thoughts, which the policy did not sample: the empty block."""
+    return chat.encode(tokenizer, NO_THOUGHT)[1] if think == "off" else []
+
+
+def render_prompt(tokenizer, question, graph_type, think):
+    """Token ids of the first prompt."""
+    asked = chat.Foreign(f"{graph_type} : {question}" if chat.is_tiny(tokenizer) else question)
+    system = SYSTEM.replace("{graph_type}", graph_type)
+    return chat.render_chat(tokenizer, [("system", system), ("user", asked)]) + opening(tokenizer, think)
+
+
+def render_observation(tokenizer, turn_ids, text, think):
+    """Ids behind a turn: a tool's answer as a user's message (sec. 3.1), and where the next turn begins."""
+    shown = chat.Foreign(text)
+    reply = chat.render_reply(tokenizer, turn_ids, "<tool_response>\n", shown, "\n</tool_response>")
+    return reply + opening(tokenizer, think)
+
+
+def read_round(text):
+    """("call", (tool, arguments) or Fault), ("answer", text or None where it is blank), or ("", None) of a
+    turn. Closed thoughts are not read; of several calls and answers the last one is.
+
+    >>> read_round('<think> I answer </think> <answer> Rome </answer>')
+    ('answer', 'Rome')
+    """
+    actions = ACTION.findall(THOUGHT.sub("", text))
+    if not actions:
+        return "", None
+    kind, inside = actions[-1]
+    if kind == "answer":
+        return "answer", inside.strip() or None
+    try:
+        tool, arguments = parse_tool_call(inside)
+    except Fault as fault:
+        return "call", Fault(*fault.args)   # (one that was raised holds the frames of its way)
+    return "call", (tool, {name: value.strip() for name, value in arguments.items()})
+
+
 # ---------------------------------------------------------------- tool calls (app. B): read, never evaluated
 
 ARGUMENTS = ("node_name", "graph_type")  # of both tools, in the order of positional ones
@@ -260,59 +314,6 @@ def written(call):
     """A kg_tools.Call as the policy writes it. (A text in JSON's quotes is also one in Python's.)"""
     name, graph = (json.dumps(text, ensure_ascii=False) for text in (call.node_name, call.graph_type))
     return f"<tool_call> {call.tool}(node_name={name}, graph_type={graph}) </tool_call>"
-
-
-# ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
-
-STOP = ("</tool_call>", "</answer>")
-NO_THOUGHT = "<think>\n\n</think>\n\n"
-NO_TAG = r"(?!</?(?:think|tool_call|answer)>)"
-INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"     # of tags: text that is not blank, without another tag
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
-ACTION = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
-ROUND = {
-    "on": re.compile(rf"\s*<think>{INSIDE}</think>\s*<(tool_call|answer)>{INSIDE}</\1>\s*", re.DOTALL),
-    "off": re.compile(rf"\s*<(tool_call|answer)>{INSIDE}</\1>\s*", re.DOTALL),
-}
-
-
-def opening(tokenizer, think):
-    """Ids before a turn without thoughts, which the policy did not sample: the empty block."""
-    return chat.encode(tokenizer, NO_THOUGHT)[1] if think == "off" else []
-
-
-def render_prompt(tokenizer, question, graph_type, think):
-    """Token ids of the first prompt."""
-    asked = chat.Foreign(f"{graph_type} : {question}" if chat.is_tiny(tokenizer) else question)
-    system = SYSTEM.replace("{graph_type}", graph_type)
-    return chat.render_chat(tokenizer, [("system", system), ("user", asked)]) + opening(tokenizer, think)
-
-
-def render_observation(tokenizer, turn_ids, text, think):
-    """Ids behind a turn: a tool's answer as a user's message (sec. 3.1), and where the next turn begins."""
-    shown = chat.Foreign(text)
-    reply = chat.render_reply(tokenizer, turn_ids, "<tool_response>\n", shown, "\n</tool_response>")
-    return reply + opening(tokenizer, think)
-
-
-def read_round(text):
-    """("call", (tool, arguments) or Fault), ("answer", text or None where it is blank), or ("", None) of a
-    turn. Closed thoughts are not read; of several calls and answers the last one is.
-
-    >>> read_round('<think> I answer </think> <answer> Rome </answer>')
-    ('answer', 'Rome')
-    """
-    actions = ACTION.findall(THOUGHT.sub("", text))
-    if not actions:
-        return "", None
-    kind, inside = actions[-1]
-    if kind == "answer":
-        return "answer", inside.strip() or None
-    try:
-        tool, arguments = parse_tool_call(inside)
-    except Fault as fault:
-        return "call", Fault(*fault.args)   # (one that was raised holds the frames of its way)
-    return "call", (tool, {name: value.strip() for name, value in arguments.items()})
 
 
 # ---------------------------------------------------------------- agent (sec. 3.1)
@@ -420,7 +421,7 @@ def result_of(turns, question, cfg, lost=False):
         lost=lost,
     )
     if said:
-        found.em = float(said == gold)
+        found.em = float(said == gold)      # the paper's accuracy; the code's is `normalised`
         found.f1 = metrics.f1(said, gold)
         found.normalised = metrics.exact_match(said, gold)
     return found
@@ -536,7 +537,8 @@ def load_actor_critic(policy_model, resumed):
 
 def gae(rewards, values, response_mask, gamma, lam):
     """(advantages, returns), both (B, T): A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma
-    V(s_{t+1}) - V(s_t), where t + 1 is the next *sampled* token, and V = 0 behind the last one.
+    V(s_{t+1}) - V(s_t), where t + 1 is the next *sampled* token, and V = 0 behind the last one. (The code
+    does not skip observations.)
 
     rewards, values (B, T): of sampled tokens; what stands elsewhere is not read."""
     advantages = torch.zeros_like(values)
@@ -560,7 +562,7 @@ def token_rewards(batch, kl_coef):
     last = last & batch.response_mask                                   # (B, T)
     final = torch.tensor([[t.reward] for t in batch.trajectories], device=last.device)
     rewards = torch.where(last, final, 0.0)
-    if batch.ref_logprobs is not None:
+    if batch.ref_logprobs is not None:  # --kl-coef 0: none, as probably in the authors' run
         log_ratio = batch.old_logprobs - batch.ref_logprobs
         rewards = rewards - kl_coef * torch.where(batch.response_mask, log_ratio, 0.0)
     return rewards
@@ -1155,7 +1157,8 @@ def run_stage(name, kind, cfg, place, evals):
 
 
 def start_weights(cfg, kind):
-    """What a stage begins with: stages 1 and 2 with the base, stage 3 with what stage 2 left."""
+    """What a stage begins with: stages 1 and 2 with the base, stage 3 with what stage 2 left. (The paper's
+    stage 1 is another model, which only makes trajectories.)"""
     if kind != "rl" or cfg.checkpoint and cfg.stage != "all":
         return base_weights(cfg)
     thinking = "think" if cfg.think == "on" else "no-think"
