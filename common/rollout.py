@@ -234,6 +234,8 @@ class Batch:
     old_logprobs: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
     entropies: torch.Tensor | None = None  # (B, T) of what sampled tokens were drawn from; AEPO's
+    values: torch.Tensor | None = None     # (B, T) V before each sampled token, of the weights that sampled;
+    returns: torch.Tensor | None = None    # and what V learns; Omne-R1's
     # 0 = learned from on another rank; here it only keeps step, since every pass takes all ranks
     weight: float = 1.0
 

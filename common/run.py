@@ -429,13 +429,14 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
     return found
 
 
-def left_by(cfg, script, stage, needed_by, flag="--checkpoint"):
-    """The checkpoint that a stage of this run left; refused in words where it is not there."""
+def left_by(cfg, script, stage, needed_by, flag="--checkpoint", called=""):
+    """The checkpoint that a stage of this run left; refused in words where it is not there. flag: that names
+    another one. called: the stage's name for --stage, where its folder's is another."""
     folder = Path(cfg.out) / script / f"{cfg.name}-{stage}" / "checkpoint"
     found = checkpoint.find(folder)
     if found is None:
         raise models.ModelError(f"{needed_by} goes on from {stage}, and {folder} does not exist: run "
-                                f"--stage {stage} first, or give {flag}")
+                                f"--stage {called or stage} first, or give {flag}")
     return found
 
 

@@ -13,10 +13,10 @@ import bi_rar
 import mygo_mujica
 import omne_r1
 from common import data, guards, rollout, run, training
-from common.critic import ActorCritic
 from common.training import corrected_advantages, sampler_ratios
 from common.world import tiny
 from tests.test_bi_rar import one_step
+from tests.test_omne_r1 import learned
 
 # two turns of two and one tokens, an observation between them; the second row is one turn
 MASK = torch.tensor([[0, 1, 1, 0, 1], [0, 1, 1, 1, 0]]).bool()
@@ -159,8 +159,10 @@ def of_mujica(model, optimizer, groups, **more):
 
 
 def of_omne(model, optimizer, groups, **more):
-    cfg = omne_r1.Config(value_coef=0.0, critic_warmup=0, **more)
-    return omne_r1.update(ActorCritic(model), None, optimizer, groups[0], cfg, 1)
+    cfg = omne_r1.Config(value_coef=0.0, kl_coef=0.0, **more)
+    for t in groups[0]:
+        t.info = omne_r1.Result()
+    return learned(model, tiny.tiny_tokenizer(["w"], []), cfg, lambda: groups[0])[0]
 
 
 @pytest.mark.parametrize("update", [of_at2po, of_bi_rar, of_mujica, of_omne])

@@ -54,7 +54,7 @@ def rewarded(patch):
     patch.setattr(bi_rar, "check_answer", of(bi_rar.check_answer))
     patch.setattr(mygo_mujica, "score", of(mygo_mujica.score))
     for stage in omne_r1.REWARD:
-        patch.setitem(omne_r1.REWARD, stage, lambda trajectory, cfg: by_chance(trajectory))
+        patch.setitem(omne_r1.REWARD, stage, by_chance)
 
 
 def steadied(patch):

@@ -8,8 +8,8 @@ import omne_r1
 from common import data, kg, rollout, run
 from common.engine import TransformersEngine
 from common.files import Keyed, RunError, read_jsonl
-from common.graphs import graph_questions, kg_tools, teacher
-from common.path_thoughts import thoughts_by_teacher
+from common.graphs import graph_questions, kg_tools, synthesis
+from common.graphs.conversations import thoughts_by_teacher
 from common.serve import chat_client, judge
 
 PATH = [["Rome", "capital of", "Italy"], ["Italy", "neighbour of", "France"]]
@@ -109,9 +109,9 @@ def tools():
 
 def test_a_teacher_writes_a_thought_a_turn_and_is_asked_once(said, tmp_path):
     place = graph_questions.Place("train", [QUESTION], tools())
-    cfg = omne_r1.replace(omne_r1.parse_args([]), sft_templates=5)
+    cfg = omne_r1.replace(omne_r1.parse_args([]), sft_templates=5, teacher="http://127.0.0.1:9/v1")
     prompts = said(json.dumps({"thoughts": ["find <b> it", "read", "read on", "done"]}))
-    asked = teacher.ChatTeacher("http://127.0.0.1:9/v1", "r1")
+    asked = synthesis.Teacher("http://127.0.0.1:9/v1", "r1")
 
     def rows():
         answers = Keyed(tmp_path / "answers.jsonl")
@@ -134,7 +134,7 @@ def test_a_teacher_writes_a_thought_a_turn_and_is_asked_once(said, tmp_path):
     prompts = said("well")
     with pytest.raises(RunError, match="30 answers in a row could not be read"):
         rows()
-    assert len(prompts) == 30
+    assert 30 <= len(prompts) < 30 + 8  # as many as are asked at a time
 
 
 @pytest.fixture

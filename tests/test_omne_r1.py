@@ -17,25 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import kernels
 import omne_r1
-from common import (
-    checkpoint,
-    conversations,
-    critic,
-    data,
-    graph_stages,
-    kg,
-    ladder,
-    metrics,
-    rollout,
-    training,
-)
+from common import checkpoint, data, kg, ladder, metrics, rollout, training
 from common import model as models
-from common.call_metrics import is_standard
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.graphs import graph_questions, kg_files, kg_tools
-from common.path_thoughts import template_calls, thoughts_by_template
+from common.graphs import conversations, graph_questions, kg_files, kg_tools
+from common.page.calls import is_standard
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
 from common.warmup import sharegpt
@@ -86,13 +75,13 @@ def asked(answer="Velia", graph="film", id="q", **more):
 
 
 def played(*texts, think="on", answer="Velia", observations=None):
-    """A judged trajectory of these turns; all but the last are answered."""
+    """A trajectory of these turns; all but the last are answered."""
     observations = observations or ["seen"] * (len(texts) - 1)
     turns = [Turn([1], [0.0], "", text) for text in texts]
     for turn, seen in zip(turns, observations):
         turn.observation = seen
     cfg = omne_r1.replace(CFG, think=think)
-    return omne_r1.judge(Trajectory("q", [1], turns), asked(answer), cfg)
+    return Trajectory("q", [1], turns, info=omne_r1.result_of(turns, asked(answer), cfg))
 
 
 CALL = '<tool_call> {}(node_name="Velia", graph_type="film") </tool_call>'
@@ -133,7 +122,7 @@ def test_a_blank_thought_or_answer_earns_nothing():
             text = f"<think>{thought}</think><answer>{answer}</answer>"
             done = played(text)
             assert done.info.problem == ("form" if answer.strip() else "no answer")
-            assert omne_r1.first_reward(done, CFG) == omne_r1.third_reward(done, CFG) == 0
+            assert omne_r1.first_reward(done) == omne_r1.third_reward(done) == 0
         bare = played(f"<answer>{inside}</answer>", think="off")
         assert bare.info.answer is None and bare.info.pattern == "-" and not bare.info.format
     assert not played("<think>a</think><answer>b</answer>").info.problem
@@ -197,18 +186,18 @@ def test_repetitions_do_not_depend_on_order_and_quotes():
 
 def test_the_first_reward_is_format_times_a_tenth_and_the_rest():
     first = omne_r1.first_reward
-    assert first(played(MATCH, NODE, ANSWER), CFG) == pytest.approx(1.0)
-    assert first(played(MATCH, NODE, ANSWER, answer="Torin"), CFG) == pytest.approx(.1)
-    assert first(played("no thought " + MATCH, NODE, ANSWER), CFG) == pytest.approx(2 / 3)
+    assert first(played(MATCH, NODE, ANSWER)) == pytest.approx(1.0)
+    assert first(played(MATCH, NODE, ANSWER, answer="Torin")) == pytest.approx(.1)
+    assert first(played("no thought " + MATCH, NODE, ANSWER)) == pytest.approx(2 / 3)
 
 
 def test_the_third_reward_pays_form_alone_and_may_be_negative():
     third = omne_r1.third_reward
-    assert third(played(MATCH, NODE, ANSWER), CFG) == pytest.approx(1.0)
-    assert third(played(MATCH, NODE, ANSWER, answer="Torin"), CFG) == pytest.approx(.5)
-    assert third(played(MATCH, NODE, NODE, NODE, ANSWER), CFG) == pytest.approx(.8)
-    assert third(played(NODE, NODE, NODE), CFG) == pytest.approx(-.2)
-    assert third(played("x " + NODE, ANSWER), CFG) == pytest.approx(.5)
+    assert third(played(MATCH, NODE, ANSWER)) == pytest.approx(1.0)
+    assert third(played(MATCH, NODE, ANSWER, answer="Torin")) == pytest.approx(.5)
+    assert third(played(MATCH, NODE, NODE, NODE, ANSWER)) == pytest.approx(.8)
+    assert third(played(NODE, NODE, NODE)) == pytest.approx(-.2)
+    assert third(played("x " + NODE, ANSWER)) == pytest.approx(.5)
 
 
 # ---- GAE
@@ -272,28 +261,49 @@ def test_the_papers_setting_is_that_of_the_authors_script():
     assert [group["lr"] for group in optimizer.param_groups] == [CFG.lr, CFG.head_lr]  # the world has none
 
 
+def learned(model, tokenizer, cfg, sampled, steps=1):
+    """The rows of some steps of omne_r1.train on the trajectories that sampled() gives, as they are rewarded
+    there."""
+    rows = []
+
+    def in_turn(*_, **__):
+        for step in range(1, steps + 1):
+            rows.append({})
+            yield step, rows[-1]
+
+    engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
+    folder = types.SimpleNamespace(start=None, nonfinite=lambda step: "nonfinite")
+    place = graph_questions.Place("train", [asked()], None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(omne_r1.run, "steps", in_turn)
+        patch.setattr(omne_r1, "rollouts", lambda *_: sampled())
+        patch.setitem(omne_r1.REWARD, "ppo", lambda trajectory: trajectory.reward)
+        omne_r1.train(cfg, "ppo", folder, Policy(model, tokenizer, engine), None, place, None)
+    return rows
+
+
 def bandit(policy_folder, cfg, steps, reward, tokenizer):
-    """PPO on one-turn trajectories whose single token is drawn from the policy; returns p(token 0) at the end
-    and the critic's last squared error."""
+    """PPO on one-turn trajectories whose single token is drawn from the policy; returns p(token 0) before the
+    last step, that step's metrics, and the policy."""
     model = models.load_model(policy_folder)
-    actor = critic.ActorCritic(model)
-    optimizer = training.make_optimizer(actor.policy, cfg.lr)
-    optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr})
     arms = tokenizer.convert_tokens_to_ids(["yes", "no"])
     prompt = tokenizer("Who is it ?")["input_ids"]
     rng = random.Random(0)
-    for step in range(1, steps + 1):
+    chances = []
+
+    def sampled():
         with torch.no_grad():
             logits = model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)
-        chances = [math.exp(logits[a]) for a in arms]
+        chances[:] = [math.exp(logits[a]) for a in arms]
         done = []
         for _ in range(16):
             arm = rng.choices(arms, chances)[0]
-            t = Trajectory("q", prompt, [Turn([arm], [float(logits[arm])], "", "")])
-            t.reward = reward(arms.index(arm))
-            done.append(t)
-        row = omne_r1.update(actor, None, optimizer, done, cfg, step)
-    return chances[0] / sum(chances), row, model
+            turn = Turn([arm], [float(logits[arm])], "", "")
+            done.append(Trajectory("q", prompt, [turn], reward(arms.index(arm)), info=omne_r1.Result()))
+        return done
+
+    rows = learned(model, tokenizer, cfg, sampled, steps)
+    return chances[0] / sum(chances), rows[-1], model
 
 
 PPO = omne_r1.replace(CFG, lr=3e-3, head_lr=3e-2, kl_coef=0.0, mini_batch=16, group_size=1)
@@ -322,21 +332,14 @@ def test_a_constant_reward_moves_nothing_where_the_critic_learns_nothing(policy_
     assert all(torch.allclose(before[k], after[k], rtol=1e-3, atol=1e-6) for k in before if k in after)
 
 
-def test_the_value_loss_falls_on_a_fixed_batch_and_warming_leaves_the_policy_alone(policy_folder):
-    cfg = omne_r1.replace(PPO, critic_warmup=99)
-    actor = critic.ActorCritic(models.load_model(policy_folder))
-    optimizer = training.make_optimizer(actor.policy, cfg.lr, weight_decay=0.0)
-    optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr})
-    before = {k: v.clone() for k, v in actor.policy.state_dict().items()}
-    losses = []
-    for step in range(1, 9):
-        done = []
-        for i in range(4):
-            turns = [Turn([7, 8], [-1.0, -1.0], "", "", [9, 9]), Turn([3], [-1.0], "", "")]
-            done.append(Trajectory("q", [5, 6, 10 + i], turns, reward=i / 4))
-        losses.append(omne_r1.update(actor, None, optimizer, done, cfg, step)["train/value_loss"])
+def test_the_value_loss_falls_on_a_fixed_batch(policy_folder, tokenizer):
+    done = []
+    for i in range(4):
+        turns = [Turn([7, 8], [-1.0, -1.0], "", "", [9, 9]), Turn([3], [-1.0], "", "")]
+        done.append(Trajectory("q", [5, 6, 10 + i], turns, reward=i / 4, info=omne_r1.Result()))
+    rows = learned(models.load_model(policy_folder), tokenizer, PPO, lambda: done, 8)
+    losses = [row["train/value_loss"] for row in rows]
     assert losses[-1] < .6 * losses[0]
-    assert all(torch.equal(before[k], v) for k, v in actor.policy.state_dict().items())
 
 
 # ---- Algorithm 1
@@ -384,10 +387,9 @@ CONVERSATIONS = {
 def test_the_loss_is_algorithm_1_line_by_line(policy_folder, tokenizer, which, weight):
     model = models.load_model(policy_folder).double()
     example = conversation(tokenizer, *CONVERSATIONS[which])
-    cfg = omne_r1.replace(CFG, think_weight=weight)
     batch = rollout.collate([example], share_prefixes=False)
     tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
-    weights = omne_r1.sft_weights(batch, tags, cfg)
+    weights = omne_r1.sft_weights(batch, tags, weight)
     ours = omne_r1.weighted_sft_loss(model, batch, weights, float(weights.sum()))
     labels = torch.where(batch.response_mask, batch.input_ids, -100)
     theirs = literally(model(batch.input_ids).logits, labels, *(t[0] for t in tags), weight)
@@ -396,13 +398,19 @@ def test_the_loss_is_algorithm_1_line_by_line(policy_folder, tokenizer, which, w
         assert float(ours.detach()) == 0
 
 
+def test_the_script_s_weights_are_the_kernels():
+    labels = torch.randint(-1, 4, (40, 30), generator=torch.Generator().manual_seed(0))
+    for tags in (([1], [2]), ([1, 1], [2]), ([1], [2, 3]), ([1, 2], [2, 1])):
+        assert torch.equal(omne_r1.think_weights(labels, *tags, .1), kernels.think_weights(labels, *tags, .1))
+
+
 def test_a_conversation_without_weight_has_no_gradient(policy_folder, tokenizer):
     """A thought alone at weight 0. (Labels without weight beside others: test_kernels.py.)"""
     model = models.load_model(policy_folder)
     example = conversation(tokenizer, *CONVERSATIONS["all of it"])
     batch = rollout.collate([example], share_prefixes=False)
     tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
-    weights = omne_r1.sft_weights(batch, tags, omne_r1.replace(CFG, think_weight=0.0))
+    weights = omne_r1.sft_weights(batch, tags, 0.0)
     assert float(weights.sum()) == 0
     omne_r1.weighted_sft_loss(model, batch, weights, float(weights.sum())).backward()
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
@@ -416,22 +424,48 @@ def test_a_conversation_twice_in_an_update_counts_twice(policy_folder, tokenizer
     losses = []
     for share in (True, False):
         batch = rollout.collate([one, one, other], share_prefixes=share)
-        weights = omne_r1.sft_weights(batch, tags, CFG)
+        weights = omne_r1.sft_weights(batch, tags, CFG.think_weight)
         loss = omne_r1.weighted_sft_loss(model, batch, weights, float(weights.sum()))
         losses.append(float(loss.detach()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tokenizer):
-    examples = [conversation(tokenizer, *CONVERSATIONS[name]) for name in ("none", "unclosed")]
+def test_the_fast_path_has_the_same_loss_and_gradient(policy_folder, tokenizer):
+    """Packed and shared rows, one of them without weight; here in the kernel's plain form."""
+    examples = [conversation(tokenizer, *CONVERSATIONS[name]) for name in CONVERSATIONS]
+    batch = rollout.collate([*examples, examples[0]])
     tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
+    weights = omne_r1.sft_weights(batch, tags, .1)
+    found = []
+    for fast in (False, True):
+        model = models.load_model(policy_folder)
+        if fast:
+            hidden = models.hidden_states(model, batch)
+            loss = omne_r1.fused_sft_loss(model, batch, weights, 7.0, hidden, "off")
+        else:
+            loss = omne_r1.weighted_sft_loss(model, batch, weights, 7.0, "off")
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tokenizer, monkeypatch):
+    examples = [conversation(tokenizer, *CONVERSATIONS[name]) for name in ("none", "unclosed")]
+    rows = []
+
+    def one_step(*_, **__):
+        rows.append({})
+        yield 1, rows[-1]
+
+    monkeypatch.setattr(omne_r1.run, "steps", one_step)
+    folder = types.SimpleNamespace(nonfinite=lambda step: "nonfinite")
 
     def loss(cfg, some):
-        model = models.load_model(policy_folder)
-        meter = training.Meter()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        omne_r1.sft_update(model, optimizer, some, tags, cfg, meter)
-        return meter.means()["train/loss"]
+        cfg = omne_r1.replace(cfg, sft_batch=len(some), sft_epochs=1, sft_lora=0)
+        policy = Policy(models.load_model(policy_folder), tokenizer, None)
+        omne_r1.train_sft(cfg, folder, policy, some, None)
+        return rows[-1]["train/loss"]
 
     alone = [loss(CFG, [e]) for e in examples]
     tokens = [sum(len(t.ids) for t in e.turns) for e in examples]
@@ -570,7 +604,7 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
         facts = [(h, graphs.spoken(r), small_world.facts[h, r]) for h, r in row["plan"]]
         questions.append(asked(row["answer"], hops=row["hops"], evidences=facts))
     place = graph_questions.Place("train", questions, tools)
-    made = omne_r1.template_rows(CFG, place, thoughts_by_template(0), rollout.no_progress)
+    made = omne_r1.template_rows(CFG, place, graph_policy.thoughts, rollout.no_progress)
     for row, question in zip(made, questions):
         said = [m["value"] for m in row["conversations"] if m["from"] == "gpt"]
         question = next(q for q in questions if q.answers[0] == row["golden_answer"])
@@ -594,9 +628,9 @@ def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call
     tokens = {"entity_matcher": [0, 0], "node_info": [0, 0]}
     for number in range(200):
         question = asked(id=str(number), evidences=path)
-        calls = template_calls(question)
-        for call, thought in zip(calls, thoughts_by_template(0)(question, calls, None)):
-            for i, text in enumerate((thought, omne_r1.tool_call(call))):
+        calls = omne_r1.template_calls(question)
+        for call, thought in zip(calls, graph_policy.thoughts(question, calls, None)):
+            for i, text in enumerate((thought, omne_r1.written(call))):
                 tokens[call.tool][i] += len(tokenizer(text, add_special_tokens=False)["input_ids"])
     for thought, call in tokens.values():
         assert 1.7 < thought / call < 2.4
@@ -687,7 +721,7 @@ def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
     ids = omne_r1.encode_turn(split, text)
     batch = rollout.collate([Trajectory("q", [1], [Turn(ids, [0.0] * len(ids), "", text)])])
     tags = [split(tag)["input_ids"] for tag in ("<think>", "</think>")]
-    weights = omne_r1.sft_weights(batch, tags, omne_r1.replace(CFG, think_weight=.5))
+    weights = omne_r1.sft_weights(batch, tags, .5)
     assert int((weights == .5).sum()) == len("<think> a b </think>")
 
 
@@ -758,9 +792,8 @@ def test_two_that_fold_the_same_adapters_fold_them_once(tmp_path, policy_folder,
 
     real = models.load_policy
     monkeypatch.setattr(models, "load_policy", slowly)
-    cfg = omne_r1.replace(CFG, out=str(tmp_path), name="a")
     with ThreadPoolExecutor(2) as pool:  # (a lock is of an open file: threads are as good as processes)
-        found = list(pool.map(lambda _: graph_stages.folded(cfg, adapters), range(2)))
+        found = list(pool.map(lambda _: models.folded(adapters, tmp_path / "merged"), range(2)))
     assert len(calls) == 1 and found[0] == found[1] and (found[0] / "model.safetensors").exists()
 
 
@@ -877,7 +910,7 @@ def rows(path):
 def test_two_steps_and_two_more_equal_four_bit_for_bit(
         tmp_path, policy_folder, stage, label, flags, monkeypatch):
     # (a policy of random weights is right by chance: so are these rewards)
-    monkeypatch.setitem(omne_r1.REWARD, stage, lambda t, cfg: sum(t.turns[0].ids) % 5 / 4)
+    monkeypatch.setitem(omne_r1.REWARD, stage, lambda t: sum(t.turns[0].ids) % 5 / 4)
     args = ("--stage", stage, *flags)
     run(tmp_path, policy_folder, *args, "--steps", 4, "--name", "whole")
     run(tmp_path, policy_folder, *args, "--steps", 2, "--name", "parts")
@@ -888,7 +921,7 @@ def test_two_steps_and_two_more_equal_four_bit_for_bit(
     moments = load_file(str(whole / "checkpoint/optimizer.safetensors"))
     assert any(value.any() for name, value in moments.items() if name.endswith("exp_avg"))
     files = sorted(f.relative_to(whole) for f in (whole / "checkpoint").rglob("*.safetensors"))
-    assert any(f.name == critic.HEAD for f in files)
+    assert any(f.name == omne_r1.HEAD for f in files)
     for file in files:
         a, b = load_file(str(whole / file)), load_file(str(parts / file))
         assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a), file
@@ -986,23 +1019,23 @@ def test_rows_of_tables_are_what_they_say():
         found = {}
         recipe = ladder.read_tables("omne_r1")[name]
         jobs, folders = ladder.jobs_of(recipe, Path("runs/omne_r1"), "t", 0, [])
-        by_run = {job.run.name: omne_r1.jobs_of(omne_r1.parse_args(job.flags)) for job in jobs}
+        by_run = {job.run.name: omne_r1.stages_of(omne_r1.parse_args(job.flags)) for job in jobs}
         for label, folder in folders.items():
-            job, = (j for run, made in by_run.items() for j in made if f"{run}-{j.label}" == folder.name)
-            found[label] = job
+            stage, = (s for run, made in by_run.items() for s in made if f"{run}-{s[0]}" == folder.name)
+            found[label] = stage
         return found
 
     weights = list(configs("table5").values())[1:]
-    assert [j.cfg.think_weight for j in weights] == [1, .8, .2, .1, .05, .01, .001, 0]
-    assert all((j.label, j.cfg.sft_lora) == ("sft-think", 8) for j in weights)
+    assert [cfg.think_weight for _, _, cfg in weights] == [1, .8, .2, .1, .05, .01, .001, 0]
+    assert all((name, cfg.sft_lora) == ("sft-think", 8) for name, _, cfg in weights)
     modes = list(configs("table4").values())[1:]
-    assert [(j.cfg.sft_lora, j.cfg.think, j.cfg.think_weight) for j in modes] == [
+    assert [(cfg.sft_lora, cfg.think, cfg.think_weight) for _, _, cfg in modes] == [
         (8, "off", 1), (8, "on", 1), (0, "off", 1), (0, "on", 1)]
-    assert [(j.label, j.cfg.train_hops) for j in configs("table3").values()] == [
+    assert [(name, cfg.train_hops) for name, _, cfg in configs("table3").values()] == [
         ("stage1", "12"), ("stage1", "3"), ("stage1", "mix")]
-    assert [(j.kind, j.cfg.think) for j in list(configs("table2").values())[1:]] == [
+    assert [(kind, cfg.think) for _, kind, cfg in list(configs("table2").values())[1:]] == [
         ("direct", "on"), ("direct", "off")]
-    assert list(configs("table8")) == [j.label for j in omne_r1.jobs_of(CFG)]
+    assert list(configs("table8")) == [name for name, _, _ in omne_r1.stages_of(CFG)]
 
 
 def printed(number):
@@ -1137,24 +1170,24 @@ def test_a_call_whose_server_fails_ends_the_trajectory(tokenizer, tools):
 
 def test_what_a_failing_server_ended_is_not_learned_from(tmp_path, policy_folder, monkeypatch):
     learned = []
-    real = omne_r1.update
+    real = omne_r1.batches_of
 
-    def update(actor, reference, optimizer, trajectories, *rest, **more):
-        learned.append([t.question_id for t in trajectories])
-        return real(actor, reference, optimizer, trajectories, *rest, **more)
+    def batches_of(actor, reference, trajectories, cfg):
+        learned.extend(t.question_id for t in trajectories)
+        return real(actor, reference, trajectories, cfg)
 
     def rollouts(policy, tools, questions, cfg, *seed):
         made = played_by_the_policy(policy, tools, questions, cfg, *seed)
-        for t in made[:2] if len(learned) < 1 else made:
+        for t in made if learned else made[:2]:
             t.info.lost = True
         return made
 
     played_by_the_policy = omne_r1.rollouts
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
-    monkeypatch.setattr(omne_r1, "update", update)
+    monkeypatch.setattr(omne_r1, "batches_of", batches_of)
     base = run(tmp_path, policy_folder, "--stage", "ppo", "--steps", 2, "--name", "a")
     first, second = rows(base / "a-stage1/metrics.jsonl")
-    assert len(learned) == 1 and len(learned[0]) == 4 and first["rollout/lost"] == 2
+    assert len(learned) == 4 and first["rollout/lost"] == 2
     assert second["rollout/lost"] == 6 and "train/updates" not in second
 
 
@@ -1202,7 +1235,7 @@ def test_an_evaluation_counts_what_a_server_ended_and_a_template_is_left_out(tok
     assert summary["lost"] == 1 and summary["em"] == 0 and predicted[0]["problem"] == "a tool's server failed"
     known = asked(evidences=[["Velia", "director", "Torin"]])
     place = graph_questions.Place("train", [known], broken)
-    assert omne_r1.template_rows(CFG, place, thoughts_by_template(0), rollout.no_progress) == []
+    assert omne_r1.template_rows(CFG, place, graph_policy.thoughts, rollout.no_progress) == []
     assert "without a step in what the tools said: left out" in capsys.readouterr().out
 
 
@@ -1213,16 +1246,16 @@ def test_a_template_whose_step_a_cut_answer_does_not_show_is_left_out(tokenizer,
 
     known = asked("Torin", evidences=[["Velia", "director", "Torin"]])
     whole, cut = (graph_questions.Place("train", [known], tool) for tool in (tools, Cut()))
-    calls = template_calls(known)
-    assert not conversations.steps_are_shown(known, calls, Cut().search(calls, 3))
-    assert omne_r1.template_rows(CFG, cut, thoughts_by_template(0), rollout.no_progress) == []
+    calls = omne_r1.template_calls(known)
+    assert not omne_r1.steps_are_shown(known, calls, Cut().search(calls, 3))
+    assert omne_r1.template_rows(CFG, cut, graph_policy.thoughts, rollout.no_progress) == []
     shown = [f"1. Entity: {call.node_name}" for call in calls[1:]] + ["Torin --director--"]
-    assert conversations.steps_are_shown(known, calls, shown)
+    assert omne_r1.steps_are_shown(known, calls, shown)
     assert whole.questions == cut.questions
 
 
 def test_test_questions_that_begin_where_one_for_training_does_are_left_out(tmp_path, monkeypatch, capsys):
-    def questions(folder, graphs, teacher, cfg, count, only):
+    def questions(folder, graphs, teacher, cfg, count, seeds):
         starts = {"train": ["A", "B"], "test": ["B", "C"]}[folder.name]
         return [asked(id=s, evidences=[[s, "r", "x"]]) for s in starts]
 
@@ -1236,10 +1269,10 @@ def test_the_variant_without_thoughts_trains_whole_weights():
     graph = ["--model", "x", "--graph", "g=x.jsonl"]
 
     def ranks(*args):
-        jobs = omne_r1.jobs_of(omne_r1.parse_args([*graph, *args]))
-        return {job.label: job.cfg.sft_lora for job in jobs if job.kind == "sft"}
+        stages = omne_r1.stages_of(omne_r1.parse_args([*graph, *args]))
+        return {name: cfg.sft_lora for name, kind, cfg in stages if kind == "sft"}
 
-    for think in ("on", "off"):  # each job has its own way of thinking
+    for think in ("on", "off"):  # each stage has its own way of thinking
         assert ranks("--think", think) == {"sft-think": 8, "sft-no-think": 0}
     assert ranks("--stage", "sft", "--think", "off") == {"sft-no-think": 0}
     assert ranks("--stage", "sft", "--think", "off", "--sft-lora", "4") == {"sft-no-think": 4}
@@ -1287,7 +1320,7 @@ def test_bad_flags_and_files(tmp_path, policy_folder):
     refuse("no such file", *at, "--graph", "cs=nowhere.graphml")
     refuse("needs --judge", "--score", "a.jsonl")
     refuse("its questions stand in", *at, "--graph", "http://127.0.0.1:9")
-    refuse("run that stage first", "--data", "world", *at, "--stage", "rl", "--name", "x", *SMALL)
+    refuse("run --stage sft first", "--data", "world", *at, "--stage", "rl", "--name", "x", *SMALL)
     triples = tmp_path / "t.jsonl"
     triples.write_text('["a", "r", "b"]\n')
     questions = tmp_path / "q.jsonl"
@@ -1330,7 +1363,7 @@ def test_adapters_of_another_base_are_refused_as_a_start_of_stage_2(tmp_path, po
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/nowhere"}))
     with pytest.raises(ModelError):
-        graph_stages.folded(omne_r1.replace(CFG, out=str(tmp_path)), folder)
+        models.folded(folder, tmp_path / "merged")
 
 
 def test_asking_live(tmp_path, policy_folder, capsys):

@@ -1,23 +1,18 @@
-"""graphs/synthesis.py and what it stands on: seeds, rejections, teachers, and folders that survive a kill."""
+"""graphs/synthesis.py: seed nodes, rejections, teachers, and a synthesis that goes on after a kill."""
 
 import http.server
 import json
 import re
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
-from pathlib import Path
 
 import networkx
 import pytest
 
+import omne_r1
 from common import files, http_client, kg
-from common.graphs import kg_files, kg_paths, synthesis, teacher
-from common.graphs.synthesis import synthesize
-from common.graphs.teacher import ChatTeacher, Draft, Item, Template
+from common.graphs import graph_questions, kg_files, synthesis
+from common.graphs.synthesis import Draft, Item, Teacher, Template
 from common.serve import chat_client
 from tests.conftest import sample
 
@@ -41,6 +36,12 @@ BEES = graph_of([
 CCD = ["Colony Collapse Disorder (CCD)", "Nosema", "Fumagilin-B", "Aspergillus", "Pier Micheli", "Florence",
        "Arno"]
 WELL = "What treats the pathogen that is linked to Colony Collapse Disorder?"
+
+
+def synthesize(graphs, folder, teacher, count, only=None, **options):
+    """From all seed nodes, or only from these."""
+    starts = only or {name: synthesis.seeds(graph) for name, graph in graphs.items()}
+    return synthesis.synthesize(graphs, starts, folder, teacher, count, **options)
 
 
 def tree(directed=False, width=3):
@@ -73,13 +74,13 @@ def path_graph(edges, extra=0):
     (9, 16, True),    # what is further away does not count
 ])
 def test_a_seed_reaches_depth_three_and_has_20_to_400_nodes_around_it(edges, extra, is_seed):
-    assert ("C0" in kg_paths.seeds(path_graph(edges, extra))) == is_seed
+    assert ("C0" in synthesis.seeds(path_graph(edges, extra))) == is_seed
 
 
-def test_the_ball_goes_along_edges_of_either_direction():
+def test_the_subgraph_goes_along_edges_of_either_direction():
     graph = graph_of([("B", "r", "A"), ("B", "r", "C"), ("D", "r", "C"), ("D", "r", "E"), ("A", "r", "A")])
-    assert kg_paths.ball(graph, "A") == {"A": 0, "B": 1, "C": 2, "D": 3}
-    assert kg_paths.ball(graph, "A", largest=3) is None
+    around = networkx.Graph(graph.graph)
+    assert synthesis.subgraph(around, "A") == {"A": 0, "B": 1, "C": 2, "D": 3}
 
 
 @pytest.mark.parametrize("name,nodes,expected", [
@@ -89,26 +90,36 @@ def test_the_ball_goes_along_edges_of_either_direction():
 ])
 def test_seeds_of_the_sample_graphs(name, nodes, expected):
     graph = kg_files.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
-    assert (len(graph.graph), len(kg_paths.seeds(graph))) == (nodes, expected)
+    assert (len(graph.graph), len(synthesis.seeds(graph))) == (nodes, expected)
 
 
 def test_train_and_test_share_no_seed_and_a_node_keeps_its_side():
     small = path_graph(3, 300)
     large = path_graph(4, 350)
-    train, test = kg_paths.split_seeds(small)
-    assert sorted(train + test) == sorted(kg_paths.seeds(small)) and not set(train) & set(test)
+    train, test = synthesis.split_seeds(small)
+    assert sorted(train + test) == sorted(synthesis.seeds(small)) and not set(train) & set(test)
     assert .04 < len(test) / len(train + test) < .18
-    assert set(test) & set(kg_paths.seeds(large)) <= set(kg_paths.split_seeds(large)[1])
-    assert kg_paths.split_seeds(small, test_share=0)[1] == []
+    assert set(test) & set(synthesis.seeds(large)) <= set(synthesis.split_seeds(large)[1])
+    assert synthesis.split_seeds(small, test_share=0)[1] == []
 
 
 # ---- what is rejected
 
 
+def fault(graph, kind, path, question, answer):
+    return synthesis.path_fault(graph, kind, path, answer) or synthesis.name_fault(path, question, answer)
+
+
+def other_answers(graph, path, relations, answer):
+    """As attempt_one has them."""
+    upto = relations[:path.index(answer)]
+    return sorted(synthesis.reached(graph, path[0], upto) - {answer})
+
+
 def test_the_paper_s_own_example_holds():
     asked = ("What biochemical intervention is used to manage the pathogen that contributes to "
              "Colony Collapse Disorder through pesticide interactions?")
-    assert kg_paths.fault(BEES, "12", CCD[:3], asked, "Fumagilin-B") is None
+    assert fault(BEES, "12", CCD[:3], asked, "Fumagilin-B") is None
 
 
 @pytest.mark.parametrize("kind,path,question,answer,rule", [
@@ -127,7 +138,7 @@ def test_the_paper_s_own_example_holds():
     ("12", CCD[:3], WELL + " Fumagilin-B?", "Nosema", "inner node named"),
 ])
 def test_each_rule_has_its_case(kind, path, question, answer, rule):
-    assert kg_paths.fault(BEES, kind, path, question, answer)[0] == rule
+    assert fault(BEES, kind, path, question, answer)[0] == rule
 
 
 @pytest.mark.parametrize("kind,path,answer", [
@@ -135,7 +146,7 @@ def test_each_rule_has_its_case(kind, path, question, answer, rule):
     ("12", CCD[:3], CCD[1]), ("12", CCD[2::-1], CCD[0]),
 ])
 def test_good_drafts_hold_also_against_the_edges_direction(kind, path, answer):
-    assert kg_paths.fault(BEES, kind, path, f"What is behind {path[0]}?", answer) is None
+    assert fault(BEES, kind, path, f"What is behind {path[0]}?", answer) is None
 
 
 @pytest.mark.parametrize("name,question,named", [
@@ -166,26 +177,26 @@ def test_good_drafts_hold_also_against_the_edges_direction(kind, path, answer):
     ("", "What?", False),
 ])
 def test_names_are_compared_on_word_boundaries_case_and_accents_apart(name, question, named):
-    assert kg_paths.is_named(name, question) == named
+    assert synthesis.is_named(name, question) == named
 
 
 def test_a_chinese_draft_holds_and_its_leak_is_seen():
     graph = graph_of([("北京", "市长", "王"), ("王", "出生于", "上海")])
     path = ["北京", "王", "上海"]
-    assert kg_paths.fault(graph, "12", path, "北京的市长出生于哪里？", "上海") is None
-    assert kg_paths.fault(graph, "12", path, "北京的市长在上海出生吗？", "上海")[0] == kg_paths.TOLD
+    assert fault(graph, "12", path, "北京的市长出生于哪里？", "上海") is None
+    assert fault(graph, "12", path, "北京的市长在上海出生吗？", "上海")[0] == "answer named"
 
 
 def test_another_node_by_the_same_labels_is_seen_up_to_the_answer():
     graph = graph_of([("A", "r", "B"), ("A", "r", "C"), ("B", "s", "D"), ("C", "s", "D"), ("C", "t", "E"),
                       ("D", "u", "F"), ("D", "u", "A")])
-    assert kg_paths.other_answers(graph, ["A", "B"], ["r"], "B") == ["C"]
-    assert kg_paths.other_answers(graph, ["A", "B", "D"], ["r", "s"], "D") == []
-    assert kg_paths.other_answers(graph, ["A", "B", "D"], ["r", "s"], "B") == ["C"]
-    assert kg_paths.reached(graph, "A", ["r", "s", "u"]) == {"F"}  # not the start itself
-    assert kg_paths.relations_along(graph, ["D", "B", "A", "E"]) == ["inverse of s", "inverse of r", None]
-    assert kg_paths.other_answers(graph, ["D", "B"], ["inverse of s"], "B") == ["C"]
-    assert kg_paths.steps(BEES, "Nosema") == [("treated with", "Fumagilin-B"), ("linked to", CCD[0])]
+    assert other_answers(graph, ["A", "B"], ["r"], "B") == ["C"]
+    assert other_answers(graph, ["A", "B", "D"], ["r", "s"], "D") == []
+    assert other_answers(graph, ["A", "B", "D"], ["r", "s"], "B") == ["C"]
+    assert synthesis.reached(graph, "A", ["r", "s", "u"]) == {"F"}  # not the start itself
+    assert synthesis.relations_along(graph, ["D", "B", "A", "E"]) == ["inverse of s", "inverse of r", None]
+    assert other_answers(graph, ["D", "B"], ["inverse of s"], "B") == ["C"]
+    assert synthesis.steps(BEES, "Nosema") == [("treated with", "Fumagilin-B"), ("linked to", CCD[0])]
 
 
 # ---- without a model
@@ -199,10 +210,10 @@ def test_the_template_s_question_is_of_the_labels_and_of_the_answer_s_kind():
     graph = graph_of([("Pale Tower", "director", "Ada Adler"), ("Ada Adler", "mother", "Cora Cole")])
     path = ["Pale Tower", "Ada Adler", "Cora Cole"]
     labels = ["director", "mother"]
-    assert teacher.question_of_labels(graph, path, labels) == \
+    assert synthesis.question_of_labels(graph, path, labels) == \
         "What is the mother of the director of Pale Tower?"
     graph.graph.nodes["Cora Cole"]["kind"] = "Person"
-    assert teacher.question_of_labels(graph, path, labels) == \
+    assert synthesis.question_of_labels(graph, path, labels) == \
         "Who is the mother of the director of Pale Tower?"
 
 
@@ -236,7 +247,6 @@ def test_weigh_and_wording_are_the_caller_s():
 
 class Words:
     """A teacher that says the given drafts, one after the other, whatever it is asked."""
-    name = "words"
     concurrency = 1
 
     def __init__(self, *drafts):
@@ -328,24 +338,33 @@ def test_a_graph_without_seeds_is_a_warning_beside_others_and_an_error_alone(tmp
     poor = path_graph(3)
     rows = synthesize({"poor": poor, "tree": tree()}, tmp_path / "a", Template(), 3)
     assert {row["graph_type"] for row in rows} == {"tree"}
-    assert "poor: no seed node: none of its 4 nodes has 20 to 400" in capsys.readouterr().out
+    assert "poor: no seed node that may be used: each has fewer than 20" in capsys.readouterr().out
     with pytest.raises(kg.GraphError, match="no graph has a seed node"):
         synthesize({"poor": poor}, tmp_path / "b", Template(), 3)
     assert not (tmp_path / "b").exists()
 
 
-def test_the_folder_of_another_graph_or_teacher_is_refused(tmp_path):
-    synthesize({"tree": tree()}, tmp_path, Template(), 3)
-    before = (tmp_path / "questions.jsonl").read_bytes()
-    with pytest.raises(files.RunError, match="made with unique True, not False: use another folder"):
-        synthesize({"tree": tree()}, tmp_path, Template(), 3, unique=False)
-    with pytest.raises(files.RunError, match="made with teacher 'template', not 'words'"):
-        synthesize({"tree": tree()}, tmp_path, Words(), 3)
-    with pytest.raises(files.RunError, match="another graph 'tree'"):
-        synthesize({"tree": tree(width=4)}, tmp_path, Template(), 3)
-    with pytest.raises(files.RunError, match="other seed nodes"):
-        synthesize({"tree": tree()}, tmp_path, Template(), 3, only={"tree": ["Root", "N0"]})
-    assert (tmp_path / "questions.jsonl").read_bytes() == before
+def test_a_folder_s_questions_are_made_once_and_anew_with_other_settings(tmp_path, monkeypatch):
+    made = []
+
+    def counted(*args, **more):
+        made.append(args)
+        return real(*args, **more)
+
+    real = synthesis.synthesize
+    monkeypatch.setattr(synthesis, "synthesize", counted)
+    cfg = omne_r1.Config(unique=False)
+
+    def questions(graph, cfg, count=3):
+        return graph_questions.write_questions(
+            tmp_path / "q", {"tree": graph}, Template(), cfg, count, synthesis.seeds)
+
+    first = questions(tree(), cfg)
+    assert questions(tree(), cfg) == first and len(first) == 6 and len(made) == 1
+    assert len(questions(tree(), cfg, 4)) == 8 and len(made) == 2
+    assert questions(tree(width=4), cfg) != first and len(made) == 3
+    questions(tree(width=4), omne_r1.replace(cfg, unique=True))
+    assert len(made) == 4
 
 
 # ---- kill and resume
@@ -357,7 +376,7 @@ class Killed(Exception):
 
 def killed_after(monkeypatch, writes):
     """From now on the given number of rows is written, and half of the next."""
-    add = synthesis.Lines.add
+    add = files.Lines.add
     left = [writes]
 
     def write(self, row):
@@ -368,65 +387,10 @@ def killed_after(monkeypatch, writes):
         self.file.flush()
         raise Killed
 
-    monkeypatch.setattr(synthesis.Lines, "add", write)
+    monkeypatch.setattr(files.Lines, "add", write)
 
 
-FILES = ("questions.jsonl", "rejected.jsonl", "questions.md", "settings.json")
-
-
-def test_killed_at_any_row_the_rest_comes_out_the_same(tmp_path, monkeypatch):
-    graphs = {"tree": tree(), "other": tree(width=4)}
-    whole = synthesize(graphs, tmp_path / "whole", Template(), 12)
-    expected = [(tmp_path / "whole" / name).read_bytes() for name in FILES]
-    rows = len(whole) + len(rules(tmp_path / "whole"))
-    assert len(whole) == 48 and rows > 60
-    for writes in range(0, rows, 7):
-        folder = tmp_path / str(writes)
-        with monkeypatch.context() as patch:
-            killed_after(patch, writes)
-            with pytest.raises(Killed):
-                synthesize(graphs, folder, Template(), 12)
-        assert synthesize(graphs, folder, Template(), 12) == whole
-        assert [(folder / name).read_bytes() for name in FILES] == expected
-
-
-class Slow(Template):
-    """A draft takes a while, and each is counted: in a file, which outlives the process."""
-    def __init__(self, counted, seconds):
-        super().__init__()
-        self.counted, self.seconds = counted, seconds
-
-    def draft(self, *args, **more):
-        time.sleep(self.seconds)
-        with open(self.counted, "a") as f:
-            f.write("draft\n")
-        return super().draft(*args, **more)
-
-
-def test_what_sigkill_ends_goes_on_and_asks_at_most_one_item_again(tmp_path):
-    counted = {name: tmp_path / f"{name}.txt" for name in ("whole", "part")}
-    synthesize({"tree": tree()}, tmp_path / "whole", Slow(counted["whole"], 0), 12)
-    code = ("import sys; from tests import test_synthesis as t; "
-            "t.synthesize({'tree': t.tree()}, sys.argv[1], t.Slow(sys.argv[2], .05), 12)")
-    command = [sys.executable, "-c", code, tmp_path / "part", counted["part"]]
-    process = subprocess.Popen(list(map(str, command)), cwd=Path(__file__).parents[1],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None and (not counted["part"].exists() or len(lines(counted["part"])) < 9):
-        time.sleep(.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    asked = len(lines(counted["part"]))
-    kept = len(lines(tmp_path / "part/questions.jsonl")) + len(rules(tmp_path / "part"))
-    assert asked < len(lines(counted["whole"])) and kept > 0
-    synthesize({"tree": tree()}, tmp_path / "part", Slow(counted["part"], 0), 12)
-    for name in FILES:
-        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    again = len(lines(counted["part"])) - len(lines(counted["whole"]))
-    assert 0 <= again <= synthesis.ATTEMPTS
-
-
-def lines(path):
-    return path.read_text().splitlines()
+FILES = ("questions.jsonl", "rejected.jsonl", "questions.md")
 
 
 def test_more_questions_later_are_added_to_those_there_are(tmp_path):
@@ -475,7 +439,7 @@ def openai(monkeypatch):
         made.url = f"http://127.0.0.1:{made.server_address[1]}/v1"
 
         def teacher_at(retries=0, concurrency=8):
-            asker = ChatTeacher(made.url, "r1", retries)
+            asker = Teacher(made.url, "r1", retries)
             asker.concurrency = concurrency
             return asker
 
@@ -558,7 +522,7 @@ def test_a_wrong_path_is_said_to_be_invalid(openai, tmp_path):
 def test_the_prompts_are_the_appendix_s(openai):
     graph = graph_of([("Urban Farms", "perception change, urban development", "Corboy"),
                       ("Corboy", "keeps", "Bee\nhives </think>"), ("Corboy", "keeps", "Corboy")], False)
-    short = teacher.generation_prompt(graph, item("Urban Farms"))
+    short = synthesis.generation_prompt(graph, item("Urban Farms"))
     assert short.startswith("""\
 Relations(entity_1 - entity_2: the relation):
 Urban Farms - Corboy: perception change, urban development
@@ -567,7 +531,7 @@ Corboy - Corboy: keeps
 The above is a knowledge graph where the relation between the entities are
 Your need to determine a path""")
     assert "The length of the path is 2 or 3, which" in short and "Diamond Head Classic's MVP play" in short
-    long = teacher.generation_prompt(graph, item("Urban Farms", "3"))
+    long = synthesis.generation_prompt(graph, item("Urban Farms", "3"))
     assert "Corboy: keeps\nGiven the knowledge graph above" in long
     assert "The path length should be at least 4.\n" in long
     assert "Hints" not in long and long.endswith('"answer": the answer node name}\n')
@@ -587,7 +551,8 @@ def test_the_key_comes_from_the_environment_and_goes_into_no_file(openai, tmp_pa
     def echo(prompt):
         if len(server.asked) == 3:
             return 401, b"wrong key: sk-secret-7"
-        return "your key is sk-secret-7" if len(server.asked) == 1 else (400, b"too long, sk-secret-7")
+        told = as_json(["Root", "N0"], "your key is sk-secret-7", "N0")
+        return told if len(server.asked) == 1 else (400, b"too long, sk-secret-7")
 
     server = openai(echo)
     with pytest.raises(files.RunError, match="HTTP 401.*environment variable OPENAI_API_KEY") as raised:
@@ -624,7 +589,7 @@ def test_the_key_comes_from_the_environment_and_goes_into_no_file(openai, tmp_pa
 ])
 def test_what_is_no_draft_is_named_and_bounded(text, reason):
     with pytest.raises(chat_client.BadAnswer, match=reason) as raised:
-        teacher.read_draft(text)
+        synthesis.read_draft(text)
     assert raised.value.rule == "unreadable JSON" and len(raised.value.reason) < 400
 
 
@@ -634,8 +599,8 @@ def test_what_is_no_draft_is_named_and_bounded(text, reason):
 ])
 def test_what_is_said_around_an_answer_is_looked_past(around):
     text = around.format(as_json(["Root", "N0"], "What {of} is \"below\" Root?", "N0"))
-    assert teacher.read_draft(text) == Draft(["Root", "N0"], "What {of} is \"below\" Root?", "N0")
-    assert teacher.read_verdict(around.format(YES)) == (True, "fine")
+    assert synthesis.read_draft(text) == Draft(["Root", "N0"], "What {of} is \"below\" Root?", "N0")
+    assert synthesis.read_verdict(around.format(YES)) == (True, "fine")
 
 
 @pytest.mark.parametrize("text", [
@@ -643,9 +608,9 @@ def test_what_is_said_around_an_answer_is_looked_past(around):
 ])
 def test_what_is_no_verdict_is_named(text):
     with pytest.raises(chat_client.BadAnswer) as raised:
-        teacher.read_verdict(text)
+        synthesis.read_verdict(text)
     assert raised.value.rule == "unreadable JSON"
-    assert teacher.read_verdict('{"valid": false, "reason": "a\\nb"}') == (False, "a b")
+    assert synthesis.read_verdict('{"valid": false, "reason": "a\\nb"}') == (False, "a b")
 
 
 def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
@@ -664,63 +629,41 @@ def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
 ])
 def test_an_answer_without_a_text_is_counted_and_a_run_of_them_stops(openai, tmp_path, body, rule, reason):
     server = openai(lambda prompt: (200, body))
-    with pytest.raises(files.RunError, match=f"4 unusable answers in a row, the last: '{reason}"):
-        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 9, bad_limit=4)
-    assert rules(tmp_path) == [rule] * 4
+    with pytest.raises(files.RunError, match=f"30 unusable answers in a row, the last: '{reason}"):
+        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90)
+    assert rules(tmp_path) == [rule] * 30 and len(server.asked) < 40
 
 
-def test_nonsense_stops_after_the_limit_and_a_better_teacher_goes_on(openai, tmp_path):
+def test_nonsense_stops_after_thirty_and_a_better_teacher_goes_on(openai, tmp_path):
     server = openai(lambda prompt: "I would rather not.")
-    message = "7 unusable answers in a row, the last: 'no JSON object: I would rather.*goes on from here"
+    asker = server.teacher()
+    message = "30 unusable answers in a row, the last: 'no JSON object: I would rather.*same command goes on"
     with pytest.raises(files.RunError, match=message):
-        synthesize({"tree": tree()}, tmp_path, server.teacher(), 5, kinds=("12",), bad_limit=7)
-    assert rules(tmp_path) == ["unreadable JSON"] * 7 and not (tmp_path / "questions.md").exists()
+        synthesize({"tree": tree()}, tmp_path, asker, 50, kinds=("12",))
+    assert asker.cancelled.is_set()     # it waits for nothing any more
     server.answer = good_answers
-    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 3, kinds=("12",), bad_limit=30)) == 3
-    assert synthesis.BAD_LIMIT == 300
+    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 3, kinds=("12",))) == 3
 
 
-def test_a_teacher_that_was_never_understood_stops_after_thirty(openai, tmp_path):
-    server = openai(lambda prompt: "I would rather not.")
-    asker = server.teacher(concurrency=1)
-    with pytest.raises(files.RunError, match="the teacher gave 30 unusable answers in a row"):
-        synthesize({"tree": tree()}, tmp_path, asker, 90)
-    assert len(server.asked) < 40
-    server.asked.clear()
-    with pytest.raises(files.RunError, match="30 unusable"):  # nothing on file was read either
-        synthesize({"tree": tree()}, tmp_path, asker, 90)
-    server.answer = good_answers
-    synthesize({"tree": tree()}, tmp_path, asker, 1, kinds=("12",))
-    server.answer = lambda prompt: "no"
-    with pytest.raises(files.RunError, match="50 unusable"):  # it could once
-        synthesize({"tree": tree()}, tmp_path, asker, 90, bad_limit=50)
-
-
-def test_one_good_answer_among_bad_ones_starts_the_count_anew(openai, tmp_path):
+def test_one_good_answer_among_bad_ones_starts_the_count_anew(openai, tmp_path, monkeypatch):
     def answer(prompt):
         drafts = [p for p in prompts(server) if JUDGE not in p]
         return good_answers(prompt) if JUDGE in prompt or len(drafts) % 3 == 0 else "no"
 
+    monkeypatch.setattr(synthesis, "NEVER_READ", 3)
     server = openai(answer)
     asker = server.teacher(concurrency=1)
-    options = {"kinds": ("12",), "bad_limit": 3, "unique": False}
-    rows = synthesize({"tree": tree()}, tmp_path, asker, 4, **options)
+    rows = synthesize({"tree": tree()}, tmp_path, asker, 4, kinds=("12",), unique=False)
     assert len(rows) == 4 and rules(tmp_path) == ["unreadable JSON"] * 8
 
 
-def test_a_draft_that_can_be_read_is_not_one_of_them(openai, tmp_path):
+def test_a_draft_that_can_be_read_is_not_one_of_them(openai, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthesis, "NEVER_READ", 3)
     answers = ["no", "no", as_json(["Root", "N0"], "What is below?", "N0")] * 4
     server = openai(lambda prompt: answers.pop(0))
     asker = server.teacher(concurrency=1)
     with pytest.raises(files.RunError, match="no question came of 12 drafts"):
-        synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT, rounds=4, bad_limit=3)
-
-
-def test_a_run_that_stops_ends_its_teacher_s_waiting(openai, tmp_path):
-    asker = openai(lambda prompt: "no").teacher()
-    with pytest.raises(files.RunError, match="3 unusable answers"):
-        synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT, bad_limit=3)
-    assert asker.cancelled.is_set()
+        synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT, rounds=4)
 
 
 def good_answers(prompt):
@@ -742,7 +685,7 @@ def test_killed_at_any_answer_no_question_is_asked_twice_and_the_rows_are_the_sa
     expected = [(tmp_path / "whole" / name).read_bytes() for name in FILES]
     said_in_all = len((tmp_path / "whole/answers.jsonl").read_text().splitlines())
     assert said_in_all == len(server.asked)  # nothing was asked for in vain
-    for writes in (0, 1, 30, 75, 120):
+    for writes in (0, 1, 30, 75):
         folder = tmp_path / str(writes)
         with monkeypatch.context() as patch:
             killed_after(patch, writes)
@@ -829,29 +772,37 @@ def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tm
     monkeypatch.setattr(http_client, "START_RETRIES", 0)
     with pytest.raises(files.RunError, match=r"no teacher service at http://127.0.0.1:9/v1 after 1 tries "
                                              r"\(ConnectError.*run the same command again"):
-        synthesize({"tree": tree()}, tmp_path, ChatTeacher("http://127.0.0.1:9/v1", "r1"), 2)
+        synthesize({"tree": tree()}, tmp_path, Teacher("http://127.0.0.1:9/v1", "r1"), 2)
     assert rules(tmp_path) == []
     server = openai(good_answers)
     assert synthesize({"tree": tree()}, tmp_path, server.teacher(), 2, kinds=("12",))
     with pytest.raises(files.RunError, match="--teacher nowhere: this is no address"):
-        ChatTeacher("nowhere", "r1")
+        Teacher("nowhere", "r1")
 
 
 # ---- real graphs
 
 
-def test_questions_md_has_table_1_the_rejections_and_the_yield():
-    questions = [{"graph_type": "cs", "kind": "12", "ambiguous": True},
-                 {"graph_type": "cs", "kind": "3", "ambiguous": False},
-                 {"graph_type": "law", "kind": "3", "ambiguous": False}]
-    rejected = [{"graph_type": "law", "kind": "3", "rule": "duplicate"},
-                {"graph_type": "art", "kind": "12", "rule": "path too short"},
-                {"graph_type": "art", "kind": "3", "rule": "path too short"}]
-    text = synthesis.markdown(questions, rejected)
-    assert "| Graph Type | 1/2 hop | 3+ hop | Total |\n|---|---:|---:|---:|\n| cs | 1 | 1 | 2 |\n" in text
-    assert "| law | 0 | 1 | 1 |\n| Total | 1 | 2 | 3 |\n" in text
-    assert "| path too short | 1 | 1 | 2 |\n| duplicate | 0 | 1 | 1 |\n| Total | 1 | 2 | 3 |\n" in text
-    assert "| law | 2 | 1 | 0.500 | 0 |\n| art | 2 | 0 | 0.000 | 0 |\n| Total | 6 | 3 | 0.500 | 1 |" in text
+def test_questions_md_has_table_1_and_the_rejections(tmp_path):
+    made = synthesis.Made()
+    made.questions = [{"graph_type": "cs", "kind": "12"}, {"graph_type": "cs", "kind": "3"},
+                      {"graph_type": "law", "kind": "3"}]
+    made.rejected = [{"kind": "3", "rule": "duplicate"}, {"kind": "12", "rule": "path too short"},
+                     {"kind": "3", "rule": "path too short"}]
+    made.write(tmp_path)
+    assert (tmp_path / "questions.md").read_text() == """\
+| Graph Type | 1/2 hop | 3+ hop | Total |
+|---|---:|---:|---:|
+| cs | 1 | 1 | 2 |
+| law | 0 | 1 | 1 |
+| Total | 1 | 2 | 3 |
+
+| rejected | 1/2 hop | 3+ hop | Total |
+|---|---:|---:|---:|
+| path too short | 1 | 1 | 2 |
+| duplicate | 0 | 1 | 1 |
+| Total | 1 | 2 | 3 |
+"""
 
 
 def holds(row, graph):
@@ -871,7 +822,7 @@ def holds(row, graph):
     ("lightrag_graph/ultradomain_mix/graph_chunk_entity_relation.graphml", {}),
     # every ball of this graph has more than 400 nodes
     ("wikidata_codex/codex-s_train.txt",
-     {"largest": 2034, "only": {"g": ["Q44519", "Q49734", "Q104668", "Q311450"]}, "unique": False}),
+     {"only": {"g": ["Q44519", "Q49734", "Q104668", "Q311450"]}, "unique": False}),
 ])
 def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, source, options):
     path = sample(source)
@@ -884,4 +835,4 @@ def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, sourc
 
 def test_wikidata_as_it_is_has_no_seed():
     graph = kg_files.load_graph(sample("wikidata_codex/codex-s_train.txt"))
-    assert kg_paths.seeds(graph) == []
+    assert synthesis.seeds(graph) == []

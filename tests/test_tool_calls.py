@@ -1,4 +1,4 @@
-"""graphs/tool_calls.py: calls in two styles, names of every kind, and a named fault for what is none."""
+"""omne_r1.parse_tool_call: calls in two styles, names of every kind, and a named fault for what is none."""
 
 import json
 import random
@@ -7,8 +7,8 @@ import sys
 import networkx
 import pytest
 
-from common.graphs import tool_calls
-from common.graphs.tool_calls import Fault, parse_tool_call, write_tool_call
+from common.graphs import kg_tools
+from omne_r1 import MAX_CALL, Fault, parse_tool_call, written
 from tests.conftest import sample
 
 CAUX = ("node_info", {"node_name": "Pays de Caux", "graph_type": "agriculture"})
@@ -25,9 +25,7 @@ ODD = [
     'node_info("Pays de Caux", graph_type="agriculture")',
     'node_info("Pays " "de Caux", """agriculture""")',
     '{"name": "node_info", "arguments": {"graph_type": "agriculture", "node_name": "Pays de Caux"}}',
-    '{"name": "node_info", "arguments": ["Pays de Caux", "agriculture"]}',
     '{"name": "node_info", "parameters": {"node_name": "Pays de Caux", "graph_type": "agriculture"}}',
-    r'{"name": "node_info", "arguments": "[\"Pays de Caux\", \"agriculture\"]"}',
     '\n{"arguments": {"node_name": "Pays de Caux", "graph_type": "agriculture"}, "name": "node_info"} ',
 ])
 def test_every_way_to_write_a_call_gives_the_same(text):
@@ -49,9 +47,11 @@ def names_of_the_samples():
 
 
 def survives(name):
-    for tool in tool_calls.TOOLS:
+    for tool in kg_tools.TOOLS:
         arguments = {"node_name": name, "graph_type": "cs"}
-        for call in (write_tool_call(tool, arguments), json.dumps({"name": tool, "arguments": arguments})):
+        made = written(kg_tools.Call(tool, name, "cs"))
+        made = made.removeprefix("<tool_call>").removesuffix("</tool_call>")
+        for call in (made, json.dumps({"name": tool, "arguments": arguments})):
             assert parse_tool_call(call) == (tool, arguments), call
         call = f"{tool}({name!r}, graph_type='cs')"  # Python's own quoting, single quotes where it can
         assert parse_tool_call(call) == (tool, arguments), call
@@ -77,59 +77,58 @@ def test_commas_quotes_backslashes_newlines_and_brackets_survive():
 
 
 @pytest.mark.parametrize("text,fault", [
-    ("", tool_calls.NO_CALL),
-    ("Pays de Caux", tool_calls.NO_CALL),
-    ("node_info", tool_calls.NO_CALL),
-    ('node_info(node_name="Pays de Caux", graph_type="cs"', tool_calls.NO_CALL),
-    ('node_info("a", "b") node_info("a", "b")', tool_calls.NO_CALL),
-    ('node_info("a", "b"); node_info("a", "b")', tool_calls.NO_CALL),
-    ('node_info("a", "b").x', tool_calls.NO_CALL),
-    ('node_info("a", "b")("c", "d")', tool_calls.NO_CALL),
-    ('node_info("a", "b") + "c"', tool_calls.NO_CALL),
-    ("node_info('Scrooge's ghost', 'cs')", tool_calls.NO_CALL),
-    ("node_info('a\nb', 'cs')", tool_calls.NO_CALL),
-    ("node_info('a\x00', 'cs')", tool_calls.NO_CALL),
-    ("node_info('a\ud800', 'cs')", tool_calls.NO_CALL),
-    ('edge_to_node("a", "b")', tool_calls.UNKNOWN_TOOL),
-    ('__import__("os").system("true")', tool_calls.UNKNOWN_TOOL),
-    ('Node_info("a", "b")', tool_calls.UNKNOWN_TOOL),
-    ('node_info("a", "b", "c")', tool_calls.UNKNOWN_ARGUMENT),
-    ('node_info(name="a", graph_type="b")', tool_calls.UNKNOWN_ARGUMENT),
-    ('node_info(**{"node_name": "a"}, graph_type="b")', tool_calls.UNKNOWN_ARGUMENT),
-    ('node_info("a", "b", graph_type="b")', tool_calls.REPEATED_ARGUMENT),
-    ('node_info("a", node_name="a", graph_type="b")', tool_calls.REPEATED_ARGUMENT),
-    ('node_info("a")', tool_calls.MISSING_ARGUMENT),
-    ('node_info(graph_type="a")', tool_calls.MISSING_ARGUMENT),
-    ("node_info()", tool_calls.MISSING_ARGUMENT),
-    ('node_info(7, "b")', tool_calls.NO_TEXT),
-    ('node_info(b"a", "b")', tool_calls.NO_TEXT),
-    ('node_info(f"{open}", "b")', tool_calls.NO_TEXT),
-    ('node_info("a" + "b", "c")', tool_calls.NO_TEXT),
-    ('node_info(*["a", "b"])', tool_calls.NO_TEXT),
-    ('node_info(open("x").read(), "b")', tool_calls.NO_TEXT),
-    ('node_info(None, "b")', tool_calls.NO_TEXT),
-    ('{"name": "node_info"', tool_calls.NO_CALL),
-    ('{"name": "node_info"} x', tool_calls.NO_CALL),
-    ('{"arguments": {}}', tool_calls.NO_CALL),
-    ('{"name": "node_info", "name": "node_info", "arguments": {}}', tool_calls.NO_CALL),
-    ('{"name": "node_info", "arguments": {}, "more": 1}', tool_calls.NO_CALL),
-    ('{"name": "node_info", "arguments": {}, "parameters": {}}', tool_calls.NO_CALL),
-    ('{"parameters": {}}', tool_calls.NO_CALL),
-    ('{"name": "node_info", "parameters": 7}', tool_calls.NO_CALL),
-    ('{"name": "node_info", "arguments": 7}', tool_calls.NO_CALL),
-    ('{"name": "node_info", "arguments": "x"}', tool_calls.NO_CALL),
-    ('{"name": "search", "arguments": {}}', tool_calls.UNKNOWN_TOOL),
-    ('{"name": ["node_info"], "arguments": {}}', tool_calls.UNKNOWN_TOOL),
-    ('{"name": "node_info", "arguments": {"query": "a"}}', tool_calls.UNKNOWN_ARGUMENT),
-    ('{"name": "node_info", "arguments": {"node_name": "", "node_name": ""}}', tool_calls.REPEATED_ARGUMENT),
-    ('{"name": "node_info", "arguments": {"node_name": "a"}}', tool_calls.MISSING_ARGUMENT),
-    ('{"name": "node_info"}', tool_calls.MISSING_ARGUMENT),
-    ('{"name": "node_info", "arguments": {"node_name": ["a"], "graph_type": "b"}}', tool_calls.NO_TEXT),
-    ('{"name": "node_info", "arguments": {"node_name": NaN, "graph_type": "b"}}', tool_calls.NO_TEXT),
+    ("", "not a call"),
+    ("Pays de Caux", "not a call"),
+    ("node_info", "not a call"),
+    ('node_info(node_name="Pays de Caux", graph_type="cs"', "not a call"),
+    ('node_info("a", "b") node_info("a", "b")', "not a call"),
+    ('node_info("a", "b"); node_info("a", "b")', "not a call"),
+    ('node_info("a", "b").x', "not a call"),
+    ('node_info("a", "b")("c", "d")', "not a call"),
+    ('node_info("a", "b") + "c"', "not a call"),
+    ("node_info('Scrooge's ghost', 'cs')", "not a call"),
+    ("node_info('a\nb', 'cs')", "not a call"),
+    ("node_info('a\x00', 'cs')", "not a call"),
+    ("node_info('a\ud800', 'cs')", "not a call"),
+    ('edge_to_node("a", "b")', "unknown tool"),
+    ('__import__("os").system("true")', "unknown tool"),
+    ('Node_info("a", "b")', "unknown tool"),
+    ('node_info("a", "b", "c")', "unknown argument"),
+    ('node_info(name="a", graph_type="b")', "unknown argument"),
+    ('node_info(**{"node_name": "a"}, graph_type="b")', "unknown argument"),
+    ('node_info("a", "b", graph_type="b")', "repeated argument"),
+    ('node_info("a", node_name="a", graph_type="b")', "repeated argument"),
+    ('node_info("a")', "missing argument"),
+    ('node_info(graph_type="a")', "missing argument"),
+    ("node_info()", "missing argument"),
+    ('node_info(7, "b")', "argument that is no text"),
+    ('node_info(b"a", "b")', "argument that is no text"),
+    ('node_info(f"{open}", "b")', "argument that is no text"),
+    ('node_info("a" + "b", "c")', "argument that is no text"),
+    ('node_info(*["a", "b"])', "argument that is no text"),
+    ('node_info(open("x").read(), "b")', "argument that is no text"),
+    ('node_info(None, "b")', "argument that is no text"),
+    ('{"name": "node_info"', "not a call"),
+    ('{"name": "node_info"} x', "not a call"),
+    ('{"arguments": {}}', "not a call"),
+    ('{"name": "node_info", "arguments": ["a", "b"]}', "not a call"),
+    ('{"parameters": {}}', "not a call"),
+    ('{"name": "node_info", "parameters": 7}', "not a call"),
+    ('{"name": "node_info", "arguments": 7}', "not a call"),
+    ('{"name": "node_info", "arguments": "x"}', "not a call"),
+    ('{"name": "search", "arguments": {}}', "unknown tool"),
+    ('{"name": ["node_info"], "arguments": {}}', "unknown tool"),
+    ('{"name": "node_info", "arguments": {"query": "a"}}', "unknown argument"),
+    ('{"name": "node_info", "arguments": {"node_name": "a"}}', "missing argument"),
+    ('{"name": "node_info"}', "missing argument"),
+    ('{"name": "node_info", "arguments": {"node_name": ["a"], "graph_type": "b"}}',
+     "argument that is no text"),
+    ('{"name": "node_info", "arguments": {"node_name": 7, "graph_type": "b"}}', "argument that is no text"),
 ])
 def test_what_is_no_call_is_a_named_fault(text, fault):
-    found = parse_tool_call(text)
-    assert isinstance(found, Fault) and found.name == fault and found.detail, found
+    with pytest.raises(Fault) as raised:
+        parse_tool_call(text)
+    assert raised.value.name == fault and raised.value.detail
 
 
 @pytest.mark.parametrize("text", [
@@ -147,7 +146,9 @@ def test_what_is_no_call_is_a_named_fault(text, fault):
 ])
 def test_deep_nesting_is_a_fault_and_no_crash(text):
     limit = sys.getrecursionlimit()
-    assert len(text) <= tool_calls.MAX_CALL and isinstance(parse_tool_call(text), Fault)
+    assert len(text) <= MAX_CALL
+    with pytest.raises(Fault):
+        parse_tool_call(text)
     assert sys.getrecursionlimit() == limit
 
 
@@ -155,13 +156,15 @@ def test_a_call_of_4000_characters_is_read_and_one_more_is_too_long():
     call = 'node_info("{}", "cs")'
     text = call.format("x" * (4000 - len(call) + 2))
     assert len(text) == 4000 and parse_tool_call(text)[0] == "node_info"
-    assert parse_tool_call(text + " ").name == tool_calls.TOO_LONG
+    with pytest.raises(Fault, match="too long"):
+        parse_tool_call(text + " ")
 
 
 def test_nothing_of_a_call_is_evaluated(tmp_path):
     made = tmp_path / "made"
-    parse_tool_call(f"node_info(open({str(made)!r}, 'w'), 'cs')")
-    parse_tool_call(f"node_info(node_name=[open({str(made)!r}, 'w')][0].name, graph_type='cs')")
+    for name in (f"open({str(made)!r}, 'w')", f"[open({str(made)!r}, 'w')][0].name"):
+        with pytest.raises(Fault):
+            parse_tool_call(f"node_info(node_name={name}, graph_type='cs')")
     assert not made.exists()
 
 

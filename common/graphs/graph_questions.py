@@ -1,7 +1,7 @@
 """Questions that are asked of graphs: where they come from (files, a teacher, the embedded world), and the
 tools that answer for the graphs.
 
-    place, evals = load(cfg, folder)    what is made lies in the folder, where a killed run goes on
+    place, evals = load(cfg, folder)    questions that are made are kept in the folder
 
 A question is a data.Question whose `type` is the graph that it is asked of; `evidences` are the edges of its
 path, where that is known. On file it is a line of what synthesis.py writes:
@@ -14,12 +14,11 @@ of which path and relations may be missing.
 import math
 import random
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import data, flags
-from common.files import say
+from common.files import read_json, read_jsonl, say, write_json
 from common.graphs.kg_tools import LocalTools, make_tools
 from common.turns import stable_seed
 
@@ -188,25 +187,25 @@ def load(cfg, folder):
 
 def teacher_of(cfg):
     """Who words questions and thoughts."""
-    from common.graphs.teacher import ChatTeacher, Template
+    from common.graphs import synthesis
     if cfg.teacher == "template":
-        return Template()
-    return ChatTeacher(cfg.teacher, cfg.teacher_model)
+        return synthesis.Template()
+    return synthesis.Teacher(cfg.teacher, cfg.teacher_model)
 
 
 def make_questions(cfg, folder, graphs):
-    """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes;
-    in a folder where a killed run goes on. A teacher may begin a path elsewhere near the seed node: test
-    questions that begin where one for training does are left out."""
-    from common.graphs import kg_paths
+    """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes. A
+    teacher may begin a path elsewhere near the seed node: test questions that begin where one for training
+    does are left out."""
+    from common.graphs import synthesis
     teacher = teacher_of(cfg)
-    train_seeds, test_seeds = {}, {}
-    for name, graph in graphs.items():
-        found = kg_paths.split_seeds(graph, cfg.test_share, cfg.largest_ball)
-        train_seeds[name], test_seeds[name] = found
-    train = write_questions(folder / "train", graphs, teacher, cfg, cfg.per_graph, train_seeds)
+
+    def side(number):
+        return lambda graph: synthesis.split_seeds(graph, cfg.test_share, cfg.largest_ball)[number]
+
+    train = write_questions(folder / "train", graphs, teacher, cfg, cfg.per_graph, side(0))
     count = math.ceil(cfg.per_graph * cfg.test_share)
-    test = write_questions(folder / "test", graphs, teacher, cfg, count, test_seeds)
+    test = write_questions(folder / "test", graphs, teacher, cfg, count, side(1))
     begun = {(q.type, q.evidences[0][0]) for q in train}
     kept = [q for q in test if (q.type, q.evidences[0][0]) not in begun]
     if len(kept) < len(test):
@@ -215,20 +214,26 @@ def make_questions(cfg, folder, graphs):
     return train, kept
 
 
-def write_questions(folder, graphs, teacher, cfg, count, only=None):
-    """Questions along paths of the graphs, `count` a graph and kind, in a folder where a killed run goes
-    on."""
+MAKES_QUESTIONS = ("teacher", "teacher_model", "test_share", "attempts", "largest_ball", "unique")
+
+
+def write_questions(folder, graphs, teacher, cfg, count, seeds):
+    """Questions along paths of the graphs, `count` a graph and kind; made once. settings.json says what the
+    folder was made with: with other settings the questions are made anew, from the answers that are there.
+
+    seeds(graph) -> its seed nodes."""
     from common.graphs import synthesis
-    rows = synthesis.synthesize(
-        graphs, folder, teacher, count, attempts=cfg.attempts, unique=cfg.unique, only=only,
-        largest=cfg.largest_ball)
-    kept = Counter()
-    found = []
-    for row in rows:  # a folder may hold more, of an earlier run
-        kept[row["graph_type"], row["kind"]] += 1
-        if kept[row["graph_type"], row["kind"]] <= count:
-            found.append(question_of(row))
-    return found
+    facts = {name: stable_seed(sorted(g.graph.edges(data="relation"))) for name, g in graphs.items()}
+    made_with = {name: getattr(cfg, name) for name in MAKES_QUESTIONS} | {"count": count, "facts": facts}
+    settings = folder / "settings.json"
+    if settings.exists() and read_json(settings, dict) == made_with:
+        rows = read_jsonl(folder / "questions.jsonl")
+    else:
+        starts = {name: seeds(graph) for name, graph in graphs.items()}
+        rows = synthesis.synthesize(
+            graphs, starts, folder, teacher, count, attempts=cfg.attempts, unique=cfg.unique)
+        write_json(settings, made_with)
+    return [question_of(row) for row in rows]
 
 
 # ---------------------------------------------------------------- the embedded world
@@ -265,10 +270,11 @@ def graphs_of_world(cfg, name, domains=None):
 
 def world_place(cfg, folder, name, domains, count):
     """A split's graphs, their tools, and questions by template."""
-    from common.graphs.teacher import Template
+    from common.graphs import synthesis
     from common.world import graphs as world_graphs
     graphs = graphs_of_world(cfg, name, domains)
-    teacher = Template(world_graphs.wording, world_graphs.weight_of(name), world_graphs.forward)
-    questions = write_questions(folder / name, graphs, teacher, cfg, count)
+    teacher = synthesis.Template(world_graphs.wording, world_graphs.weight_of(name), world_graphs.forward)
+    questions = write_questions(
+        folder / name, graphs, teacher, cfg, count, lambda graph: synthesis.seeds(graph, cfg.largest_ball))
     tools = LocalTools(graphs, cfg.max_edges, cfg.max_words)
     return Place(name, questions, tools)

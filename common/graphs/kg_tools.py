@@ -18,10 +18,9 @@ from urllib.parse import quote
 
 from common import http_client, kg
 from common.graphs import kg_files
-from common.graphs.tool_calls import TOOLS
 from common.http_client import RETRIES
 
-ENTITY_MATCHER, NODE_INFO = TOOLS
+TOOLS = ENTITY_MATCHER, NODE_INFO = "entity_matcher", "node_info"
 PATHS = {ENTITY_MATCHER: "get_precise_entity_names", NODE_INFO: "get_node"}
 MATCHES = 5       # entities that entity_matcher shows
 MAX_NAME = 4000   # characters
@@ -31,7 +30,7 @@ LOST_IN_A_ROW = 8  # calls without an answer from a server that lives: it answer
 
 @dataclass(frozen=True)
 class Call:
-    """tool: of tool_calls.TOOLS. question: what the agent was asked; it may be empty."""
+    """tool: of TOOLS. question: what the agent was asked; it may be empty."""
     tool: str
     node_name: str
     graph_type: str

@@ -1,342 +1,610 @@
-"""Questions with gold paths, made from knowledge graphs (Omne-R1, section 2).
+"""Questions with gold paths, made from knowledge graphs: section 2 and appendix C of Omne-R1.
 
-    graphs = kg_files.load_graphs("cs=FILE,legal=FOLDER")
-    rows = synthesize(graphs, "questions/", Template(), count=500)
-    rows = synthesize(graphs, "questions/", ChatTeacher("http://127.0.0.1:8000/v1", "deepseek-r1"), count=500)
+    teacher = Template()                    or Teacher("http://127.0.0.1:8000/v1", "deepseek-r1")
+    rows = synthesize({"cs": graph}, {"cs": seeds(graph)}, folder, teacher, count=500)
 
-A seed node, a draft of the teacher (a path from its surroundings, a question, an answer), the checks of
-kg_paths.py, the teacher's judgement; a draft that fails goes back with what was wrong. The folder has
+Seed nodes take turns. In each, a teacher drafts a path near the node, a question and its answer; path_fault
+and name_fault check them, and the teacher judges what is left. A draft that fails goes back with what was
+wrong. The folder has
 
     questions.jsonl   {"id", "graph_type", "question", "golden_answer", "path", "relations", "hops", "kind",
                       "seed_node", "ambiguous"}, relations[i] from path[i] to path[i + 1]
-    rejected.jsonl    {"id", "graph_type", "kind", "rule", "path", "question", "answer", "reason"}, a row an
-                      attempt: the text of what could not be read stands in its reason
-    answers.jsonl     what a model said, on file as soon as it said it: it is never asked for twice
-    questions.md      the paper's table 1, and the rejections by rule
-    settings.json     what the folder was made with
+    rejected.jsonl    a row a draft: {"id", "graph_type", "kind", "rule", "path", "question", "answer",
+                      "reason"}
+    questions.md      the paper's table 1, and the rejected drafts by rule
+    answers.jsonl     what a model said and could be read, on file as soon as it was said
 
-A killed run goes on there, with the same outcome: the order of the work is always the same. The first three
-files only grow, a line at a time.
+The order of the work is always the same, and no answer that is on file is asked for again. So the same
+command goes on with an interrupted synthesis and comes to the same rows.
+
+A path is a list of names. An edge joins two nodes from either end, as the tools show it; where a directed
+graph's edge is gone against its direction, its label is "inverse of …".
 """
 
-import hashlib
 import itertools
 import json
 import random
+import re
+import unicodedata
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-from common.files import Keyed, Lines, Progress, RunError, read_json, say, warn, write_atomic, write_json
-from common.graphs import kg_paths
-from common.graphs.kg_paths import KINDS, LARGEST, OF_THE_PATH, SEED
-from common.graphs.teacher import BAD_LIMIT, Draft, Item, Patience, Previous
-from common.kg import GraphError
+import networkx
+
+from common import kg
+from common.files import Keyed, Progress, RunError, say, warn, write_atomic
+from common.http_client import RETRIES
 from common.rollout import stable_seed
-from common.serve.chat_client import NO_ANSWER, UNREADABLE, BadAnswer
+from common.serve.chat_client import (
+    NEVER_READ,
+    NO_ANSWER,
+    SHOWN,
+    UNREADABLE,
+    BadAnswer,
+    Chat,
+    read_object,
+)
 
-ATTEMPTS = 3      # at a question, each with what was wrong with the last (ours)
-ROUNDS = 10       # turns that a seed node has at most (ours)
-AT_ONCE = 4       # items that a thread is given at a time
+DEPTH = 3               # of the subgraph around a seed node
+SMALLEST = 20           # nodes of a subgraph
+LARGEST = 400           # nodes of a subgraph
+KINDS = {"12": (2, 3), "3": (4, 6)}  # nodes of a path: 1/2-hop; 3+-hop ("at least 4": that 6 is most is ours)
+ROUNDS = 10             # turns that a seed node has at most (ours)
+MAX_QUESTION = 4000     # characters of an answer's texts
+MAX_PATH = 50           # nodes of an answer's path; KINDS says how many are right
+MAX_RELATIONS = 2000    # lines of a prompt, nearest the seed node first (ours)
+INVERSE = "inverse of "
+TITLES = {"12": "1/2 hop", "3": "3+ hop"}
 JUDGED = "judge says no"
 DUPLICATE = "duplicate"
-NOT_READ = (UNREADABLE, NO_ANSWER)
-TITLES = {"12": "1/2 hop", "3": "3+ hop"}
+AMBIGUOUS = "another node reached"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question to be made: of a kind, from a seed node's turn."""
+    id: str              # "cs-12-7"
+    graph_type: str
+    kind: str            # of KINDS
+    seed_node: str
+    round: int           # how many turns the seed node had before
+
+
+@dataclass
+class Draft:
+    """What a teacher drafted. rule and reason say why it is no question; both are empty where it is one."""
+    path: list
+    question: str
+    answer: str
+    relations: list | None = None   # a label a step, where the teacher knows which edges it took
+    rule: str = ""
+    reason: str = ""
+    path_valid: bool = True
+    ambiguous: bool = False         # the same labels lead from the start to another node, too
+
+
+# ---------------------------------------------------------------- seed nodes
+
+def seeds(graph, largest=LARGEST):
+    """The nodes, in the graph's order, from which paths may start: within three steps lie 20 to `largest`
+    nodes, the start among them, and one at least is three steps away. Edges are gone either way."""
+    around = networkx.Graph(graph.graph)
+    found = []
+    for node in around:
+        others = networkx.bfs_edges(around, node, depth_limit=DEPTH)  # an edge a node; lazy, for hubs
+        size = 1 + sum(1 for _ in itertools.islice(others, largest))
+        if SMALLEST <= size <= largest and max(subgraph(around, node).values()) == DEPTH:
+            found.append(node)
+    return found
+
+
+def subgraph(around, node):
+    """{node: steps from this one}, nearest first. around: an undirected networkx graph."""
+    return networkx.single_source_shortest_path_length(around, node, cutoff=DEPTH)
+
+
+def split_seeds(graph, test_share=0.1, largest=LARGEST):
+    """(seed nodes for training, for testing), by a hash of the name: a node's side does not depend on what
+    else is in the graph."""
+    train = []
+    test = []
+    for node in seeds(graph, largest):
+        drawn = stable_seed(0, "test", node) / 2 ** 63  # in [0, 1)
+        side = test if drawn < test_share else train
+        side.append(node)
+    return train, test
+
+
+# ---------------------------------------------------------------- paths
+
+def steps(graph, node):
+    """[(relation, node it leads to)]: the node's facts and, in a directed graph, those it is the tail of."""
+    found = [(relation, tail) for _, relation, tail in graph.facts(node)]
+    if graph.graph.graph.get("directed", True):
+        for head, _, relation in graph.graph.in_edges(node, data="relation"):
+            found.append((INVERSE + relation, head))
+    return found
+
+
+def relations_along(graph, path):
+    """The label of each step, of parallel edges the first; None for a step that no edge makes."""
+    labels = []
+    for here, there in itertools.pairwise(path):
+        found = [relation for relation, other in steps(graph, here) if other == there]
+        labels.append(found[0] if found else None)
+    return labels
+
+
+def reached(graph, start, relations):
+    """The nodes at the end of this sequence of labels. The start is none of them: a question names it."""
+    here = {start}
+    for label in relations:
+        here = {there for node in here for relation, there in steps(graph, node) if relation == label}
+    return here - {start}
+
+
+# ---------------------------------------------------------------- names in a question
+
+# letters with no space between words: Thai, Lao, Tibetan, Myanmar; Khmer; Han and Kana; and Hangul, whose
+# particles stand at a name
+UNSPACED = "\u0e00-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff\uac00-\ud7ff"
+SPACED = rf"[^\W{UNSPACED}]"
+QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2013", "''\"\"---")
+
+
+def fold(text):
+    """
+    >>> fold("Fianna  FÁIL\\u2019s"), fold("Straße")
+    ("fianna fail's", 'strasse')
+    """
+    parts = unicodedata.normalize("NFKD", kg.one_line(text).translate(QUOTES))
+    bare = "".join(c for c in parts if not unicodedata.combining(c))
+    return unicodedata.normalize("NFC", bare).casefold()  # (NFKD takes syllables of Hangul apart)
+
+
+def as_words(name):
+    """A pattern of the name between word boundaries, which UNSPACED letters have on either side of them."""
+    begins = rf"(?:(?=[{UNSPACED}])|(?<!{SPACED}))"
+    ends = rf"(?:(?<=[{UNSPACED}])|(?!{SPACED}))"
+    return begins + re.escape(name) + ends
+
+
+def is_named(name, question):
+    """Whether the name stands in the question as a word, case and accents apart. A name in brackets behind it
+    may be missing: the paper's example has "Colony Collapse Disorder (CCD)" so.
+
+    >>> is_named("Hive", "Whose hives?"), is_named("hive", "Whose HIVE's?"), is_named("C++ (85)", "Why C++?")
+    (False, True, True)
+    >>> is_named("上海", "他在上海出生吗？"), is_named("Ann", "谁是Ann的姑姑？")
+    (True, True)
+    """
+    question = fold(question)
+    name = fold(name)
+    for form in (name, re.sub(r"\s*\([^()]*\)$", "", name)):
+        if form and re.search(as_words(form), question):
+            return True
+    return False
+
+
+# ---------------------------------------------------------------- checks
+
+def path_fault(graph, kind, path, answer):
+    """(rule, reason) of the first rule that a path breaks; None where it is valid: a connected path of the
+    graph that contains the answer, of the kind's length."""
+    for place, node in enumerate(path):
+        if node not in graph:
+            return "node not in the graph", f"The graph has no node '{node}'."
+        if node in path[:place]:
+            return "node twice in the path", f"The path has the node '{node}' twice."
+    labels = relations_along(graph, path)
+    if None in labels:
+        here = labels.index(None)
+        return "path not connected", f"No edge of the graph joins '{path[here]}' and '{path[here + 1]}'."
+    if answer not in path:
+        return "answer not in the path", f"The answer '{answer}' is not a node of the path."
+    fewest, most = KINDS[kind]
+    if len(path) < fewest:
+        return "path too short", f"The path has {len(path)} nodes; it should have at least {fewest}."
+    if len(path) > most:
+        return "path too long", f"The path has {len(path)} nodes; it should have at most {most}."
+    return None
+
+
+def name_fault(path, question, answer):
+    """The same of a question: it names the start and no other node of the path."""
+    if not is_named(path[0], question):
+        return "start node not named", (f"The question does not name the starting node '{path[0]}', "
+                                        "so the answerer does not know where to search from.")
+    for node in path[1:]:
+        if node != answer and is_named(node, question):
+            return "inner node named", (
+                f"The question reveals the name of a middle node '{node}' in the path, "
+                "which should be hidden according to the requirements.")
+    if is_named(answer, question):
+        told = f"The question reveals the name of the answer node '{answer}', which should be hidden."
+        return "answer named", told
+    return None
+
+
+# ---------------------------------------------------------------- a teacher without a model
+
+def question_of_labels(graph, path, relations):
+    """"Who is" where the last node is a person, else "What is", "the mother of the director of Pale Tower?"
+    """
+    kind = graph.graph.nodes[path[-1]].get("kind", "")
+    asked = "Who" if kind.lower() in ("person", "human") else "What"
+    words = [f"the {relation} of" for relation in reversed(relations)]
+    return f"{asked} is {' '.join(words)} {path[0]}?"
+
+
+class Template:
+    """Walks at random along graph.facts from the seed node, no node twice; the walk's end is the answer.
+
+    wording(graph, path, relations) -> question. weigh(relation) -> how likely an edge is to be taken, among
+    those of its node (0: never); where all of them together weigh less than 1, the walk may end instead.
+    facts(graph, name) -> the edges that may be taken, in place of graph.facts."""
+    concurrency = 1
+
+    def __init__(self, wording=question_of_labels, weigh=None, facts=kg.KnowledgeGraph.facts):
+        self.wording = wording
+        self.weigh = weigh
+        self.facts = facts
+
+    def draft(self, graph, item, attempt, previous=None, answers=None):
+        drawn = stable_seed(0, item.graph_type, item.kind, item.seed_node, item.round, attempt)
+        rng = random.Random(drawn)
+        path, relations = self.walk(graph, item.seed_node, rng.randint(*KINDS[item.kind]), rng)
+        question = self.wording(graph, path, relations) if relations else ""
+        return Draft(path, question, path[-1], relations)
+
+    def walk(self, graph, start, nodes, rng):
+        """(path, its relations): `nodes` nodes, or fewer where the walk ends before."""
+        path = [start]
+        relations = []
+        while len(path) < nodes:
+            facts = [fact for fact in self.facts(graph, path[-1]) if fact[2] not in path]
+            weights = [1] * len(facts)
+            if self.weigh:
+                weights = [self.weigh(relation) for _, relation, _ in facts]
+            if not any(weights) or self.weigh and rng.random() >= sum(weights):
+                break
+            _, relation, tail = rng.choices(facts, weights)[0]
+            path.append(tail)
+            relations.append(relation)
+        return path, relations
+
+    def judge(self, draft, item, attempt, answers=None):
+        return True, ""
+
+    def cancel(self):
+        pass
+
+
+# ---------------------------------------------------------------- a teacher with one (appendix C)
+# The lines that the print broke are joined. The print cuts off the end of three lines: "entities are" and
+# "meet the following" stay as they stand, the last line of the 3+-hop prompt is that of the other, with
+# the four nodes of which the print has pieces.
+
+TASK = {
+    "12": """\
+The above is a knowledge graph where the relation between the entities are
+Your need to determine a path in the knowledge graph first, and the path should be suitable for generating \
+a one-hop or two-hop question.
+The suitable path should be:
+The language of the one/two hop question will be natural.
+The answer will be unique, only one node in the knowledge graph corresponds to the correct answer.
+The length of the path is 2 or 3, which corresponds to one-hop and two-hop questions.
+Then you need to generate a one/two hop question from the path. You should not reveal the answer node name \
+but need to provide the starting node name(s) for the answerer to start with. Use natural language to \
+describe the relation between the nodes.
+Here are some two-hop question types as hint:
+1. Inferring the bridge entity to complete the 2nd-hop question
+Which team does the player named 2015 Diamond Head Classic's MVP play for?
+2. Locating the answer entity by checking multiple properties
+Which former member of the Pittsburgh Pirates was nicknamed "The Cobra"?
+3. Inferring about the property of an entity in question through a bridge entity
+What city is the Marine Air Control Group 28 located in?
+""",
+    "3": """\
+Given the knowledge graph above, identify one path that is suitable for generating a multi-hop question. \
+A suitable path should meet the following
+The resulting question should be natural and fluent in language (not awkward or difficult to read).
+The answer should be unique and unambiguous.
+The path length should be at least 4.
+Once such a path is selected, generate a multi-hop question based on it.
+The question must follow these constraints:
+Only the name of the start node or end node in the path may be explicitly mentioned. The names of the \
+intermediate nodes must not be revealed, as doing so would reduce the difficulty of the question.
+The relationships between each pair of connected nodes should be described using natural language.
+Formulate one comprehensive multi-hop question, rather than multiple smaller sub-questions.
+""",
+}
+FORM = {
+    "12": """\
+Output in English.
+Output in JSON format only, don't add markdown code delimiter or anything else, only a valid json object:
+{"path": [node_name1, node_name2, ...], "question": "question", "answer": the answer node name}
+""",
+    "3": """\
+Output in English.
+Output in JSON format only, do not add markdown code delimiter or anything else, only a valid json object:
+{"path": [node_name1, node_name2, node_name3, node_name4, ...], "question": "question", "answer": the \
+answer node name}
+""",
+}
+JUDGE = """\
+You will see a path from knowledge graph and a corresponding multi-hop question. Your task is to check if \
+the question satisfies all the following requirements:
+The question contains the name of the node explicitly so that the answerer knows where to search from in \
+the knowledge graph.
+The question only reveals the name of node to start from, but hide the name of the other nodes in the path.
+The question is a multi-hop question.
+If the question satisfies all the requirements, the question is valid, otherwise it is invalid.
+Here is the real data:
+Path: %s
+Multi-hop question: %s
+Output in JSON format only, don't add markdown code delimiter or anything else, only a valid json object:
+{"valid": true or false, "reason": "your reason"}
+"""
+
+
+def generation_prompt(graph, item, previous=None):
+    """The prompt for a path, a question and an answer. previous: the last draft, and what was wrong with it,
+    which the appendix prints in gray."""
+    prompt = "Relations(entity_1 - entity_2: the relation):\n"
+    prompt += "".join(f"{line}\n" for line in relation_lines(graph, item.seed_node))
+    prompt += TASK[item.kind]
+    if previous:
+        prompt += (
+            "These are the path and questions generated before but they are not good enough.\n"
+            f"previous path: {previous.path}\n"
+            f"previous question: {previous.question}\n"
+            "This is the feedback\n"
+            f"path validity: {previous.path_valid}\n"
+            f"question feedback: {previous.reason}\n"
+            "You need to provide a better question and/or path and fix the previous issues.\n"
+        )
+    return prompt + FORM[item.kind]
+
+
+def relation_lines(graph, seed_node):
+    """The edges between the nodes of the seed node's subgraph, nearest first, none twice, as tools print
+    names."""
+    near = subgraph(networkx.Graph(graph.graph), seed_node)
+    lines = {}
+    for node in near:
+        outward = graph.graph.out_edges(node, data="relation")
+        inward = graph.graph.in_edges(node, data="relation")
+        for head, tail, relation in [*outward, *inward]:
+            if head in near and tail in near:
+                lines[kg.one_line(f"{head} - {tail}: {relation}")] = None
+    return list(lines)[:MAX_RELATIONS]
+
+
+def read_draft(text):
+    """Raises BadAnswer."""
+    value = read_object(text)
+    path = value.get("path")
+    if not isinstance(path, list) or not 0 < len(path) <= MAX_PATH:
+        path = [None]
+    words = [*path, value.get("question"), value.get("answer")]
+    if not all(isinstance(word, str) and 0 < len(word.strip()) <= MAX_QUESTION for word in words):
+        raise BadAnswer(UNREADABLE, f"not a path, a question and an answer: {text[:SHOWN]}")
+    *path, question, answer = [kg.one_line(word) for word in words]
+    return Draft(path, question, answer)
+
+
+def read_verdict(text):
+    """(valid, reason). Raises BadAnswer."""
+    value = read_object(text)
+    reason = value.get("reason", "")
+    if not isinstance(value.get("valid"), bool) or not isinstance(reason, str):
+        raise BadAnswer(UNREADABLE, f"not a verdict: {text[:SHOWN]}")
+    return value["valid"], kg.one_line(reason)[:MAX_QUESTION]
+
+
+class Teacher(Chat):
+    """A model behind an OpenAI-compatible address, up to and with "/v1". model: its name there.
+    answers: a files.Keyed of what it said."""
+
+    def __init__(self, url, model, retries=RETRIES):
+        super().__init__(url, model, "--teacher", "teacher", retries)
+
+    def draft(self, graph, item, attempt, previous, answers):
+        prompt = generation_prompt(graph, item, previous)
+        draft = self.asked(f"{item.id}/{attempt}", prompt, read_draft, answers)
+        draft.path = [graph.named(name) or name for name in draft.path]
+        draft.answer = graph.named(draft.answer) or draft.answer
+        return draft
+
+    def judge(self, draft, item, attempt, answers):
+        prompt = JUDGE % (draft.path, draft.question)
+        return self.asked(f"{item.id}/{attempt}/judge", prompt, read_verdict, answers)
+
+    def asked(self, key, prompt, read, answers):
+        """read(the model's answer). One that can be read is kept, and not asked for again; for any other
+        BadAnswer is raised."""
+        def ask():
+            text = self.ask(prompt)
+            read(text)
+            return {"text": text}
+
+        own = stable_seed(self.model, prompt)  # of another model or graph the key is another
+        return read(answers.of(f"{key}/{own}", ask)["text"])
 
 
 # ---------------------------------------------------------------- one question
 
-@dataclass
-class Tried:
-    """A draft and what became of it; rule is empty where it is a question."""
-    draft: Draft
-    rule: str = ""
-    reason: str = ""
-    ambiguous: bool = False
-
-
 def attempt_all(graph, teacher, item, answers, attempts, unique):
-    """[Tried] of an item, up to the first that holds."""
+    """[Draft] of an item, up to the first that is a question."""
     tried = []
     previous = None
     for attempt in range(1, attempts + 1):
-        last = attempt_one(graph, teacher, item, attempt, previous, answers, unique)
-        tried.append(last)
-        if not last.rule:
+        draft = attempt_one(graph, teacher, item, attempt, previous, answers, unique)
+        tried.append(draft)
+        if not draft.rule:
             break
-        if last.draft.path:
-            previous = Previous(last.draft, last.rule not in OF_THE_PATH, last.reason)
+        if draft.path:
+            previous = draft
     return tried
 
 
 def attempt_one(graph, teacher, item, attempt, previous, answers, unique):
-    """A draft, checked and judged."""
+    """A Draft, checked and judged."""
+    draft = Draft([], "", "")
     try:
         draft = teacher.draft(graph, item, attempt, previous, answers)
+        draft.question = " ".join(draft.question.split())
+        fault = path_fault(graph, item.kind, draft.path, draft.answer)
+        draft.path_valid = fault is None
+        fault = fault or name_fault(draft.path, draft.question, draft.answer)
+        if fault:
+            draft.rule, draft.reason = fault
+            return draft
+        if draft.relations is None:
+            draft.relations = relations_along(graph, draft.path)
+        to_answer = draft.relations[:draft.path.index(draft.answer)]
+        others = sorted(reached(graph, draft.path[0], to_answer) - {draft.answer})
+        draft.ambiguous = bool(others)
+        if others and unique:
+            draft.rule = AMBIGUOUS
+            draft.reason = f"The answer is not unique: '{others[0]}' is reached by the same relations."
+            return draft
+        valid, draft.reason = teacher.judge(draft, item, attempt, answers)
+        draft.rule = "" if valid else JUDGED
     except BadAnswer as bad:
-        return Tried(Draft([], "", ""), bad.rule, bad.reason)
-    draft.question = " ".join(draft.question.split())
-    found = kg_paths.fault(graph, item.kind, draft.path, draft.question, draft.answer)
-    if found:
-        return Tried(draft, *found)
-    if draft.relations is None:
-        draft.relations = kg_paths.relations_along(graph, draft.path)
-    others = kg_paths.other_answers(graph, draft.path, draft.relations, draft.answer)
-    if others and unique:
-        reason = f"The answer is not unique: '{others[0]}' is reached by the same relations."
-        return Tried(draft, kg_paths.AMBIGUOUS, reason, True)
-    try:
-        valid, reason = teacher.judge(draft, item, attempt, answers)
-    except BadAnswer as bad:
-        return Tried(draft, bad.rule, f"judge: {bad.reason}", bool(others))
-    return Tried(draft, "" if valid else JUDGED, reason, bool(others))
+        draft.rule, draft.reason = bad.rule, bad.reason
+    return draft
 
 
 # ---------------------------------------------------------------- all of them
 
-def synthesize(graphs, folder, teacher, count, kinds=tuple(KINDS), attempts=ATTEMPTS, rounds=ROUNDS,
-               unique=True, only=None, largest=LARGEST, bad_limit=BAD_LIMIT):
-    """The rows of questions.jsonl: `count` a graph and kind, or as many as all seed nodes give in `rounds`;
-    a folder that had more keeps them.
+def synthesize(graphs, starts, folder, teacher, count, kinds=tuple(KINDS), attempts=3, rounds=ROUNDS,
+               unique=True):
+    """The rows of questions.jsonl: `count` a graph and kind, or as many as the seed nodes give in `rounds`
+    turns.
 
-    graphs: {graph_type: KnowledgeGraph}. only: {graph_type: names} of the seed nodes that may be used, of
-    split_seeds for one. unique: a question with another answer by the same relations is rejected, not only
-    marked. What is missing is a warning; no question at all, or a folder made otherwise, is RunError, a graph
-    without seed nodes among others a warning, alone GraphError."""
-    folder = Path(folder)
-    starts = starts_of(graphs, only, largest)
-    marks = {graph_type: mark_of(graphs[graph_type], names) for graph_type, names in starts.items()}
+    graphs: {graph_type: KnowledgeGraph}. starts: {graph_type: its seed nodes}. attempts: drafts of an item.
+    unique: a question with another answer by the same relations is rejected, not only marked. What is missing
+    is a warning, no question at all RunError; a graph without seed nodes is a warning among others, and
+    GraphError alone."""
+    without = [graph_type for graph_type in graphs if not starts.get(graph_type)]
+    if len(without) == len(graphs):
+        raise kg.GraphError("no graph has a seed node for questions (section 2 of Omne-R1): "
+                            "give a larger graph, or other bounds (--largest-ball)")
+    for graph_type in without:
+        warn(f"{graph_type}: no seed node that may be used: each has fewer than {SMALLEST} or more than "
+             f"--largest-ball nodes within {DEPTH} steps, or none at that distance")
     folder.mkdir(parents=True, exist_ok=True)
-    settle(folder, {"teacher": teacher.name, "unique": unique}, marks)
-    ledger = Ledger(folder, attempts, bad_limit)
+    made = Made()
     answers = Keyed(folder / "answers.jsonl")
-    pairs = [(graph_type, kind) for graph_type in starts for kind in kinds]
     pool = ThreadPoolExecutor(teacher.concurrency)
+    pairs = [(graph_type, kind) for graph_type in graphs if starts.get(graph_type) for kind in kinds]
 
-    def attempt(item):
+    def work(item):
         return attempt_all(graphs[item.graph_type], teacher, item, answers, attempts, unique)
 
-    def work(items):
-        for item, tried in zip(items, pool.map(attempt, items), strict=True):
-            ledger.enter(item, tried)
-            bar(len(ledger.questions.rows), count * len(pairs))
-
     try:
-        with Progress("questions") as bar:
+        with Progress("questions") as progress:
             for graph_type, kind in pairs:
                 items = items_of(graph_type, kind, starts[graph_type], rounds)
-                found = collect(items, count, AT_ONCE * teacher.concurrency, ledger, work)
-                missing(graph_type, kind, found, count, len(starts[graph_type]), rounds)
+                found = 0
+                while found < count:
+                    # no more are in work than are missing, so that nothing is asked for in vain
+                    part = list(itertools.islice(items, min(count - found, 4 * teacher.concurrency)))
+                    if not part:
+                        warn(f"{graph_type}, {TITLES[kind]}: {count - found} of {count} questions are "
+                             f"missing: all {len(starts[graph_type])} seed nodes had {rounds} turns. "
+                             "rejected.jsonl says why; more attempts may help")
+                        break
+                    for item, tried in zip(part, pool.map(work, part), strict=True):
+                        found += made.enter(item, tried)
+                        progress(len(made.questions), count * len(pairs))
     except BaseException as error:
         teacher.cancel()
         if isinstance(error, KeyboardInterrupt):
             warn("interrupted: the answers that are under way are waited for, and kept")
         raise
-    finally:  # nothing new is begun; what was asked for already is waited for, and kept
-        pool.shutdown(wait=True, cancel_futures=True)
-        ledger.close()
+    finally:
+        pool.shutdown(cancel_futures=True)
         answers.close()
-    write_atomic(folder / "questions.md", markdown(ledger.questions.rows, ledger.rejected.rows))
-    if not ledger.questions.rows:
-        rules = Counter(row["rule"] for row in ledger.rejected.rows)
-        (rule, times), *_ = rules.most_common(1)
-        raise RunError(f"no question came of {len(ledger.rejected.rows)} drafts, {times} of them: {rule}. "
-                       f"See {ledger.rejected.path}; another teacher, graph or wording is needed")
-    say(f"{folder}: {outcome(ledger.questions.rows, ledger.rejected.rows, unique)}")
-    return [row for row in ledger.questions.rows if (row["graph_type"], row["kind"]) in pairs]
-
-
-def starts_of(graphs, only, largest):
-    """{graph_type: seed nodes}, without graphs that have none."""
-    starts = {}
-    for graph_type, graph in graphs.items():
-        among = None if only is None else set(only.get(graph_type, ()))
-        found = kg_paths.seeds(graph, largest, among)
-        if found:
-            starts[graph_type] = found
-        else:
-            warn(f"{graph_type}: no seed node: none of its {len(graph.graph)} nodes has {kg_paths.SMALLEST} "
-                 f"to {largest} nodes within {kg_paths.DEPTH} steps, one of them at that distance"
-                 + (", among those that may be used" if only is not None else ""))
-    if not starts:
-        raise GraphError("no graph has a seed node for questions (section 2 of Omne-R1): "
-                         "give a larger graph, or other bounds (--largest-ball)")
-    return starts
+        made.write(folder)
+    made.tell(folder, unique)
+    return made.questions
 
 
 def items_of(graph_type, kind, names, rounds):
     """Every seed node's turn, round by round, in an order that is always the same."""
     order = list(names)
-    random.Random(stable_seed(SEED, graph_type, kind, "order")).shuffle(order)
-    number = 0
-    for turn in range(rounds):
-        for name in order:
-            yield Item(f"{graph_type}-{kind}-{number}", graph_type, kind, name, turn)
-            number += 1
+    random.Random(stable_seed(0, graph_type, kind, "order")).shuffle(order)
+    for number, (turn, name) in enumerate(itertools.product(range(rounds), order)):
+        yield Item(f"{graph_type}-{kind}-{number}", graph_type, kind, name, turn)
 
 
-def collect(items, count, at_once, ledger, work):
-    """How many questions these items gave, at most count: no more are in work than are missing, so that no
-    answer is asked for in vain."""
-    found = 0
-    while found < count:
-        part = list(itertools.islice(items, min(count - found, at_once)))
-        if not part:
-            break
-        work([item for item in part if not ledger.finished(item)])
-        found += sum(item.id in ledger.kept for item in part)
-    return found
+class Made:
+    """The questions and the rejected drafts of a folder."""
 
-
-# ---------------------------------------------------------------- the folder
-
-class Ledger:
-    """The questions and the rejections of a folder: what is there is not worked on again."""
-
-    def __init__(self, folder, attempts, bad_limit):
-        self.questions = Lines(folder / "questions.jsonl")
-        self.rejected = Lines(folder / "rejected.jsonl")
-        self.attempts = attempts
-        known = [row for row in self.rejected.rows if row["rule"] not in NOT_READ]
-        self.patience = Patience(bad_limit, read=bool(known or self.questions.rows))
-        self.kept = {row["id"] for row in self.questions.rows}
-        self.turned_down = {}
-        for row in self.rejected.rows:
-            self.turned_down.setdefault(row["id"], []).append(row)
-        self.seen = {(row["question"], row["golden_answer"]) for row in self.questions.rows}
-
-    def finished(self, item):
-        """Whether nothing more can come of an item."""
-        rows = self.turned_down.get(item.id, [])
-        given_up = len(rows) >= self.attempts
-        return item.id in self.kept or given_up or any(r["rule"] == DUPLICATE for r in rows)
+    def __init__(self):
+        self.questions = []
+        self.rejected = []
+        self.seen = set()
+        self.unread = 0     # answers in a row that could not be read
 
     def enter(self, item, tried):
-        """Writes what an item came to; the rows of one that was cut short are there already."""
+        """Whether an item became a question. RunError where the teacher cannot be understood."""
         last = tried[-1]
-        if not last.rule and (last.draft.question, last.draft.answer) in self.seen:
+        if not last.rule and (last.question, last.answer) in self.seen:
             last.rule = DUPLICATE
             last.reason = "The question and its answer are there already."
-        on_file = len(self.turned_down.get(item.id, []))
-        for one in [one for one in tried if one.rule][on_file:]:
-            self._turn_down(item, one)
-        if not last.rule:
-            self._keep(item, last)
+        for draft in tried:
+            if draft.rule:
+                self.rejected.append({
+                    "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "rule": draft.rule,
+                    "path": draft.path, "question": draft.question, "answer": draft.answer,
+                    "reason": draft.reason})
+            self.unread += 1
+            if draft.rule not in (UNREADABLE, NO_ANSWER):
+                self.unread = 0
+            if self.unread == NEVER_READ:
+                raise RunError(f"the teacher gave {NEVER_READ} unusable answers in a row, the last: "
+                               f"{draft.reason[:200]!r}. With a better one the same command goes on")
+        if last.rule:
+            return False
+        self.seen.add((last.question, last.answer))
+        self.questions.append({
+            "id": item.id, "graph_type": item.graph_type, "question": last.question,
+            "golden_answer": last.answer, "path": last.path, "relations": last.relations,
+            "hops": len(last.path) - 1, "kind": item.kind, "seed_node": item.seed_node,
+            "ambiguous": last.ambiguous})
+        return True
 
-    def _turn_down(self, item, tried):
-        draft = tried.draft
-        row = {"id": item.id, "graph_type": item.graph_type, "kind": item.kind, "rule": tried.rule,
-               "path": draft.path, "question": draft.question, "answer": draft.answer,
-               "reason": tried.reason}
-        self.rejected.add(row)
-        self.turned_down.setdefault(item.id, []).append(row)
-        if self.patience.ends(tried.rule not in NOT_READ):
-            raise RunError(f"the teacher gave {self.patience.bad} unusable answers in a row, the last: "
-                           f"{tried.reason[:200]!r}. See {self.rejected.path}; with a better one the same "
-                           "command goes on from here")
+    def write(self, folder):
+        for name, rows in (("questions", self.questions), ("rejected", self.rejected)):
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+            write_atomic(folder / f"{name}.jsonl", "".join(lines))
+        tables = table("Graph Type", "graph_type", self.questions) + table("rejected", "rule", self.rejected)
+        write_atomic(folder / "questions.md", "\n".join(tables))
 
-    def _keep(self, item, tried):
-        draft = tried.draft
-        self.questions.add({
-            "id": item.id, "graph_type": item.graph_type, "question": draft.question,
-            "golden_answer": draft.answer, "path": draft.path, "relations": draft.relations,
-            "hops": len(draft.path) - 1, "kind": item.kind, "seed_node": item.seed_node,
-            "ambiguous": tried.ambiguous})
-        self.kept.add(item.id)
-        self.seen.add((draft.question, draft.answer))
-        self.patience.ends(readable=True)
-
-    def close(self):
-        self.questions.close()
-        self.rejected.close()
-
-
-def settle(folder, settings, graphs):
-    """Writes what a folder is made with, or raises RunError where it was made with something else.
-
-    graphs: {graph_type: mark_of(…)}; others may join them later."""
-    path = folder / "settings.json"
-    before = {**settings, "graphs": {}}
-    if path.exists():
-        before = read_json(path, dict)
-    elif (folder / "questions.jsonl").exists():
-        raise RunError(f"{folder} has questions but no settings.json: use another folder")
-    known = before.get("graphs", {})
-    for name, value in settings.items():
-        if before.get(name) != value:
-            raise RunError(f"{folder} was made with {name} {before.get(name)!r}, not {value!r}: "
-                           "use another folder")
-    for name, mark in graphs.items():
-        if known.get(name, mark) != mark:
-            raise RunError(f"{folder} was made from another graph {name!r}, or from other seed nodes of it: "
-                           "use another folder")
-    write_json(path, {**settings, "graphs": {**known, **graphs}})
+    def tell(self, folder, unique):
+        """How many questions there are, and what share of what was fit has several right answers."""
+        if not self.questions:
+            (rule, times), *_ = Counter(row["rule"] for row in self.rejected).most_common(1)
+            raise RunError(f"no question came of {len(self.rejected)} drafts, {times} of them: {rule}. See "
+                           f"{folder / 'rejected.jsonl'}; another teacher, graph or wording is needed")
+        left_out = sum(row["rule"] == AMBIGUOUS for row in self.rejected)
+        ambiguous = left_out + sum(row["ambiguous"] for row in self.questions)
+        share = ambiguous / (left_out + len(self.questions))
+        fate = "left out (--no-unique keeps them)" if unique else "kept"
+        say(f"{folder}: {len(self.questions)} questions, {len(self.rejected)} drafts rejected; {ambiguous} "
+            f"({share:.0%} of those that are fit) lead to another answer as well: {fate}")
 
 
-def mark_of(graph, seed_nodes):
-    """A hash of the facts and of the seed nodes, whatever their order."""
-    digest = hashlib.sha256()
-    for fact in sorted(graph.graph.edges(data="relation")):
-        digest.update(json.dumps(fact).encode())
-    digest.update(json.dumps(sorted(seed_nodes)).encode())
-    return digest.hexdigest()[:16]
-
-
-# ---------------------------------------------------------------- what is said of it
-
-def outcome(questions, rejected, unique):
-    """The last line: how many questions, and what share of what was fit has several right answers."""
-    left_out = sum(row["rule"] == kg_paths.AMBIGUOUS for row in rejected)
-    ambiguous = left_out + sum(row["ambiguous"] for row in questions)
-    share = ambiguous / (left_out + len(questions))
-    fate = "left out (--no-unique keeps them)" if unique else "kept"
-    return (f"{len(questions)} questions, {len(rejected)} drafts rejected; {ambiguous} ({share:.0%} of those "
-            f"that are fit) lead to another answer as well: {fate}")
-
-
-def missing(graph_type, kind, found, count, names, rounds):
-    """Says how many questions a graph did not give."""
-    if found < count:
-        warn(f"{graph_type}, {TITLES[kind]}: {count - found} of {count} questions are missing: all {names} "
-             f"seed nodes had {rounds} turns. rejected.jsonl says why; more rounds or attempts may help")
-
-
-def markdown(questions, rejected):
-    """Table 1 of the paper, the rejections by rule, and what share of the drafts was kept."""
-    lines = ["# Questions", ""]
-    kept = Counter((row["graph_type"], row["kind"]) for row in questions)
-    lines += counts("Graph Type", kept)
-    lines += ["", "# Rejected drafts", ""]
-    lines += counts("rule", Counter((row["rule"], row["kind"]) for row in rejected))
-    lines += ["", "# Yield", "", "| Graph Type | drafts | kept | share | ambiguous |",
-              "|---|---:|---:|---:|---:|"]
-    names = list(dict.fromkeys(row["graph_type"] for row in questions + rejected))
-    for name in [*names, "Total"]:
-        ours = [row for row in questions if name in (row["graph_type"], "Total")]
-        drafts = len(ours) + sum(name in (row["graph_type"], "Total") for row in rejected)
-        ambiguous = sum(row["ambiguous"] for row in ours)
-        share = len(ours) / max(1, drafts)
-        lines.append(f"| {cell(name)} | {drafts} | {len(ours)} | {share:.3f} | {ambiguous} |")
-    lines += ["", "Ambiguous: another node is reached from the start by the same relations.", ""]
-    return "\n".join(lines)
-
-
-def counts(title, cells):
-    """A table of {(row, kind): count}, its largest row first, with sums."""
-    lines = [f"| {title} | {' | '.join(TITLES.values())} | Total |", "|---|" + "---:|" * (len(TITLES) + 1)]
-    sums = Counter()
-    for (name, kind), number in cells.items():
-        sums[name] += number
-        sums["Total", kind] += number
-    names = [name for name, _ in sums.most_common() if isinstance(name, str)]
-    for name in names:
-        row = [cells.get((name, kind), 0) for kind in TITLES]
-        lines.append(f"| {cell(name)} | {' | '.join(map(str, row))} | {sums[name]} |")
-    totals = [sums["Total", kind] for kind in TITLES]
-    lines.append(f"| Total | {' | '.join(map(str, totals))} | {sum(totals)} |")
-    return lines
-
-
-def cell(text):
-    return text.replace("|", "\\|")
+def table(title, key, rows):
+    """Lines of a table in Markdown: rows counted by `key` and kind, the most frequent first."""
+    lines = [f"| {title} | {' | '.join(TITLES.values())} | Total |", "|---|---:|---:|---:|"]
+    parts = {name: [row for row in rows if row[key] == name] for name in sorted({row[key] for row in rows})}
+    for name, part in sorted(parts.items(), key=lambda pair: -len(pair[1])) + [("Total", rows)]:
+        kinds = Counter(row["kind"] for row in part)
+        lines.append(f"| {name} | {kinds['12']} | {kinds['3']} | {len(part)} |")
+    return [*lines, ""]

@@ -37,8 +37,7 @@ def verdicts(url, model, asked, file, progress):
     understood.
 
     url: an OpenAI-compatible service, up to and with "/v1". file keeps every verdict as soon as it is given,
-    and what stands there is not asked for. RunError where none of the first thirty could be understood: more
-    are not asked for before one could."""
+    and what stands there is not asked for. RunError where none of the first thirty could be understood."""
     chat = Chat(url, model, "--judge", "judge")
     numbered = list(enumerate(asked))
     found = []
@@ -54,7 +53,7 @@ def verdicts(url, model, asked, file, progress):
         return row["correct"], row["reason"]
 
     with closing(Keyed(file)) as kept, ThreadPoolExecutor(chat.concurrency) as pool:
-        for part in (numbered[:NEVER_READ], numbered[NEVER_READ:]):
+        for part in (numbered[:NEVER_READ], numbered[NEVER_READ:]):  # no more, where none could be read
             for one in pool.map(verdict, part):
                 found.append(one)
                 progress(len(found), len(asked))
@@ -79,41 +78,37 @@ def read_answers(file):
     answers and any one field that ends in _answer."""
     found = []
     for number, row in data.read_records(file):
-        row = row if isinstance(row, dict) else {}
-        question = row.get("question", row.get("input"))
+        if not isinstance(row, dict):
+            row = {}
+        own = [row[name] for name in row if name.endswith("_answer") and name != "golden_answer"]
         gold = row.get("golden_answer", row.get("answers"))
-        gold = gold[0] if isinstance(gold, list) and gold else gold
-        own = [name for name in row if name.endswith("_answer") and name != "golden_answer"]
-        answer = row.get("answer", row[own[0]] if own else None)
-        if not all(isinstance(text, str) for text in (question, gold, answer)):
+        if isinstance(gold, list):
+            gold = next(iter(gold), None)
+        texts = row.get("question", row.get("input")), gold, row.get("answer", next(iter(own), None))
+        if not all(isinstance(text, str) for text in texts):
             raise data.DataError(f"{file}: line {number}: expected question, golden_answer and answer")
-        found.append((question, gold, answer))
+        found.append(texts)
     if not found:
         raise data.DataError(f"{file}: no answer")
     return found
 
 
 def score_answers(file, url, model):
-    """Answers made elsewhere, judged; the verdicts stand in a file beside theirs. Those that were given
-    before the judge went down are in another, until all are there."""
+    """Answers made elsewhere, judged: <file>.judged.jsonl. What was judged before the judge went down is in
+    another file, until all of it is there."""
     file = Path(file)
     asked = read_answers(file)
     unfinished = file.with_suffix(".verdicts.jsonl")
     with Progress("verdicts") as progress:
         found = verdicts(url, model, asked, unfinished, progress)
-    rows = []
+    lines = []
     for (question, gold, answer), (right, why) in zip(asked, found, strict=True):
-        rows.append({
-            "question": question,
-            "golden_answer": gold,
-            "answer": answer,
-            "correct": right,
-            "reason": why,
-        })
+        row = {"question": question, "golden_answer": gold, "answer": answer, "correct": right}
+        lines.append(json.dumps(row | {"reason": why}, ensure_ascii=False) + "\n")
     out = file.with_suffix(".judged.jsonl")
-    write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_atomic(out, "".join(lines))
     unfinished.unlink()
     mean, low, high = metrics.bootstrap_interval([float(bool(right)) for right, _ in found])
     unread = sum(right is None for right, _ in found)
-    say(f"{len(rows)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be read "
-        f"and count as wrong: {out}")
+    say(f"{len(lines)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be "
+        f"read and count as wrong: {out}")

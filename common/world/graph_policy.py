@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from common.graphs.kg_tools import Call, LocalTools
 from common.rollout import stable_seed
-from common.warmup.demonstrations import said
 from common.world import graphs
 
 TOOL_WORDS = """
@@ -104,6 +103,21 @@ def planned(rng, *parts):
     return " ".join(said)
 
 
+def thoughts(question, calls, shown, seed=0):
+    """A thought for each call along a question's path and one for the answer, in these phrases: what was
+    found, what comes next. (The calls, and what the tools showed, are read by other writers.)"""
+    rng = random.Random(stable_seed(seed, "thoughts", question.id))
+    start = question.evidences[0][0]
+    said = [rng.choice(STARTS).format(subject=start)]
+    found = ""
+    for head, relation, tail in question.evidences:
+        plan = rng.choice(PLANS).format(relation=relation, subject=head)
+        said.append(planned(rng, found, plan))
+        found = rng.choice(FOUND).format(relation=relation, found=tail)
+    said[0] = planned(rng, said[0])
+    return [*said, planned(rng, found, rng.choice(ENDS))]
+
+
 def habit(rng, part):
     """A thought of a policy that nobody has trained to be brief: mostly a filler and the plan, sometimes a
     filler alone."""
@@ -124,27 +138,24 @@ def tools_of(made, max_edges, max_words):
     return LocalTools(all_of_them, max_edges, max_words)
 
 
-def turns_of(tokenizer, question, demo, tool_call, observe):
-    """The turns of a demonstration, with the habits of a policy that nobody trained: fillers for thoughts,
-    names matched that are known, calls made twice, calls that the tool refuses at first.
+def lines_of(question, demo, written):
+    """The lines of a demonstration (common/warmup/scripted.py), with the habits of a policy that nobody
+    trained: fillers for thoughts, names matched that are known, calls made twice, calls that the tool refuses
+    at first.
 
-    tool_call(call) -> how it is written. observe(turn, call) -> (text, ids) of what the tool says."""
+    written(call) -> how it is written."""
     seed = stable_seed(question["_id"], demo.answer, len(demo.steps), demo.flaw or "")
     rng = random.Random(seed)
-    turns = []
+    lines = []
 
-    def turn(thought, act, stop):
-        filled = habit(rng, thought)
-        turns.append(said(tokenizer, stop, f"<think> {filled} </think> {act}"))
+    def line(thought, act, stop):
+        lines.append((stop, f"<think> {habit(rng, thought)} </think> {act}"))
 
     def call(tool, name, thought):
         made = Call(tool, name, question["domain"], question["question"])
-        written = [tool_call(made)]
         if rng.random() < REFUSED:
-            written.insert(0, flawed_call(rng, made, tool_call))
-        for text in written:
-            turn(thought, text, "</tool_call>")
-            turns[-1].observation, turns[-1].observation_ids = observe(turns[-1], made)
+            line(thought, flawed_call(rng, made, written), "</tool_call>")
+        line(thought, written(made), "</tool_call>")
 
     found = ""
     known = set()
@@ -160,14 +171,13 @@ def turns_of(tokenizer, question, demo, tool_call, observe):
         found = f"found {relation} {step.found or 'nothing'}"
         known |= {subject, step.found}
     opened = "" if demo.flaw == "bad format" else "<answer> "
-    thought = f"{found} answer".strip()
-    turn(thought, f"{opened}{demo.answer} </answer>", "</answer>")
-    return turns
+    line(f"{found} answer".strip(), f"{opened}{demo.answer} </answer>", "</answer>")
+    return lines
 
 
-def flawed_call(rng, call, tool_call):
+def flawed_call(rng, call, written):
     """A call as no tool takes it: for another graph, or with its first quote left out."""
     if rng.random() < .5:
         others = [domain for domain in graphs.DOMAINS if domain != call.graph_type]
-        return tool_call(replace(call, graph_type=rng.choice(others)))
-    return tool_call(call).replace('"', "", 1)
+        return written(replace(call, graph_type=rng.choice(others)))
+    return written(call).replace('"', "", 1)

@@ -1,0 +1,210 @@
+"""Trajectories that call tools (omne_r1.py): the names of their numbers, and their records for the page.
+
+label(turn) -> what a turn is called on the page, such as the tool that it calls; the script knows its tags.
+"""
+
+import re
+from collections import Counter
+
+from common import data, distributed, metrics, rollout
+from common.files import read_jsonl, say, warn
+from common.guards import Metric
+from common.page import record
+
+# of a step that samples
+CALLS = {
+    "rollout/searches": Metric("calls a trajectory, also those that nobody could read", "calls"),
+    "reward/normalised": Metric("share of answers that are right under SQuAD's normalisation"),
+    "reward/rounds": Metric("share of rounds in the right form, mean of the trajectories", "answers"),
+    "train/ref_kl": Metric("mean log-ratio of the sampling weights to the first ones, before the update"),
+    "rollout/repetitions": Metric("calls a trajectory that were made before", "calls", "again {:.2f}"),
+    "rollout/standard": Metric(
+        "share of trajectories that call entity_matcher once, then node_info alone", "answers"),
+    "rollout/faults": Metric("calls a trajectory that could not be made", "calls"),
+    "rollout/lost": Metric(
+        "trajectories that were not learned from: a tool's server failed; only where there are any"),
+    "train/value_loss": Metric("mean squared error of the critic", "critic", "value {:.3f}"),
+    "train/explained_variance": Metric(
+        "share of the returns' variance that the critic explains", "critic"),
+}
+
+# of a step of weighted supervised updates
+WEIGHTED = {
+    "train/loss": Metric("the weighted loss, mean of the updates", "weighted loss", "loss {:.4f}"),
+    "train/lr": Metric("learning rate of the step's last update"),
+    "sft/weight": Metric("mean weight of a learned token"),
+    "sft/tokens": Metric("tokens that the step's updates learned from"),
+}
+EVALUATED = ("em", "normalised", "f1", "searches", "rounds", "tokens", "repetitions", "standard")
+DIRECT = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")  # without rounds
+
+
+# ---------------------------------------------------------------- numbers
+
+def rollout_metrics(done, tools):
+    """Means over the step's trajectories, without those that a tool's server ended if there are others."""
+    kept = [t for t in done if not t.info.lost]
+    lost = len(done) - len(kept)
+    kept = kept or done
+    row = {
+        **rollout.means(kept),
+        "reward/rounds": rollout.mean(t.info.format for t in kept),
+        "reward/normalised": rollout.mean(t.info.normalised for t in kept),
+        "rollout/tokens": sum(t.sampled_tokens for t in kept),
+        "rollout/entropy": rollout.entropy([turn for t in kept for turn in t.turns]),
+        "rollout/repetitions": rollout.mean(t.info.repetitions for t in kept),
+        "rollout/standard": rollout.mean(is_standard(t) for t in kept),
+        "rollout/faults": rollout.mean(sum(t.info.faults.values()) for t in kept),
+        **rollout.search_repairs(tools),
+    }
+    if lost:
+        row["rollout/lost"] = lost
+    return row
+
+
+def critic_metrics(batches):
+    """Over the sampled tokens of all ranks: how much of the returns' variance the critic explains, and how
+    far the sampling weights are from the reference."""
+    def sampled(of):
+        return distributed.of_all_ranks(of(b)[b.response_mask] for b in batches if b.weight)
+
+    errors = sampled(lambda b: b.returns - b.values)
+    spread = sampled(lambda b: b.returns).var(correction=0)
+    row = {"train/explained_variance": 0.0}
+    if spread > 1e-12:
+        row["train/explained_variance"] = float(1 - errors.var(correction=0) / spread)
+    if batches[0].ref_logprobs is not None:
+        moved = sampled(lambda b: b.old_logprobs - b.ref_logprobs)
+        row["train/ref_kl"] = float(moved.mean())
+    return row
+
+
+def update_metrics(meter):
+    """Of a step's updates with omne_r1.ppo_loss."""
+    row = meter.means()
+    if meter.total.get("tokens"):
+        row["train/value_loss"] = meter.total["value_sum"] / meter.total["tokens"]
+    return row
+
+
+def sft_metrics(meter):
+    """Of a step's weighted supervised updates."""
+    row = meter.means()
+    if meter.total.get("tokens"):  # nothing, where no update was finite
+        row["sft/weight"] = meter.total["weight"] / meter.total["tokens"]
+        row["sft/tokens"] = meter.total["tokens"]
+    return row
+
+
+def summary(rows, done, name):
+    """Of an evaluation's rows and their trajectories. name: the set's."""
+    faults = sum((Counter(t.info.faults) for t in done), Counter())
+    about = {"faults": dict(sorted(faults.items())), "patterns": metrics.by_pattern(rows)}
+    lost = sum(t.info.lost for t in done)
+    if lost:
+        about["lost"] = lost
+        warn(f"{name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as wrong")
+    return about | metrics.summarize(rows, EVALUATED) | metrics.by_standard(rows)
+
+
+def is_standard(trajectory):
+    """Whether entity_matcher was called once, then node_info alone (sec. 4.2.4)."""
+    return bool(re.fullmatch("mn+a", trajectory.info.pattern))
+
+
+# ---------------------------------------------------------------- records
+
+def nodes_of(trajectory, first, label, tokenizer):
+    """A trajectory's turns as nodes below the question."""
+    nodes = []
+    parents = [0]
+    for k, turn in enumerate(trajectory.turns, first):
+        nodes.append(record.turn_node(k, parents, turn, tokenizer, label=label(turn)))
+        parents = [k]
+    return nodes
+
+
+def group_record(trajectories, question, label, tokenizer=None, **extra):
+    """Trajectories of one question."""
+    nodes = [record.root_node()]
+    done = []
+    for t in trajectories:
+        own = nodes_of(t, len(nodes), label, tokenizer)
+        nodes += own
+        path = [0, *(node["id"] for node in own)]
+        done.append(record.outcome(t, path, reasons(t.info, question.answers[0])))
+    return record.group(question, nodes, done, **extra)
+
+
+def reasons(info, gold):
+    """Lines that say what led to a reward."""
+    said = [
+        f"accuracy: {info.answer!r} against {gold!r}: {info.em:g}",
+        f"rounds in the right form: {info.format:.2f}; calls made before: {info.repetitions}",
+        f"tools called: {info.pattern}",
+    ]
+    faults = [f"{name} {count}" for name, count in info.faults.items()]
+    if faults:
+        said.append("faults: " + ", ".join(faults))
+    return said
+
+
+def sample_record(policy, done, questions, step, group_size, label):
+    """The step's first question with different rewards, else its first."""
+    groups = [done[i:i + group_size] for i in range(0, len(done), group_size)]
+    rewards = [[t.reward for t in group] for group in groups]
+    i = record.first_with_spread(rewards)
+    more = {"step": step, "prompt_ids": groups[i][0].prompt_ids}
+    return group_record(groups[i], questions[i], label, policy.tokenizer, **more)
+
+
+def prediction(trajectory, question, label):
+    """A row of eval_<set>.json."""
+    names = "answer problem em normalised f1 searches repetitions pattern faults"
+    row = {"id": question.id}
+    for name in names.split():
+        row[name] = getattr(trajectory.info, name)
+    row["standard"] = float(is_standard(trajectory))
+    row["rounds"] = len(trajectory.turns)
+    row["tokens"] = trajectory.sampled_tokens
+    return row | group_record([trajectory], question, label)
+
+
+def direct_prediction(trajectory, question, verdict):
+    """The same of an answer without calls. verdict: the judge's reason, if there was a judge."""
+    row = {"id": question.id, "standard": 0.0, "tokens": trajectory.sampled_tokens}
+    for name in "answer problem em normalised f1 searches repetitions".split():
+        row[name] = getattr(trajectory.info, name)
+    nodes = [record.root_node(), record.turn_node(1, [0], trajectory.turns[0])]
+    why = [f"judge: {verdict}"] if verdict else []
+    return row | record.group(question, nodes, [record.outcome(trajectory, [0, 1], why)])
+
+
+# ---------------------------------------------------------------- conversations to learn from
+
+def that_fit(trajectories, max_length):
+    """Those of at most so many tokens; the others are counted. Says where they are from."""
+    fit = [t for t in trajectories if t.length <= max_length]
+    if len(fit) < len(trajectories):
+        say(f"sft: {len(trajectories) - len(fit)} of {len(trajectories)} conversations are over --max-length "
+            f"{max_length} and left out")
+    if not fit:
+        raise data.DataError(f"no conversation fits into --max-length {max_length} tokens")
+    sources = Counter(t.info.source for t in fit)
+    say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
+    return fit
+
+
+def keep_learned(folder, policy, examples, label):
+    """samples.jsonl of a run folder: the first and the last conversation as they are trained on."""
+    if read_jsonl(folder.path / "samples.jsonl"):
+        return
+    shown = []
+    for t in examples[:1] + examples[-1:]:
+        question = data.Question(t.question_id, t.question_id, [""])
+        nodes = [record.root_node(), *nodes_of(t, 1, label, policy.tokenizer)]
+        path = [node["id"] for node in nodes]
+        outcome = record.outcome(t, path, [f"from: {t.info.source}"])
+        more = {"step": 0, "prompt_ids": t.prompt_ids}
+        shown.append(record.group(question, nodes, [outcome], **more))
+    folder.append("samples.jsonl", shown)
