@@ -632,7 +632,7 @@ def tell_what_next(baseline=None):
     if saved and question:
         say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}")
     compared = list(done)
-    if baseline and last.config[baseline[0]] != baseline[1]:
+    if saved and baseline and last.config[baseline[0]] != baseline[1]:
         flag, value = baseline
         say(f"      the same command with --{flag} {value}, the baseline")
         compared.append(last.path.with_name(last.path.name.replace(last.config[flag], value, 1)))
