@@ -77,8 +77,9 @@ class Making:
         self.words = [*written, *self.words]
 
     def full_recipe(self):
-        """The recipe as JSON, with all words and tags in it as a hash."""
-        made_by = asdict(self.recipe) | {"version": VERSION, "words": hashed(self.words, self.tags)}
+        """The recipe as JSON, with all words and tags as a hash."""
+        words = list(dict.fromkeys([*self.tags, *self.words]))
+        made_by = asdict(self.recipe) | {"version": VERSION, "words": hashed(words, list(self.tags))}
         del made_by["engine"]
         made_by["world"] = str(self.level or "plain")
         made_by["output_bias"] = self.recipe.engine != "vllm"
