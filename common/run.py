@@ -635,7 +635,8 @@ def tell_what_next(baseline=None):
     if saved and baseline and last.config[baseline[0]] != baseline[1]:
         flag, value = baseline
         say(f"      the same command with --{flag} {value}, the baseline")
-        compared.append(last.path.with_name(last.path.name.replace(last.config[flag], value, 1)))
+        its_name = last.path.name.replace(last.config[flag], value, 1)
+        compared = list(dict.fromkeys([*done, last.path.with_name(its_name)]))
     if len(compared) > 1:
         say(f"      python -m common.page {' '.join(map(str, compared))}")
 
