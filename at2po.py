@@ -787,7 +787,7 @@ def resolve(cfg):
 
 def main(argv=None):
     """`python at2po.py …`"""
-    with run.program():
+    with run.program(baseline=("loss", "grpo")):
         reproduce(parse_args(argv))
 
 

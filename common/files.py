@@ -50,10 +50,11 @@ def plain(text):
 
 
 def table(title, header, rows):
-    """A plain table."""
+    """A plain table; its first column is folded, numbers are not."""
     t = Table(title=plain(title), title_justify="left")
-    for i, h in enumerate(header):
-        t.add_column(plain(h), justify="left" if i == 0 else "right")
+    t.add_column(plain(header[0]), max_width=30)
+    for h in header[1:]:
+        t.add_column(plain(h), justify="right", no_wrap=True)
     for row in rows:
         t.add_row(*map(plain, row))
     console.print(t)

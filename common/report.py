@@ -106,6 +106,46 @@ def signed(gain, form="+.3f"):
     return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
+VERDICTS = ("up", "down", "not told from chance")
+
+
+def verdict(gain):
+    """What the interval of a difference allows to say.
+
+    >>> verdict((.1, .05, .15)), verdict((-.1, -.15, -.05)), verdict((.1, -.05, .25))
+    ('up', 'down', 'not told from chance')
+    """
+    _, low, high = gain
+    up, down, open_ = VERDICTS
+    if low > 0:
+        return up
+    return down if high < 0 else open_
+
+
+WIDTH = 100   # columns of a table on the terminal
+LABEL = 30    # of its first one, which is folded
+
+
+def show(title, header, rows, labels=1):
+    """A table on the terminal without empty columns: in parts, each with the first `labels` columns, where it
+    is wider than the terminal may be."""
+    filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
+    width = {}
+    for i in filled:
+        width[i] = 3 + max(len(str(cell)) for cell in (header[i], *(row[i] for row in rows)))
+    width[0] = min(width[0], 3 + LABEL)
+    first = [i for i in filled if i < labels]
+    parts = [first]
+    for i in filled[len(first):]:
+        if len(parts[-1]) > len(first) and sum(width[k] for k in (*parts[-1], i)) >= WIDTH:
+            parts.append(first)
+        parts[-1] = [*parts[-1], i]
+    for part in parts:
+        shown = [[row[i] for i in part] for row in rows]
+        table(title, [header[i] for i in part], shown)
+        title = ""
+
+
 def over_seeds(values, form=".3f"):
     """The mean with Student's interval; of one seed without; "" where there is none."""
     if len(values) > 1:
@@ -176,22 +216,26 @@ def show_results(folder, before, after, groups):
     before = before | pool(before, groups)
     after = after | pool(after, groups)
     rows = []
+    parts = []
+    moved = []
     for name, b in before.items():
         a = after[name]
         old = b["summary"]
         new = a["summary"]
         for by in ("by_hops", "by_type"):
-            parts = []
             for value, part in new[by].items():
-                parts.append(f"{value or '-'} {old[by][value]['em']:.2f} → {part['em']:.2f} (n {part['n']})")
-            say(f"{name} {by.replace('_', ' ')}: " + ", ".join(parts))
+                label = f"{value}-hop" if by == "by_hops" else value or "-"
+                em = old[by][value]["em"]
+                parts.append([name, label, part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
         both = [[row["em"] for row in result["predictions"]] for result in (b, a)]
+        gain = paired_difference(*both)
+        moved.append(f"What moved: EM on {name} {signed(gain)}, {new['n']} questions: {verdict(gain)}.")
         rows.append([
             name,
             new["n"],
             interval(old),
             interval(new),
-            signed(paired_difference(*both)),
+            signed(gain),
             f"{new['em_valid']:.3f}" if "em_valid" in new else "",
             f"{new['format']:.2f}",
             f"{new['f1']:.3f}",
@@ -201,7 +245,9 @@ def show_results(folder, before, after, groups):
     header = [
         "set", "n", "EM before", "EM after", "difference (paired)", "EM in valid format", "format", "F1",
         "searches", "tokens"]
-    table(f"{folder.path}: EM before and after, 95 % intervals", header, rows)
+    show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
+    show(f"{folder.path}: before and after, 95 % intervals", header, rows)
+    say("\n".join(moved))
     folder.write("results.json", {"header": header, "rows": rows})
 
 
@@ -249,11 +295,11 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
     title_of_key = key.upper() if key in ("em", "f1") else key
     header = ["method", "set", "n", "paper", f"{title_of_key} by seed", title_of_key]
     header += ["minus", "by question", "by seed"]
-    first_own = len(header)
     for name, (how, *_) in columns.items():
         header += [name, f"{name} minus"] if how in ("minus", "along") else [name]
     rows = []
     averages = []
+    moved = {}
     for label, own in runs.items():
         other = minus.get(label, "") if isinstance(minus, dict) else minus
         base = runs.get(other, {}) if other != label else {}
@@ -270,10 +316,18 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
             for how, column, form in columns.values():
                 line += _cells(how, column, form, own, base, names)
             (averages if average else rows).append(line)
+            gain = gain_of(own, base, names, key)
+            if gain:
+                of = f"{title_of_key} on {line[1]} against {other}"
+                moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
     rows += averages
     if not rows:
         return warn(f"{title}: no evaluation with {key!r}, no table")
-    _show_table(title, header, rows, first_own)
+    title += ": 95 % intervals, over questions or, of several seeds, over seeds"
+    show(title, header, rows, labels=2)
+    for of, verdicts in moved.items():
+        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
+        say(f"What moved: {of}: {'; '.join(told)}.")
     if path:
         write_json(f"{path}-table.json", {"header": header, "rows": rows})
         say(f"table: {path}-table.json")
@@ -281,18 +335,6 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
 
 def _by_rule(runs, name):
     return any(run.sets[name]["summary"].get("by_rule") for run in runs.values() if name in run.sets)
-
-
-def _show_table(title, header, rows, first_own):
-    """On the terminal without empty columns, and those of `columns` apart."""
-    filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
-    scores = [i for i in filled if i < first_own]
-    others = [i for i in filled if i in (0, 1) or i >= first_own]
-    for words, chosen in ((": 95 % intervals, over questions or, of several seeds, over seeds", scores),
-                          ("", others)):
-        if len(chosen) > 2:
-            shown = [[row[i] for i in chosen] for row in rows]
-            table(title + words, [header[i] for i in chosen], shown)
 
 
 def _line(label, own, base, other, names, key):
@@ -327,13 +369,29 @@ def scores_of(runs, names, key="em"):
     return pd.DataFrame(columns)
 
 
-def paired(own, base, form="+.3f"):
-    """(by question, by seed): the difference of two scores_of with 95 % intervals, of the questions and seeds
-    that both have. A question counts once, with its mean over the seeds; by seed the seed is the unit."""
+def gains_of(own, base):
+    """The difference of two scores_of, (questions, seeds), of those that both have."""
     if own.empty or base.empty:
-        return "", ""
+        return pd.DataFrame()
     gains = own - base.reindex(own.index)
-    gains = gains.dropna(axis=1, how="all").dropna(how="all")
+    return gains.dropna(axis=1, how="all").dropna(how="all")
+
+
+def gain_of(own, base, names, key):
+    """(mean, low, high) of the difference to the runs in base, over seeds where there are several, else over
+    questions; None where nothing can be paired."""
+    gains = gains_of(scores_of(own, names, key), scores_of(base, names, key))
+    if len(gains.columns) > 1:
+        return seed_interval(gains.mean())
+    if gains.empty or len(names) > 1:  # a mean of sets is no mean of questions
+        return None
+    return bootstrap_interval(gains.iloc[:, 0])
+
+
+def paired(own, base, form="+.3f"):
+    """(by question, by seed): the difference of two scores_of with 95 % intervals. A question counts once,
+    with its mean over the seeds; by seed the seed is the unit."""
+    gains = gains_of(own, base)
     if gains.empty:
         return "", ""
     several = len(gains.columns) > 1

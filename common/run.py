@@ -27,6 +27,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import time
 from contextlib import contextmanager
@@ -352,10 +353,23 @@ def make_engine(cfg, model, tokenizer, trains=False):
 
 
 def tell(cfg):
-    """What is not the paper's default, on the terminal; config.json has the whole configuration."""
+    """The first screen: what is not the paper's default, what is going to happen, and where to look."""
     default = asdict(type(cfg)())
     given = [f"{key}={value}" for key, value in asdict(cfg).items() if value not in ("", default[key])]
     console.print(" ".join(given), style="dim", markup=False)
+    folders = list(dict.fromkeys(folder.path for folder in opened))
+    if not folders:
+        return
+    stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
+    asked = f"{cfg.eval_limit or 'all'} questions of each test set"
+    plan = f"{asked}, at most {cfg.steps} steps of training, the same questions again"
+    if cfg.eval_only:
+        plan = asked
+    elif len(stages) > 1:
+        plan = f"{len(stages)} stages, each evaluated at its end: {', '.join(stages)}"
+    say(f"What happens: {plan}.")
+    where = folders[0] if len(folders) == 1 else f"{folders[0].parent}/{cfg.name}-*"
+    say(f"Where to look: {where} (metrics.jsonl grows, trajectories.html comes at the end).")
 
 
 @contextmanager
@@ -396,7 +410,7 @@ def _draw(folder, title):
         panels = report.panels_of(folder.path)
         report.draw_curves(rows, folder.path / "curves.png", title, panels)
     write_page(folder.path)
-    say(f"run folder: {folder.path} (open trajectories.html)")
+    say(f"page: {folder.path}/trajectories.html")
 
 
 def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
@@ -585,10 +599,12 @@ def show_turn(turn):
 # ---------------------------------------------------------------- beginning and end of a program
 
 @contextmanager
-def program(one_process=False):
-    """Around a script's main: an error is one line, Ctrl-C and SIGTERM say what is kept and how to go on.
+def program(one_process=False, baseline=None):
+    """Around a script's main: an error is one line, Ctrl-C and SIGTERM say what is kept and how to go on; at
+    its end stands what can be done next.
 
-    one_process: what it trains is small, and not made for several (common/distributed.py)."""
+    one_process: what it trains is small, and not made for several (common/distributed.py).
+    baseline: (flag, value) of the run that this one is to be compared with."""
     opened.clear()
     transformers.utils.logging.disable_progress_bar()
     with process.ends_cleanly((UserError, OSError), what_is_saved):
@@ -599,6 +615,31 @@ def program(one_process=False):
             warn(f"{process.settled}: {torch.get_num_threads()} threads here "
                  "(OMP_NUM_THREADS sets another number)")
         yield
+        distributed.once(tell_what_next, baseline)
+
+
+def tell_what_next(baseline=None):
+    """The last lines on the terminal, of the run folders that this process has filled."""
+    done = {f.path: f for f in opened if (f.path / "trajectories.html").exists()}
+    if not done:
+        return
+    *_, last = done.values()
+    say(f"Next: open {last.path}/trajectories.html")
+    saved = [path for path in done if checkpoint.find(path / "checkpoint")]
+    question = ""
+    for found in report.evaluations(last.path).values():
+        first = found["predictions"][0].get("question", "")
+        question = question or " ".join(first.split())
+    if saved and question:
+        say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}")
+    compared = list(done)
+    if saved and baseline and last.config[baseline[0]] != baseline[1]:
+        flag, value = baseline
+        say(f"      the same command with --{flag} {value}, the baseline")
+        its_name = last.path.name.replace(last.config[flag], value, 1)
+        compared = list(dict.fromkeys([*done, last.path.with_name(its_name)]))
+    if len(compared) > 1:
+        say(f"      python -m common.page {' '.join(map(str, compared))}")
 
 
 def what_is_saved():

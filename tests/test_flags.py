@@ -218,7 +218,7 @@ def test_what_is_held_out_can_decide_something_or_is_said_not_to(n, held, said, 
 def test_what_is_printed_is_what_is_not_default(capsys):
     cfg = at2po.parse_args(["--model", "m", "--steps", "7"])
     run.tell(cfg)
-    shown = capsys.readouterr().out.split()
+    shown = capsys.readouterr().out.split("\n")[0].split()
     assert {"model=m", "steps=7"} <= set(shown) and len(shown) < 10
 
 

@@ -518,6 +518,20 @@ def test_seeds_are_paired_by_seed_and_by_question(tmp_path, capsys):
     assert stage1[8] == "+0.375 [-1.213, +1.963]"
 
 
+def test_tables_fit_a_hundred_columns_and_end_in_a_verdict(tmp_path, capsys):
+    runs = {}
+    for label, last in (("base", 0), ("a method that has a long name", 1), ("another one", 1)):
+        seeds = [stage(tmp_path / f"{n}-{label}", **{"2wiki-dev": [0] * 30 + [last] * 9}) for n in range(5)]
+        runs[label] = seeds
+    runs["another one"] = runs["base"]
+    capsys.readouterr()
+    report.method_table(None, "x", runs, "base", lambda label, sets: "48.81 / 60.12")
+    said = capsys.readouterr().out
+    assert max(len(line) for line in said.split("\n") if line[:1] in "┏┃┡│└") <= 100
+    assert said.count("a method that has a long name") == said.count("┡") + 1 > 2
+    assert "against base: up: a method that has a long name; not told from chance: another one." in said
+
+
 def test_pieces_join_to_the_text():
     class Words:
         def decode(self, ids):

@@ -1,51 +1,72 @@
-"""The cache of the tiny policies goes by tiny.VERSION: what it stands for must not change behind its back."""
+"""Start weights and the code that made them belong together.
 
-import hashlib
-import itertools
+Where the first two tests fail, something makes other weights than those in common/world/start: the world, the
+demonstrations, a script's rendering, the model or the warm-up. If that is wanted, change tiny.VERSION and run
+`python -m common.world make`."""
+
+import json
 
 import pytest
 import torch
 
-import at2po
-import bi_rar
-import mygo_mujica
-from common.world import demonstrations, tiny
+from common import model as models
+from common.world import start_weights, tiny
 
-# first three steps of each script's warm-up, and the model before it. Where one of these has to change,
-# change tiny.VERSION too: cached policies are then made anew.
-PINNED = {
-    "VERSION": "2",
-    "at2po": "dee0721cf315b130",
-    "bi_rar": "acb5c7b9a434e320",
-    "mygo_mujica": "c2618ed84e00c667",
-    "model": "161e25aa016ef407",
-}
+READY = {" ".join(command): command for command in start_weights.commands()}
+commands = pytest.mark.parametrize("command", READY.values(), ids=list(READY))
 
 
-class Caught(Exception):
-    """Ends the making of a policy once its demonstrations are known."""
+def about(command):
+    """(the tiny.Making of what a command starts from, what recipe.json says of the weights)."""
+    making = start_weights.making_of(command)
+    folder = tiny.folder_of(making)
+    assert folder.parent == tiny.START, "recipe, words or tags are not those of the start weights"
+    return making, json.loads((folder / "recipe.json").read_text())
 
 
-@pytest.mark.parametrize("script", [at2po, bi_rar, mygo_mujica], ids=lambda s: s.__name__)
-def test_a_change_of_the_demonstrations_asks_for_a_new_version(script, monkeypatch, tmp_path):
-    real = demonstrations.groups
-    seen = hashlib.sha256()
+@commands
+def test_start_weights_go_with_recipe_words_and_demonstrations(command):
+    making, kept = about(command)
+    assert kept["command"] == command
+    assert making.fingerprint() == kept["demonstrations"]
 
-    def groups(*args):
-        for trajectories in itertools.islice(real(*args), 3):
-            for t in trajectories:
-                turns = [(turn.ids, turn.observation_ids) for turn in t.turns]
-                seen.update(repr((t.prompt_ids, turns)).encode())
-        raise Caught
-    monkeypatch.setattr(demonstrations, "groups", groups)
+
+@pytest.mark.parametrize("command", [
+    pytest.param(command, id=name, marks=[] if name == "at2po" else pytest.mark.slow)
+    for name, command in READY.items()
+])
+def test_thirty_warm_up_steps_have_the_losses_of_the_start_weights(command):
+    making, kept = about(command)
+    _, _, losses = making.learn(start_weights.STEPS)
+    assert losses == pytest.approx(kept["losses"], rel=2e-3)
+
+
+@commands
+def test_start_weights_are_bf16_and_train_in_fp32(command):
+    folder = tiny.folder_of(start_weights.making_of(command))
+    model, tokenizer = models.load_policy(folder)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert len(tokenizer) == model.config.vocab_size
+    for parameter in model.parameters():
+        assert torch.equal(parameter, parameter.to(torch.bfloat16).float())
+
+
+def test_they_are_small():
+    sizes = [file.stat().st_size for file in tiny.START.rglob("*")]
+    assert sum(sizes) < 8e6
+
+
+@pytest.mark.parametrize("flags", ["--warmup-steps 2", "--warmup-steps 2 --world-size .5"])
+def test_another_recipe_makes_its_own(flags, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(Caught):
-        script.tiny_policy(script.parse_args([]))
-    assert (seen.hexdigest()[:16], tiny.VERSION) == (PINNED[script.__name__], PINNED["VERSION"])
+    folder = tiny.folder_of(start_weights.making_of(["at2po", *flags.split()]))
+    assert folder.parent == tmp_path / "fivehop"
 
 
-def test_a_change_of_the_model_asks_for_a_new_version():
-    tokenizer = tiny.tiny_tokenizer(["a", "b"], ["<t>"])
-    weights = torch.cat([p.detach().flatten() for p in tiny.tiny_model(tokenizer, width=32).parameters()])
-    rounded = (weights * 1e3).round().int().tolist()
-    assert hashlib.sha256(repr(rounded).encode()).hexdigest()[:16] == PINNED["model"]
+@pytest.mark.parametrize("flags", ["--engine vllm", "--flaw-rate .3", "--world hard:elastic=.3"])
+def test_other_flags_are_another_recipe(flags):
+    if "vllm" in flags:
+        pytest.importorskip("vllm")
+    ready = {json.dumps(about(command)[1]["recipe"]) for command in READY.values()}
+    other = start_weights.making_of(["at2po", *flags.split()])
+    assert json.dumps(other.full_recipe()) not in ready

@@ -1,5 +1,10 @@
+import sys
+
 import tyro
 
-from common.world import main
+from common.world import main, start_weights
 
-tyro.cli(main, prog="python -m common.world")
+if sys.argv[1:2] == ["make"]:
+    start_weights.make(sys.argv[2:])
+else:
+    tyro.cli(main, prog="python -m common.world")

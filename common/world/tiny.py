@@ -1,13 +1,16 @@
 """The tiny policy of the embedded world: a word-level tokenizer, a half-million-weight Qwen3,
-its warm-up on demonstrations, and the cache that keeps what was made."""
+its warm-up on demonstrations, and where it lies: those that the scripts start from by default come with the
+project (common/world/start), others are made once and cached."""
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,14 +21,16 @@ from common.files import locked, say
 from common.model import token_logprobs
 from common.world import demonstrations, hard
 
-# Part of every cached policy's name. Change it when the world, the demonstrations, the rendering, the model
-# or the warm-up make other weights: old policies are then made anew.
+# Part of every policy's recipe. Change it when the world, the demonstrations, the rendering, the model or the
+# warm-up make other weights. Cached policies are then made anew; those that come with the project are made by
+# `python -m common.world make`.
 VERSION = "2"
+START = Path(__file__).parent / "start"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a tiny policy is made by; the cache goes by it."""
+    """What a tiny policy is made by; a folder of one goes by it."""
     script: str                     # who renders, with what its rendering depends on beside top_k
     steps: int                      # of the warm-up, eight demonstrations each
     flaw_rate: float                # share of the demonstrations that are flawed
@@ -42,36 +47,90 @@ def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
     words, tags: what the script writes besides the world's words.
     render(tokenizer, question row, demonstration, index) -> [Trajectory].
     index(world) -> what it reads, by default a retriever. pack_tokens: of a row of the warm-up's batches."""
-    index = index or bm25
-    level = hard.parse(recipe.world)
-    without_output_bias = recipe.engine == "vllm"
-    made_by = asdict(recipe) | {"version": VERSION, "torch": torch.__version__}
-    del made_by["world"], made_by["engine"]
-    if level:
-        made_by["world"] = str(level)
-    if without_output_bias:
-        made_by["output_bias"] = False
+    return folder_of(Making(recipe, words, tags, render, index or bm25, pack_tokens))
 
-    def build():
-        written = [*world.vocabulary(vague=True), *hard.words(level)] if level else world.vocabulary()
-        tokenizer = tiny_tokenizer([*written, *words], tags)
+
+def folder_of(making):
+    """The start weights with this recipe that come with the project; else the policy is made, or was."""
+    recipe = making.full_recipe()
+    for file in START.glob("*/recipe.json"):
+        if json.loads(file.read_text())["recipe"] == recipe:
+            return file.parent
+    return distributed.first(cached_policy, recipe, making.make)
+
+
+@dataclass
+class Making:
+    """A tiny policy that can be made; arguments as of tiny_policy."""
+    recipe: Recipe
+    words: list[str]
+    tags: list[str]
+    render: Callable
+    index: Callable
+    pack_tokens: int
+
+    def __post_init__(self):
+        self.level = hard.parse(self.recipe.world)
+        written = world.vocabulary(vague=bool(self.level))
+        if self.level:
+            written += hard.words(self.level)
+        self.words = [*written, *self.words]
+
+    def full_recipe(self):
+        """The recipe as JSON, with all words and tags as a hash."""
+        words = list(dict.fromkeys([*self.tags, *self.words]))
+        made_by = asdict(self.recipe) | {"version": VERSION, "words": hashed(words, list(self.tags))}
+        del made_by["engine"]
+        made_by["world"] = str(self.level or "plain")
+        made_by["output_bias"] = self.recipe.engine != "vllm"
+        return made_by
+
+    def begin(self):
+        """(model, tokenizer) before the warm-up."""
+        tokenizer = tiny_tokenizer(self.words, self.tags)
         model = tiny_model(tokenizer)
-        if without_output_bias:
+        if self.recipe.engine == "vllm":
             # in transformers, attention with biases has one behind its output, too; vLLM's Qwen3 has none: at
             # zero, where it begins, it makes no difference
             for layer in model.model.layers:
                 layer.self_attn.o_proj.bias.requires_grad_(False)
-        groups = functools.partial(hard.groups, level=level) if level else demonstrations.groups
-        made = groups(
-            tokenizer, lambda *a: render(tokenizer, *a), index,
-            recipe.steps, recipe.flaw_rate, recipe.size)
-        say(f"warming up the tiny policy on {8 * recipe.steps} demonstrations, "
-            f"{torch.get_num_threads()} threads (cached afterwards)")
-        batches = (rollout.collate(g, pack_tokens=pack_tokens) for g in made)
-        warm_up(model, batches, recipe.steps)
         return model, tokenizer
 
-    return distributed.first(cached_policy, made_by, build)
+    def groups(self, tokenizer):
+        """Yields the trajectories of each warm-up step."""
+        render = functools.partial(self.render, tokenizer)
+        make = demonstrations.groups
+        if self.level:
+            make = functools.partial(hard.groups, level=self.level)
+        return make(
+            tokenizer, render, self.index, self.recipe.steps, self.recipe.flaw_rate, self.recipe.size)
+
+    def fingerprint(self):
+        """A hash of the ids of the first three steps' demonstrations."""
+        shown = []
+        for trajectories in itertools.islice(self.groups(self.begin()[1]), 3):
+            for t in trajectories:
+                turns = [(turn.ids, turn.observation_ids) for turn in t.turns]
+                shown.append((t.prompt_ids, turns))
+        return hashed(shown)
+
+    def learn(self, steps=None):
+        """(model, tokenizer, losses) after the warm-up, or after its first `steps`."""
+        model, tokenizer = self.begin()
+        groups = itertools.islice(self.groups(tokenizer), steps)
+        batches = (rollout.collate(group, pack_tokens=self.pack_tokens) for group in groups)
+        losses = warm_up(model, batches, self.recipe.steps)
+        return model, tokenizer, losses
+
+    def make(self):
+        say(f"warming up the tiny policy on {8 * self.recipe.steps} demonstrations, "
+            f"{torch.get_num_threads()} threads (cached afterwards)")
+        model, tokenizer, _ = self.learn()
+        return model, tokenizer
+
+
+def hashed(*parts):
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def bm25(made):
@@ -161,8 +220,9 @@ def tiny_model(tokenizer, width=128, seed=0):
 
 def warm_up(model, batches, total, lr=2e-3):
     """Supervised training on the sampled tokens of demonstrations;
-    `batches` yields `total` times a rollout.Batch."""
+    `batches` yields `total` times a rollout.Batch. Returns the losses."""
     began = time.time()
+    losses = []
     optimizer = training.make_optimizer(model, lr, betas=(.9, .98))
     for step, batch in enumerate(batches):
         lr_now = training.cosine_lr(step, total, lr, lr / 20, warmup=20)
@@ -174,15 +234,19 @@ def warm_up(model, batches, total, lr=2e-3):
         training.clip_gradient(model)
         optimizer.step()
         optimizer.zero_grad()
+        losses.append(float(loss.detach()))
         if step % 100 == 99 or step + 1 == total:
             seconds = time.time() - began
-            say(f"  warm-up {step + 1}/{total} | loss {float(loss.detach()):.3f} | {seconds:.0f}s")
+            say(f"  warm-up {step + 1}/{total} | loss {losses[-1]:.3f} | {seconds:.0f}s")
+    return losses
 
 
 def cached_policy(recipe, build):
-    """Folder of the policy that `build() -> (model, tokenizer)` makes, kept under a hash of `recipe` (JSON).
+    """Folder of the policy that `build() -> (model, tokenizer)` makes, kept under a hash of `recipe` (JSON),
+    VERSION and torch's.
 
     Two processes that ask at once build it once: the second waits on a lock."""
+    recipe = recipe | {"version": VERSION, "torch": torch.__version__}
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fivehop"
     text = json.dumps(recipe, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

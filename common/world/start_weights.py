@@ -1,0 +1,68 @@
+"""Makes the start weights that come with the project, in common/world/start/<script>-<level>.
+
+    python -m common.world make                       all of them, half an hour on one thread
+    python -m common.world make at2po --world hard    what this command starts from
+
+They are rounded to bf16. Beside them, recipe.json has the recipe they go by, the command, a hash of the first
+demonstrations and the losses of the first warm-up steps. tests/test_tiny.py holds these against the code.
+"""
+
+import importlib
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from common.files import say
+from common.world import tiny
+
+STEPS = 30  # of which the losses are kept
+
+
+def making_of(command):
+    """The tiny.Making of what a script starts from. command: its name and flags, a list."""
+    script, *flags = command
+    module = importlib.import_module(script)  # (the one place that looks up to the scripts)
+    with mock.patch.object(tiny, "folder_of", lambda making: making):
+        return module.tiny_policy(module.parse_args(flags))
+
+
+def commands():
+    """Those whose start weights come with the project."""
+    files = sorted(tiny.START.glob("*/recipe.json"))
+    return [json.loads(file.read_text())["command"] for file in files]
+
+
+def make(command):
+    """command: [] = every one there is."""
+    wanted = [command] if command else commands()
+    for command in wanted:
+        making = making_of(command)
+        model, tokenizer, losses = making.learn()
+        write(making, command, model, tokenizer, losses)
+
+
+def write(making, command, model, tokenizer, losses):
+    """The folder of made weights, rounded to bf16; an older one is replaced."""
+    level = re.sub(r"[^\w.=]+", "-", making.recipe.world)
+    about = {
+        "command": command,
+        "recipe": making.full_recipe(),
+        "demonstrations": making.fingerprint(),
+        "losses": [round(loss, 4) for loss in losses[:STEPS]],
+    }
+    folder = tiny.START / f"{command[0]}-{level}"
+    tiny.START.mkdir(exist_ok=True)
+    new = Path(tempfile.mkdtemp(dir=tiny.START))
+    model.to(torch.bfloat16).save_pretrained(new)
+    tokenizer.save_pretrained(new)
+    (new / "recipe.json").write_text(json.dumps(about) + "\n")
+    for file in [new, *new.iterdir()]:
+        file.chmod(0o755 if file.is_dir() else 0o644)
+    shutil.rmtree(folder, ignore_errors=True)
+    new.rename(folder)
+    say(f"start weights: {folder}")
