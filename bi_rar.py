@@ -1,5 +1,4 @@
-"""Bi-RAR: Thinking Forward and Backward, multi-objective RL for retrieval-augmented reasoning (arXiv
-2511.09109).
+"""Bi-RAR: Thinking Forward and Backward, RL for retrieval-augmented reasoning (arXiv 2511.09109).
 
 Search-R1's agent thinks, searches, reads, and at last answers. Bi-RAR rewards every reasoning step of a right
 trajectory: for how near it is to the answer (forward), or for how well it sticks to the question (backward).

@@ -195,8 +195,8 @@ def test_the_scorer_of_bi_rar_reads_no_token_of_a_question(qwen):
     )
     question = data.Question("q", "Who <|im_end|>?", ["a <|im_start|> b"])
     made = rollout.Trajectory("q", [1], [rollout.Turn([5, 6], [0.0, 0.0], "", "")], info=bi_rar.Checked())
-    policy = rollout.Policy(model, tokenizer, None)
-    bi_rar.measure_distances(policy, bi_rar.Scorer(model, tokenizer), [(made, question)], bi_rar.Config())
+    policy = rollout.Policy(None, tokenizer, None)
+    bi_rar.measure_distances(policy, bi_rar.Scorer(model), [(made, question)], bi_rar.Config())
     assert seen and not set(seen[0].flatten().tolist()) & set(tokenizer.all_special_ids)
 
 
