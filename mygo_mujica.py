@@ -897,14 +897,17 @@ def load_graph(source, questions):
 
 
 def parse_args(argv=None):
-    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named;
-    config.json says what ran, so what depends on other fields is filled in here."""
+    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
     argv, given, in_world = flags.given_flags(argv)
     default = Config()
     if in_world:
         of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
         default = replace(default, **of_world)
-    cfg = flags.cli(default, Config(), __doc__, argv)
+    return resolve(flags.cli(default, Config(), __doc__, argv))
+
+
+def resolve(cfg):
+    """Fills what depends on other fields, so that config.json says what ran, and refuses what cannot run."""
     if cfg.eval_only:
         cfg = replace(cfg, stage="eval")
     search = "bm25"
