@@ -385,24 +385,20 @@ class Result(Outcome):
 
 def result_of(turns, question, cfg, lost=False):
     """Rounds, calls and the answer of a trajectory's turns, counted and compared."""
-    right_form = []
-    calls_made, faults, readable = [], Counter(), []
-    for turn in turns:
-        right_form.append(round_is_right(turn.text, cfg.think, last=turn is turns[-1]))
-        kind, action = read_round(turn.text)
-        if kind != "call":
-            continue
-        calls_made.append(action)
+    right_form = [round_is_right(turn.text, cfg.think, last=turn is turns[-1]) for turn in turns]
+    rounds = [read_round(turn.text) for turn in turns]
+    called = [action for kind, action in rounds if kind == "call"]
+    faults, readable = Counter(), []
+    for action in called:
         if isinstance(action, Fault):
             faults[action.name] += 1
             continue
         tool, arguments = action
         readable.append((tool, *arguments.values()))
-        if arguments["graph_type"] != question.type:
-            faults["wrong graph"] += 1
-    answer = None
-    if kind == "answer":    # of the last turn
-        answer = action
+        faults["wrong graph"] += arguments["graph_type"] != question.type
+    kind, answer = rounds[-1]
+    if kind != "answer":
+        answer = None
     problem = ""
     if lost:
         problem = "a tool's server failed"
@@ -413,11 +409,11 @@ def result_of(turns, question, cfg, lost=False):
     found = Result(
         answer,
         problem,
-        searches=len(calls_made),
+        searches=len(called),
         format=sum(right_form) / len(right_form),
         repetitions=len(readable) - len(set(readable)),
-        pattern=pattern_of(calls_made, answer),
-        faults=dict(faults),
+        pattern=pattern_of(called, answer),
+        faults=dict(+faults),
         lost=lost,
     )
     if said:
@@ -436,11 +432,11 @@ def round_is_right(text, think, last):
     return last or not isinstance(read_round(text)[1], Fault)
 
 
-def pattern_of(calls_made, answer):
+def pattern_of(called, answer):
     """The tools of a trajectory in one word: m = entity_matcher, n = node_info, x = not readable; then a = an
     answer, - = none. The standard pattern (sec. 4.2.4) is one m, then n alone, then a."""
     letters = []
-    for action in calls_made:
+    for action in called:
         letter = "x"
         if not isinstance(action, Fault):
             letter = {ENTITY_MATCHER: "m", NODE_INFO: "n"}[action[0]]
