@@ -129,7 +129,7 @@ class Config(flags.PassageFlags):
 
 # What differs in the embedded world: a half-million-weight policy on two cores. Ours; the learning rate was
 # chosen on the dev split, from 3e-5, 1e-4, 3e-4 and 1e-3, for ATPO and GRPO alike
-# (results/at2po/selection.md).
+# (results/notes/at2po.md).
 WORLD = dict(
     data="world",
     retriever="bm25",
@@ -152,7 +152,7 @@ WORLD = dict(
 )
 # And at the world's second level (--world hard): two passes over fewer questions, another tree of 22 leaves.
 # The learning rate was chosen on dev for each kind of ratio: 2e-4 for turns, 1e-4 for tokens
-# (results/claims.md).
+# (results/notes/at2po.md).
 HARD = WORLD | dict(
     limit=1500,
     eval_limit=2000,

@@ -959,8 +959,8 @@ Where the paper is silent:
     averages          The mean over sets, each counting the same, as in the paper's table.
 
 In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 steps, so the backward reward
-there never sees the question, and right trajectories of a question nearly always have one length
-(results/README.md). --world hard:elastic=.3 is for that (results/claims.md).
+there never sees the question, and right trajectories of a question nearly always have one length.
+--world hard:elastic=.3 is for that (results/notes/bi_rar.md).
 """
 
 
