@@ -1,18 +1,11 @@
 """Run folders read again, and the runs that results/ keeps, by name: evaluations, tables with intervals,
-curves.
-
-    python -m common.report RUN RUN …    curves over one another; a line a run, with its difference to the
-                                         first, paired by question; a line a method over its seeds (…seed0…)
-    python -m common.report 'results/hard/at2po/frozen-*'
-
-There is one table, method_table: a line a method (or stage, or run) and set.
+curves. There is one table, method_table: a line a method (or stage, or run) and set. The command line,
+`python -m common.report RUN RUN …`, is in compare.py.
 """
 
-import argparse
 import itertools
 import os
 import re
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -20,7 +13,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from common import committed, guards
-from common.files import UserError, read_evaluation, read_json, read_jsonl, say, table, warn, write_json
+from common.files import read_evaluation, read_json, read_jsonl, say, table, warn, write_json
 from common.metrics import bootstrap_interval, paired_difference, seed_interval, summarize
 
 # ---------------------------------------------------------------- reading
@@ -567,70 +560,11 @@ def draw_methods(path, title, methods):
         say(f"curves: {path}-curves.png")
 
 
-# ---------------------------------------------------------------- the command line
-
-def compare(folders, out="comparison.png", key="em"):
-    """Curves of several runs over one another, and tables of their final scores: of each run, differences
-    paired by question with the first one; and where the names differ by their seed (mygo-seed0,
-    seed1-text-star), of each method over its seeds."""
-    names = [folder.name for folder in folders]
-    if len(set(names)) < len(names):
-        names = map(str, folders)
-    runs = dict(zip(names, folders, strict=True))
-    methods = {}
-    for name, folder in runs.items():
-        seed = re.search(r"seed(\d+)", name)
-        if seed:
-            method = name.replace(seed[0], "").strip("-_ ")
-            methods.setdefault(method, {})[int(seed[1])] = folder
-    methods = {method: seeds for method, seeds in methods.items() if len(seeds) > 1}
-    drawn = {name: [folder] for name, folder in runs.items()}
-    if sum(map(len, methods.values())) == len(runs):
-        drawn = {method: list(seeds.values()) for method, seeds in methods.items()}
-    steps = {name: [steps_of(folder) for folder in own] for name, own in drawn.items()}
-    if len(folders) > 1 and any(map(any, steps.values())):
-        draw_curves(steps, out, " · ".join(drawn), panels_of(*folders))
-        say(f"curves: {out}")
-    if not any(map(evaluations, folders)):
-        return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
-    columns = {
-        "EM before": ("before", "em", "interval"),
-        "guessing": ("eval", "guess", ".3f"),
-        "EM of the rest": ("eval", "open", ".3f"),
-    } | COLUMNS
-    each = {name: [folder] for name, folder in runs.items()}
-    method_table(None, "final evaluations", each, next(iter(runs)), None, columns, key, means=False)
-    if methods:
-        along = {"EM along the run": ("along", "", ".3f")}
-        method_table(None, "over seeds", methods, next(iter(methods)), None, along, key, means=False)
-
-
-def main(argv=None):
-    """Curves and tables of run folders, and of runs that results/ keeps."""
-    parser = argparse.ArgumentParser(prog="python -m common.report", description=main.__doc__)
-    parser.add_argument(
-        "runs", nargs="+", help="run folders; of committed runs also patterns, 'results/at2po/*-seed*'")
-    parser.add_argument(
-        "--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
-    parser.add_argument(
-        "--score", default="em", help="what the tables compare: em, f1, or another number of the predictions")
-    args = parser.parse_args(argv)
-    if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
-        sys.exit(f"error: --out {args.out}: a name that ends in .png, .pdf or .svg")
-    folders = []
-    for run in args.runs:
-        found = [Path(run)] if (Path(run) / "config.json").exists() else committed.matching(run)
-        if not found:
-            sys.exit(f"error: {run} holds no run (no config.json), and results/ keeps none of that name")
-        folders += found
-    compare(folders, args.out, args.score)
+def main():
+    """`python -m common.report RUN …`"""
+    from common import compare
+    compare.main()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise SystemExit(f"error: not a run of this version, or damaged ({what})") from error
+    main()

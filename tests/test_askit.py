@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 import askit
 from common import (
     checkpoint,
+    compare,
     data,
     encoders,
     evidence,
@@ -621,7 +622,7 @@ def test_nothing_is_said_of_evidence_that_it_cannot_have(tmp_path, capsys):
     (folder / "eval_test.json").write_text(json.dumps({"summary": summary, "predictions": found}))
     (folder / "config.json").write_text("{}")
     capsys.readouterr()
-    report.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
+    compare.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "1.000" in said and "guess" not in said and "rest" not in said
 
@@ -1092,6 +1093,6 @@ def test_runs_can_be_compared_over_seeds(tmp_path, capsys):
         summary |= {"set": "test", "seed": seed, "spearman": .5, "ends": {"exact": 1.0}}
         evaluation = {"summary": summary, "predictions": predictions}
         (folder / "eval_test.json").write_text(json.dumps(evaluation))
-    report.main([str(f) for f in sorted((tmp_path / "runs").iterdir())] + ["--out", str(tmp_path / "c.png")])
+    compare.main([str(f) for f in sorted((tmp_path / "runs").iterdir())] + ["--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "+0.500" in said and "0.750 [-2.427, 3.927]" in " ".join(said.split())
