@@ -16,6 +16,7 @@ A row of claims.toml says what a paper claims as a difference that should be abo
 
 import re
 import tomllib
+from functools import cache
 from typing import NamedTuple
 
 import pandas as pd
@@ -53,23 +54,25 @@ def by_seed(pattern, row, name, when="after"):
     found = {}
     for folder in committed.matching(RESULTS / pattern):
         seed = re.search(r"seed(\d+)", folder.name) or re.search(r"(\d+)", folder.name)
-        found[int(seed[1])] = score_of(folder, row, name, when)
+        found[int(seed[1])] = scores(folder, name, when, row.get("score", "em"), row.get("type"))
     if not found:
         raise ValueError(f"{row['claim']}: no run is called {pattern}")
     return pd.DataFrame(found)
 
 
-def score_of(folder, row, name, when):
-    score = row.get("score", "em")
+@cache
+def scores(folder, name, when, score, kind=None):
+    """A run's predictions of an evaluation as {question: score}, of questions of one kind or of all."""
     if score == "along":
         return pd.Series({"": report.mean_along(folder)})
     result = committed.evaluations(committed.name_of(folder), when)[name]
     if score == "spearman":
         return pd.Series({"": result["summary"][score]})
-    rows = result["predictions"]
-    if "type" in row:
-        rows = [one for one in rows if one["type"] == row["type"]]
-    return pd.Series({one["id"]: one[score] for one in rows})
+    found = {}
+    for row in result["predictions"]:
+        if kind is None or row["type"] == kind:
+            found[row["id"]] = row[score]
+    return pd.Series(found)
 
 
 def measured(row):
