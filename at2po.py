@@ -124,7 +124,7 @@ class Config(flags.PassageFlags):
 BRANCH_PENALTY = .05  # taken off a turn's entropy for each time it was branched | authors' code
 
 # What differs in the embedded world: a half-million-weight policy on two cores. Ours. The learning rate was
-# chosen on the dev split, from 3e-5 to 1e-3, for ATPO and GRPO alike (results/at2po/selection.md).
+# chosen on the dev split, from 3e-5 to 1e-3, for ATPO and GRPO alike (results/notes/at2po.md).
 WORLD = dict(
     data="world",
     retriever="bm25",
@@ -146,7 +146,8 @@ WORLD = dict(
     eval_every=10,
 )
 # At the world's second level (--world hard): two passes over fewer questions, another tree of 22 leaves. The
-# learning rate was chosen on dev for each kind of ratio: 2e-4 for turns, 1e-4 for tokens (results/claims.md).
+# learning rate was chosen on dev for each kind of ratio: 2e-4 for turns, 1e-4 for tokens
+# (results/notes/at2po.md).
 HARD = WORLD | dict(
     limit=1500,
     eval_limit=2000,

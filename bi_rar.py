@@ -960,8 +960,8 @@ Where the paper is silent:
     averages          The mean over sets counts each set the same, as in the paper's table.
 
 In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 reasoning steps, so the backward
-reward never sees the question there, and right trajectories of a question nearly always have one length
-(results/README.md). --world hard:elastic=.3 is for that (results/claims.md).
+reward never sees the question there, and right trajectories of a question nearly always have one length.
+--world hard:elastic=.3 is for that (results/notes/bi_rar.md).
 """
 
 

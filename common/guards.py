@@ -23,11 +23,12 @@ class Metric(NamedTuple):
 
 
 ANSWERS = "answers"
+FORM = "format"
 SECONDS = "seconds a step"
 
 # of every step, whatever is trained
 STEP = {
-    "reward/mean": Metric("mean reward", ANSWERS, "reward {:.3f}", "reward"),
+    "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),
     "eval/em": Metric("exact match of an evaluation between steps, mean of the sets",
                       ANSWERS, label="test em"),
     "time/elapsed": Metric("seconds since the run was begun or resumed"),
@@ -39,7 +40,7 @@ STEP = {
 # of a step that samples trajectories from a language model
 ROLLOUT = {
     "reward/em": Metric("share of trajectories with the right answer", ANSWERS, "em {:.3f}"),
-    "reward/format": Metric("share of trajectories in the paper's format", ANSWERS, "format {:.2f}"),
+    "reward/format": Metric("share of trajectories in the paper's format", FORM, "format {:.2f}"),
     "rollout/tokens": Metric("tokens sampled in this step"),
     "rollout/response_tokens": Metric("sampled tokens a trajectory",
                                       "sampled tokens a response", "len {:.0f}"),

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from common import process, report
-from common.files import RunError, UserError, clock, read_json, say
+from common import committed, process, report
+from common.files import RunError, UserError, clock, say
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 OWN = ("--seed", "--name", "--out", "--resume")  # flags that the ladder gives
@@ -127,19 +127,19 @@ def run(script, table, seeds, name, out, shared):
 
 
 def is_done(folder):
-    """Whether a run, or what was exported of one, has come to its end: its page is younger than all its
-    evaluations."""
+    """Whether a run has come to its end: its page is younger than all its evaluations. What results/ keeps
+    has."""
     page = folder / "trajectories.html"
     made = [file.stat().st_mtime for file in folder.glob("eval_*.json")]
     whole = made and page.exists() and page.stat().st_mtime >= max(made)
-    return bool(whole) or (folder / "predictions.jsonl.gz").exists()
+    return bool(whole) or committed.name_of(folder) is not None
 
 
 def refuse_other_settings(job, config):
     """Whether a job was begun; RunError if with other settings, which a table must not mix. What an older
     version did not have is not compared, nor "auto" and what the stages of a run have each for itself."""
-    files = [folder / "config.json" for folder in job.folders]
-    saved = [read_json(file, dict) for file in files if file.exists()]
+    configs = map(report.config_of, job.folders)
+    saved = [one for one in configs if one is not None]
     for key, value in config.items():
         there = [one[key] for one in saved if key in one]
         if key in FREE or value == "auto" or not there or json.loads(json.dumps(value)) in there:
@@ -244,7 +244,7 @@ def draw_bars(path, key, methods):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    figure, axis = plt.subplots(figsize=(7, 3.8), layout="constrained")
+    figure, axis = plt.subplots(figsize=(6.6, 2.9), layout="constrained")
     width = .8 / len(methods)
     for i, (label, seeds) in enumerate(methods.items()):
         found = []
@@ -253,11 +253,11 @@ def draw_bars(path, key, methods):
                 found += [row[key] for row in result["predictions"]]
         shares = pd.Series(found, dtype=float).value_counts(normalize=True)
         left = shares.index + i * width - .4
-        axis.bar(left, shares, width, align="edge", label=label)
+        axis.bar(left, shares, width, align="edge", label=label, color=report.colour_of(i))
     axis.set(xlabel=f"{key} of a test trajectory", ylabel="share")
     axis.legend(frameon=False, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    report.save(figure, path)
     plt.close(figure)
 
 

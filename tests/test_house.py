@@ -157,6 +157,6 @@ def test_the_method_of_ones_own_in_the_docs_runs(tmp_path):
 
 
 def test_links_in_the_docs_lead_somewhere():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "results/README.md"]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), (page.name, target)

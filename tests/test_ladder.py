@@ -15,8 +15,8 @@ import pytest
 
 import at2po
 from common import checkpoint, keep_best, ladder
+from common.compare import compare
 from common.files import RunError, read_jsonl
-from common.page.__main__ import compare
 from common.report import evaluations, mean_along
 from common.world.splits import world_split
 from tests.test_scripts import TINY
@@ -243,7 +243,7 @@ def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
 
 
 def test_the_committed_runs_give_the_printed_table(tmp_path):
-    """Numbers of results/claims.md, which an older program printed."""
+    """Numbers of results/notes/at2po.md, which an older program printed."""
     recipe = ladder.read_tables("at2po")["table1"]
     folders = {}
     for seed in range(5):
@@ -252,20 +252,22 @@ def test_the_committed_runs_give_the_printed_table(tmp_path):
             folders.setdefault(label, {})[seed] = folder
     del recipe["curves"], recipe["bars"]
     ladder.show(tmp_path / "x", "x", recipe, folders)
-    old = json.loads((ROOT / "results/hard/at2po/tables-ladder-table.json").read_text())
-    old = [dict(zip(old["header"], row, strict=True)) for row in old["rows"]]
-    assert len(old) == 5
-    for now, before in zip(lines_of(tmp_path / "x-table.json"), old, strict=True):
-        same = {"EM": "EM over seeds", "along the run": "mean along the run",
-                "along the run minus": "the same, paired by seed"}
-        for column in ("method", "paper", "EM by seed", *recipe["columns"], *same):
-            assert now[column] == before[same.get(column, column)], (now["method"], column)
-        if before["minus"]:
-            assert now["minus"] == before["minus"]
-            for part in (0, 1, 2):
-                numbers = [float(re.findall(r"[+-][.\d]+", text)[part])
-                           for text in (now["by seed"], before["paired by seed"])]
-                assert abs(numbers[0] - numbers[1]) < .0011  # -.0055 is rounded either way
+    lines = {line["method"]: line for line in lines_of(tmp_path / "x-table.json")}
+    assert len(lines) == 5
+    page = (ROOT / "results/notes/at2po.md").read_text().split("Table 1, second level")[1]
+    for label, row in (("ReAct", "ReAct (start)"), ("random tree, GRPO", "random tree, GRPO, 1e-4"),
+                       ("random tree, ATPO", "random tree, ATPO, 2e-4"),
+                       ("+ entropy expansion", "+ entropy expansion"), ("AT2PO", "+ turn credit: AT2PO")):
+        now = lines[label]
+        cells = re.search(rf"^\| {re.escape(row)} \| (.*) \|$", page, re.MULTILINE)[1].split(" | ")
+        numbers = [now["paper"], now["EM by seed"].replace("0.", "."), now["EM"][1:5]]
+        assert cells[:3] == numbers, label
+        if label not in ("ReAct", "random tree, GRPO"):
+            for cell, column in ((cells[3], "by seed"), (cells[4], "along the run minus")):
+                ours, theirs = (map(float, re.findall(r"[+-][.\d]+", text)) for text in (now[column], cell))
+                assert all(abs(a - b) < .0011 for a, b in zip(ours, theirs, strict=True)), (label, column)
+            printed = [now[column].lstrip("0") for column in ("clip", "entropy", "format")]
+            assert [cells[5], *cells[7:9]] == printed
 
 
 @pytest.mark.kill

@@ -8,12 +8,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import at2po
-from common import data, guards, metrics, report, rollout
+from common import compare, data, guards, metrics, report, rollout
 from common.files import RunError, read_jsonl
 from common.page import __main__ as folders
 from common.page import record, teams, write_page
@@ -250,15 +249,15 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     high = [{"id": str(i), "em": float(i < 60)} for i in reversed(range(100))]
     a = make_run(tmp_path / "r/a", [], low, ROWS)
     b = make_run(tmp_path / "r/b", [], high, ROWS)
-    folders.main([str(a), str(b), "--out", str(tmp_path / "both.png")])
+    compare.main([str(a), str(b), "--out", str(tmp_path / "both.png")])
     out = capsys.readouterr().out
     assert "+0.200 [+0.1" in out and "100" in out and "2,000" in out
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
-    folders.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
+    compare.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
     assert (tmp_path / "both.pdf").read_bytes()[:5] == b"%PDF-"
     with pytest.raises(SystemExit, match="ends in .png, .pdf or .svg"):
-        folders.main([str(a), str(b), "--out", str(tmp_path / "both.gif")])
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "r"]
+        compare.main([str(a), str(b), "--out", str(tmp_path / "both.gif")])
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "both.svg", "r"]
 
 
 def exported(folder, ems, question="Who?"):
@@ -279,72 +278,18 @@ def exported(folder, ems, question="Who?"):
     return folder
 
 
-def test_an_exported_run_has_the_numbers_of_the_run_and_can_be_compared(tmp_path, capsys):
+def test_runs_whose_names_differ_by_their_seed_are_compared_over_seeds(tmp_path, capsys):
     names = []
     for seed, ems in enumerate(([1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1])):
         for method, values in (("star", ems), ("mygo", [0, *ems[1:]])):
-            run = exported(tmp_path / f"run/{method}-seed{seed}", values)
-            out = tmp_path / f"results/{method}-seed{seed}"
-            folders.main([str(run), "--export", str(out)])
-            assert sorted(f.name for f in out.iterdir()) == [
-                "config.json", "metrics.json", "metrics.jsonl", "predictions.jsonl.gz"]
-            for when in ("", "before"):
-                ours, theirs = (evaluations(folder, when)["test"]["summary"] for folder in (out, run))
-                assert ours == theirs
-            row = evaluations(out)["test"]["predictions"][0]
-            assert {"question", "gold", "type", "hops", "answer", "em", "em_valid"} <= row.keys()
-            assert "nodes" not in row
-            names.append(str(out))
-    capsys.readouterr()
-    folders.main([*sorted(names), "--out", str(tmp_path / "c.png")])
+            names.append(str(exported(tmp_path / f"run/{method}-seed{seed}", values)))
+    compare.main([*sorted(names), "--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "over questions or, of several seeds, over seeds" in " ".join(said.split())
     # mygo .5 .25 .75, star .75 .5 1: differences .25 each, so their interval is a point
     assert "+0.250 [+0.250, +0.250]" in said and "0.500 [-0.121, 1.121]" in said
-    folders.main([names[0], "--out", str(tmp_path / "c.png")])
+    compare.main([names[0], "--out", str(tmp_path / "c.png")])
     assert "star-seed0" in capsys.readouterr().out
-    with pytest.raises(RunError, match="exists"):
-        folders.export(tmp_path / "run/star-seed0", names[0])
-
-
-def test_an_export_without_texts_keeps_scores_and_no_paths(tmp_path):
-    run = exported(tmp_path / "run/a-seed0", [1, 0, 1, 1])
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {
-        "model": "/home/me/smollm2", "eval_data": "/x/hotpot_dev.jsonl,/x/y/2wiki.json", "lr": 1e-5}))
-    folders.main([str(run), "--export", str(tmp_path / "out"), "--without-texts"])
-    written = json.loads((tmp_path / "out/config.json").read_text())
-    assert written["model"] == "smollm2" and written["eval_data"] == "hotpot_dev.jsonl,2wiki.json"
-    assert written["lr"] == 1e-5
-    assert (tmp_path / "out/metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
-    row = evaluations(tmp_path / "out")["test"]["predictions"][0]
-    assert not {"question", "gold", "answer"} & row.keys() and row["two_way"] in (0, 1)
-    ours, theirs = (evaluations(folder)["test"]["summary"] for folder in (run, tmp_path / "out"))
-    assert ours == theirs
-
-
-def test_the_numbers_of_the_readme_are_those_of_the_committed_predictions():
-    root = Path(__file__).resolve().parents[1]
-    runs, readme = sorted((root / "results/at2po").glob("*-seed*")), (root / "results/README.md").read_text()
-    assert len(runs) == 6
-    for run in runs:
-        for when in ("before", ""):
-            result = evaluations(run, when)["test"]
-            for row in result["predictions"]:
-                assert row["em"] == (metrics.exact_match(row["answer"], row["gold"]) if row["answer"] else 0)
-            s = result["summary"]
-            assert f"{s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]" in readme, (run.name, when)
-
-
-def test_every_committed_run_can_be_read():
-    runs = [f.parent for f in (Path(__file__).resolve().parents[1] / "results").rglob("config.json")]
-    assert len(runs) > 60
-    for run in runs:
-        rows = read_jsonl(run / "predictions.jsonl.gz")
-        texts = {"two_way"} if "two_way" in rows[0] else {"question", "gold", "answer"}  # (not ours to give)
-        for row in rows:
-            assert {"set", "when", "id", "type", "hops", "em", "f1"} | texts <= row.keys(), run
-            assert "tokens" in row or "sentences" in row, run
 
 
 def test_explain_on_the_terminal(tmp_path, capsys):
@@ -450,14 +395,45 @@ def test_curves_of_seeds_are_their_mean_where_all_have_been():
               {"step": 4, "loss": 9.0}]]
     keys = {"loss": "loss"}
     report._draw_panel(plt, axis, "loss", keys, {"w = 1": seeds, "w = 0": [seeds[0]]})
-    *each, mean = axis.lines[:3]
-    assert [list(line.get_ydata()) for line in each] == [[4, 2], [2, 1, 1, 9]]
+    mean, one = axis.lines
     assert list(mean.get_xdata()) == [1, 2, 3]
-    assert list(mean.get_ydata()) == pytest.approx([3, .7 * 3 + .3 * 2, .7 * 2.7 + .3 * 1.5])
+    assert list(mean.get_ydata()) == [3, 2, 1.5]  # the first is 3 in the middle
+    assert list(one.get_ydata()) == [4, 2]
+    band = axis.collections[0].get_paths()[0].vertices
+    assert {tuple(point) for point in band} == {(1, 2), (1, 4), (2, 1), (2, 3), (3, 1), (3, 2)}
     evaluated = [[{"step": 0, "eval/em": .1}], [{"step": 0, "eval/em": .3}]]
     report._draw_panel(plt, axis, "em", {"eval/em": "em"}, {"a": evaluated})
     assert list(axis.lines[-1].get_ydata()) == [.2] and axis.lines[-1].get_marker() == "o"
     plt.close(figure)
+
+
+def test_the_line_is_drawn_through_the_data_or_through_the_middle_of_many_steps():
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axis = plt.subplots()
+    falling = [math.exp(-step / 10) for step in range(300)]
+    for count in (40, 300):
+        rows = [{"step": step, "loss": value} for step, value in enumerate(falling[:count])]
+        report._draw_panel(plt, axis, "loss", {"loss": "loss"}, {"run": [rows]})
+        line = axis.lines[-1].get_ydata()
+        assert list(line[3:30]) == pytest.approx(falling[3:30], rel=.06 if count > report.MANY else 1e-9)
+    plt.close(figure)
+
+
+def test_no_panel_is_empty_and_every_line_of_panels_is_full():
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    for count, per_line in ((1, [1]), (3, [3]), (7, [3, 4]), (9, [3, 3, 3]), (12, [4, 4, 4])):
+        figure = plt.figure()
+        axes = report._axes(figure, count, len(per_line))
+        assert len(axes) == count
+        found = {}
+        for axis in axes:
+            found.setdefault(axis.get_subplotspec().get_topmost_subplotspec().rowspan.start, []).append(axis)
+        assert [len(line) for line in found.values()] == per_line
+        plt.close(figure)
 
 
 def stage(folder, **sets):

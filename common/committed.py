@@ -1,0 +1,111 @@
+"""The runs that results/ keeps: runs/runs.jsonl has a line a run, runs/<table>.parquet what the runs of a
+table predicted. A run is named by its folder, hard/at2po/frozen-gspo-seed10, and report.py reads it
+wherever a run folder may stand, as results/hard/at2po/frozen-gspo-seed10. `python -m docs.pack` adds runs.
+
+Lines of runs.jsonl:
+- {"settings", "script", "defaults"}: the flags that most runs of one version of a script have;
+- {"script", "metrics"}: what their metrics.json says;
+- {"run", "table", "settings", "flags", "machine", "commit", "evaluations", "curves"}: a run. Its flags off
+  its settings, summaries of its evaluations, and of each metric a list with an entry a step, or one number
+  where it is the same at every step.
+"""
+
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+from common.files import read_jsonl
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+PLACE = ("run", "set", "when")  # columns that say where a prediction belongs
+
+
+def name_of(folder):
+    """The name of the committed run that a path stands for; None of a folder, and of anything else."""
+    folder = Path(folder)
+    if folder.is_dir() or not folder.absolute().is_relative_to(RESULTS):
+        return None
+    name = folder.absolute().relative_to(RESULTS).as_posix()
+    return name if name in runs() else None
+
+
+def matching(pattern):
+    """Paths of the committed runs that a shell's pattern stands for."""
+    pattern = str(Path(pattern).absolute())
+    return [RESULTS / name for name in runs() if fnmatch(str(RESULTS / name), pattern)]
+
+
+@cache
+def lines():
+    return read_jsonl(RESULTS / "runs/runs.jsonl")
+
+
+def forget():
+    """Reads the files anew."""
+    for one in (lines, runs, settings, metrics, table):
+        one.cache_clear()
+
+
+@cache
+def runs():
+    """{name: its line}"""
+    return {line["run"]: line for line in lines() if "run" in line}
+
+
+@cache
+def settings():
+    """{settings: their line}"""
+    return {line["settings"]: line for line in lines() if "defaults" in line}
+
+
+@cache
+def metrics():
+    """{script: {key: [words, panel, form, label]}}"""
+    return {line["script"]: line["metrics"] for line in lines() if "metrics" in line}
+
+
+def config(name):
+    """Every flag of a run."""
+    line = runs()[name]
+    return settings()[line["settings"]]["defaults"] | line["flags"]
+
+
+def metrics_of(name):
+    script = settings()[runs()[name]["settings"]]["script"]
+    return metrics().get(script, {})
+
+
+def steps(name):
+    """The rows of a run's metrics.jsonl."""
+    curves = runs()[name]["curves"]
+    rows = [{} for _ in curves.get("step", ())]
+    for key, values in curves.items():
+        if not isinstance(values, list):
+            values = [values] * len(rows)
+        for row, value in zip(rows, values, strict=True):
+            if value is not None:
+                row[key] = value
+    return rows
+
+
+@cache
+def table(name):
+    import pyarrow.parquet
+    return pyarrow.parquet.read_table(RESULTS / f"runs/{name}.parquet")
+
+
+def evaluations(name, when):
+    """{set: {"summary", "predictions"}} of a run, of that time: "before", "after"."""
+    import pyarrow.compute as compute
+    line = runs()[name]
+    summaries = line["evaluations"].get(when, {})
+    if not summaries:
+        return {}
+    found = {name: {"summary": summary, "predictions": []} for name, summary in summaries.items()}
+    everything = table(line["table"])
+    own = everything.filter(compute.equal(everything["run"], name))
+    for row in own.to_pylist():
+        if row["when"] == when:
+            kept = {key: value for key, value in row.items() if key not in PLACE and value is not None}
+            found[row["set"]]["predictions"].append(kept)
+    return found

@@ -1,0 +1,77 @@
+"""Several runs beside one another, run folders and runs that results/ keeps by name:
+
+    python -m common.report RUN RUN …    curves over one another; a line a run, with its difference to the
+                                         first, paired by question; a line a method over its seeds (…seed0…)
+    python -m common.report 'results/hard/at2po/frozen-*'
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from common import committed
+from common.files import UserError, say, warn
+from common.report import COLUMNS, draw_curves, evaluations, method_table, panels_of, steps_of
+
+
+def compare(folders, out="comparison.png", key="em"):
+    """Curves of several runs over one another, and tables of their final scores: of each run, differences
+    paired by question with the first one; and where the names differ by their seed (mygo-seed0,
+    seed1-text-star), of each method over its seeds."""
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        names = map(str, folders)
+    runs = dict(zip(names, folders, strict=True))
+    methods = {}
+    for name, folder in runs.items():
+        seed = re.search(r"seed(\d+)", name)
+        if seed:
+            method = name.replace(seed[0], "").strip("-_ ")
+            methods.setdefault(method, {})[int(seed[1])] = folder
+    methods = {method: seeds for method, seeds in methods.items() if len(seeds) > 1}
+    drawn = {name: [folder] for name, folder in runs.items()}
+    if sum(map(len, methods.values())) == len(runs):
+        drawn = {method: list(seeds.values()) for method, seeds in methods.items()}
+    steps = {name: [steps_of(folder) for folder in own] for name, own in drawn.items()}
+    if len(folders) > 1 and any(map(any, steps.values())):
+        draw_curves(steps, out, " · ".join(drawn), panels_of(*folders))
+        say(f"curves: {out}")
+    if not any(map(evaluations, folders)):
+        return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
+    columns = {
+        "EM before": ("before", "em", "interval"),
+        "guessing": ("eval", "guess", ".3f"),
+        "EM of the rest": ("eval", "open", ".3f"),
+    } | COLUMNS
+    each = {name: [folder] for name, folder in runs.items()}
+    method_table(None, "final evaluations", each, next(iter(runs)), None, columns, key, means=False)
+    if methods:
+        along = {"EM along the run": ("along", "", ".3f")}
+        method_table(None, "over seeds", methods, next(iter(methods)), None, along, key, means=False)
+
+
+def main(argv=None):
+    """Curves and tables of run folders, and of runs that results/ keeps."""
+    parser = argparse.ArgumentParser(prog="python -m common.report", description=main.__doc__)
+    parser.add_argument(
+        "runs", nargs="+", help="run folders; of committed runs also patterns, 'results/at2po/*-seed*'")
+    parser.add_argument(
+        "--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
+    parser.add_argument(
+        "--score", default="em", help="what the tables compare: em, f1, or another number of the predictions")
+    args = parser.parse_args(argv)
+    if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
+        sys.exit(f"error: --out {args.out}: a name that ends in .png, .pdf or .svg")
+    folders = []
+    for run in args.runs:
+        found = [Path(run)] if (Path(run) / "config.json").exists() else committed.matching(run)
+        if not found:
+            sys.exit(f"error: {run} holds no run (no config.json), and results/ keeps none of that name")
+        folders += found
+    try:
+        compare(folders, args.out, args.score)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        sys.exit(f"error: not a run of this version, or damaged ({type(error).__name__}: {error})")

@@ -1,0 +1,216 @@
+"""Makes the tables and the plot of results/README.md from results/claims.toml and the runs that results/
+keeps: python -m docs.claims
+
+A row of claims.toml says what a paper claims as a difference that should be above zero:
+  runs, minus      patterns of the runs that have it, and of those that do not; of a list the best of each
+                   seed; "before" = the same runs before training
+  set, minus_set   of which evaluation (test), where the two differ
+  score            em, or another number of the predictions; "along" = EM along the run; "spearman" = of the
+                   summaries, without a difference
+  type             questions of this type alone
+  effect           the paper's difference, as paper says it
+  equal            the claim is that there is no difference
+  less             a difference below zero speaks for it
+  again            why the runs are to be made again
+"""
+
+import re
+import tomllib
+from functools import cache
+from typing import NamedTuple
+
+import pandas as pd
+
+from common import committed, report
+from common.files import write_atomic
+from common.metrics import seed_interval
+
+RESULTS = committed.RESULTS
+COLOURS = {"seen": "#009E73", "not seen": "#777777", "refuted": "#D55E00"}
+SHOWN = .25  # the plot ends there; a dot beyond it is an arrow
+KEY = """difference in accuracy; above 0 speaks for the claim
+dot: ours, mean over the seeds · bar: its 95 % interval
+tick: the paper (at the edge: beyond it) · hollow, ¹: to be run again"""
+
+
+class Measured(NamedTuple):
+    own: float          # means over the seeds
+    other: float | None
+    mean: float         # their difference, with Student's interval over the seeds
+    low: float
+    high: float
+    seeds: int
+
+
+def read():
+    """{paper: its part of claims.toml}"""
+    return tomllib.loads((RESULTS / "claims.toml").read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------- a row, measured
+
+def by_seed(pattern, row, name, when="after"):
+    """{seed: {question: its score}} of the runs of a pattern; a number a seed where the score is a run's."""
+    found = {}
+    for folder in committed.matching(RESULTS / pattern):
+        seed = re.search(r"seed(\d+)", folder.name) or re.search(r"(\d+)", folder.name)
+        found[int(seed[1])] = scores(folder, name, when, row.get("score", "em"), row.get("type"))
+    if not found:
+        raise ValueError(f"{row['claim']}: no run is called {pattern}")
+    return pd.DataFrame(found)
+
+
+@cache
+def scores(folder, name, when, score, kind=None):
+    """A run's predictions of an evaluation as {question: score}, of questions of one kind or of all."""
+    if score == "along":
+        return pd.Series({"": report.mean_along(folder)})
+    result = committed.evaluations(committed.name_of(folder), when)[name]
+    if score == "spearman":
+        return pd.Series({"": result["summary"][score]})
+    found = {}
+    for row in result["predictions"]:
+        if kind is None or row["type"] == kind:
+            found[row["id"]] = row[score]
+    return pd.Series(found)
+
+
+def measured(row):
+    name = row.get("set", "test")
+    own = by_seed(row["runs"], row, name)
+    if "minus" not in row:
+        mean, low, high = seed_interval(own.mean())
+        return Measured(mean, None, mean, low, high, len(own.columns))
+    if row["minus"] == "before":
+        others = [by_seed(row["runs"], row, name, "before")]
+    else:
+        patterns = row["minus"] if isinstance(row["minus"], list) else [row["minus"]]
+        others = [by_seed(pattern, row, row.get("minus_set", name)) for pattern in patterns]
+    for other in others:
+        assert set(other.index) == set(own.index), row["claim"]
+    means = pd.concat([other.mean() for other in others], axis=1).max(axis=1)
+    gains = (own.mean() - means).dropna()
+    there = gains.index
+    return Measured(own.mean()[there].mean(), means[there].mean(), *seed_interval(gains), len(gains))
+
+
+def towards(row, found):
+    """(mean, low, high) of the difference, turned so that above zero speaks for the claim."""
+    if row.get("less"):
+        return -found.mean, -found.high, -found.low
+    return found.mean, found.low, found.high
+
+
+def verdict(row, found):
+    """What the interval says of the claim."""
+    low, high = towards(row, found)[1:]
+    if low > 0:
+        said = "seen"
+    elif high < 0:
+        said = "refuted"
+    else:
+        said = "seen" if row.get("equal") else "not seen"
+    return said
+
+
+# ---------------------------------------------------------------- as text
+
+def number(value, sign=""):
+    """
+    >>> number(.0449), number(-.0449, "+"), number(1.25, "+")
+    ('.045', '-.045', '+1.250')
+    """
+    return re.sub(r"(?<![1-9])0\.", ".", f"{value:{sign}.3f}")
+
+
+def ours(found):
+    interval = f"[{number(found.low, '+')}, {number(found.high, '+')}]"
+    if found.other is None:
+        return f"{number(found.mean)} [{number(found.low)}, {number(found.high)}]"
+    return f"{number(found.own)}, {number(found.other)}: {number(found.mean, '+')} {interval}"
+
+
+def table(rows):
+    lines = [
+        "| claim | paper | ours: with, without, difference | verdict | command |",
+        "|---|---|---|---|---|",
+    ]
+    for row, found in rows:
+        word = f"**{row['verdict']}**" + (" ¹" if row.get("again") else "")
+        command = f"`{row['command']}`" if row["command"] else ""
+        lines.append(f"| {row['claim']} | {row['paper']} | {ours(found)} | {word} | {command} |")
+    return "\n".join(lines)
+
+
+def page(text, tables):
+    """The README with its tables in their places, <!-- paper --> … <!-- end -->."""
+    for paper, made in tables.items():
+        before, rest = text.split(f"<!-- {paper} -->\n")
+        after = rest.partition("<!-- end -->")[2]
+        text = f"{before}<!-- {paper} -->\n{made}\n<!-- end -->{after}"
+    return text
+
+
+# ---------------------------------------------------------------- the plot
+
+def draw(parts, path):
+    """A dot and a bar a claim about accuracy; a tick is the paper's effect, a coloured word the verdict."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    lines = []
+    for part, rows in parts:
+        lines.append((part["title"], None, None))
+        lines += [(row["plot"], row, found) for row, found in rows if "plot" in row]
+    with plt.rc_context(report.FONT | {"font.size": 8}):
+        figure, axis = plt.subplots(figsize=(7, .175 * len(lines) + .7), layout="constrained")
+        for at, (text, row, found) in enumerate(lines):
+            bold = {"fontweight": "bold"} if row is None else {}
+            axis.annotate(text, (0, at), (-175, 0), ("axes fraction", "data"), "offset points",
+                          va="center", **bold)
+            if row:
+                draw_row(axis, at, row, found)
+        axis.axvline(0, color="black", linewidth=.8)
+        axis.set(xlim=(-SHOWN, SHOWN), ylim=(len(lines) - .4, -.6), yticks=[])
+        axis.spines["left"].set_visible(False)
+        axis.grid(axis="x", alpha=.25)
+        axis.set_xlabel(KEY)
+        report.save(figure, path)
+        plt.close(figure)
+
+
+def draw_row(axis, at, row, found):
+    colour = COLOURS[row["verdict"]]
+    hidden = "white" if row.get("again") else colour
+    mean, low, high = towards(row, found)
+    low, high = max(low, -SHOWN), min(high, SHOWN)
+    if abs(mean) < SHOWN:
+        axis.plot([low, high], [at, at], color=colour, linewidth=1.4, solid_capstyle="butt")
+        axis.plot(mean, at, "o", color=colour, markerfacecolor=hidden, markersize=4)
+    else:
+        side = SHOWN if mean > 0 else -SHOWN
+        arrow = ">" if mean > 0 else "<"
+        axis.plot(.96 * side, at, arrow, color=colour, markerfacecolor=hidden, markersize=5)
+    if "effect" in row:
+        shown = max(-SHOWN, min(SHOWN, row["effect"]))
+        axis.plot(shown, at, "|", color="black", markersize=8, markeredgewidth=1.4, clip_on=False)
+    words = row["verdict"] + (" ¹" if row.get("again") else "")
+    beside = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+    axis.annotate(number(mean, "+"), (1, at), (40, 0), ha="right", color=colour, **beside)
+    axis.annotate(words, (1, at), (46, 0), color=colour, fontweight="bold", **beside)
+
+
+def main():
+    parts = []
+    tables = {}
+    for paper, part in read().items():
+        rows = [(row, measured(row)) for row in part["rows"]]
+        parts.append((part, rows))
+        tables[paper] = table(rows)
+    readme = RESULTS / "README.md"
+    write_atomic(readme, page(readme.read_text(encoding="utf-8"), tables))
+    draw(parts, RESULTS / "claims.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""What results/ keeps: runs that can be read by name, and a page whose numbers are computed from them."""
+
+import json
+import re
+
+import pytest
+
+from common import committed, compare, ladder, metrics, report
+from docs import claims, pack
+from tests.conftest import ROOT
+from tests.test_report import exported
+
+RESULTS = ROOT / "results"
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """[(paper's part of claims.toml, [(row, what was measured)])]"""
+    return [(paper, part, [(row, claims.measured(row)) for row in part["rows"]])
+            for paper, part in claims.read().items()]
+
+
+def test_the_tables_of_the_page_are_those_of_the_runs(parts):
+    text = (RESULTS / "README.md").read_text()
+    tables = {paper: claims.table(rows) for paper, _, rows in parts}
+    assert text == claims.page(text, tables), "results/README.md is not what python -m docs.claims writes"
+    assert len(text.encode()) <= 12 * 1024
+    for _, part, rows in parts:
+        assert len(rows) <= 12, part["title"]
+
+
+def test_a_verdict_is_what_its_interval_says(parts):
+    for _, _, rows in parts:
+        for row, found in rows:
+            assert claims.verdict(row, found) == row["verdict"], row["claim"]
+
+
+def test_the_plot_has_each_claim_of_the_tables_in_order(parts):
+    words = re.findall(r"<text [^>]*>([^<]*)</text>", (RESULTS / "claims.svg").read_text())
+    drawn = iter(words)
+    numbers = []
+    verdicts = []
+    for _, _, rows in parts:
+        for row, found in rows:
+            if "plot" in row:
+                assert row["plot"] in drawn, row["plot"]  # behind those before it
+                numbers.append(claims.number(claims.towards(row, found)[0], "+"))
+                verdicts.append(row["verdict"])
+    assert [word for word in words if re.fullmatch(r"[+-]\.\d{3}", word)] == numbers
+    said = [word.removesuffix(" ¹") for word in words]
+    assert [word for word in said if word in claims.COLOURS] == verdicts
+
+
+# EM by seed as the notes print it: of these runs, in this page
+BY_SEED = {
+    "at2po": [
+        "at2po/atpo-seed*", "at2po/grpo-seed*", "hard/at2po/tables-random-tree-grpo-seed*",
+        "hard/at2po/random-tree-grpo-2e-4-seed*", "hard/at2po/tables-random-tree-atpo-seed*",
+        "hard/at2po/tables-entropy-expansion-seed*", "hard/at2po/tables-at2po-seed*",
+        *(f"hard/at2po/frozen-{name}-seed*" for name in (
+            "at2po", "grpo", "gspo", "aepo", "dapo", "tree-grpo")),
+        *(f"hard/at2po/others-{name}-seed?" for name in (
+            "at2po", "grpo", "grpo-without-kl", "dapo", "dapo-3x", "gspo", "aepo", "tree-grpo"))],
+    "bi_rar": [
+        *(f"{level}bi_rar/seed*-{name}" for level in ("", "hard/") for name in (
+            "initial", "baseline", "forward", "backward", "merged-0.25", "merged-0.5", "merged-0.75")),
+        "hard/bi_rar/seed*-length", "hard/bi_rar/seed*-shuffled",
+        *(f"hard/bi_rar/lists/lists-seed*-{name}" for name in ("baseline", "forward", "length"))],
+    "mygo_mujica": [
+        *(f"mygo_mujica/seed*-{env}-{name}" for env in ("text", "kg") for name in (
+            "few-shot", "warm-up", "mygo", "offline", "star", "raft", "grpo")),
+        *(f"hard/mygo_mujica/seed1?-text-{name}" for name in (
+            "few-shot", "warm-up", "mygo", "offline", "star", "raft", "raft++", "grpo")),
+        *(f"hard/mygo_mujica/{name}" for name in (
+            "fixed99-seed1?-text-fixed", "fixed50-seed1?-text-fixed", "constant-seed1?-text-mygo",
+            "constant-seed1?-text-star", "constant99-seed1?-text-fixed", "thin-seed1?-text-raft",
+            "thin-seed1?-text-raft++", "fresh-seed*-text-mygo", "fresh99-seed*-text-fixed",
+            "freshstar-seed*-text-star", "star16-seed*-text-star"))],
+    "askit": [f"askit/seed*-{name}" for name in ("supervised", "ppo", "joint")] + ["askit/answer*-ppo"],
+    "omne_r1": [
+        *(f"omne_r1/seed*-{name}" for name in (
+            "base", "stage1", "sft-think", "sft-no-think", "rl-think", "rl-no-think", "sft-w1", "sft-w0.8",
+            "sft-w0.2", "sft-w0.1", "sft-w0.05", "sft-w0.01", "sft-w0"))],
+}
+
+
+@pytest.mark.parametrize("page", BY_SEED)
+def test_scores_by_seed_in_the_notes_are_those_of_the_runs(page):
+    text = (RESULTS / f"notes/{page}.md").read_text()
+    assert len(text.encode()) <= 15 * 1024
+    for pattern in BY_SEED[page]:
+        runs = committed.matching(RESULTS / pattern)
+        assert len(runs) > 2, pattern
+        runs.sort(key=lambda run: int(re.search(r"(?:seed|answer)(\d+)", run.name)[1]))
+        found = [committed.runs()[committed.name_of(run)]["evaluations"]["after"] for run in runs]
+        for name in found[0]:
+            if name in ("test", "1-2-hop", "3-hop"):
+                printed = " ".join(claims.number(sets[name]["em"]) for sets in found)
+                assert printed in text, (pattern, name, printed)
+
+
+# Differences over seeds as the notes print them: pages, runs, what they are set against
+MINUS = {
+    "at2po": [
+        *((f"hard/at2po/frozen-{name}-seed*", "hard/at2po/frozen-at2po-seed*")
+          for name in ("grpo", "gspo", "aepo", "dapo", "tree-grpo")),
+        *((f"hard/at2po/others-{name}-seed?", "hard/at2po/others-at2po-seed?") for name in (
+            "grpo", "grpo-without-kl", "dapo", "dapo-3x", "gspo", "aepo", "tree-grpo", "value-child-mean",
+            "value-leaf-mean", *(f"{how}-child-weighted" for how in ("td", "global", "combined")),
+            *(f"{how}-child-mean" for how in ("td", "global", "combined")), "td-leaf-mean",
+            "combined-leaf-mean"))],
+    "bi_rar": [
+        *((f"hard/bi_rar/seed*-{name}", "hard/bi_rar/seed*-baseline") for name in (
+            "initial", "forward", "backward", "merged-0.25", "merged-0.5", "merged-0.75", "length",
+            "shuffled")),
+        *((f"hard/bi_rar/lists/lists-seed*-{name}", "hard/bi_rar/lists/lists-seed*-baseline")
+          for name in ("forward", "length"))],
+    "mygo_mujica": [
+        (f"hard/mygo_mujica/{name}", f"hard/mygo_mujica/seed1?-text-{other}")
+        for other in ("star", "mygo")
+        for name in ("seed1?-text-few-shot", "seed1?-text-warm-up", "seed1?-text-offline", "seed1?-text-raft",
+                     "seed1?-text-raft++", "seed1?-text-grpo", "fixed99-seed1?-text-fixed",
+                     "fixed50-seed1?-text-fixed", "constant-seed1?-text-mygo", "constant-seed1?-text-star",
+                     "constant99-seed1?-text-fixed", "thin-seed1?-text-raft", "thin-seed1?-text-raft++")],
+}
+
+
+@pytest.mark.parametrize("page", MINUS)
+def test_differences_over_seeds_in_the_notes_are_those_of_the_runs(page):
+    """To a unit in the last place, where the older program rounded the other way."""
+    printed = set()
+    text = (RESULTS / f"notes/{page}.md").read_text()
+    for numbers in re.findall(r"([+-]?[\d]*\.\d+) \[([+-]?[\d]*\.\d+),\s+([+-]?[\d]*\.\d+)\]", text):
+        printed.add(tuple(map(float, numbers)))
+    scores = ["em"] + ["along"] * (page == "at2po") + ["searches"] * (page == "bi_rar")
+    for runs, minus in MINUS[page]:
+        for score in scores:
+            if score == "searches" and "initial" in runs:
+                continue  # printed without an interval
+            row = {"claim": runs, "runs": runs, "minus": minus, "score": score}
+            found = claims.measured(row)
+            unit = .0101 if score == "searches" else .0011
+            ours = found.mean, found.low, found.high
+            assert any(all(abs(a - b) < unit for a, b in zip(ours, one, strict=True)) for one in printed), (
+                runs, minus, score, claims.ours(found))
+
+
+def test_what_results_keeps_is_small_and_whole():
+    files = list((RESULTS / "runs").iterdir())
+    assert len(files) <= 25 and sum(file.stat().st_size for file in files) <= 8e6
+    assert len(committed.runs()) > 700
+    for name, line in committed.runs().items():
+        assert {"seed"} <= committed.config(name).keys() or name.startswith(("real/", "askit-real/")), name
+        assert line["machine"] is not None and (RESULTS / f"runs/{line['table']}.parquet").exists()
+    for table in {line["table"] for line in committed.runs().values()}:
+        rows = committed.table(table)
+        assert {"run", "set", "when", "id", "em", "f1"} <= set(rows.column_names)
+
+
+def test_em_of_kept_answers_is_that_of_their_gold():
+    for run in committed.matching(RESULTS / "at2po/*"):
+        for when in ("", "before"):
+            result = report.evaluations(run, when)["test"]
+            for row in result["predictions"]:
+                right = metrics.exact_match(row["answer"], row["gold"]) if row.get("answer") else 0
+                assert row["em"] == right
+            again = metrics.summarize(result["predictions"])
+            assert result["summary"]["em_low"] == pytest.approx(again["em_low"], abs=1e-5)
+
+
+def test_committed_runs_are_compared_by_name_beside_a_folder(tmp_path, capsys):
+    mine = exported(tmp_path / "mine-seed0", [1, 0, 1, 1])
+    compare.main([str(mine), "results/at2po/atpo-*", "--out", str(tmp_path / "c.png")])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "atpo-seed2" in said and "mine-seed0" in said and (tmp_path / "c.svg").exists()
+    with pytest.raises(SystemExit, match="results/ keeps none of that name"):
+        compare.main(["results/at2po/no-such-run"])
+
+
+def test_the_ladder_finds_committed_runs_and_refuses_those_of_other_flags():
+    folder = RESULTS / "hard/at2po/tables-at2po-seed0"
+    assert ladder.is_done(folder) and not ladder.is_done(RESULTS / "hard/at2po/none")
+    job = ladder.Job(folder, [], [folder])
+    assert ladder.refuse_other_settings(job, {"lr": 2e-4})
+    with pytest.raises(ladder.RunError, match="was made with lr"):
+        ladder.refuse_other_settings(job, {"lr": .5})
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """results/ in an empty folder."""
+    monkeypatch.setattr(committed, "RESULTS", tmp_path / "results")
+    committed.forget()
+    yield tmp_path / "results"
+    committed.forget()
+
+
+def test_packed_runs_have_the_numbers_of_their_folders(tmp_path, elsewhere):
+    for seed, ems in enumerate(([1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1])):
+        exported(tmp_path / f"at2po/a-seed{seed}", ems)
+    folders = sorted((tmp_path / "at2po").iterdir())
+    pack.main(["hard/at2po", *map(str, folders[:2])])
+    pack.main(["hard/at2po", *map(str, folders[1:])])  # one of them again
+    files = sorted(file.name for file in (elsewhere / "runs").iterdir())
+    assert files == ["hard-at2po.parquet", "runs.jsonl"]
+    assert len(committed.runs()) == 3
+    for folder in folders:
+        kept = elsewhere / "hard/at2po" / folder.name
+        assert report.config_of(kept) == {"lr": 1e-4}
+        for now, then in zip(report.steps_of(kept), report.steps_of(folder), strict=True):
+            assert now == {key: pack.rounded(value) for key, value in then.items() if key in now}
+            assert {"step", "reward/mean"} <= now.keys()
+        for when in ("", "before"):
+            ours, theirs = (report.evaluations(one, when)["test"] for one in (kept, folder))
+            assert ours["summary"] == pack.rounded(theirs["summary"])
+            assert [row["em"] for row in ours["predictions"]] == [row["em"] for row in theirs["predictions"]]
+            assert "nodes" not in ours["predictions"][0]
+
+
+def test_runs_can_be_packed_without_texts_and_always_are_without_paths(tmp_path, elsewhere):
+    run = exported(tmp_path / "at2po/a-seed0", [1, 0, 1, 1])
+    config = {"model": "/home/me/smollm2", "data": "/x/a.jsonl,/x/y/b.json"}
+    (run / "config.json").write_text(json.dumps(config))
+    pack.main(["real", str(run), "--without-texts"])
+    text = (elsewhere / "runs/runs.jsonl").read_text()
+    assert "Who?" not in text and json.loads(text.splitlines()[-1])["run"] == "real/a-seed0"
+    assert committed.config("real/a-seed0") == {"model": "smollm2", "data": "a.jsonl,b.json"}
+    row = committed.evaluations("real/a-seed0", "after")["test"]["predictions"][0]
+    assert not {"question", "gold", "answer"} & row.keys() and row["two_way"] in (0, 1)
