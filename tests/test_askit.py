@@ -24,7 +24,6 @@ from askit import SearchPath, SubQuestion
 from common import checkpoint, compare, data, encoders, evidence, metrics, report, run, training, world
 from common.checkpoint import ModelError
 from common.evidence import ASK, SUBMIT, Case, Questions
-from common.page import __main__ as folders
 from common.page import evidence as page
 from common.world import tiny_encoders
 from tests.conftest import forked, sample

@@ -16,7 +16,6 @@ from common import compare, data, guards, metrics, report, rollout
 from common.files import RunError, read_jsonl
 from common.page import __main__ as folders
 from common.page import record, teams, write_page
-from common.report import evaluations
 from common.run import RunFolder, open_tracker
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
