@@ -21,10 +21,11 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 import askit
 from askit import SearchPath, SubQuestion
-from common import checkpoint, compare, data, encoders, evidence, metrics, report, run, training, world
+from common import checkpoint, data, encoders, evidence, metrics, report, run, training, world
 from common.checkpoint import ModelError
 from common.evidence import ASK, SUBMIT, Case, Questions
 from common.page import evidence as page
+from common.report import __main__ as comparison
 from common.world import tiny_encoders
 from tests.conftest import forked, sample
 
@@ -614,7 +615,7 @@ def test_nothing_is_said_of_evidence_that_it_cannot_have(tmp_path, capsys):
     (folder / "eval_test.json").write_text(json.dumps({"summary": summary, "predictions": found}))
     (folder / "config.json").write_text("{}")
     capsys.readouterr()
-    compare.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
+    comparison.main([str(folder)] * 2 + ["--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "1.000" in said and "guess" not in said and "rest" not in said
 
@@ -1075,6 +1076,7 @@ def test_runs_can_be_compared_over_seeds(tmp_path, capsys):
         summary |= {"set": "test", "seed": seed, "spearman": .5, "ends": {"exact": 1.0}}
         evaluation = {"summary": summary, "predictions": predictions}
         (folder / "eval_test.json").write_text(json.dumps(evaluation))
-    compare.main([str(f) for f in sorted((tmp_path / "runs").iterdir())] + ["--out", str(tmp_path / "c.png")])
+    folders = map(str, sorted((tmp_path / "runs").iterdir()))
+    comparison.main([*folders, "--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "+0.500" in said and "0.750 [-2.427, 3.927]" in " ".join(said.split())

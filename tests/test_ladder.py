@@ -15,9 +15,9 @@ import pytest
 
 import at2po
 from common import checkpoint, keep_best, ladder
-from common.compare import compare
 from common.files import RunError, read_jsonl
 from common.report import evaluations, mean_along
+from common.report.__main__ import compare
 from common.world.splits import world_split
 from tests.test_scripts import TINY
 

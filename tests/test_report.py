@@ -12,10 +12,11 @@ import sys
 import pytest
 
 import at2po
-from common import compare, data, guards, metrics, report, rollout
+from common import data, guards, metrics, report, rollout
 from common.files import RunError, read_jsonl
 from common.page import __main__ as folders
 from common.page import record, teams, write_page
+from common.report import __main__ as comparison
 from common.run import RunFolder, open_tracker
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -248,14 +249,14 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     high = [{"id": str(i), "em": float(i < 60)} for i in reversed(range(100))]
     a = make_run(tmp_path / "r/a", [], low, ROWS)
     b = make_run(tmp_path / "r/b", [], high, ROWS)
-    compare.main([str(a), str(b), "--out", str(tmp_path / "both.png")])
+    comparison.main([str(a), str(b), "--out", str(tmp_path / "both.png")])
     out = capsys.readouterr().out
     assert "+0.200 [+0.1" in out and "100" in out and "2,000" in out
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
-    compare.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
+    comparison.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
     assert (tmp_path / "both.pdf").read_bytes()[:5] == b"%PDF-"
     with pytest.raises(SystemExit, match="ends in .png, .pdf or .svg"):
-        compare.main([str(a), str(b), "--out", str(tmp_path / "both.gif")])
+        comparison.main([str(a), str(b), "--out", str(tmp_path / "both.gif")])
     assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "both.svg", "r"]
 
 
@@ -282,12 +283,12 @@ def test_runs_whose_names_differ_by_their_seed_are_compared_over_seeds(tmp_path,
     for seed, ems in enumerate(([1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1])):
         for method, values in (("star", ems), ("mygo", [0, *ems[1:]])):
             names.append(str(exported(tmp_path / f"run/{method}-seed{seed}", values)))
-    compare.main([*sorted(names), "--out", str(tmp_path / "c.png")])
+    comparison.main([*sorted(names), "--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "over questions or, of several seeds, over seeds" in " ".join(said.split())
     # mygo .5 .25 .75, star .75 .5 1: differences .25 each, so their interval is a point
     assert "+0.250 [+0.250, +0.250]" in said and "0.500 [-0.121, 1.121]" in said
-    compare.main([names[0], "--out", str(tmp_path / "c.png")])
+    comparison.main([names[0], "--out", str(tmp_path / "c.png")])
     assert "star-seed0" in capsys.readouterr().out
 
 

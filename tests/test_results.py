@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from common import committed, compare, ladder, metrics, report
+from common import committed, ladder, metrics, report
+from common.report import __main__ as comparison
 from docs import claims, pack
 from tests.conftest import ROOT
 from tests.test_report import exported
@@ -170,11 +171,11 @@ def test_em_of_kept_answers_is_that_of_their_gold():
 
 def test_committed_runs_are_compared_by_name_beside_a_folder(tmp_path, capsys):
     mine = exported(tmp_path / "mine-seed0", [1, 0, 1, 1])
-    compare.main([str(mine), "results/at2po/atpo-*", "--out", str(tmp_path / "c.png")])
+    comparison.main([str(mine), "results/at2po/atpo-*", "--out", str(tmp_path / "c.png")])
     said = " ".join(capsys.readouterr().out.split())
     assert "atpo-seed2" in said and "mine-seed0" in said and (tmp_path / "c.svg").exists()
     with pytest.raises(SystemExit, match="results/ keeps none of that name"):
-        compare.main(["results/at2po/no-such-run"])
+        comparison.main(["results/at2po/no-such-run"])
 
 
 def test_the_ladder_finds_committed_runs_and_refuses_those_of_other_flags():

@@ -75,3 +75,7 @@ def main(argv=None):
         sys.exit(f"error: {error}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         sys.exit(f"error: not a run of this version, or damaged ({type(error).__name__}: {error})")
+
+
+if __name__ == "__main__":
+    main()

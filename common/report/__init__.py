@@ -1,6 +1,6 @@
 """Run folders read again, and the runs that results/ keeps, by name: evaluations, tables with intervals,
 curves. There is one table, method_table: a line a method (or stage, or run) and set. The command line,
-`python -m common.report RUN RUN …`, is in compare.py.
+`python -m common.report RUN RUN …`, is in __main__.py.
 """
 
 import itertools
@@ -616,13 +616,3 @@ def draw_methods(path, title, methods):
         panels = panels_of(*(folder for label in curves for folder in methods[label]))
         draw_curves(curves, f"{path}-curves.png", title, panels)
         say(f"curves: {path}-curves.png")
-
-
-def main():
-    """`python -m common.report RUN …`"""
-    from common import compare
-    compare.main()
-
-
-if __name__ == "__main__":
-    main()
