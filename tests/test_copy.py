@@ -1,43 +1,9 @@
 """docs/copy.md: every piece is lifted into an empty folder and works there, beside torch alone."""
 
-import ast
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def lift(folder, name, file, pieces, header=""):
-    """Writes folder/name: the header, and the top-level functions, classes and constants `pieces` (with
-    blanks between) of a file of ours, as they stand there."""
-    source = (ROOT / file).read_text(encoding="utf-8")
-    lines = source.split("\n")
-    found = {}
-    for node in ast.parse(source).body:
-        names = [getattr(node, "name", None)]
-        if isinstance(node, ast.Assign):
-            names = [leaf.id for target in node.targets for leaf in ast.walk(target)
-                     if isinstance(leaf, ast.Name)]
-        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        for one in names:
-            found[one] = "\n".join(lines[first - 1:node.end_lineno])
-    chosen = dict.fromkeys(found[one] for one in pieces.split())
-    (folder / name).write_text("\n\n".join([header, *chosen]) + "\n", encoding="utf-8")
-
-
-def run(folder, program):
-    """What a program prints in that folder, where nothing of ours can be imported."""
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    guard = ("import importlib.util as u\n"
-             "assert not any(map(u.find_spec, ['common', 'at2po', 'kernels']))\n")
-    done = subprocess.run(
-        [sys.executable, "-c", guard + program], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from tests.conftest import ROOT
+from tests.lifting import run
 
 
 def test_the_fused_log_probs_are_one_file(tmp_path):
