@@ -7,8 +7,8 @@ one by one, until it submits what it has. Models learn one after the other, a st
     supervised  a policy over its six best sentences and "submit" learns from labels          sec. 3.1.2
     ppo         the policy learns from the score of the evidence that its searches end with   sec. 3.1.2
     qap         a T5 learns to write the question of some evidence                            sec. 3.3
-    sqg         a T5 learns to ask sub-questions: what the first one writes of part of it     sec. 3.4
-    joint       ours, which sec. 6 proposes: the policy may ask, and the T5 learns with it
+    sqg         a T5 learns to ask; qap's T5 writes its targets from part of the evidence     sec. 3.4
+    joint       ours, which sec. 6 proposes: the supervised policy (not ppo's) and sqg's T5 learn to ask
 
 PPO, except: an action is a sentence or submit, and pi(a|s) a softmax over seven scores of small encoders.
 There is no critic: b(s) is the mean return of other searches through s. The reward is F1, +1 if exact.
@@ -94,7 +94,7 @@ class Config(flags.Flags):
 
     # training questions: file, hub name, or "world" | sec. 4.1.1
     data: str = "hotpotqa"
-    # the last ones of these, kept for a validation loss (in the world so many more) | sec. 4.1; number ours
+    # of these, held out for a validation loss; the world makes them beyond --limit | sec. 4.1; number ours
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
     questions_per_step: int = 1     # questions a step | ours
@@ -102,9 +102,9 @@ class Config(flags.Flags):
     mini_batch: int = 6             # "batch size 6", here of paths | sec. 4.3.3
     lr: float = 1e-6                # learning rate; constant is ours | sec. 4.3.3
     clip: float = .2                # half width of the clip window | sec. 4.3.3
-    gamma: float = 1.0              # discount of F1 for each action; not printed | authors' code
+    gamma: float = 1.0              # discount of F1 an action; the paper gives no value | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
-    baseline_rollouts: int = 4      # other paths through a state that its baseline needs | ours
+    baseline_rollouts: int = 4      # at least so many other paths a state; missing ones are sampled | ours
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient
     micro_tokens: int = 16384       # tokens a forward pass; memory only
@@ -120,7 +120,7 @@ class Config(flags.Flags):
     question_batch: int = 16        # rows an update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
-    # the evidence of which a sub-question is the approximation: what was found (paper), or is missing (ours)
+    # evidence from which qap's T5 writes the target question: found so far (paper), or still missing (ours)
     sqg_target: Literal["prefix", "suffix"] = "prefix"
     ask_steps: int = 1000           # joint: supervised updates that teach when to ask | ours
     max_questions: int = 2          # sub-questions a search may ask | ours
@@ -159,7 +159,7 @@ PAPER_MODELS = {
     "question_model": "ThomasSimonini/t5-end2end-question-generation",
 }
 PAPER_EVAL = "hotpotqa-dev"
-PAPER = {  # EM / F1, HotpotQA distractor dev
+PAPER = {  # EM / F1, HotpotQA distractor dev; the EM of 0.0 is as printed
     ("supervised", PAPER_EVAL): "30.2 / 63.9",
     ("ppo", PAPER_EVAL): "33.9 / 67.4",
     ("ppo", f"{PAPER_EVAL}-beam4"): "34.4 / 69.0",
@@ -169,8 +169,9 @@ PAPER = {  # EM / F1, HotpotQA distractor dev
 
 # ---------------------------------------------------------------- states
 #
-# A Case (common/evidence.py) is a question with its sentences: texts, facts (what is scored), gold (numbers
-# of the labelled ones), and for the models token ids and frozen vectors.
+# A Case (common/evidence.py) is a question with its sentences: texts, facts (their names in the score), gold
+# (numbers of the labelled ones), gold_facts (all labelled ones, those that are not there too), and for the
+# models token ids and frozen vectors.
 #
 #     state    (case, moves)
 #     moves    the numbers of the sentences taken and the SubQuestions asked, in their order
@@ -219,10 +220,10 @@ def training_state(case, rng, noise_rate, complete):
 
 # ---------------------------------------------------------------- coarse retrieval (sec. 3.1.1)
 
-def coarse_loss(scores, missing):
-    """- mean over the missing gold of log p, of one state (the code takes the sum). scores: of all sentences
-    that are not taken, and perhaps of another question's. missing: the places of gold among them."""
-    return -scores.log_softmax(0)[missing].mean()
+def coarse_loss(scores, gold_places):
+    """- mean over the missing gold of log p, of one state. scores: of all sentences that are not taken, and
+    perhaps of another question's."""
+    return -scores.log_softmax(0)[gold_places].mean()
 
 
 def coarse_losses(encoder, cases, cfg, rng):
@@ -239,13 +240,13 @@ def coarse_losses(encoder, cases, cfg, rng):
     losses, hits = [], 0
     for case, other, taken, vector in zip(batch, others, taken_of, vectors, strict=True):
         left = [i for i in range(len(case.texts)) if i not in taken]
-        missing = [place for place, i in enumerate(left) if i in case.gold]
+        gold_places = [place for place, i in enumerate(left) if i in case.gold]
         corpus = case.vectors[left]
         if other is not case:
             corpus = torch.cat([corpus, other.vectors])
         scores = corpus.to(vector.device) @ vector  # (left + other's,)
-        losses.append(coarse_loss(scores, missing))
-        hits += int(scores.argmax()) in missing
+        losses.append(coarse_loss(scores, gold_places))
+        hits += int(scores.argmax()) in gold_places
     yield torch.stack(losses).mean(), len(batch), hits
 
 
@@ -263,7 +264,7 @@ def candidates(policy, states):
     queries = [coarse_query(policy.encoder.pair_tokenizer, *state) for state in new]
     vectors = policy.encoder.encode_all(queries)
     for (case, moves), vector in zip(new, vectors, strict=True):
-        gone = case.closed | set(evidence_of(moves))  # closed: empty, but in a sub-question's own search
+        gone = case.closed | set(evidence_of(moves))  # closed: empty, except in asked_case
         scores = case.vectors @ vector  # (sentences,)
         scores[list(gone)] = -torch.inf
         k = min(policy.cfg.candidates, len(case.texts) - len(gone))
@@ -277,9 +278,8 @@ def candidates(policy, states):
 class Policy:
     """The fine policy, and what a search needs besides.
 
-    Three caches by state: coarse_cache, the candidates, holds for good, since the encoder is trained no more;
-    cache, (actions, log-probs), and question_cache, the SubQuestion, hold for these weights, until forget().
-    """
+    Three caches by state: cache, (actions, log-probs), and question_cache, the SubQuestion, hold for these
+    weights, until forget(); coarse_cache, the candidates, for good but in states with a sub-question."""
 
     model: encoders.Together  # .action, .submit and in joint training .question: what is trained and saved
     encoder: encoders.Encoder
@@ -287,7 +287,7 @@ class Policy:
     submit_tokenizer: encoders.PairTokenizer
     cfg: Config
     asker: encoders.Writer | None = None
-    may_ask: bool = False  # of its own accord: joint training
+    may_ask: bool = False  # ASK is an action: in joint alone; qap and sqg have an asker too
 
     def __post_init__(self):
         self.coarse_cache = {}
@@ -309,13 +309,11 @@ class Policy:
     def ask(self, states, draws=None):
         """[SubQuestion] for states: sampled where draws (a random.Random each) are given, else the best of
         the T5's own beam search."""
-        if draws:
-            inputs = [sub_question_input(self.asker, *state) for state in states]
-            return [SubQuestion(*written) for written in self.asker.sample(inputs, draws)]
-        new = [s for s in states if s not in self.question_cache]
+        new = [s for s in states if draws or s not in self.question_cache]
         inputs = [sub_question_input(self.asker, *state) for state in new]
-        texts = self.asker.write(inputs)
-        for state, text in zip(new, texts, strict=True):
+        if draws:
+            return [SubQuestion(*written) for written in self.asker.sample(inputs, draws)]
+        for state, text in zip(new, self.asker.write(inputs), strict=True):
             self.question_cache[state] = SubQuestion(text)
         return [self.question_cache[s] for s in states]
 
@@ -339,7 +337,7 @@ def log_policy(policy, rows):
     A next-sentence model scores (state, sentence), and reads sub-questions too; "?" stands for asking. A
     question-answering model scores submitting, from question and sentences alone."""
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
-    asking = action.ids("?")
+    question_mark = action.ids("?")
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), actions, *_) in enumerate(rows):
         question, sentences = case.tokens["submit"]
@@ -351,9 +349,7 @@ def log_policy(policy, rows):
         state = state_ids(action, case, moves)
         _, texts = case.tokens["action"]
         for column, a in enumerate(actions, 1):
-            text = asking
-            if a != ASK:
-                text = texts[a]
+            text = question_mark if a == ASK else texts[a]
             action_pairs.append((state, text))
             places.append((n, column))
     device = policy.model.action.device
@@ -365,28 +361,29 @@ def log_policy(policy, rows):
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
             logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
-    # readers of SQuAD 2 say "no answer" by start and end at the first token; submitting scores minus that
+    # readers of SQuAD 2 say "no answer" by start and end at the first token; submitting scores minus their
+    # mean, which is of the size of a sentence's one logit
     no_answer = out.start_logits[:, 0] + out.end_logits[:, 0]
     logits[:, 0] = -no_answer.float() / 2
     return logits.log_softmax(-1)
 
 
 def state_batches(rows, cfg):
-    """Lists of rows (state, actions, …) in forward passes of about --micro-tokens; a state is read once with
-    every action. Contract: of no rows no list, [], since log_policy takes at least one."""
+    """Lists of rows (state, actions, …) in forward passes of about --micro-tokens, to which each (state,
+    action) is a text. Contract: no rows give [], since log_policy takes at least one."""
 
-    def tokens(row):
+    def cost(row):
         (case, moves), actions, *_ = row
         question, sentences = case.tokens["action"]
-        found = sum(len(sentences[i]) + 1 for i in evidence_of(moves))
-        length = min(cfg.max_tokens, len(question) + found + 16 * len(asked_of(moves)))
+        taken = sum(len(sentences[i]) + 1 for i in evidence_of(moves))
+        length = min(cfg.max_tokens, len(question) + taken + 16 * len(asked_of(moves)))
         total = length
         for a in actions:
             own = 1 if a == ASK else len(sentences[a])
             total += length + own
         return total
 
-    parts = encoders.in_batches(rows, tokens, cfg.micro_tokens)
+    parts = encoders.in_batches(rows, cost, cfg.micro_tokens)
     return [[rows[i] for i in part] for part in parts]
 
 
@@ -407,8 +404,8 @@ def policy_of(policy, states):
 
 def supervised_states(policy, cases, cfg, rng):
     """[(state, actions offered, whether submitting and each of these is right)]. Right is missing gold that
-    is offered, or submitting where none is missing. Where the policy may ask, asking is right if no missing
-    gold is offered."""
+    is offered, or submitting where none is missing, or asking where only gold is missing that is not offered.
+    If ASK is not offered there, a missing gold replaces the last candidate, so that one action is right."""
     states = []
     for case in cases:
         taken = training_state(case, rng, cfg.noise_rate, complete=True)
@@ -424,7 +421,7 @@ def supervised_states(policy, cases, cfg, rng):
             asks = [a for a in actions if a == ASK]
             actions = rng.sample(left, min(cfg.candidates, len(left))) + asks
         stuck = bool(missing) and not missing & set(actions)
-        if stuck and ASK not in actions:  # nothing would be right: a missing gold for the last candidate
+        if stuck and ASK not in actions:
             actions = [*actions[:-1], rng.choice(sorted(missing))]
         right = [a in missing or (a == ASK and stuck) for a in actions]
         rows.append(((case, moves), actions, [not missing, *right]))
@@ -444,7 +441,7 @@ def supervised_losses(policy, cases, cfg, rng):
     rows = supervised_states(policy, batch, cfg, rng)
     for part in state_batches(rows, cfg):
         logp = log_policy(policy, part)  # (n, 1 + k)
-        right = [r for _, _, r in part]
+        _, _, right = zip(*part, strict=True)
         right = encoders.padded(right, False, logp.device)
         likeliest = logp.argmax(1)
         hits = right[range(len(part)), likeliest].sum()
@@ -458,12 +455,12 @@ def supervised_losses(policy, cases, cfg, rng):
 class SearchPath:
     """A search from a state, mostly the question alone, to the evidence that it ends with.
 
-    Contract: two paths are equal only if they are one object (eq=False): they are keys of dicts, and a
-    baseline leaves out the path itself and none that is like it."""
+    Contract: paths compare by identity (eq=False), so that they can be keys, and a baseline excludes only the
+    path itself, not another one with the same moves."""
 
     case: "evidence.Case"
     moves: tuple = ()
-    first: int = 0  # moves that were there before it began
+    given: int = 0  # moves that it began with
     logprobs: tuple = ()  # of each action
     done: bool = False
     reward: float = 0.0  # once it is done
@@ -478,14 +475,13 @@ class SearchPath:
 
     @property
     def state(self):
-        """Where it stands."""
         return self.case, self.moves
 
     @property
     def actions(self):
         """Sentence numbers, ASK and SUBMIT."""
         found = []
-        for move in self.moves[self.first:]:
+        for move in self.moves[self.given:]:
             asks = isinstance(move, SubQuestion)
             found.append(ASK if asks else move)
         if self.done:
@@ -508,7 +504,7 @@ class SearchPath:
         """The state before each action."""
         found = []
         for t in range(len(self.actions)):
-            before = self.moves[:self.first + t]
+            before = self.moves[:self.given + t]
             found.append((self.case, before))
         return found
 
@@ -574,9 +570,9 @@ def beam_search(policy, cases, width):
 
 
 def grow_beams(policy, cases, width):
-    """The last hypotheses of each question, likeliest first. They begin as one (in the code as equal ones,
-    which stay equal), and are distinct, since each has another parent or another last move. Those that ended
-    compete with those that go on, by log p(tau) without length normalisation."""
+    """The last hypotheses of each question, likeliest first. They begin as one and are distinct, since each
+    has another parent or another last move. Those that ended compete with those that go on, by log p(tau)
+    without length normalisation."""
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
         found = policy_of(policy, [p.state for p in running])
@@ -604,9 +600,8 @@ def grow_beams(policy, cases, width):
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
 def path_reward(case, moves, cfg, t=0):
-    """gamma^(T - t) F1 + bonus if the evidence is exactly the gold, less what its sub-questions cost. T =
-    actions of the path, submitting included, t = those before the one that is judged. (The code pays the F1
-    right after one action; here it is that of the path's end.)"""
+    """R_t of action t, counted from the question: gamma^(T - t) F1, with undiscounted bonus (if exactly the
+    gold was found) and cost of all sub-questions. T: actions of the whole path, with submitting."""
     em, f1, _, _ = evidence_scores(case, evidence_of(moves))
     cost = cfg.question_cost * len(asked_of(moves))
     discount = cfg.gamma ** (len(moves) + 1 - t)
@@ -622,12 +617,13 @@ def rewarded(policy, paths):
 
 def returns_of(path, cfg):
     """R_t of every action of a path; at the default gamma of 1 all are its reward."""
-    times = range(path.first, path.first + len(path.actions))
+    times = range(path.given, path.given + len(path.actions))
     return [path_reward(path.case, path.moves, cfg, t) for t in times]
 
 
 def same_state(case, moves):
-    """A key for a state: orders of the same sentences are one state; a sub-question's place matters."""
+    """A key for a state. Orders of the same sentences are one, although the policy does read the order; with
+    a sub-question order counts."""
     if asked_of(moves):
         return case, moves
     return case, frozenset(moves)
@@ -678,7 +674,7 @@ def advantages_of(policy, paths, cfg, *seed):
     values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
     for p, of_states in zip(paths, values, strict=True):
         both = zip(returns_of(p, cfg), of_states, strict=True)
-        found.append([r - b for r, b in both])
+        found.append([value - baseline for value, baseline in both])
     return found
 
 
@@ -686,7 +682,7 @@ def advantages_of(policy, paths, cfg, *seed):
 
 def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
     """- sum_t min(r_t A_t, clip(r_t, 1 - eps, 1 + eps) A_t), mean over paths; all (actions,). Returns (loss,
-    stats). (The paper prints the bounds of the clip swapped.)"""
+    stats)."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip, 1 + clip)
@@ -711,7 +707,7 @@ def actions_taken(policy, paths, advantages):
     called before sampling and after the last update, never between."""
     rows, questions = [], []
     for p, of_actions in zip(paths, advantages, strict=True):
-        moves = [*p.moves[p.first:], SUBMIT]
+        moves = [*p.moves[p.given:], SUBMIT]
         for state, action, move, old, advantage in zip(
                 p.states(), p.actions, moves, p.logprobs, of_actions, strict=True):
             actions, _ = policy.cache[state]  # submitting is column 0
@@ -724,7 +720,8 @@ def actions_taken(policy, paths, advantages):
 # ---------------------------------------------------------------- train
 
 def train(cfg, folder, policy, cases, evaluate_now):
-    """PPO, and with a T5 in the policy joint training: it learns to ask while the policy learns when to."""
+    """PPO, and with a T5 in the policy joint training: it learns to ask while the policy learns when to. One
+    optimizer trains both at --lr."""
     optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
     stage, reference = "ppo", None
     if policy.may_ask:
@@ -732,7 +729,7 @@ def train(cfg, folder, policy, cases, evaluate_now):
     order = stable_seed(cfg.seed, "order")
     for step, row in run.steps(
             cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | "):
-        if policy.may_ask and step == 1:
+        if policy.may_ask and step == 1:  # --resume after it leaves this out
             learn_when_to_ask(policy, optimizer, cases, cfg)
         policy.forget()
         with run.timed(row, "time/rollout"):
@@ -745,7 +742,7 @@ def train(cfg, folder, policy, cases, evaluate_now):
         row["sample"] = page.sample_record(policy, paths, cfg.group_size, step)
 
         # 4. old log-probs: p.logprobs, of the weights that sampled; nothing is computed again
-        # 5. an update a mini-batch; at the paper's sizes one a step, where r = 1 and nothing is clipped
+        # 5. an update a mini-batch; at the paper's sizes one a step, where r = 1
         meter = training.Meter()
         for begin in range(0, len(paths), cfg.mini_batch):
             end = begin + cfg.mini_batch
@@ -779,26 +776,26 @@ VALIDATED = 4  # batches of a validation loss
 def supervise(cfg, folder, stage, learner, learned, kept, evaluate_now):
     """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2).
 
-    learned: what the stage's losses draw a batch from; they yield (loss, choices judged, how many of them
-    right) of its forward passes. kept: the same of questions that are not trained on, perhaps none. The rng
-    depends on the update alone, so that a stopped run goes on as if it had not been."""
+    learned: the questions or rows from which the stage's losses draw a batch; they yield (loss, choices, how
+    many of them right) of its forward passes. kept: the same of questions that are not trained on, perhaps
+    none. The rng depends on the update alone, so that a stopped run goes on as if it had not been."""
     losses = LOSSES[stage]
     kind = {"qap": "question", "sqg": "question"}.get(stage, stage)
     lr, warmup = getattr(cfg, f"{kind}_lr"), getattr(cfg, f"{kind}_warmup", 0)
     total = getattr(cfg, f"{stage}_steps")
     logged = replace(cfg, steps=log_steps(total))
     optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
-    state = {"updates": 0}  # made so far: a run may go on with more after a step of fewer
+    made = {"updates": 0}  # the last log step may hold fewer than EVERY; resuming with more goes on from here
     for step, row in run.steps(
-            logged, folder, learner, optimizer, PRETRAIN_METRICS, state, evaluate_now, label=f"{stage} | "):
+            logged, folder, learner, optimizer, PRETRAIN_METRICS, made, evaluate_now, label=f"{stage} | "):
         meter = training.Meter()
-        while state["updates"] < min(step * EVERY, total):
-            rate = training.cosine_lr(state["updates"], total, lr, warmup=warmup)
+        while made["updates"] < min(step * EVERY, total):
+            rate = training.cosine_lr(made["updates"], total, lr, warmup=warmup)
             training.set_lr(optimizer, rate)
-            rng = random.Random(stable_seed(cfg.seed, stage, state["updates"]))
+            rng = random.Random(stable_seed(cfg.seed, stage, made["updates"]))
             passes = losses(learner, learned, cfg, rng)
             supervised_update(learner, optimizer, passes, cfg, meter)
-            state["updates"] += 1
+            made["updates"] += 1
         row |= meter.means()
         if meter.total.get("tokens"):  # nothing, where no update was finite
             row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
@@ -808,9 +805,9 @@ def supervise(cfg, folder, stage, learner, learned, kept, evaluate_now):
 
 def supervised_update(learner, optimizer, passes, cfg, meter):
     """One update, of what a stage's losses yield."""
-    for loss, judged, right in passes:
+    for loss, choices, right in passes:
         loss.backward()
-        meter.add(loss, {"tokens": judged, "right_sum": right})
+        meter.add(loss, {"tokens": choices, "right_sum": right})
     norm = training.clip_gradient(learner.model, cfg.grad_clip)
     if meter.finite(norm):  # else no update
         optimizer.step()
@@ -818,7 +815,6 @@ def supervised_update(learner, optimizer, passes, cfg, meter):
 
 
 def log_steps(updates):
-    """Steps of the log that so many updates are."""
     return math.ceil(updates / EVERY)
 
 
@@ -836,28 +832,29 @@ def validation_loss(losses, learner, kept, cfg):
 # ---------------------------------------------------------------- what the T5s learn (sec. 3.3, 3.4, 4.1.3)
 
 def approximation_input(writer, case, taken):
-    """What question approximation is given: the evidence. Its target is the question."""
+    """Question approximation reads the evidence. Its target is the question."""
     return writer.ids(TASK, evidence=[case.texts[i] for i in taken])
 
 
 def sub_question_input(writer, case, moves):
-    """What sub-question generation is given: the question, <sep>, what was found."""
-    found = [case.texts[i] for i in evidence_of(moves)]
-    return writer.ids(TASK, case.question.question, SEP, evidence=found)
+    """Sub-question generation reads the question, <sep> and the evidence, and no sub-question asked before,
+    since sqg's paths have none."""
+    taken = [case.texts[i] for i in evidence_of(moves)]
+    return writer.ids(TASK, case.question.question, SEP, evidence=taken)
 
 
 def sub_question_targets(case, taken, target):
-    """[(evidence found, evidence that its sub-question approximates)] of a path. The paper's target for
-    e_1 … e_k is that evidence itself, k from 1 ("prefix"); ours may be the gold that is missing from it."""
-    found = []
+    """[(evidence that SQG's T5 reads, evidence from which QAp's writes the target)] of a path. In the paper
+    ("prefix") both are e_1 … e_k, k from 1."""
+    pairs = []
     for k in range(len(taken) + 1):
         prefix = taken[:k]
-        meant = prefix
+        source = prefix
         if target == "suffix":
-            meant = tuple(sorted(case.gold - set(prefix)))
-        if meant:
-            found.append((prefix, meant))
-    return found
+            source = tuple(sorted(case.gold - set(prefix)))
+        if source:
+            pairs.append((prefix, source))
+    return pairs
 
 
 def approximation_rows(writer, paths):
@@ -871,14 +868,14 @@ def approximation_rows(writer, paths):
 
 
 def sub_question_rows(writer, approximator, paths, target):
-    """SQG's rows: each state of a path, and what QAp's T5 writes of the evidence that its question is for."""
-    inputs, meant = [], []
+    """SQG's rows (input ids, target ids) of each state of a path."""
+    inputs, sources = [], []
     for p in paths:
-        for found, wanted in sub_question_targets(p.case, p.taken, target):
-            inputs.append(sub_question_input(writer, p.case, found))
-            meant.append(approximation_input(approximator, p.case, wanted))
+        for prefix, source in sub_question_targets(p.case, p.taken, target):
+            inputs.append(sub_question_input(writer, p.case, prefix))
+            sources.append(approximation_input(approximator, p.case, source))
     with Progress("approximations") as progress:
-        texts = approximator.write(meant, progress)
+        texts = approximator.write(sources, progress)
     targets = [writer.ids(text) for text in texts]
     return list(zip(inputs, targets, strict=True))
 
@@ -900,12 +897,11 @@ ASK_MODES = ("replace", "replace-keep", "append")
 
 
 def forced_questions(policy, cases, mode):
-    """The path of each question if a sub-question is asked wherever the policy would not submit; of its own
-    accord it does not ask.
+    """The path of each question. Forces a sub-question wherever the policy would not submit; ASK is not an
+    action here.
 
-    replace, replace-keep: the authors' searches. One sentence is taken first. Then a sub-question takes the
-    question's place in a greedy search of its own, which begins with no evidence (their commit 2ad87c8) or
-    with what was found (their last one, 5064f6f), and all that it finds is kept.
+    replace, replace-keep: the authors' searches, of two commits. One sentence is taken first; see
+    with_searches.
     append: as joint training asks. A sub-question stands behind the evidence, and the best sentence for this
     state is taken."""
 
@@ -948,15 +944,15 @@ def with_best_sentence(policy, paths):
 
 
 def with_searches(policy, paths, from_evidence):
-    """Each path and all that a greedy search for its last sub-question finds, from its evidence on or from
-    nothing."""
+    """Each path and all that a greedy search finds with its last sub-question in the question's place, from
+    its evidence on or from nothing."""
     searches = []
     for p in paths:
         begin = p.taken if from_evidence else ()
         searches.append(SearchPath(asked_case(policy, p), begin, len(begin)))
     grown = []
     for p, search in zip(paths, finish_paths(policy, searches, best), strict=True):
-        found = search.taken[search.first:]
+        found = search.taken[search.given:]
         room = policy.cfg.max_evidence - len(p.taken)
         for i in found[:room]:
             p = p.after(i, 0.0)
@@ -979,20 +975,21 @@ def asked_case(policy, path):
 # ---------------------------------------------------------------- joint training (proposed in sec. 6; ours)
 
 def learn_when_to_ask(policy, optimizer, cases, cfg):
-    """--ask-steps supervised updates before the first step, or the score of asking would begin anywhere."""
+    """--ask-steps supervised updates, or the score of asking would begin anywhere. They do not train the T5;
+    PPO goes on with their Adam moments."""
     training.set_lr(optimizer, cfg.supervised_lr)
     with Progress("joint: learning when to ask") as progress:
         for number in range(cfg.ask_steps):
             rng = random.Random(stable_seed(cfg.seed, "when to ask", number))
             passes = supervised_losses(policy, cases, cfg, rng)
-            supervised_update(policy, optimizer, passes, cfg, training.Meter())  # whose sums nobody reads
+            supervised_update(policy, optimizer, passes, cfg, training.Meter())
             progress(number + 1, cfg.ask_steps)
     training.set_lr(optimizer, cfg.lr)
 
 
 def some_asked(policy, states, rng):
-    """The states; those where the coarse stage offers no missing gold get up to --max-questions sampled
-    sub-questions."""
+    """The states, those where the coarse stage offers no missing gold with up to --max-questions sampled
+    sub-questions, so that the policy sees states after asking too."""
     times = []
     for (case, moves), offered in zip(states, candidates(policy, states), strict=True):
         missing = case.gold - set(moves)
@@ -1073,15 +1070,14 @@ def correlation(paths, size):
     mean over the questions whose paths differ in both, with an interval over these; and their share."""
     from scipy.stats import spearmanr
 
-    found, questions = [], 0
+    found = []
     for begin in range(0, len(paths), size):
         group = paths[begin:begin + size]
         logprobs = [p.logprob for p in group]
         rewards = [p.reward for p in group]
-        questions += 1
         if len(set(logprobs)) > 1 and len(set(rewards)) > 1:
             found.append(float(spearmanr(logprobs, rewards).statistic))
-    share = len(found) / max(1, questions)
+    share = len(found) / max(1, len(paths) // size)
     if not found:
         return {"spearman_questions": share}
     rho, low, high = metrics.bootstrap_interval(found)
@@ -1128,15 +1124,17 @@ SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
     "qap": ("greedy",),
     "sqg": ASK_MODES,
 }
-NEEDS = {  # stages whose models a stage loads; the last one is what it goes on from
+NEEDS = {  # stages whose models a stage loads in any case
     "coarse": (),
     "supervised": ("coarse",),
-    "ppo": ("coarse", "supervised"),
+    "ppo": ("coarse",),
     "qap": ("coarse", "ppo"),
     "sqg": ("coarse", "qap", "ppo"),
-    "joint": ("coarse", "sqg", "supervised"),
-    "eval": ("coarse", "ppo"),
+    "joint": ("coarse", "sqg"),
+    "eval": ("coarse",),
 }
+# the stage whose policy a stage begins with, unless it has a checkpoint of its own or --checkpoint
+BEGINS_WITH = {"ppo": "supervised", "joint": "supervised", "eval": "ppo"}
 
 
 def open_stage(cfg, stage):
@@ -1174,7 +1172,7 @@ def load_writer(cfg, source):
 def load_policy(cfg, source, encoder, cases, asker=""):
     """The fine policy of a checkpoint, its T5 too where one was saved beside; without a checkpoint of
     --action-model and --submit-model, or of the first layers of --encoder with a new head each. asker: folder
-    of the T5 of a policy that has none yet. No dropout, so that ratios begin at 1."""
+    of the T5 with which joint begins; with one the policy may ask. No dropout, so that ratios begin at 1."""
     folders, layers = {"action": cfg.action_model, "submit": cfg.submit_model}, cfg.fine_layers
     if layers:
         folders = dict.fromkeys(folders, cfg.encoder)
@@ -1196,7 +1194,7 @@ def load_policy(cfg, source, encoder, cases, asker=""):
 
 
 def load_stage(cfg, stage, start, cases):
-    """(what a stage trains, what it evaluates), from `start`, its checkpoint, where it goes on."""
+    """(what a stage trains, what it evaluates); start: its own checkpoint, where it is resumed."""
     trained = start
     if stage != "coarse":
         trained = left_by(cfg, "coarse")
@@ -1214,8 +1212,8 @@ def load_stage(cfg, stage, start, cases):
         policy.asker = load_writer(cfg, start or cfg.question_model)
         return policy.asker, policy
     source, asker = start or cfg.checkpoint, ""
-    if not source and stage != "supervised":
-        source = left_by(cfg, NEEDS[stage][-1])
+    if not source and stage in BEGINS_WITH:
+        source = left_by(cfg, BEGINS_WITH[stage])
     if stage == "joint":
         asker = left_by(cfg, "sqg")
     policy = load_policy(cfg, source, encoder, cases, asker)
@@ -1249,17 +1247,17 @@ def run_stage(cfg, stage, cases, evals):
     if stage in ("ppo", "joint"):
         shown, steps = METRICS, cfg.steps
     searches = SEARCHES.get(stage, ("greedy", "beam"))
-    copies = stage != "sqg" or cfg.question_model  # the tiny T5 often writes one of two names twice
-    sets = evidence.searched(evals, searches, cfg.beam, comparisons=copies)
+    tiny_t5 = stage == "sqg" and not cfg.question_model  # see DIFFERENCES
+    sets = evidence.searched(evals, searches, cfg.beam, comparisons=not tiny_t5)
     if folder.is_done(steps, sets):
         return say(f"{stage}: done before")
     torch.manual_seed(cfg.seed)
     learned, kept = evidence.kept_apart(cases, cfg.validate)
     everything = [*cases, *(c for e in evals for c in e.cases)]
-    learner, judged = load_stage(cfg, stage, folder.start, everything)
+    learner, evaluated = load_stage(cfg, stage, folder.start, everything)
 
     def evaluate_all(when=""):
-        return run.evaluate_all(cfg, folder, judged, sets, EVALUATE.get(stage, evaluate), when)
+        return run.evaluate_all(cfg, folder, evaluated, sets, EVALUATE.get(stage, evaluate), when)
 
     def evaluate_now(when):
         return run.mean_em(evaluate_all(when))
@@ -1268,7 +1266,7 @@ def run_stage(cfg, stage, cases, evals):
         if stage == "coarse" and not folder.start:
             evaluate_all("_before")
         if stage in ("qap", "sqg"):
-            make = partial(question_rows, cfg, stage, learner, judged)
+            make = partial(question_rows, cfg, stage, learner, evaluated)
             learned = folder.kept("rows.json", partial(make, learned, needed=True))
             kept = folder.kept("validation_rows.json", partial(make, kept, needed=False))
         if stage in ("ppo", "joint"):
@@ -1284,10 +1282,12 @@ def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own."""
     stages = STAGES.get(cfg.stage, (cfg.stage,))
     for n, stage in enumerate(stages):  # what can be refused without reading data is refused first
-        start = not cfg.ask and open_stage(cfg, stage).start
-        for earlier in NEEDS[stage]:
-            own = earlier == NEEDS[stage][-1] and (start or cfg.checkpoint)
-            if earlier not in stages[:n] and not own:
+        needed = [*NEEDS[stage]]
+        start = None if cfg.ask else open_stage(cfg, stage).start
+        if stage in BEGINS_WITH and not (start or cfg.checkpoint):
+            needed.append(BEGINS_WITH[stage])
+        for earlier in needed:
+            if earlier not in stages[:n]:
                 left_by(cfg, earlier)
     cases, evals = evidence.load_cases(cfg, PAPER_EVAL)
     if cfg.ask:
@@ -1340,7 +1340,7 @@ def main(argv=None):
         reproduce(parse_args(argv))
 
 
-# ================================================================ appendix: nothing below is in the paper
+# ================================================================ appendix: log columns, and DIFFERENCES
 
 METRICS = STEP | UPDATE | page.RATIOS | page.PATHS
 PRETRAIN_METRICS = STEP | UPDATE | page.SUPERVISED
@@ -1359,8 +1359,8 @@ A flag in brackets takes the other reading.
     coarse vectors    The code keeps the sentences' frozen. It normalises them on its branch main, and not in
                       the searches of its branch Agent; ours are normalised. The state's is not: its norm is
                       the temperature.
-    coarse loss       The paper's "cross-entropy" is -.456, minus a mean probability. The code takes the sum
-                      of -log p over the missing gold, ours its mean.
+    coarse loss       The paper prints a "cross-entropy" of -.456, which is minus a mean probability. The code
+                      takes the sum of -log p over the missing gold, ours its mean.
     submit's score    The paper speaks of answerability. The code takes start logits of positions 0 and 1,
                       ours the start and end logit of the first token.
     fine stage        The paper repeats the coarse stage's settings. The code sets one gold against 6 random
@@ -1374,10 +1374,9 @@ A flag in brackets takes the other reading.
     baseline b(s)     The paper samples paths from s. The code takes greedy ones after every candidate,
                       weighed by pi. Ours takes other paths of the question through the same evidence, and
                       fresh ones where they are few (--baseline-rollouts).
-    PPO               The paper says "batch size 6", the code has a replay buffer; ours has none. Both have a
-                      loss of the sampled action. With the paper's numbers a step is one update, where r = 1
-                      and nothing is clipped; there are several where --mini-batch is smaller than the step's
-                      paths.
+    PPO               The paper says "batch size 6", the code has a replay buffer; ours has none. The code and
+                      ours compute the loss on the sampled action only. With the paper's numbers a step is one
+                      update, where r = 1 and nothing is clipped; a smaller --mini-batch makes several.
     unreachable gold  The code leaves such questions out. Ours keeps them where some gold can be found.
     long states       The code cuts them at 512 tokens. Ours leaves the oldest sentences out.
     beam              In the code all beams start equal and stay so. Ours has distinct hypotheses from one.
@@ -1385,9 +1384,9 @@ A flag in brackets takes the other reading.
                       8 actions, and paths drawn from softmax(pi / 2), nearly uniform: another quantity
                       (--correlate-sampling authors). Ours is of ranks, over paths drawn from pi, of
                       evaluation questions whose paths differ (--correlate). log p is without T5's.
-    question's target The paper's and ours is the approximation of the evidence found, never of none. The
-                      code's is of the evidence found later, from one too late on. --sqg-target suffix takes
-                      that of the missing gold.
+    question's target QAp's T5 writes it from the evidence found in the paper and here, never from none. The
+                      code writes it from the evidence found later, and skips the first sentence found after
+                      the state. --sqg-target suffix writes it from the missing gold.
     joint training    The paper proposes it. Ours goes on from the supervised policy, for as many steps as
                       PPO. A sub-question alone is the coarse query of the next step; the policy's text keeps
                       it. It may ask before anything is found, a state that --sqg-target prefix never learns

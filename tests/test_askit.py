@@ -95,7 +95,7 @@ def test_a_path_knows_its_states_and_actions():
     assert p.actions == (0, ASK, 2, SUBMIT) and p.taken == (0, 2) and p.logprob == -4
     assert [moves for _, moves in p.states()] == [(), (0,), (0, q), (0, q, 2)]
     assert q == SubQuestion("why?") and hash(q) == hash(SubQuestion("why?"))
-    later = SearchPath(p.case, (0, q), first=2).after(1, -2.0).after(SUBMIT, -1.0)
+    later = SearchPath(p.case, (0, q), given=2).after(1, -2.0).after(SUBMIT, -1.0)
     assert later.actions == (1, SUBMIT) and [m for _, m in later.states()] == [(0, q), (0, q, 1)]
 
 
@@ -153,7 +153,7 @@ def test_a_return_is_discounted_for_the_actions_that_are_left(toy):
     assert found[1] == pytest.approx([.25 * 2 / 3, .5 * 2 / 3])
     values = askit.baselines(toy(0, cfg), [whole, half], 1)                # of the other's return from there
     assert values[0][:2] == pytest.approx(found[1]) and values[1] == pytest.approx(found[0][:2])
-    later = SearchPath(c, (0,), first=1).after(2, -1.0).after(SUBMIT, -1.0)
+    later = SearchPath(c, (0,), given=1).after(2, -1.0).after(SUBMIT, -1.0)
     assert askit.returns_of(later, cfg) == pytest.approx(found[0][1:])
 
 
@@ -800,6 +800,20 @@ def test_a_missing_earlier_stage_is_refused_before_anything_is_read(tmp_path, mo
     for given in (["--name", "y", "--checkpoint", "DIR", "--stage", "ppo"], ["--name", "none"]):
         with pytest.raises(Read):
             askit.reproduce(askit.parse_args(["--out", str(tmp_path), *given]))
+
+
+@pytest.mark.parametrize("stage, left_now, missing", [
+    ("supervised", (), "coarse"), ("qap", ("coarse",), "ppo"), ("sqg", ("coarse", "qap"), "ppo"),
+    ("joint", ("coarse",), "sqg"), ("ppo", ("coarse",), None)])
+def test_a_resumed_stage_is_refused_before_anything_is_read_without_what_it_loads(
+        tmp_path, monkeypatch, stage, left_now, missing):
+    """Its own checkpoint stands only for the policy that it began with."""
+    left(tmp_path / "askit/x", *left_now)
+    monkeypatch.setattr(askit, "open_stage", lambda cfg, stage: SimpleNamespace(start="DIR"))
+    monkeypatch.setattr(evidence, "load_cases", lambda *a: sys.exit("the data would be read now"))
+    expected = f"x-{missing}/checkpoint does not exist" if missing else "the data would be read now"
+    with pytest.raises((SystemExit, ModelError), match=expected):
+        askit.reproduce(askit.parse_args(["--out", str(tmp_path), "--name", "x", "--stage", stage]))
 
 
 def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(tmp_path, capsys):

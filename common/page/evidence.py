@@ -66,7 +66,7 @@ def path_metrics(paths, max_evidence):
 def path_nodes(policy, path, first=1):
     """A node for each action, with what else was offered."""
     case, nodes = path.case, []
-    moves = path.moves[path.first:]
+    moves = path.moves[path.given:]
     for t, (state, action, logprob) in enumerate(
             zip(path.states(), path.actions, path.logprobs, strict=True)):
         if action >= 0:
