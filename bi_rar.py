@@ -933,7 +933,7 @@ def line_scorer(cfg, start):
 # ---------------------------------------------------------------- paper, authors' code and ours
 
 DIFFERENCES = """\
-The cascade, sum_i r_i prod_{j<i} (1 - r_j), telescopes to 1 - prod_i (1 - r_i). It grows with every further
+What the cascade does: sum_i r_i prod_{j<i} (1 - r_j) is 1 - prod_i (1 - r_i). It grows with every further
 reasoning step, however bad, and does not depend on their order. So nothing in it prefers early success or
 short trajectories.
 
