@@ -1,18 +1,19 @@
 """Bi-RAR: Thinking Forward and Backward, RL for retrieval-augmented reasoning (arXiv 2511.09109).
 
-Search-R1's agent thinks, searches, reads, and at last answers. Bi-RAR rewards every reasoning step of a right
-trajectory: for how near it is to the answer (forward), or for how well it sticks to the question (backward).
+Search-R1's agent thinks, searches, reads, and at last answers. Bi-RAR gives a right trajectory one reward,
+made from how near each of its reasoning steps is to the answer (forward) or to the question (backward).
 Both are information distances under a frozen language model. Two policies are trained from one checkpoint,
 one for each reward, and their weights are averaged.
 
 GRPO, except: a right trajectory earns the cascade of its reasoning steps' rewards in place of 1, and the
-result is the average of two policies. In this file a *step* alone is a training step; what the paper calls a
-step, T_i, is always a *reasoning step*: the thought of one turn.
+result is the average of two policies. So a group whose trajectories are all right can still teach; with a
+reward of 1 it cannot. A *step* alone is a training step. The paper's step, T_i, is a *reasoning step* (so are
+those of step_reward, step_text and answer_step): the thought of a turn, or in the embedded world all of it.
 
     Eq 2     conditional information distance      information_distance
-    Eq 3     complexity as -log2 likelihood        complexities (packed_complexities: the same, fast)
+    Eq 3     complexity as -log2 likelihood        complexities
     Eq 4     distance to answer, to question       distances
-    Eq 5-6   cascading rewards                     cascade (as printed), telescoped
+    Eq 5-6   cascading rewards                     cascade
     Eq 7     r = exp(-d)                           step_reward
     Eq 8-9   GRPO                                  assign_advantages, training.grpo_loss, train
     Eq 10    merged weights                        merge
@@ -59,6 +60,9 @@ from common.page import steps as page
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
 # ---------------------------------------------------------------- config
+#
+# The embedded world has made-up questions and passages, and a policy of half a million weights, which is
+# warmed up on demonstrations. Some of them are flawed, so that there is something to unlearn.
 
 @dataclass
 class Config(flags.PassageFlags):
@@ -72,12 +76,12 @@ class Config(flags.PassageFlags):
         "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
     forward: str = ""               # merge: folder of the forward policy; empty = this run's
     backward: str = ""              # merge: folder of the backward policy; empty = this run's
-    lambdas: str = ".25,.5,.75"     # weights of the backward policy in the merge (.25 was chosen) | sec. 4
+    lambdas: str = ".25,.5,.75"     # shares of the backward policy in merges (.25 was chosen) | sec. 4
 
     # ---- rollout
     group_size: int = 5             # trajectories a question | sec. 4
     top_k: int = 3                  # passages a search | Search-R1
-    max_searches: int = 4           # actions before the last turn, invalid ones included | Search-R1
+    max_searches: int = 4           # actions of any kind, invalid ones too, before the last turn | Search-R1
     max_passage: int = 4000         # characters of a passage that are read, before tokens are counted
     max_prompt: int = 2048          # tokens of the prompt | Search-R1
     max_turn: int = 500             # tokens a turn | Search-R1
@@ -88,20 +92,20 @@ class Config(flags.PassageFlags):
     # ---- reward and loss
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # k3 estimate of the KL to the initial policy | sec. 4
-    # frozen model of the distances: a folder or hub id. Empty = the initial policy. lines = the world's tiny
-    # policy, trained further on questions, reasoning steps and answers, one a line
+    # frozen model of the distances: a folder or hub id. Empty = the initial policy. lines = the embedded
+    # world's policy, trained further on questions, reasoning steps and answers, one a line
     scorer: str = ""
     step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the reasoning step | sec. 2
-    answer_step: Literal["on", "off"] = "on"            # whether the turn that answers is a reasoning step
+    # whether the turn that answers is a reasoning step; off: a right answer without a search earns 0
+    answer_step: Literal["on", "off"] = "on"
     explain_limit: int = 200        # evaluated trajectories a set whose distances are measured, for the page
 
     # ---- update
     data: str = "search-r1"         # training questions: file, hub name, or "world"; NQ and HotpotQA | sec. 4
     steps: int = 200                # training steps | sec. 4
     questions_per_step: int = 128   # questions a training step | sec. 4
-    mini_batch: int = 128           # questions an update: one update a step; the paper is silent
-    # learning rate | sec. 4. That it is constant is ours: the paper is silent, Search-R1's code warms up for
-    # 28.5 % of the run
+    mini_batch: int = 128           # questions an update; the paper is silent
+    # learning rate | sec. 4, which names no schedule; Search-R1's code warms up for 28.5 % of the run
     lr: float = 1e-6
     weight_decay: float = .01       # of matrices | verl
     grad_clip: float = 1.0          # largest norm of the gradient | verl
@@ -109,7 +113,7 @@ class Config(flags.PassageFlags):
 
 # The embedded world's settings. The learning rate is at2po.py's, chosen there for GRPO on the dev split.
 # The number of steps, and evaluation at temperature 1, were set after a trial of three steps on 60 test
-# questions (greedy decoding hides most of what the policy has to unlearn). Nothing else was tuned here.
+# questions (greedy decoding hides most of the flaws). Nothing else was tuned here.
 WORLD = dict(
     data="world",
     retriever="bm25",
@@ -125,8 +129,8 @@ WORLD = dict(
     micro_tokens=8192,
     save_every=5,
 )
-# Its second level (--world hard:elastic=.3), where trajectories differ in length and reading takes twice the
-# warm-up. The learning rate is at2po.py's there. Nothing was tuned for this paper.
+# Its second level (--world hard:elastic=.3), where trajectories differ in length, and where learning to read
+# takes twice the warm-up of the other hard worlds. The learning rate is at2po.py's there.
 HARD = WORLD | dict(
     warmup_steps=3000,
     flaw_rate=.4,
@@ -283,14 +287,14 @@ FARTHEST = 20.0
 
 
 def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
-    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}, clipped to [0, 20] (ours). The paper
-    has min in both places, where the textbook has max.
+    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}, clipped to [0, 20] (ours). The
+    textbook has max in both places.
 
     >>> information_distance(2.0, 5.0, 4.0, 8.0)
     0.5
     """
     given_the_other = min(k_a_bc, k_b_ac)
-    alone = max(min(k_a_c, k_b_c), 1e-6)  # (ours, too)
+    alone = max(min(k_a_c, k_b_c), 1e-6)
     return min(FARTHEST, max(0.0, given_the_other / alone))
 
 
@@ -301,18 +305,17 @@ class ReasoningStep(NamedTuple):
     T: tuple
 
 
-def complexities(scorer, reasoning_step, line):
+def complexities(scorer, reasoning_step, line_break):
     """Eq 3, K(u | v) = -log2 P(u | v), for all terms of Eq 4: {"T|QA": bits, …}. `scorer` is any causal model
-    of transformers, `line` the ids of a line break; every term is a forward pass of its own.
-
-    For readers, copyists and tests: a run calls packed_complexities, which gives the same numbers faster."""
+    of transformers, line_break the ids of one. Each term is a forward pass of its own: a run calls
+    packed_complexities, which is faster."""
     Q, A, T = reasoning_step
 
     @torch.no_grad()
     def K(u, *v):
         before = []
         for text in v:
-            before += [*text, *line]
+            before += [*text, *line_break]
         ids = torch.tensor([[*before, *u]], device=scorer.device)                   # (1, N)
         logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)          # (N, V)
         of_u = logprobs[len(before) - 1:-1].gather(1, ids[0, len(before):, None])   # (len(u), 1)
@@ -329,36 +332,36 @@ def complexities(scorer, reasoning_step, line):
     }
 
 
-def sequences_of(reasoning_steps, line):
+def sequences_of(reasoning_steps, line_break):
     """{reasoning step: {names of terms: the sequence that they are read from}}, four for seven terms.
 
-    Batches are made of trajectories, so a sequence is written as one: its prompt is only read, the bits of
-    its turns are the terms. A prompt or a Turn object that several sequences have is computed once."""
+    The lines Q, T, A give K(T|Q) and K(A|Q,T): written as a trajectory, Q is its prompt, T and A its turns,
+    whose bits are the terms. A prompt or a Turn object that several sequences have is computed once."""
     def counted(ids):
-        return Turn(list(ids), [0.0] * len(ids), "", "", observation_ids=line)  # (nobody reads the zeros)
+        return Turn(list(ids), [0.0] * len(ids), "", "", observation_ids=line_break)
 
-    own = {}    # a question's turns: K(A|Q) and K(Q|A) are the same for all of its reasoning steps
+    shared = {}  # a question's turns: K(A|Q) and K(Q|A) are the same for all of its reasoning steps
     found = {}
     for reasoning_step in dict.fromkeys(reasoning_steps):
         Q, A, T = reasoning_step
-        if (Q, A) not in own:
-            own[Q, A] = counted(Q), counted(A)
-        Q_itself, A_itself = own[Q, A]
-        after_Q, after_A = [*Q, *line], [*A, *line]
+        if (Q, A) not in shared:
+            shared[Q, A] = counted(Q), counted(A)
+        shared_Q, shared_A = shared[Q, A]
+        after_Q, after_A = [*Q, *line_break], [*A, *line_break]
         found[reasoning_step] = {
             ("T|Q", "A|QT"): Trajectory("", after_Q, [counted(T), counted(A)]),
-            ("A|Q", "T|QA"): Trajectory("", after_Q, [A_itself, counted(T)]),
+            ("A|Q", "T|QA"): Trajectory("", after_Q, [shared_A, counted(T)]),
             ("T|A", "Q|AT"): Trajectory("", after_A, [counted(T), counted(Q)]),
-            ("Q|A",): Trajectory("", after_A, [Q_itself]),
+            ("Q|A",): Trajectory("", after_A, [shared_Q]),
         }
     return found
 
 
 @torch.no_grad()
-def packed_complexities(scorer, reasoning_steps, line, cfg):
+def packed_complexities(scorer, reasoning_steps, line_break, cfg):
     """{reasoning step: its complexities}: what `complexities` gives one by one, from few packed batches. Of
     several ranks each computes a part, and all get all."""
-    sequences = sequences_of(reasoning_steps, line)
+    sequences = sequences_of(reasoning_steps, line_break)
     numbered = [s for four in sequences.values() for s in four.values()]
     for number, s in enumerate(numbered):
         s.question_id = number
@@ -385,9 +388,9 @@ def distances(K):
     return to_answer, to_question
 
 
-def reasoning_steps_of(trajectory, question, tokenizer, cfg, own_ids=True):
-    """The trajectory's turns as [ReasoningStep], without the retrieved text. own_ids: the scorer knows the
-    policy's token ids; else it reads their text with its own tokenizer, as it always reads a thought."""
+def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
+    """The trajectory's turns as [ReasoningStep], without the retrieved text. sampled_ids: the scorer has the
+    policy's vocabulary, so a whole turn goes in as it was sampled. A thought is always encoded anew."""
     turns = trajectory.turns
     if cfg.answer_step == "off" and trajectory.info.answer:
         turns = turns[:-1]
@@ -395,13 +398,13 @@ def reasoning_steps_of(trajectory, question, tokenizer, cfg, own_ids=True):
     def ids_of(text):
         return tuple(chat.encode(tokenizer, chat.Foreign(text))[1])
 
-    Q, A = ids_of(question.question), ids_of(question.answers[0])  # (the first gold answer)
+    Q, A = ids_of(question.question), ids_of(question.answers[0])
     found = []
     for turn in turns:
         thought = THOUGHT.search(turn.text)
         if cfg.step_text == "thought" and thought:
             T = ids_of(thought[1].strip())
-        elif own_ids:  # (a thought without its tags is the whole turn)
+        elif sampled_ids:  # the whole turn: asked for, or it has no <think> tags
             T = tuple(turn.ids)
         else:
             T = ids_of(turn.text)
@@ -421,15 +424,15 @@ def measure_distances(policy, scorer, pairs, cfg):
     if not pairs:
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
-    own_ids = scorer.tokenizer is None
-    per_trajectory = [reasoning_steps_of(t, q, tokenizer, cfg, own_ids) for t, q in pairs]
+    per_trajectory = [reasoning_steps_of(t, q, tokenizer, cfg, scorer.tokenizer is None) for t, q in pairs]
     found = {}
     for reasoning_steps in per_trajectory:
         found |= dict.fromkeys(reasoning_steps, (FARTHEST, FARTHEST))
     to_ask = [r for r in found if r.T]  # an empty T says nothing, and stays farthest
-    line = chat.encode(tokenizer, "\n")[1]
-    with models.reference_weights(policy.model, scorer.model) as model:  # (--lora: the policy, adapters off)
-        complexities_of = packed_complexities(model, to_ask, line, cfg)
+    line_break = chat.encode(tokenizer, "\n")[1]
+    # with --lora and no --scorer the scorer is the policy itself, its adapters off
+    with models.reference_weights(policy.model, scorer.model) as model:
+        complexities_of = packed_complexities(model, to_ask, line_break, cfg)
     for r in to_ask:
         found[r] = distances(complexities_of[r])
     for (t, _), reasoning_steps in zip(pairs, per_trajectory, strict=True):
@@ -447,22 +450,17 @@ def step_reward(distance):
 
 def cascade(step_rewards):
     """Eq 5-6 of a right trajectory, as printed: sum_i r_i prod_{j<i} (1 - r_j), over its reasoning steps.
-    It is the chance that at least one of them succeeds: their order does not count, and every further one
-    adds to it, however bad.
+    It equals 1 - prod_i (1 - r_i), the chance that at least one of them succeeds: their order does not count,
+    and every further one adds to it, however bad. With d = 1 each:
 
-    >>> cascade([.5, .5]), telescoped([.5, .5])
-    (0.75, 0.75)
+    >>> [round(cascade([step_reward(1)] * n), 2) for n in (1, 2, 3)]
+    [0.37, 0.6, 0.75]
     """
     total, left = 0.0, 1.0
     for r in step_rewards:
         total += left * r
         left *= 1 - r
     return total
-
-
-def telescoped(step_rewards):
-    """The same number: 1 - prod_i (1 - r_i)."""
-    return 1 - math.prod(1 - r for r in step_rewards)
 
 
 def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
@@ -474,7 +472,7 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
             t.reward = t.info.em
             if t.info.em:
                 right.append((t, question))
-    if stage == "length":  # a control, see the end of the file
+    if stage == "length":  # a control
         charge_searches(right)
     if stage in ("baseline", "length"):
         return 0
@@ -493,7 +491,7 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
 # ---------------------------------------------------------------- credit: GRPO's (Eq 8-9)
 
 def assign_advantages(group):
-    """The reward's distance from the group's mean in standard deviations, the same for every turn."""
+    """(reward - mean of the group) / standard deviation of the group, the same for every turn."""
     advantages = training.group_advantages([t.reward for t in group])
     for t, advantage in zip(group, advantages, strict=True):
         t.advantages = [advantage] * len(t.turns)
@@ -506,8 +504,8 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
     model = policy.model
     reference = initial if cfg.kl_coef else None
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    steps = run.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
-    for step, row in steps:  # behind the body: row is shown and written, checkpoint and evaluation when due
+    each_step = run.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
+    for step, row in each_step:  # after each pass of the body, run.steps writes row, and saves when due
         # 1. sample: a group of trajectories for each question
         questions = data.batch_of_step(
             split.questions, step, cfg.questions_per_step, stable_seed(cfg.seed, "order"))
@@ -524,8 +522,8 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
         for group in groups:
             assign_advantages(group)
 
-        # 4. log-probs of the weights that sampled, and of the initial policy, before the first update. Flat
-        # groups (of one reward) teach nothing and are left out; the loss is still a mean over theirs, too
+        # 4. log-probs of the weights that sampled, and of the initial policy, before the first update. Groups
+        # of one reward have no advantage and are left out, with their KL term; N still counts them
         mini_batches = []
         with run.timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -539,18 +537,20 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
                                                cfg.share_prefixes, cfg.temperature, cfg.kernels)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. for each mini-batch, by default one a step: loss, backward, clip, step, zero_grad
+        # 5. for each mini-batch (paper: one a step; embedded world: four) loss, backward, clip, step
+        # loss = -1/N sum_o 1/|o| sum_t [min(rho A, clip(rho) A) - kl_coef k3], t: sampled tokens alone
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, folder.nonfinite(step), cfg.sampler_correction)
         for batches, num_sequences in mini_batches:
             for b in batches:  # micro-batches, whose gradients add up
                 logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)        # (B, T)
-                advantages = training.corrected_advantages(b, cfg.sampler_correction)  # by default b's own
-                weights = training.sequence_weights(b.response_mask, num_sequences)             # (B, 1)
+                # b.advantages; with --sampler-correction times the ratios of trainer to sampler
+                advantages = training.corrected_advantages(b, cfg.sampler_correction)           # (B, T)
+                token_weights = training.sequence_weights(b.response_mask, num_sequences)       # 1 / (N |o|)
                 loss, stats = training.grpo_loss(
-                    logprobs, b.old_logprobs, advantages, b.response_mask, weights,
+                    logprobs, b.old_logprobs, advantages, b.response_mask, token_weights,
                     cfg.clip, cfg.clip, cfg.kl_coef, b.ref_logprobs)
-                (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
+                (loss * b.weight).backward()  # 0: a filler, so that all ranks make equally many passes
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
             if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
@@ -620,7 +620,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
 # merged-.25  forward and backward  (only evaluated)             NAME-merged-0.25; NAME-weights-0.25, a model
 # eval        --checkpoint          (only evaluated)             NAME-eval
 # length      the initial policy    1 less .05 a search          NAME-length, with a checkpoint
-# shuffled    the initial policy    forward of other steps' d    NAME-shuffled, with a checkpoint
+# shuffled    the initial policy    cascade, d_TA dealt anew     NAME-shuffled, with a checkpoint
 
 TRAINED = ("baseline", "forward", "backward", "length", "shuffled")
 
@@ -652,10 +652,10 @@ def main(argv=None):
         if cfg.checkpoint or cfg.model:
             models.find_model(cfg.checkpoint or cfg.model)
         split, evals = splits.load_splits(cfg, PAPER_EVAL)
-        initial = initial_policy(cfg)
+        initial_source = initial_policy(cfg)
         if cfg.warmup_data:
-            initial = warmed_up(cfg, initial, evals[0].retriever)
-        start = cfg.checkpoint or cfg.policy or initial
+            initial_source = warmed_up(cfg, initial_source, evals[0].retriever)
+        start = cfg.checkpoint or cfg.policy or initial_source
         if cfg.ask:
             return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
         run.tell(cfg)
@@ -665,18 +665,18 @@ def main(argv=None):
                 pair = pair_to_merge(cfg)
                 merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
                 distributed.once(merge, *pair, float(lam), merged)
-                run_stage(cfg, stage, merged, initial, None, evals, made_from=pair)
+                run_stage(cfg, stage, merged, initial_source, None, evals, made_from=pair)
             else:
-                run_stage(cfg, stage, start, initial, split, evals)
+                run_stage(cfg, stage, start, initial_source, split, evals)
         if cfg.stage != "eval":
             distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
 
 
-def run_stage(cfg, stage, source, initial, split, evals, made_from=()):
-    """Loads `source`, trains it where the stage trains, and evaluates it.
+def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
+    """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it.
 
-    initial: folder or hub id of the initial policy, or None. made_from: the two folders of a merge. A stage
-    that --resume finds done is not done again, but for a merge of newer weights."""
+    made_from: the two folders of a merge. A stage that --resume finds done is not done again, but for a merge
+    of newer weights."""
     folder = stage_folder(cfg, stage)
     trains = stage in TRAINED
     steps = lora = 0
@@ -686,10 +686,11 @@ def run_stage(cfg, stage, source, initial, split, evals, made_from=()):
     newest = max((file.stat().st_mtime for file in files), default=0)
     if folder.is_done(steps, evals) and folder.evaluated(evals, newest):
         return say(f"{stage}: done before")
-    frozen = int(bool(initial) and not lora) + bool(cfg.scorer)  # models beside the policy
+    frozen = int(bool(initial_source) and not lora) + bool(cfg.scorer)  # models beside the policy
     policy = run.load_policy(cfg, folder.start or source, trains, frozen=frozen)
-    if initial:
-        initial = models.load_reference(policy.model, initial, lora)
+    initial = None
+    if initial_source:
+        initial = models.load_reference(policy.model, initial_source, lora)
     scorer = load_scorer(cfg, policy, initial)
 
     def length(q):
@@ -746,6 +747,7 @@ def load_scorer(cfg, policy, initial):
         source = models.find_model(cfg.scorer)
     model = models.load_model(source, precision=cfg.precision, frozen=True)
     tokenizer = models.load_tokenizer(source)
+    # a served --policy answers in text, which the scorer has to encode itself
     if not cfg.policy and tokenizer.get_vocab() == policy.tokenizer.get_vocab():
         return Scorer(model)
     return Scorer(model, tokenizer)
@@ -845,7 +847,7 @@ def render_demonstration(tokenizer, question, demo, index, cfg):
     """The trajectory of a demonstration: the agent plays it, and says what the demonstration says."""
     from common.warmup import scripted
     opened = "<answer> "
-    if demo.flaw == "bad format":
+    if demo.flaw == "bad format":  # the opening tag is missing
         opened = ""
     lines = scripted.search_lines(demo, opened, chat.Foreign(demo.answer), " </answer>")
     # so that the last line is the last turn, whatever its format and however long the demonstration
@@ -878,8 +880,7 @@ def warmed_up(cfg, source, index):
 
 
 def tiny_policy(cfg):
-    """Folder of the half-million-weight policy that the embedded world starts from; made once, then
-    cached."""
+    """Folder of the policy that the embedded world starts from; made once, then cached."""
     words = "Doc ( ) 1 2 3 Title now found nothing answer ; No passage".split()
     words += re.findall(r"\w+|[^\w\s]", re.sub(r"</?\w+>", "", INVALID))
     names = ("think", "search", "information", "answer")
@@ -898,8 +899,7 @@ SCORER_STEPS = 300  # of --scorer lines
 
 
 def line_scorer(cfg, start):
-    """Folder of the tiny policy after further training on the very sequences that it is asked about (those of
-    sequences_of, of right demonstrations). Cached like the policy."""
+    """Folder of the tiny policy after further training on sequences_of right demonstrations. Cached, too."""
     from common.world import hard, tiny
     recipe = {
         "script": "bi_rar, lines",
@@ -910,12 +910,12 @@ def line_scorer(cfg, start):
 
     def build():
         model, tokenizer = models.load_policy(start, 0)
-        line = chat.encode(tokenizer, "\n")[1]
+        line_break = chat.encode(tokenizer, "\n")[1]
 
         def render(row, demo, index):
             question = data.parse_question(row)
             shown = render_demonstration(tokenizer, question, demo, index, cfg)
-            sequences = sequences_of(reasoning_steps_of(shown, question, tokenizer, cfg), line)
+            sequences = sequences_of(reasoning_steps_of(shown, question, tokenizer, cfg), line_break)
             return [s for four in sequences.values() for s in four.values()]
 
         make, level = tiny.demonstrations.groups, []
@@ -933,35 +933,31 @@ def line_scorer(cfg, start):
 # ---------------------------------------------------------------- paper, authors' code and ours
 
 DIFFERENCES = """\
-What the cascade does: sum_i r_i prod_{j<i} (1 - r_j) telescopes to 1 - prod_i (1 - r_i), the chance that at
-least one reasoning step "succeeds". It is at most 1, it grows with every further reasoning step, however bad,
-and it does not depend on their order. So nothing in it prefers early success or short trajectories.
+What the cascade does: sum_i r_i prod_{j<i} (1 - r_j) is 1 - prod_i (1 - r_i). It grows with every further
+reasoning step, however bad, and does not depend on their order. So nothing in it prefers early success or
+short trajectories.
 
 Where the paper is silent:
 
     A                 A is the first gold answer.
     T_i               T_i is the thought of a turn, as in sec. 2 and Fig. 2, without the retrieved text;
                       --step-text turn takes the query and the tags as well. The turn that answers is a
-                      reasoning step too. With --answer-step off it is not, and a right answer without a
-                      search earns 0.
+                      reasoning step too, unless --answer-step is off.
     context           The scorer reads Q, A and the reasoning step alone, each on a line of its own (the
                       world's tokenizer has no line break), and no earlier reasoning step.
     scorer            The scorer is the initial policy, frozen. --scorer names another one. The paper's is
                       Qwen2.5-3B, for its instruct policy as well, as far as it says.
     bounds            A denominator is at least 1e-6 bits, and d lies in [0, 20]. An empty reasoning step has
                       d = 20.
-    actions           A trajectory has at most 4 actions, invalid ones included, as in Search-R1. After the
-                      last one comes a turn whose search is not made.
-    evaluation        Evaluation is greedy, as in Search-R1's code.
     groups            Groups of one reward are left out of the update, and so is their KL term.
     observations      A search result that is cut keeps its closing tag. In a passage "<" before a letter
                       becomes a look-alike, so that it can write no tag. If an invalid turn ends with the
                       end-of-sequence token, this token is kept.
-    averages          The mean over sets counts each set the same, as in the paper's table.
 
-In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 reasoning steps, so the backward
-reward never sees the question there, and right trajectories of a question nearly always have one length.
---world hard:elastic=.3 is for that (results/notes/bi_rar.md).
+In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 reasoning steps. So d_TQ is
+K(T|QA) / K(T|A): how much the question helps to predict the reasoning step, never the reverse. And right
+trajectories of a question nearly always have one length. --world hard:elastic=.3 is for that
+(results/notes/bi_rar.md).
 """
 
 

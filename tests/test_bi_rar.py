@@ -202,7 +202,7 @@ def test_another_tokenizer_reads_the_text_and_never_the_ids(scorer):
     _, tokenizer = scorer
     cfg = bi_rar.parse_args(["--step-text", "turn"])
     question = data.Question("q", "who?", ["Ada"])
-    found = bi_rar.reasoning_steps_of(trajectory(["w3 w4"]), question, tokenizer, cfg, own_ids=False)
+    found = bi_rar.reasoning_steps_of(trajectory(["w3 w4"]), question, tokenizer, cfg, sampled_ids=False)
     assert found[0].T == ids_of(tokenizer, "w3 w4")
 
 
@@ -269,7 +269,7 @@ def test_the_cascade_telescopes_and_grows_with_every_step():
     rng = random.Random(1)
     for n in range(12):
         r = [rng.random() for _ in range(n)]
-        assert bi_rar.cascade(r) == pytest.approx(bi_rar.telescoped(r), abs=1e-12)
+        assert bi_rar.cascade(r) == pytest.approx(1 - math.prod(1 - x for x in r), abs=1e-12)
         assert bi_rar.cascade([*r, 1e-3]) > bi_rar.cascade(r)  # one more step, however bad, is paid
         # and its place makes no difference
         assert bi_rar.cascade(r) == pytest.approx(bi_rar.cascade(r[::-1]))
