@@ -3,19 +3,20 @@
 The policy answers a question in turns: it thinks and searches, reads the result, and so on until it answers.
 One tree of such trajectories is grown per question: M chains first, then L rounds that regenerate the N turns
 the policy was least sure of. Outcome rewards at the leaves are passed up the tree, which gives each turn a
-value of its own, and the update uses one importance ratio and one clip decision a turn: coarser than a token
-(GRPO), finer than a sequence (GSPO).
+value of its own. ATPO is the loss: one importance ratio and one clip decision a turn, coarser than a token
+(GRPO), finer than a sequence (GSPO). AT2PO is the whole.
 
-GRPO, except: a group is a tree, a turn has an advantage of its own, ratio and clip are a turn's, there is no
-KL term, and a tree whose leaves all have one reward is left out of the update.
+GRPO, except: a group is a tree; advantage, ratio and clip are a turn's; the clip is .003 and .004; rewards
+are divided by the population's std; there is no KL term. (A tree with one reward has no gradient, as in GRPO,
+and is skipped.)
 
-    Eq 2            turn entropy                  Turn.entropy (common/turns.py)
+    Eq 2            H(turn) = mean of -log p      Turn.entropy, over sampled tokens (common/turns.py)
     Algorithm 1     tree                          grow_tree, choose_nodes, play_turn
     Eq 14-16        reward                        parse_response, score
     Eq 3            values, advantages            leaf_values, node_value, turn_credit
     Eq 4-5, 10-11   ATPO loss                     atpo_loss (of one turn: GSPO, Eq 8-9)
     Eq 6-7          GRPO loss                     training.grpo_loss
-    Eq 13           turn entropy of the update    turn_entropy
+    Eq 13           spread of an update           update_spread
 
     python at2po.py                               the embedded world, two CPU cores, under ten minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
@@ -82,7 +83,7 @@ class Config(flags.PassageFlags):
     max_passage: int = 1000         # characters of a passage that are read | authors' code
     max_prompt: int = 2000          # tokens of the prompt | Table 3
     max_response: int = 6192        # tokens of the response, observations included | Table 3
-    # the question inside the system message, or in a user message
+    # the question inside the system message (the authors'), or in a user message
     prompt_form: Literal["system", "chat"] = "system"
     # end an answer at </answer>; without it at the end of sequence, which is trained | authors' code
     stop_at_answer: bool = False
@@ -105,7 +106,7 @@ class Config(flags.PassageFlags):
     retokenize: bool = False
 
     # ---- update
-    # training questions: file, hub name, or "world" (nq = the single-hop policy's) | authors' code
+    # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
     # sampled tokens that end training; auto = as many as the baseline's chains would take; 0 = no limit
@@ -116,12 +117,13 @@ class Config(flags.PassageFlags):
     lr: float = 1e-6                # learning rate, constant | Table 3
     weight_decay: float = .01       # of matrices | authors' code
     grad_clip: float = 1.0          # largest norm of the gradient | authors' code
-    # evaluate at the end the weights that were best on this set; empty = the last weights. The paper takes
-    # the best of its test sets
+    # evaluate at the end the weights that were best on this set; empty = the last. The paper picks its
+    # checkpoint on the test sets
     keep_data: str = ""
 
 
-BRANCH_PENALTY = .05  # taken off a turn's entropy for each time it was branched | authors' code
+# taken off a turn's entropy for each time it was regenerated (the paper's count) | authors' code
+REGENERATION_PENALTY = .05
 
 # What differs in the embedded world: a half-million-weight policy on two cores. Ours. The learning rate was
 # chosen on the dev split, from 3e-5 to 1e-3, for ATPO and GRPO alike (results/notes/at2po.md).
@@ -145,8 +147,8 @@ WORLD = dict(
     save_every=1,
     eval_every=10,
 )
-# At the world's second level (--world hard): two passes over fewer questions, another tree of 22 leaves. The
-# learning rate was chosen on dev for each kind of ratio: 2e-4 for turns, 1e-4 for tokens
+# At the world's second level (--world hard): two passes over fewer questions; again M + L N = 4 + 3 * 6 = 22
+# leaves. The learning rate was chosen on dev for each kind of ratio: 2e-4 for turns, 1e-4 for tokens
 # (results/notes/at2po.md).
 HARD = WORLD | dict(
     limit=1500,
@@ -163,7 +165,7 @@ HARD = WORLD | dict(
     eval_every=5,
 )
 MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
-SINGLE_HOP = ("nq", "triviaqa", "popqa")  # trained on NQ: --data nq
+SINGLE_HOP = ("nq", "triviaqa", "popqa")
 PAPER_EVAL = ",".join(MULTI_HOP + SINGLE_HOP)
 AVERAGES = {
     "multi-hop average (weighted by questions)": MULTI_HOP,
@@ -193,11 +195,11 @@ LIMIT_MESSAGE = ("I have reached the tool call limit and cannot make further too
 
 
 def render_prompt(tokenizer, question, form="system"):
-    """Token ids of the first prompt; later turns append ids. form "system": the authors', one system message
-    with the question; "chat": the question in a user message."""
+    """Token ids of the first prompt; later turns append ids. form: --prompt-form. Foreign: outside text, in
+    which chat breaks up tags and special tokens."""
     if form == "system":
         asked = question.strip() if question.strip().endswith("?") else question.strip() + "?"
-        message = [f"{SYSTEM_PROMPT}\nuser\n", chat.Foreign(asked)]
+        message = [f"{SYSTEM_PROMPT}\nuser\n", chat.Foreign(asked)]  # sic: their template has the word "user"
         try:
             return chat.render_chat(tokenizer, [("system", message)])
         except chat.TemplateError as error:
@@ -220,9 +222,12 @@ def render_passages(passages, max_passage=1000):
 
 
 def render_observation(tokenizer, passages, max_passage=1000):
-    """(text, ids) of a search result; no passage can write a tag or a token of its own into it."""
-    shown = chat.Foreign(render_passages(passages, max_passage))
-    return chat.encode(tokenizer, f" {RESULT[0]}\n", shown, f"\n{RESULT[1]}")
+    """(text, ids) of a search result."""
+    return render_result(tokenizer, render_passages(passages, max_passage))
+
+
+def render_result(tokenizer, text):
+    return chat.encode(tokenizer, f" {RESULT[0]}\n", chat.Foreign(text), f"\n{RESULT[1]}")
 
 
 def inside(tags, text):
@@ -242,10 +247,10 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    name: str = ""                          # of the sample that it was played in, for seeds
+    name: str = ""                          # the rollout that made it, such as chain3.0-2; part of its seed
     children: list["Node"] = field(default_factory=list)
-    done: bool = False                      # a leaf: answered, or cut off
-    resamples: int = 0                      # times this turn was branched
+    done: bool = False                      # a leaf: nothing follows it
+    regenerated: int = 0                    # times that this turn was; unused in the root
     value: float = 0.0                      # V(n)
     advantage: float = 0.0                  # A(n)
     trajectory: "Trajectory | None" = None  # of a leaf
@@ -271,6 +276,9 @@ class Node:
 async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, name):
     """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
 
+    A turn without a query (quotes in it do not count) ends the trajectory. So does a result after which the
+    response has no room: it is dropped, and stop_reason becomes "length".
+
     policy: has a tokenizer and an engine whose `generate` takes ids and gives token_ids, logprobs and
     stop_reason: the string it stopped at, "eos", or "length". search: await search(query, k) -> passages.
     cfg: stop_at_answer, max_response, max_searches, top_k, max_passage."""
@@ -293,23 +301,19 @@ async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, na
     text = sampled_text(policy.tokenizer, g.token_ids, g.stop_reason)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
-    query = ""
+    query, observed = "", ("", [])
     queries = inside(SEARCH, text)
     if g.stop_reason == SEARCH[1] and queries:
-        query = queries[-1].replace('"', "").strip()  # an empty one ends the trajectory, as in their code
+        query = queries[-1].replace('"', "").strip()
     if query and len(turns) < cfg.max_searches:
         passages = await search(query, cfg.top_k)
         observed = render_observation(policy.tokenizer, passages, cfg.max_passage)
-        turn.observation, turn.observation_ids = observed
-    elif query and len(turns) == cfg.max_searches:  # one search too many: the environment says so, once
+    elif query and len(turns) == cfg.max_searches:  # one too many: it is told so, once; a bad format (Eq 15)
         observed = chat.encode(policy.tokenizer, f"\n{LIMIT_MESSAGE}\n")
-        turn.observation, turn.observation_ids = observed
-    else:
-        new.done = True
-    if not new.done and len(turn.ids) + len(turn.observation_ids) >= room:
-        new.done = True  # no room left to answer in: nobody reads the result
-        turn.observation, turn.observation_ids = "", []
-        turn.stop_reason = "length"
+    if observed[1] and len(turn.ids) + len(observed[1]) >= room:
+        observed, turn.stop_reason = ("", []), "length"
+    turn.observation, turn.observation_ids = observed
+    new.done = not turn.observation_ids
     return new
 
 
@@ -321,8 +325,8 @@ async def play(policy, search, prompt_ids, cfg, seed, temperature, node, name):
 
 
 def choose_nodes(root, cfg, rng):
-    """The N nodes to branch next: the most uncertain turns first, or random ones. Answers are never branched.
-    The root may be chosen too, which starts a new chain."""
+    """The N nodes to regenerate next: the most uncertain turns first, or random ones. Final turns (an answer,
+    or cut off) never are. The root may be chosen too, which starts a new chain."""
     candidates = [root] + [n for n in root.nodes()[1:] if not n.done]
     if cfg.expansion == "random":
         # too few: drawn with replacement, as in the authors' code
@@ -330,9 +334,10 @@ def choose_nodes(root, cfg, rng):
         return draw(candidates, k=cfg.expand)
 
     def uncertainty(node):
-        if node is root:  # entropy 0; its first chain costs it nothing
-            return -BRANCH_PENALTY * (len(root.children) - 1)
-        return node.turn.entropy - BRANCH_PENALTY * node.resamples
+        if node is root:
+            # entropy 0; each child but one costs, be it a chain or a regenerated first turn
+            return -REGENERATION_PENALTY * (len(root.children) - 1)
+        return node.turn.entropy - REGENERATION_PENALTY * node.regenerated
 
     ranked = sorted(candidates, key=uncertainty, reverse=True)
     return [ranked[i % len(ranked)] for i in range(cfg.expand)]  # too few: again from the top
@@ -341,19 +346,19 @@ def choose_nodes(root, cfg, rng):
 async def grow_tree(play_from, cfg, seed):
     """Algorithm 1. Returns the root.
 
-    play_from(node, name): a coroutine that adds turns below `node` until the trajectory ends; name is the
-    sample's. cfg: chains, rounds, expand, expansion."""
+    play_from(node, name): a coroutine that adds turns below `node` until the trajectory ends; name goes to
+    their nodes. cfg: chains, rounds, expand, expansion."""
     root = Node()
     first_chains = [play_from(root, f"chain{m}") for m in range(cfg.chains)]
     await asyncio.gather(*first_chains)
     for r in range(cfg.rounds):
         rng = random.Random(stable_seed(seed, "expand", r))
-        regenerated = []
+        new_paths = []
         for i, node in enumerate(choose_nodes(root, cfg, rng)):
-            node.resamples += 1
+            node.regenerated += 1
             before = node.parent or root  # the turn is sampled anew from the state before it
-            regenerated.append(play_from(before, f"{node.name}.{r}-{i}"))
-        await asyncio.gather(*regenerated)
+            new_paths.append(play_from(before, f"{node.name}.{r}-{i}"))
+        await asyncio.gather(*new_paths)
     return root
 
 
@@ -462,9 +467,7 @@ def score_trees(roots, questions, cfg):
     for root, question in zip(roots, questions, strict=True):
         for leaf in root.leaves():
             score(leaf.trajectory, question, cfg)
-            if cfg.loss == "dapo":
-                length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
-                leaf.trajectory.reward += baselines.overlong_penalty(length, cfg.max_response)
+    baselines.penalize_overlong(roots, cfg)  # DAPO alone
 
 
 # ---------------------------------------------------------------- credit: values, advantages (Eq 3, Table 2)
@@ -480,7 +483,7 @@ def leaf_values(rewards, sample_std=False):
     return [(r - mean) / (math.sqrt(variance) + 1e-6) for r in rewards]
 
 
-def node_value(node, rule="child-weighted"):
+def node_value(node, rule):
     """Sets and returns V(n) from the children's values (Eq 3). Leaves hold theirs."""
     if node.done:
         return node.value
@@ -496,7 +499,7 @@ def node_value(node, rule="child-weighted"):
     return node.value
 
 
-def turn_credit(root, rule="child-weighted", advantage="value", sample_std=False):
+def turn_credit(root, rule, advantage, sample_std):
     """Eq 3: V(n) and A(n) of every turn, from leaf.trajectory.reward and the turns' entropies."""
     for leaf, value in zip(root.leaves(), leaf_values(root.rewards(), sample_std), strict=True):
         leaf.value = value
@@ -513,7 +516,8 @@ def assign_advantages(root, cfg):
     one reward: nothing to learn."""
     if not training.has_spread(root.rewards()):
         return False
-    sample_std = cfg.loss != "atpo" or cfg.rollout != "tree"  # GRPO's, but for ATPO's trees
+    # ATPO on trees divides by the population's std; everything else by the sample's, as GRPO
+    sample_std = cfg.loss != "atpo" or cfg.rollout != "tree"
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
         lineage = leaf.lineage()
@@ -540,8 +544,7 @@ def atpo_loss(
     """Eq 10-11. Returns (loss, stats). GSPO (Eq 8-9) is the case where every sampled token has turn 0.
 
     All are (B, T), and position t speaks of token t. response_mask: bool, what the policy sampled. turn_ids:
-    -1 elsewhere. num_sequences: of the whole mini-batch, where this is a part of it. kernels/turn_loss.py has
-    the same in one step a turn."""
+    -1 elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
     training.check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
@@ -551,7 +554,7 @@ def atpo_loss(
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
-    s = log_s.clamp(max=10).exp()
+    s = log_s.clamp(max=10).exp()  # clamped so that it stays finite
 
     # Eq 10: the clipped objective, its mean over a sequence's tokens, then over sequences
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
@@ -563,29 +566,30 @@ def atpo_loss(
     return loss, training.loss_stats(log_ratio, too_high | too_low, response_mask, s)
 
 
-def turn_entropy(log_ratio, response_mask, turn_ids):
-    """Eq 13: how evenly an update is spread over turns, from 0 to 1. p is the softmax over a sequence's turns
-    of each turn's part of the KL; its entropy is divided by log K. Sequences of one turn count 0. log_ratio:
-    new - old, (B, T)."""
+def update_spread(log_ratio, response_mask, turn_ids):
+    """Eq 13, logged only: how evenly an update is spread over turns, from 0 to 1. A turn's share is its
+    -log-ratio sum over the sequence's; p = softmax of the K shares; H(p) / log K, or 0 for one turn.
+    log_ratio: new - old, (B, T)."""
     kl, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)           # (B, K)
     real = tokens > 0
     total = kl.sum(1, keepdim=True)                                                # (B, 1)
-    part = kl / torch.where(total.abs() > 1e-12, total, 1.0)
-    p = part.masked_fill(~real, -torch.inf).softmax(1)
+    share = kl / torch.where(total.abs() > 1e-12, total, 1.0)
+    p = share.masked_fill(~real, -torch.inf).softmax(1)
     entropy = -(p * p.clamp(min=1e-12).log()).sum(1) / real.sum(1).clamp(min=2).log()  # (B,)
     return float(torch.where(real.sum(1) > 1, entropy, 0.0).mean())
 
 
-def spread_over_turns(logprobs, batch):
-    """Sums for the step's mean of Eq 13."""
+def spread_sums(logprobs, batch):
+    """For the step's mean of Eq 13."""
     moved = logprobs.detach() - batch.old_logprobs
-    entropy = turn_entropy(moved, batch.response_mask, batch.turn_ids)
-    return {"turn_entropy": len(moved) * entropy, "moved": len(moved)}
+    spread = update_spread(moved, batch.response_mask, batch.turn_ids)
+    return {"turn_entropy": len(moved) * spread, "moved": len(moved)}
 
 
 def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
-    """The loss of --loss for a part of a mini-batch that has so many sequences and tokens: (loss, stats)."""
-    # batch.advantages, unless --sampler-correction weighs them
+    """(loss, stats) of a micro-batch. num_sequences and num_tokens, of the whole mini-batch on all ranks, are
+    the denominators."""
+    # --sampler-correction multiplies them by the trainer's probability over the engine's
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
         return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
@@ -607,15 +611,18 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
 # ---------------------------------------------------------------- update
 
 def trajectories_of(roots):
+    """One a leaf: a turn that k leaves share enters the loss k times."""
     return [leaf.trajectory for root in roots for leaf in root.leaves()]
 
 
 def with_old_logprobs(model, reference, trajectories, cfg):
-    """[Batch] of at most --micro-tokens tokens each, with the log-probs of the weights that sampled them."""
+    """[Batch] of at most --micro-tokens tokens each, with old log-probs: the trained model's before its first
+    update, not the engine's."""
+    aepo = cfg.loss == "aepo"
     batches = training.prepare(
         model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels,
-        entropies=cfg.loss == "aepo")
-    if cfg.loss == "aepo" and batches:
+        entropies=aepo)
+    if aepo and batches:
         baselines.balance_entropy(batches)
     return batches
 
@@ -625,7 +632,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
     model = policy.model
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     budget = baselines.TokenBudget(cfg)  # ours: training ends at the cost of the baseline's chains
-    # at most cfg.steps times; behind the body run.steps logs, evaluates and saves
+    # at most cfg.steps times; after each body run.steps logs, evaluates and saves
     for step, row in run.steps(
             cfg, folder, policy, optimizer, METRICS, budget.spent, evaluate_now, budget.share,
             keep_best=bool(cfg.keep_data)):
@@ -641,20 +648,20 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): an advantage a turn; none in flat trees, whose leaves all have one reward
-        learned = baselines.chosen_to_learn(roots, cfg)  # all of them; DAPO chooses
-        for root in learned:
+        kept = baselines.chosen_to_learn(roots, cfg)  # all of them; DAPO chooses
+        for root in kept:
             assign_advantages(root, cfg)
 
         # 4. old log-probs, of all trees before the first update
         minibatches = []
         with run.timed(row, "time/old_logprobs"):
-            for i in range(0, len(learned), cfg.mini_batch):
-                sampled = trajectories_of(learned[i:i + cfg.mini_batch])
-                # flat trees are left out, with their KL terms (ours); the denominators count them
-                teaching = [t for t in sampled if t.advantages]
+            for i in range(0, len(kept), cfg.mini_batch):
+                trajectories = trajectories_of(kept[i:i + cfg.mini_batch])
+                # flat trees are skipped, but counted in the denominators
+                teaching = [t for t in trajectories if t.advantages]
                 batches = with_old_logprobs(model, reference, teaching, cfg)
-                num_tokens = sum(t.sampled_tokens for t in sampled)
-                minibatches.append((batches, len(sampled), num_tokens))
+                num_tokens = sum(t.sampled_tokens for t in trajectories)
+                minibatches.append((batches, len(trajectories), num_tokens))
 
         # 5. update (Eq 10-11), once a mini-batch
         everything = [b for batches, _, _ in minibatches for b in batches]
@@ -662,19 +669,19 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
             if not batches:  # all its trees are flat
                 continue
-            for b in batches:  # parts of the mini-batch, for memory alone
+            for b in batches:  # micro-batches, for memory alone
                 logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
                 loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens)
-                (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
+                (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.norms:  # before the first update nothing has moved
-                    stats |= spread_over_turns(logprobs, b)
+                    stats |= spread_sums(logprobs, b)
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
             if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
 
-        row |= trees.step_metrics(roots, learned, meter, cfg) | rollout.search_repairs(split.retriever)
+        row |= trees.step_metrics(roots, kept, meter, cfg) | rollout.search_repairs(split.retriever)
         budget.add(row, drawn)
         row["sample"] = trees.sample_record(policy, roots, questions, step, cfg, turn_label, why)
 
@@ -682,7 +689,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
 # ---------------------------------------------------------------- evaluate
 
 def evaluate(policy, split, cfg, progress=rollout.no_progress):
-    """One sampled trajectory a question, with the rollout used in training. Returns (rows, summary)."""
+    """One chain a question, played by training's agent at --eval-temperature. Returns (rows, summary)."""
     policy.engine.sync(policy.model)
     search = rollout.BatchedSearch(split.retriever)
 
@@ -692,8 +699,8 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
         leaf = await play(policy, search, prompt_ids, cfg, seed, cfg.eval_temperature, Node(), "eval")
         return score(Trajectory(q.id, prompt_ids, leaf.turns()), q, cfg)
 
-    done = rollout.run_agents([answer(q) for q in split.questions], policy.engine, search, progress)
-    rows = [trees.prediction(t, q, turn_label, why) for t, q in zip(done, split.questions, strict=True)]
+    chains = rollout.run_agents([answer(q) for q in split.questions], policy.engine, search, progress)
+    rows = [trees.prediction(t, q, turn_label, why) for t, q in zip(chains, split.questions, strict=True)]
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows)
 
@@ -701,7 +708,10 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
 # ---------------------------------------------------------------- main
 
 def reproduce(cfg):
-    """Evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
+    """Evaluates, trains, evaluates again. What can be refused without reading data is refused first.
+
+    It starts from --checkpoint or --model; else from the service at --policy; else from the world's tiny
+    policy, first trained on demonstrations."""
     if not cfg.ask:
         free = (*run.FREE_ON_RESUME, "token_budget")
         folder = run.open_folder(cfg, "at2po", cfg.name, free)
@@ -877,8 +887,7 @@ def warmed_up(cfg, source, split):
         return score(made[0], question, cfg).reward
 
     def reply(tokenizer, turn_ids, observation):
-        shown = chat.Foreign(observation)
-        return chat.encode(tokenizer, f" {RESULT[0]}\n", shown, f"\n{RESULT[1]}")[1]
+        return render_result(tokenizer, observation)[1]
 
     tokenizer = models.load_tokenizer(source)
     ends = "none" if cfg.stop_at_answer else "last"
@@ -920,28 +929,25 @@ in brackets takes the other reading.
                       alternate, and the last answer is read.
     a result          The code shows 1,000 characters of a page (--max-passage), each text once, and takes
                       quotes out of queries. Here tags and tokens in a page are broken up too.
-    room              The code cuts a result that does not fit. Here it is dropped, and the trajectory ends.
+    room              The code cuts a result that does not fit. Here it is dropped.
     search limit      After 6 searches the seventh is answered by LIMIT_MESSAGE, which is a bad format, and an
                       eighth ends the trajectory. The code repeats the message.
-    branch penalty    The paper counts how often a turn was branched, the code its siblings. Here the paper's.
-    answers           An answer is never branched, as in the code.
-    the root          It may be chosen too, which starts a new chain. Its entropy is 0 and its penalty that of
-                      its chains less one, as in the code.
-    told of the limit The code never branches such a turn. Here it is a turn like others.
+    penalty           The paper counts how often a turn was regenerated, the code its siblings. Here it is the
+                      paper's count, with the code's .05.
+    the choice        Answers are never regenerated and the root may be, as in the code.
+    told of the limit The code never regenerates such a turn. Here it is a turn like others.
     all answered      Each round then starts N new chains, as in the code: a tree always has M + L N leaves.
     a turn            The code takes a run of ones in the mask. Here the rollout writes turn_ids.
     std of rewards    The code takes the population's in a tree, and the sample's in Table 1's first row. Here
-                      it is the sample's wherever the loss is not ATPO's or there is no tree.
+                      ATPO on trees alone takes the population's.
     GRPO              The paper prints a mean over sequences (Eq 6) and no dual clip. The code takes the mean
                       of all tokens and a dual clip of 3 (numbers in common/baselines.py).
-    flat trees        The code learns from them what the KL term says. Here they are left out.
-    DAPO              --loss dapo (Yu et al. 2025).
-    Tree-GRPO         --loss grpo --rollout tree --expansion random --credit tree-grpo (Ji et al. 2025).
-    AEPO              --loss aepo (Dong et al. 2025), from its authors' code.
+    flat trees        With --kl-coef the code trains on their KL. Here they are left out.
     token budget      The paper calls the costs comparable, the code trains all methods for the same steps. A
-                      tree costs 19.6 chains and not 16, so here training ends at the tokens that the
-                      baseline's chains would have sampled (--token-budget auto). DAPO, which the paper grants
-                      three times the questions, has three times as many.
+                      tree's 22 leaves share turns: it costs 19.6 chains (results/notes/at2po.md), not 16. So
+                      training ends at the tokens that the baseline's chains would have sampled
+                      (--token-budget auto). DAPO, which the paper grants three times the questions, has three
+                      times as many.
 """
 
 

@@ -72,7 +72,7 @@ PARTS = (  # name, who has the function, its name
     ("masks", sys.modules[__name__], "block_mask"),
     ("loss", models, "by_token"),
     ("loss", at2po, "policy_loss"),
-    ("loss", at2po, "turn_entropy"),
+    ("loss", at2po, "update_spread"),
     ("loss", torch.Tensor, "backward"),
     ("meter", training.Meter, "__init__"),
     ("meter", training.Meter, "add"),

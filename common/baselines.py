@@ -73,7 +73,7 @@ def check(cfg):
 
 
 def token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens):
-    """(loss, stats) of GRPO, DAPO or AEPO for a part of a mini-batch of so many sequences and tokens."""
+    """(loss, stats) of GRPO, DAPO or AEPO for a micro-batch; the mini-batch has these sequences, tokens."""
     baseline = BASELINES[cfg.loss]
     if baseline.token_mean:
         weights = 1 / num_tokens
@@ -171,6 +171,16 @@ def overlong_penalty(length, limit):
     return max(-1.0, min(0.0, (limit - buffer - length) / buffer))
 
 
+def penalize_overlong(roots, cfg):
+    """DAPO: the overlong penalty, off the reward of every leaf."""
+    if cfg.loss != "dapo":
+        return
+    for root in roots:
+        for leaf in root.leaves():
+            length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
+            leaf.trajectory.reward += overlong_penalty(length, cfg.max_response)
+
+
 def chosen_to_learn(roots, cfg):
     """The trees that a step learns from: all, but for DAPO. Its dynamic sampling (Eq 11) takes the first of
     which some answers are right and some wrong, and flat ones where there are not enough. It does not learn
@@ -236,6 +246,7 @@ def balance_entropy(batches):
 
 
 # ---------------------------------------------------------------- Tree-GRPO (Ji et al. 2025)
+# --loss grpo --rollout tree --expansion random --credit tree-grpo
 
 def tree_grpo_credit(root, leaf_values):
     """Gives all turns of a trajectory its leaf's value in the tree, plus its value among the leaves below the

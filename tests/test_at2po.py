@@ -191,7 +191,7 @@ def test_expansion_takes_the_most_uncertain_turns_then_the_root_and_repeats_from
     a, b, c = root.children
     # answers (9.0 and .2) are not expanded
     assert at2po.choose_nodes(root, replace(CFG, expand=4), random.Random(0)) == [b, a, root, b]
-    b.resamples = 7
+    b.regenerated = 7
     assert at2po.choose_nodes(root, replace(CFG, expand=1), random.Random(0)) == [a]  # .8 - .35 < .5
 
 
@@ -200,7 +200,7 @@ def test_the_root_s_first_chain_costs_it_nothing():
     .03."""
     root = root_of((.03, [(9.0, 0.0)]), (.02, [(9.0, 0.0)]))
     a, b = root.children
-    a.resamples, b.resamples = 2, 1
+    a.regenerated, b.regenerated = 2, 1
     assert at2po.choose_nodes(root, replace(CFG, expand=3), random.Random(0)) == [b, root, a]
 
 
@@ -411,16 +411,16 @@ def test_parts_of_a_mini_batch_add_up():
     torch.testing.assert_close(parts, whole)
 
 
-def test_turn_entropy():
+def test_update_spread():
     even = torch.tensor([[0.0, 0.1, 0.1, 0.0, 0.1, 0.1, 0.0], [0.0, 0.3, 0, 0, 0, 0, 0]])
     mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0], [0, 1, 0, 0, 0, 0, 0]]).bool()
     turns = torch.tensor([[-1, 0, 0, -1, 1, 1, -1], [-1, 0, -1, -1, -1, -1, -1]])
     # 1 for the even sequence, 0 for the one of a single turn
-    assert at2po.turn_entropy(even, mask, turns) == pytest.approx(0.5)
+    assert at2po.update_spread(even, mask, turns) == pytest.approx(0.5)
     uneven = even.clone()
     uneven[0, 4:6] = 0  # shares 1 and 0: softmax = e/(1+e), 1/(1+e)
     p = math.e / (1 + math.e)
-    assert at2po.turn_entropy(uneven, mask, turns) == pytest.approx(
+    assert at2po.update_spread(uneven, mask, turns) == pytest.approx(
         -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2, rel=1e-5
     )
 

@@ -58,10 +58,10 @@ def test_the_loss(tmp_path):
     """The numbers of docs/walkthrough.md: turn 0 has ratio sqrt(1.25) and is clipped at 1.1, turn 1 has 1.2
     and A < 0; the gradient of its token is 1.2 / 3."""
     lift(tmp_path, "training.py", "import torch\n", common__training="turn_sums check_shapes loss_stats")
-    lift(tmp_path, "loss.py", "import torch\nimport training\n", at2po="atpo_loss turn_entropy")
+    lift(tmp_path, "loss.py", "import torch\nimport training\n", at2po="atpo_loss update_spread")
     run(tmp_path, """
 import math, torch
-from loss import atpo_loss, turn_entropy
+from loss import atpo_loss, update_spread
 log = math.log
 old = torch.tensor([[log(.4), log(.5), 0.0, log(.5)]])
 new = torch.tensor([[log(.5), log(.5), 0.0, log(.6)]], requires_grad=True)
@@ -73,7 +73,7 @@ assert abs(loss.item() + (2 * 2.2 - 1.2) / 3) < 1e-6 and stats["clipped_tokens"]
 gradient = torch.autograd.grad(loss, new)[0][0]
 assert torch.allclose(gradient, torch.tensor([0, 0, 0, .4])), gradient
 even = torch.tensor([[.1, .1, 0, .2]])
-assert abs(turn_entropy(even, mask, turns) - 1) < 1e-6
+assert abs(update_spread(even, mask, turns) - 1) < 1e-6
 """)
 
 
@@ -96,12 +96,12 @@ root = Node()
 first = turn(root, .5)
 right, wrong = turn(first, 0.0, 1.0), turn(first, math.log(3), 0.0)
 other = turn(root, .5, 0.0)
-turn_credit(root)
+turn_credit(root, "child-weighted", "value", False)
 a, b = math.sqrt(2), -1 / math.sqrt(2)
 for node, value in ((right, a), (wrong, b), (other, b), (first, a / 4 + 3 * b / 4)):
     assert abs(node.value - value) < 1e-5 and node.advantage == node.value
 assert abs(root.value - (first.value + b) / 2) < 1e-5
-turn_credit(root, "child-mean", "td")
+turn_credit(root, "child-mean", "td", False)
 assert abs(right.advantage - (a - (a + b) / 2)) < 1e-5
 """)
 
@@ -114,8 +114,8 @@ def test_the_tree(tmp_path):
     imports = "import asyncio\nimport hashlib\nimport random\nimport re\nimport chat\n" + DATACLASS
     lift(tmp_path, "tree.py", imports,
          common__turns="Turn context_ids sampled_text stable_seed",
-         at2po="BRANCH_PENALTY THINK LIMIT_MESSAGE render_passages render_observation inside Node play_turn "
-               "play choose_nodes grow_tree")
+         at2po="REGENERATION_PENALTY THINK LIMIT_MESSAGE render_passages render_observation "
+               "render_result inside Node play_turn play choose_nodes grow_tree")
     run(tmp_path, """
 import asyncio
 from functools import partial
@@ -151,7 +151,7 @@ root = asyncio.run(grow_tree(partial(play, policy, search, prompt_ids, cfg, "see
 assert [leaf.name for leaf in root.leaves()] == ["chain0", "chain1", "chain0.0-0"]
 assert len(set(seeds)) == len(seeds) == 6
 first = root.children[0]
-assert first.resamples == 1 and [len(n.lineage()) for n in root.leaves()] == [2, 2, 2]
+assert first.regenerated == 1 and [len(n.lineage()) for n in root.leaves()] == [2, 2, 2]
 assert "Silent Harbor" in first.turn.observation and first.turn.observation.count("<answer>") == 0
 """)
 

@@ -58,10 +58,10 @@ def rewarded(patch):
 
 
 def steadied(patch):
-    """AT2PO's turn entropy as if each token's log-ratio were a nat higher. Eq 13 divides by the sum of a
+    """AT2PO's update_spread as if each token's log-ratio were a nat higher. Eq 13 divides by the sum of a
     trajectory's turns: where that nearly cancels, rounding alone moves it by 1e-5 to 1e-3."""
-    turn_entropy = at2po.turn_entropy
-    patch.setattr(at2po, "turn_entropy", lambda moved, *of: turn_entropy(moved + 1, *of))
+    update_spread = at2po.update_spread
+    patch.setattr(at2po, "update_spread", lambda moved, *of: update_spread(moved + 1, *of))
 
 
 def play(script, *args):

@@ -136,7 +136,7 @@ def sample_record(policy, roots, questions, step, cfg, label, why):
             "value": n.value,
             "advantage": advantage,
             "ratio": ratio,
-            "branched": n.resamples,
+            "branched": n.regenerated,
         }
         if cfg.loss == "atpo":  # whose ratios are a turn's
             too_high = ratio > 1 + cfg.clip_high and advantage > 0
