@@ -18,9 +18,9 @@ and is skipped.)
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           spread of an update           update_spread
 
-    python at2po.py                               the embedded world, two CPU cores, under ten minutes
+    python at2po.py                               the embedded world, two CPU cores, three minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
-    python -m common.ladder at2po table1 --seeds 5 -- --world hard      a table where methods can differ
+    python -m common.ladder at2po table1 --seeds 5      the paper's Table 1 in the embedded world
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting; a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --checkpoint Qwen/Qwen3-4B --data musique-dev        ReAct: no training
     python at2po.py --ask "Who is the spouse of the composer of the film Empty Ocean?"
@@ -147,12 +147,13 @@ WORLD = dict(
     save_every=1,
     eval_every=10,
 )
-# At the world's second level (--world hard): two passes over fewer questions; again M + L N = 4 + 3 * 6 = 22
-# leaves. The learning rate was chosen on dev for each kind of ratio: 2e-4 for turns, 1e-4 for tokens
-# (results/notes/at2po.md).
+# The world's second level, which is what runs without flags: here turns are clipped. Two passes over fewer
+# questions; again M + L N = 4 + 3 * 6 = 22 leaves. The learning rate was chosen on dev for each kind of
+# ratio: 2e-4 for turns, 1e-4 for tokens (results/notes/at2po.md).
 HARD = WORLD | dict(
+    world="hard",
     limit=1500,
-    eval_limit=2000,
+    eval_limit=500,
     token_budget=120_000,
     chains=4,
     rounds=3,
@@ -768,9 +769,9 @@ def parse_args(argv=None):
     loss = given.get("--loss", "atpo")
     paper = default = replace(Config(), **baselines.defaults(loss))
     if in_world:
-        level, settings = "plain", WORLD
-        if given.get("--world", "").startswith("hard"):
-            level, settings = "hard", HARD
+        level, settings = "hard", HARD
+        if given.get("--world") == "plain":
+            level, settings = "plain", WORLD
         # a baseline's own numbers stand over the world's
         default = replace(Config(), **settings | baselines.defaults(loss, level))
     return resolve(flags.cli(default, paper, __doc__, argv))

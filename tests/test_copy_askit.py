@@ -1,12 +1,7 @@
 """What docs/copy.md offers of askit.py, beam search and PPO, runs in an empty folder with torch alone."""
 
-import ast
-import builtins
-import subprocess
-import sys
-from pathlib import Path
+from tests.lifting import lift, run
 
-ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = """\
 import hashlib
 import math
@@ -18,9 +13,9 @@ import torch
 from own import log_policy, offers, path_reward, state_batches  # the copyist's
 """
 PIECES = {
-    "common/evidence.py": "SUBMIT",  # and ASK, on the same line
-    "common/turns.py": "stable_seed",
-    "askit.py": """SubQuestion evidence_of asked_of policy_of SearchPath finish_paths sample_from sample_paths
+    "common__evidence": "SUBMIT",  # and ASK, on the same line
+    "common__turns": "stable_seed",
+    "askit": """SubQuestion evidence_of asked_of policy_of SearchPath finish_paths sample_from sample_paths
         best greedy_paths beam_search grow_beams rewarded returns_of same_state baselines advantages_of
         ppo_loss actions_taken""",
 }
@@ -134,41 +129,7 @@ assert means[0] < .8 and [set(p.taken) for p in greedy] == [case.gold for case i
 """
 
 
-def lifted():
-    """IMPORTS, and behind them the pieces as they stand in our files."""
-    parts = [IMPORTS]
-    for path, names in PIECES.items():
-        source = (ROOT / path).read_text()
-        found = {}
-        for node in ast.parse(source).body:
-            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-            text = "\n".join(source.split("\n")[first - 1:node.end_lineno])
-            target = getattr(node, "targets", [node])[0]
-            for name in [target, *getattr(target, "elts", ())]:
-                found[getattr(name, "id", getattr(name, "name", ""))] = text
-        parts += [found[name] for name in names.split()]
-    return "\n\n\n".join(parts) + "\n"
-
-
-def nameless(source):
-    """Names of a module that nobody has said the meaning of."""
-    known, used = set(dir(builtins)), set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
-        elif isinstance(node, ast.alias):
-            known.add((node.asname or node.name).split(".")[0])
-        else:
-            known |= {getattr(node, "name", ""), getattr(node, "arg", "")}
-    return used - known
-
-
 def test_paths_beams_and_ppo(tmp_path):
-    source = lifted()
-    assert not nameless(source)
-    (tmp_path / "piece.py").write_text(source)
+    lift(tmp_path, "piece.py", IMPORTS, **PIECES)
     (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "use.py").write_text("class Cfg:\n    baseline_rollouts = 3\n" + USE)
-    done = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True,
-                          env={"PATH": "", "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "class Cfg:\n    baseline_rollouts = 3\n" + USE)

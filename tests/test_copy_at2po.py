@@ -1,57 +1,8 @@
 """Pieces of at2po.py, lifted into an empty folder with torch alone, give the numbers that they give here."""
 
-import ast
-import builtins
-import subprocess
-import sys
-from pathlib import Path
+from tests.lifting import lift, run
 
-ROOT = Path(__file__).resolve().parents[1]
 DATACLASS = "from dataclasses import dataclass, field\n"
-
-
-def lift(folder, name, imports, **pieces):
-    """Writes folder/name: the import lines, and behind them functions, classes and constants of our files as
-    they stand there. No name in it may be left without a meaning. pieces: module=names with blanks."""
-    parts = [imports]
-    for module, names in pieces.items():
-        source = (ROOT / f"{module.replace('__', '/')}.py").read_text()
-        found = {}
-        for node in ast.parse(source).body:
-            lines = source.split("\n")
-            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-            text = "\n".join(lines[first - 1:node.end_lineno])
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found[node.name] = text
-            elif isinstance(node, ast.Assign):
-                for target in ast.walk(node.targets[0]):
-                    if isinstance(target, ast.Name):
-                        found[target.id] = text
-        chosen = [found[name] for name in names.split()]
-        parts += dict.fromkeys(chosen)
-    text = "\n\n".join(parts) + "\n"
-    (folder / name).write_text(text)
-    tree = ast.parse(text)
-    stored, loaded = set(dir(builtins)), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (loaded if isinstance(node.ctx, ast.Load) else stored).add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            stored.add(node.name)
-        elif isinstance(node, ast.arg):
-            stored.add(node.arg)
-        elif isinstance(node, ast.alias):
-            stored.add((node.asname or node.name).split(".")[0])
-    assert not loaded - stored, f"{name}: nobody says what {loaded - stored} is"
-
-
-def run(folder, program):
-    """Runs it in the folder, where nothing of ours can be imported."""
-    (folder / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", "import sys; sys.path[0:0] = ['.']; exec(open('program.py').read())"],
-        cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_loss(tmp_path):

@@ -1,47 +1,20 @@
 """docs/copy.md: Bi-RAR's reward and GRPO's loss, lifted into an empty folder, run with PyTorch alone."""
 
-import ast
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.lifting import lift, run
 
-REWARD = "FARTHEST information_distance ReasoningStep complexities distances step_reward cascade".split()
-LOSS = "grpo_loss sequence_weights check_shapes loss_stats".split()
-
-
-def lifted(path, names):
-    """The source of a file's functions, classes and constants, as they stand there."""
-    source = (ROOT / path).read_text()
-    found = {}
-    for node in ast.parse(source).body:
-        name = getattr(node, "name", "")
-        if isinstance(node, ast.Assign):
-            name = getattr(node.targets[0], "id", "")
-        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-        found[name] = "\n".join(source.split("\n")[first - 1:node.end_lineno])
-    return "\n\n\n".join(found[name] for name in names)
-
-
-def run_alone(folder, source, program):
-    """What a program prints as JSON, in a folder where nothing of ours can be imported."""
-    (folder / "piece.py").write_text(source)
-    alone = "import importlib.util\nassert not any(map(importlib.util.find_spec, ['bi_rar', 'common']))\n"
-    (folder / "program.py").write_text(alone + program)
-    done = subprocess.run([sys.executable, "program.py"], cwd=folder, capture_output=True, text=True,
-                          env={"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+REWARD = "FARTHEST information_distance ReasoningStep complexities distances step_reward cascade"
+LOSS = "grpo_loss sequence_weights check_shapes loss_stats"
 
 
 def test_the_reward(tmp_path):
     """Q = 0 1, A = 2, T = 3 4, the line break 9, under a table of bigrams: K(T) is 4 bits, K(A) 2, K(Q) 5."""
-    source = "import math\nfrom typing import NamedTuple\n\nimport torch\n\n" + lifted("bi_rar.py", REWARD)
-    found = run_alone(tmp_path, source, """
+    lift(tmp_path, "piece.py", "import math\nfrom typing import NamedTuple\n\nimport torch\n", bi_rar=REWARD)
+    printed = run(tmp_path, """
 import json
 from types import SimpleNamespace
 import torch
@@ -60,7 +33,7 @@ K = complexities(Model(), ReasoningStep((0, 1), (2,), (3, 4)), [9])
 d_TA, d_TQ = distances(K)
 print(json.dumps([K, d_TA, d_TQ, cascade([step_reward(d_TA), step_reward(d_TQ)])]))
 """)
-    K, d_TA, d_TQ, reward = found
+    K, d_TA, d_TQ, reward = json.loads(printed)
     assert K == pytest.approx(
         {"T|QA": 4, "A|QT": 2, "Q|AT": 5, "T|Q": 4, "A|Q": 2, "T|A": 4, "Q|A": 5}, rel=1e-5)
     assert (d_TA, d_TQ) == pytest.approx((1, 1), rel=1e-5)
@@ -69,7 +42,8 @@ print(json.dumps([K, d_TA, d_TQ, cascade([step_reward(d_TA), step_reward(d_TQ)])
 
 def test_the_loss(tmp_path):
     """Two sequences of one and two tokens. The second is clipped at 1.2 in one token; KL of ln 2 in each."""
-    found = run_alone(tmp_path, "import torch\n\n\n" + lifted("common/training.py", LOSS), """
+    lift(tmp_path, "piece.py", "import torch\n", common__training=LOSS)
+    printed = run(tmp_path, """
 import json, math
 import torch
 from piece import *
@@ -88,7 +62,7 @@ except ValueError as error:
     refused = str(error)
 print(json.dumps([float(loss.detach()), logprobs.grad.tolist(), stats, refused]))
 """)
-    loss, gradient, stats, refused = found
+    loss, gradient, stats, refused = json.loads(printed)
     kl = .5 + math.log(2) - 1
     assert loss == pytest.approx(-(-.5 + (1.0 + 1.2) / 2) / 2 + .1 * kl)
     # d/dlogp: -weight (ratio A - kl_coef (1 - exp(to_ref))), and nothing of A where the ratio is clipped

@@ -63,7 +63,7 @@ def test_commands_of_the_readme_do_not_collide():
 def test_a_config_of_python_is_that_of_the_command_line(script):
     module = SCRIPTS[script]
     resolved = module.resolve(replace(module.Config(), **module.WORLD))
-    assert resolved == module.parse_args([])
+    assert resolved == module.parse_args(["--world", "plain"])
     assert resolved.flaw_rate == .6 and resolved.warmup_steps == 900 and resolved.engine == "transformers"
     hard = module.resolve(replace(module.Config(), **module.HARD, world="hard"))
     line = ["--world", "hard"]
