@@ -1,12 +1,13 @@
 """Omne-R1: learning to reason with memory for multi-hop question answering.
 
-(A preprint; a co-author's public branch has parts of it, called the code below.) A policy walks a knowledge
+(A preprint; a co-author's public branch has parts of it, "the authors' code".) A policy walks a knowledge
 graph with two tools: entity_matcher finds names, node_info reads a node and its edges. The questions are made
-from the graph itself. Stage 1 is PPO and makes trajectories. Stage 2 learns from these and from templates;
-there thoughts count for less than calls. Stage 3 is PPO again.
+from the graph itself. Stage 1: PPO from the base; its weights only serve to make trajectories. Stage 2: SFT,
+again from the base, on those and on trajectories written along known paths; a thought's tokens weigh .001 in
+the loss. Stage 3: PPO from stage 2's weights, another reward.
 
-PPO, except: GAE and both losses skip what the tools said; the KL to the first weights is a cost in each
-token's reward; the critic is a linear head on the policy's own hidden states.
+PPO, except: GAE and both losses skip the tools' replies; the KL to the weights the stage began with is a cost
+in each token's reward; the critic is a linear head on the policy's own hidden states.
 
     sec. 2          questions from paths            common/graphs/synthesis.py
     sec. 3.1        think, call a tool, answer      play, read_round, parse_tool_call
@@ -25,8 +26,8 @@ token's reward; the critic is a linear head on the policy's own hidden states.
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/              the paper's setting; not run
     python omne_r1.py --eval-only --checkpoint DIR --graph graphs/ --eval-data questions.jsonl
-Stage 1 reached in the embedded world, with an eighth round: right answers of 1/2 hop .37 to .59, of more hops
-.13 to .35.
+Stage 1 in the embedded world, measured when it had eight rounds (now 7): right answers of 1/2 hop .37 to .59,
+of more hops .13 to .35.
 """
 
 import ast
@@ -67,9 +68,10 @@ class Config(flags.PolicyFlags):
 
     # ---- stages
 
-    # what to do; all = the base model, ppo, then sft and rl with and without thoughts
+    # all = evaluate the base, then ppo, then sft and rl with and without thoughts
+    # synthesize = only make the questions; direct = answer without tools (Table 2)
     stage: Literal["all", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
-    think: Literal["on", "off"] = "on"  # thoughts, or the template's empty block in their place | sec. 3.4.1
+    think: Literal["on", "off"] = "on"  # off = the chat template's empty <think> block instead | sec. 3.4.1
     save_every: int = 1             # steps (of stage 2: 25 updates) between checkpoints | ours
 
     # ---- graphs and tools
@@ -78,13 +80,13 @@ class Config(flags.PolicyFlags):
     graph: str = ""
     graph_encoder: str = "BAAI/bge-large-en-v1.5"  # of entities' names; empty = tf-idf | sec. 3.2.1
     matches: int = 5                # entities that entity_matcher shows | app. A
-    max_edges: int = 60             # edges that node_info shows; those that share words with the question
-    max_words: int = 2000           # words of a tool's answer
-    max_rounds: int = 7             # turns a question, that of the answer too | sec. 4.1.1
+    max_edges: int = 60             # edges node_info shows; first those that share words with the question
+    max_words: int = 2000           # words of a tool's reply
+    max_rounds: int = 7             # turns a question, with that of the answer | sec. 4.1.1
     max_turn: int = 3000            # tokens a turn | sec. 3.1
     max_train_turn: int = 1024      # in training, where it is less than --max-turn | authors' code
     max_prompt: int = 4096          # tokens of the first prompt
-    max_context: int = 32768        # tokens of prompt, turns and answers of tools
+    max_context: int = 32768        # tokens of prompt, turns and tools' replies
     curve_questions: int = 512      # of an evaluation between steps (--eval-every), the same ones | Fig. 4
     temperature: float = 1.0        # of sampling in training; not printed
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | authors' code
@@ -112,7 +114,7 @@ class Config(flags.PolicyFlags):
     unique: bool = True             # leave out questions whose relations lead to another node too | app. C
 
     # ---- PPO (stages 1 and 3)
-    steps: int = 350                # PPO steps; 1,000 were planned, step 350 evaluated | authors' code
+    steps: int = 350                # PPO steps; of 1,000 planned, the one evaluated | authors' code
     questions_per_step: int = 256   # questions a step | authors' code
     group_size: int = 1             # trajectories a question | authors' code
     mini_batch: int = 256           # trajectories an update | authors' code
@@ -123,7 +125,7 @@ class Config(flags.PolicyFlags):
     clip: float = .2                # half width of the clip window | ours, verl's
     gamma: float = 1.0              # discount a token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
-    kl_coef: float = 1e-3           # cost a token of the log-ratio to the first weights | authors' code
+    kl_coef: float = 1e-3           # cost a token of the log-ratio to the stage's start | authors' code
     value_coef: float = .5          # weight of the value loss | ours
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient
@@ -133,12 +135,12 @@ class Config(flags.PolicyFlags):
     # what to learn from: ShareGPT rows; empty = those of stage 1 with reward 1, and templates
     sft_data: str = ""
     sft_sampled: int = 5000         # trajectories of stage 1, at most; not printed
-    sft_templates: int = 5000       # template trajectories, at most; not printed
+    sft_templates: int = 5000       # questions tried for template trajectories; not printed
     think_weight: float = .001      # w, what a thought's tokens count | Table 5
     # what the weighted mean is taken over: a forward pass of one conversation, or all of an update
     # | Algorithm 1
     loss_total: Literal["forward", "update"] = "forward"
-    # rank of its adapters; 0 = full weights; auto = 8, and 0 without thoughts (the variants of sec. 3.5)
+    # rank of LoRA; 0 = full weights; auto = 8 with thoughts, 0 without | sec. 3.5
     sft_lora: Literal["auto"] | int = "auto"
     sft_lr: float = 1e-4            # of adapters, after a tenth of warm-up | sec. 3.4.2
     sft_full_lr: float = 1e-5       # of full weights, after a hundredth | sec. 3.4.2
@@ -147,7 +149,7 @@ class Config(flags.PolicyFlags):
     max_length: int = 6144          # tokens of a conversation; longer ones are left out | sec. 3.4.2
 
 
-# What differs in the embedded world, where sentences tell apart what relations do not. Ours.
+# Ours, for the embedded world. unique=False: an edge's sentence there tells apart what its relation does not.
 WORLD = dict(
     data="world",
     graph_encoder="",
@@ -182,6 +184,7 @@ STOP = ("</tool_call>", "</answer>")
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 NO_TAG = r"(?!</?(?:think|tool_call|answer)>)"
 INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"     # of tags: text that is not blank, without another tag
+# ACTION is what the agent obeys, ROUND what the format reward accepts. A round is a turn and its reply.
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 ACTION = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
 ROUND = {
@@ -197,13 +200,15 @@ def opening(tokenizer, think):
 
 def render_prompt(tokenizer, question, graph_type, think):
     """Token ids of the first prompt."""
-    asked = chat.Foreign(f"{graph_type} : {question}" if chat.is_tiny(tokenizer) else question)
+    if chat.is_tiny(tokenizer):     # its chat template drops the system prompt, which names the graph
+        question = f"{graph_type} : {question}"
     system = SYSTEM.replace("{graph_type}", graph_type)
-    return chat.render_chat(tokenizer, [("system", system), ("user", asked)]) + opening(tokenizer, think)
+    messages = [("system", system), ("user", chat.Foreign(question))]
+    return chat.render_chat(tokenizer, messages) + opening(tokenizer, think)
 
 
 def render_observation(tokenizer, turn_ids, text, think):
-    """Ids behind a turn: a tool's answer as a user's message (sec. 3.1), and where the next turn begins."""
+    """Ids behind a turn: a tool's reply as a user's message (sec. 3.1), and where the next turn begins."""
     shown = chat.Foreign(text)
     reply = chat.render_reply(tokenizer, turn_ids, "<tool_response>\n", shown, "\n</tool_response>")
     return reply + opening(tokenizer, think)
@@ -225,7 +230,7 @@ def read_round(text):
     try:
         tool, arguments = parse_tool_call(inside)
     except Fault as fault:
-        return "call", Fault(*fault.args)   # (one that was raised holds the frames of its way)
+        return "call", Fault(*fault.args)   # a fresh one, without the traceback
     return "call", (tool, {name: value.strip() for name, value in arguments.items()})
 
 
@@ -280,7 +285,7 @@ def python_call(text):
     tool = known_tool(found[1])
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "\d" in a name is two characters, and no news
+            warnings.simplefilter("ignore")  # of "\d" in a name
             call = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         detail = ("not a call in Python's syntax: is a quote or bracket not closed, or a quote within a name "
@@ -311,16 +316,18 @@ def known_tool(name):
 
 
 def written(call):
-    """A kg_tools.Call as the policy writes it. (A text in JSON's quotes is also one in Python's.)"""
+    """A kg_tools.Call as the policy writes it."""
     name, graph = (json.dumps(text, ensure_ascii=False) for text in (call.node_name, call.graph_type))
     return f"<tool_call> {call.tool}(node_name={name}, graph_type={graph}) </tool_call>"
 
 
 # ---------------------------------------------------------------- agent (sec. 3.1)
 
-async def play(policy, tools, question, sample, cfg, seed, temperature, watch=None):
-    """One trajectory: think, call a tool, read, …, answer. question.type is the graph it is asked of; sample
-    tells apart the trajectories of one question."""
+async def play(policy, tools, question, key, cfg, seed, temperature, watch=None):
+    """One trajectory: think, call a tool, read, …, answer. question.type is the graph it is asked of; seed is
+    the question's own, and key tells apart its trajectories.
+
+    Ends at an answer, no action, the last round, a failed server, or too little room for a full turn."""
     tokenizer = policy.tokenizer
     prompt_ids = render_prompt(tokenizer, question.question, question.type, cfg.think)
     turns = []
@@ -330,29 +337,29 @@ async def play(policy, tools, question, sample, cfg, seed, temperature, watch=No
             stop=STOP,
             max_tokens=cfg.max_turn,
             temperature=temperature,
-            seed=stable_seed(seed, sample, len(turns)),
+            seed=stable_seed(seed, key, len(turns)),
         )
         text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
         turns.append(turn)
         kind, action = read_round(text)
         calls_a_tool = kind == "call" and len(turns) < cfg.max_rounds
-        shown = None
+        reply = None
         if calls_a_tool:
-            shown = await answer_of(tools, action, question, cfg)
-        if shown is not None:
-            turn.observation = shown
-            turn.observation_ids = render_observation(tokenizer, turn.ids, shown, cfg.think)
+            reply = await reply_to(tools, action, question, cfg)
+        if reply is not None:
+            turn.observation = reply
+            turn.observation_ids = render_observation(tokenizer, turn.ids, reply, cfg.think)
         if watch:
             watch(turn)
         room = cfg.max_context - len(context_ids(prompt_ids, turns))
-        if shown is None or room < cfg.max_turn:
-            lost = calls_a_tool and shown is None   # the tool's server failed
+        if reply is None or room < cfg.max_turn:
+            lost = calls_a_tool and reply is None   # the tool's server failed
             return Trajectory(question.id, prompt_ids, turns, info=result_of(turns, question, cfg, lost))
 
 
-async def answer_of(tools, action, question, cfg):
-    """What a tool says to a call; a call that cannot be made is told why. None: its server failed."""
+async def reply_to(tools, action, question, cfg):
+    """The tool's reply, or why the call cannot be made; None where the tool's server failed."""
     error = refusal(action, question.type)
     if error:
         return error
@@ -372,20 +379,20 @@ def refusal(action, graph_type):
 
 @dataclass
 class Result(Outcome):
-    """What a trajectory came to. em is the paper's accuracy (sec. 4.1.2): whether the answer is the gold name
-    as the tools print it, but for blanks. searches: all calls, the last round's too, which no tool answers.
+    """What a trajectory came to. em (accuracy, sec. 4.1.2): answer == gold, after one_line() on both.
+    searches: calls made, with one in the last round, which gets no reply.
     """
     normalised: float = 0.0     # exact match under SQuAD's normalisation
-    format: float = 0.0         # share of the rounds in the right form
-    repetitions: int = 0        # calls that were made before (sec. 3.5)
-    pattern: str = ""           # the tools in one word (pattern_of)
+    format: float = 0.0         # share of the rounds in the right format
+    repetitions: int = 0        # calls that repeat an earlier one (sec. 3.5)
+    pattern: str = ""           # of tool calls (pattern_of)
     faults: dict = field(default_factory=dict)  # {what was wrong with calls: how many}
     lost: bool = False          # a tool's server ended it: nothing is learned from it (ours)
 
 
 def result_of(turns, question, cfg, lost=False):
     """Rounds, calls and the answer of a trajectory's turns, counted and compared."""
-    right_form = [round_is_right(turn.text, cfg.think, last=turn is turns[-1]) for turn in turns]
+    right_format = [round_is_right(turn.text, cfg.think, last=turn is turns[-1]) for turn in turns]
     rounds = [read_round(turn.text) for turn in turns]
     called = [action for kind, action in rounds if kind == "call"]
     faults, readable = Counter(), []
@@ -402,7 +409,7 @@ def result_of(turns, question, cfg, lost=False):
     problem = ""
     if lost:
         problem = "a tool's server failed"
-    elif not all(right_form):
+    elif not all(right_format):
         problem = "no answer" if answer is None else "form"
     said = one_line(answer or "")
     gold = one_line(question.answers[0])
@@ -410,22 +417,21 @@ def result_of(turns, question, cfg, lost=False):
         answer,
         problem,
         searches=len(called),
-        format=sum(right_form) / len(right_form),
+        format=sum(right_format) / len(right_format),
         repetitions=len(readable) - len(set(readable)),
         pattern=pattern_of(called, answer),
         faults=dict(+faults),
         lost=lost,
     )
     if said:
-        found.em = float(said == gold)      # the paper's accuracy; the code's is `normalised`
+        found.em = float(said == gold)      # the authors' code has `normalised` for it
         found.f1 = metrics.f1(said, gold)
         found.normalised = metrics.exact_match(said, gold)
     return found
 
 
 def round_is_right(text, think, last):
-    """Exactly one thought (or none, without thoughts), then exactly one readable call; the answer in the last
-    round, and only there."""
+    """Exactly one thought (--think off: none), then one readable call; in the last round alone the answer."""
     found = ROUND[think].fullmatch(text)
     if not found or (found[1] == "answer") != last:
         return False
@@ -434,15 +440,12 @@ def round_is_right(text, think, last):
 
 def pattern_of(called, answer):
     """The tools of a trajectory in one word: m = entity_matcher, n = node_info, x = not readable; then a = an
-    answer, - = none. The standard pattern (sec. 4.2.4) is one m, then n alone, then a."""
-    letters = []
+    answer, - = none. The standard pattern (sec. 4.2.4) is m n n … a, as a regex mn+a."""
+    letters = {ENTITY_MATCHER: "m", NODE_INFO: "n"}
+    word = ""
     for action in called:
-        letter = "x"
-        if not isinstance(action, Fault):
-            letter = {ENTITY_MATCHER: "m", NODE_INFO: "n"}[action[0]]
-        letters.append(letter)
-    letters.append("-" if answer is None else "a")
-    return "".join(letters)
+        word += "x" if isinstance(action, Fault) else letters[action[0]]
+    return word + ("-" if answer is None else "a")
 
 
 def rollouts(policy, tools, questions, cfg, *seed, ended=None):
@@ -451,8 +454,8 @@ def rollouts(policy, tools, questions, cfg, *seed, ended=None):
     search = rollout.BatchedSearch(tools)
     cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
 
-    async def one(question, sample, own):
-        trajectory = await play(policy, search, question, sample, cfg, own, cfg.temperature)
+    async def one(question, key, own):
+        trajectory = await play(policy, search, question, key, cfg, own, cfg.temperature)
         if ended:
             ended(trajectory, question)
         return trajectory
@@ -467,13 +470,13 @@ def rollouts(policy, tools, questions, cfg, *seed, ended=None):
 # ---------------------------------------------------------------- rewards (sec. 3.3.2, 3.5)
 
 def first_reward(trajectory):
-    """Stage 1: R_format (.1 + .9 R_result), where R_format is the share of the rounds in the right form."""
+    """Stage 1: R_format (.1 + .9 R_result), where R_format is the share of the rounds in the right format."""
     info = trajectory.info
     return info.format * (.1 + .9 * info.em)
 
 
 def third_reward(trajectory):
-    """Stage 3: (r_format + r_answer) / 2 - .1 n_repetition. A wrong answer in the right form is worth .5."""
+    """Stage 3: (r_format + r_answer) / 2 - .1 n_repetition. A wrong answer in right format is worth .5."""
     info = trajectory.info
     return (float(not info.problem) + info.em) / 2 - .1 * info.repetitions
 
@@ -490,8 +493,8 @@ class ActorCritic(torch.nn.Module):
     """The policy, and V as a linear head on its hidden states: "both networks share an encoder". Saved as the
     policy's folder with value_head.safetensors.
 
-    Even where all rewards are equal the policy moves, unless V is exact or learns nothing (--value-coef 0):
-    advantages are then the critic's errors, which whitening makes as large as any signal."""
+    If all rewards are equal, the advantages are only the critic's errors, but whitening scales them to 1, so
+    the policy still moves (not with --value-coef 0)."""
 
     def __init__(self, policy):
         super().__init__()
@@ -533,8 +536,8 @@ def load_actor_critic(policy_model, resumed):
 
 def gae(rewards, values, response_mask, gamma, lam):
     """(advantages, returns), both (B, T): A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma
-    V(s_{t+1}) - V(s_t), where t + 1 is the next *sampled* token, and V = 0 behind the last one. (The code
-    does not skip observations.)
+    V(s_{t+1}) - V(s_t), where t + 1 is the next *sampled* token, and V = 0 behind the last one. (The
+    authors' code does not skip observations.)
 
     rewards, values (B, T): of sampled tokens; what stands elsewhere is not read."""
     advantages = torch.zeros_like(values)
@@ -558,7 +561,7 @@ def token_rewards(batch, kl_coef):
     last = last & batch.response_mask                                   # (B, T)
     final = torch.tensor([[t.reward] for t in batch.trajectories], device=last.device)
     rewards = torch.where(last, final, 0.0)
-    if batch.ref_logprobs is not None:  # --kl-coef 0: none, as probably in the authors' run
+    if batch.ref_logprobs is not None:  # the authors set .001, but not the switch that uses it
         log_ratio = batch.old_logprobs - batch.ref_logprobs
         rewards = rewards - kl_coef * torch.where(batch.response_mask, log_ratio, 0.0)
     return rewards
@@ -566,7 +569,7 @@ def token_rewards(batch, kl_coef):
 
 def batches_of(actor, reference, trajectories, cfg):
     """[Batch] of trajectories, with log-probs and V of the weights that sampled and log-probs of the
-    reference."""
+    reference. Those of weight 0 are fillers: all ranks must do equally many forwards."""
     batches = training.collate_parts(actor.policy, trajectories, cfg.micro_tokens, cfg.share_prefixes)
     for b in batches:
         with torch.no_grad():
@@ -582,7 +585,6 @@ def assign_credit(batches, cfg):
     for b in batches:
         rewards = token_rewards(b, cfg.kl_coef)
         b.advantages, b.returns = gae(rewards, b.values, b.response_mask, cfg.gamma, cfg.lam)
-    # (weight 0: another rank's batch, here only to keep step)
     advantages = distributed.of_all_ranks(b.advantages[b.response_mask] for b in batches if b.weight)
     mean = advantages.mean()
     std = (advantages.var(correction=0) + 1e-8).sqrt()
@@ -596,7 +598,7 @@ def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask,
     """(policy loss, value loss, stats), both losses means over the mini-batch's num_tokens sampled tokens, of
     which this may be a part; tensors (B, T).
 
-    L^PPO of sec. 3.3.1: - mean min(r A, clip(r, 1 - clip, 1 + clip) A), r = pi / pi_old; mean (V - R)^2."""
+    L^PPO: - mean min(r A, clip(r, 1 - clip, 1 + clip) A), r = pi / pi_old; mean (V - R)^2."""
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip, 1 + clip)
@@ -627,10 +629,11 @@ def set_rates(optimizer, cfg, step):
     of_critic["lr"] = rise * cfg.head_lr
 
 
-def train(cfg, stage, folder, policy, source, place, evaluate_now):
-    """PPO with the reward of stage 1 or 3. source: the weights it begins with, for the KL."""
+def train(cfg, stage, folder, policy, initial, task, evaluate_now):
+    """PPO with the reward of stage 1 or 3, and a critic that begins at 0 in both. initial: the weights the
+    stage began with, for the KL. task: questions and tools of one set."""
     actor = load_actor_critic(policy.model, folder.start)
-    reference = models.load_reference(policy.model, source, cfg.lora) if cfg.kl_coef else None
+    reference = models.load_reference(policy.model, initial, cfg.lora) if cfg.kl_coef else None
     optimizer = make_optimizer(actor, cfg)
     learner = replace(policy, model=actor)  # what checkpoints keep
     steps = run.steps(
@@ -640,17 +643,17 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
 
         # 1. sample
         order = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
+        questions = data.batch_of_step(task.questions, step, cfg.questions_per_step, order)
         with run.timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
-            done = rollouts(policy, place.tools, questions, cfg, stage, step)
+            done = rollouts(policy, task.tools, questions, cfg, stage, step)
             policy.engine.sleep()
 
         # 2. score
         for t in done:
             t.reward = REWARD[stage](t)
-        row |= calls.rollout_metrics(done, place.tools)
-        row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, label)
+        row |= calls.rollout_metrics(done, task.tools)
+        row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, turn_label)
         learned = [t for t in done if not t.info.lost]
         if not learned:
             continue
@@ -674,12 +677,12 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:
                 logprobs, values = actor(b, cfg.temperature, cfg.kernels)               # (B, T)
-                advantages = training.corrected_advantages(b, cfg.sampler_correction)   # default: themselves
+                advantages = training.corrected_advantages(b, cfg.sampler_correction)   # off by default
                 policy_loss, value_loss, stats = ppo_loss(
                     logprobs, b.old_logprobs, advantages, values, b.returns, b.response_mask,
                     cfg.clip, num_tokens)
                 loss = policy_loss + cfg.value_coef * value_loss
-                (loss * b.weight).backward()    # weight 0: another rank's batch, here only to keep step
+                (loss * b.weight).backward()
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(actor, cfg.grad_clip)
             if meter.finite(norm, batches):     # else nothing is learned from this mini-batch
@@ -690,8 +693,9 @@ def train(cfg, stage, folder, policy, source, place, evaluate_now):
 
 # ---------------------------------------------------------------- stage 2: rows to learn from (sec. 3.4)
 
-def sampled_rows(cfg, policy, place, file):
-    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one a question.
+def sampled_rows(cfg, policy, task, file):
+    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one a question, played at training's
+    temperature and turn limit.
 
     file keeps {"id", "row"} of every trajectory as soon as it ends, row None where it was not right, so that
     an interrupted run goes on. Every rank samples its part and has all rows; rank 0 writes."""
@@ -700,20 +704,20 @@ def sampled_rows(cfg, policy, place, file):
     row_of = {line["id"]: line["row"] for line in known}
 
     def keep(trajectory, question):
-        if trajectory.info.lost or question.id in row_of:  # what is lost the next call plays again
+        if trajectory.info.lost or question.id in row_of:  # lost: a rerun plays it again
             return
         row_of[question.id] = right_row(trajectory, question)
         if lines:
             lines.add({"id": question.id, "row": row_of[question.id]})
 
     policy.engine.sync(policy.model)
-    questions = random.Random(stable_seed(cfg.seed, "sft")).sample(place.questions, len(place.questions))
+    questions = random.Random(stable_seed(cfg.seed, "sft")).sample(task.questions, len(task.questions))
     one_each = replace(cfg, group_size=1)
     rows = []
     with Progress("trajectories of stage 1") as progress:
         for start in range(0, len(questions), 128):
             batch = [q for q in questions[start:start + 128] if q.id not in row_of]
-            done = rollouts(policy, place.tools, batch, one_each, "sft", ended=keep)
+            done = rollouts(policy, task.tools, batch, one_each, "sft", ended=keep)
             for t, q in zip(done, batch, strict=True):
                 keep(t, q)  # those of other ranks
             rows = [row_of[q.id] for q in questions if row_of.get(q.id)]
@@ -731,31 +735,31 @@ def right_row(trajectory, question):
     if trajectory.info.em != 1 or trajectory.info.problem:
         return None
     said = [turn.text for turn in trajectory.turns]
-    shown = [turn.observation for turn in trajectory.turns[:-1]]
-    return sharegpt_row(question, said, shown, "sampled")
+    replies = [turn.observation for turn in trajectory.turns[:-1]]
+    return sharegpt_row(question, said, replies, "sampled")
 
 
-def template_rows(cfg, place, think_of, progress):
-    """(b) ShareGPT rows of questions whose paths are known: the calls of the standard pattern, what the tools
-    say to them, and thoughts filled in.
+def template_rows(cfg, task, think_of, progress):
+    """(b) ShareGPT rows of questions whose paths are known: the calls of the standard pattern, the tools'
+    replies, and thoughts filled in.
 
-    think_of(question, planned calls, what was shown) -> a thought for each call and one for the answer; None
-    where it has none. Such a question is left out, and one whose steps the tools do not show, and counted."""
-    known = [q for q in place.questions if q.evidences]
+    think_of(question, planned calls, replies) -> a thought for each call and one for the answer; None = none.
+    Left out (and counted): questions without thoughts, and those where a tool does not show the next node."""
+    known = [q for q in task.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
     known = rng.sample(known, len(known))[:cfg.sft_templates]
 
     def row_of(question):
         planned = template_calls(question)
-        shown = place.tools.search(planned, cfg.matches)
-        if None in shown or not steps_are_shown(question, planned, shown):
+        replies = task.tools.search(planned, cfg.matches)
+        if None in replies or not path_is_shown(question, planned, replies):
             return None
-        thoughts = think_of(question, planned, shown)
+        thoughts = think_of(question, planned, replies)
         if thoughts is None:
             return None
         acts = [*map(written, planned), f"<answer> {question.answers[0]} </answer>"]
         said = [f"<think> {thought} </think> {act}" for thought, act in zip(thoughts, acts, strict=True)]
-        return sharegpt_row(question, said, shown, "template")
+        return sharegpt_row(question, said, replies, "template")
 
     rows = []
     at_once = 1 if cfg.teacher == "template" else 8
@@ -778,20 +782,20 @@ def template_calls(question):
     return [Call(tool, node, question.type, question.question) for tool, node in named]
 
 
-def steps_are_shown(question, planned, shown):
-    """Whether what is asked for next, and the answer, stand in what the tool said before: an answer that is
-    cut (--max-edges, --max-words) teaches nobody to know them."""
+def path_is_shown(question, planned, replies):
+    """Whether each reply has the next call's name, the last one the answer. If truncation (--max-edges,
+    --max-words) hid a name, the row would teach the model to guess it."""
     named = [*(call.node_name for call in planned[1:]), question.answers[0]]
-    return all(one_line(name) in text for name, text in zip(named, shown, strict=True))
+    return all(one_line(name) in text for name, text in zip(named, replies, strict=True))
 
 
-def sharegpt_row(question, said, shown, source):
-    """A row as in appendix A: thought and call in one gpt message, tools' answers as observations."""
+def sharegpt_row(question, said, replies, source):
+    """A row as in appendix A: thought and call in one gpt message, tools' replies as observations."""
     conversation = [{"from": "human", "value": question.question}]
     for i, text in enumerate(said):
         conversation.append({"from": "gpt", "value": text})
-        if i < len(shown):
-            conversation.append({"from": "observation", "value": shown[i]})
+        if i < len(replies):
+            conversation.append({"from": "observation", "value": replies[i]})
     return {
         "id": question.id,
         "graph_type": question.type,
@@ -804,26 +808,26 @@ def sharegpt_row(question, said, shown, source):
     }
 
 
-def sft_rows(cfg, place):
+def sft_rows(cfg, task):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
     from common.graphs import conversations
     if cfg.sft_data:
         return conversations.read(cfg.sft_data)
     folder = folder_of(cfg, "sft-data")
     if not conversations.are_made(cfg, folder):
-        place = replace(place, questions=[q for q in place.questions if has_hops(q, cfg.train_hops)])
+        task = replace(task, questions=[q for q in task.questions if has_hops(q, cfg.train_hops)])
         rows = []
         if cfg.sft_sampled:
-            source = run.left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
+            weights = run.left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
             distributed.once(conversations.begin, cfg, folder)
-            policy = run.load_policy(cfg, source, trains=False)
-            rows = sampled_rows(replace(cfg, think="on"), policy, place, folder / "sampled.jsonl")
-        distributed.once(add_templates, cfg, folder, place, rows)
+            policy = run.load_policy(cfg, weights, trains=False)
+            rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
+        distributed.once(add_templates, cfg, folder, task, rows)
     return conversations.read(folder / "sharegpt.jsonl")
 
 
-def add_templates(cfg, folder, place, rows):
-    """Writes the rows, and those of templates behind them. Who writes the thoughts: --teacher."""
+def add_templates(cfg, folder, task, rows):
+    """Writes the rows, and those of templates behind them; --teacher writes their thoughts."""
     from common.graphs import conversations
     from common.world import graph_policy
     conversations.begin(cfg, folder)
@@ -832,7 +836,7 @@ def add_templates(cfg, folder, place, rows):
         answers = Keyed(folder / "answers.jsonl")
         think_of = conversations.thoughts_by_teacher(graph_questions.teacher_of(cfg), answers)
     with Progress("template trajectories") as progress:
-        rows += template_rows(cfg, place, think_of, progress)
+        rows += template_rows(cfg, task, think_of, progress)
     conversations.write(folder, rows)
 
 
@@ -844,7 +848,7 @@ class Taught(Outcome):
 
 
 def conversation_of(tokenizer, row, think):
-    """The Trajectory that a ShareGPT row teaches. Without thoughts, they are cut out of it."""
+    """The Trajectory that a ShareGPT row teaches. Without thoughts it is the same row, stripped."""
     prompt_ids = render_prompt(tokenizer, row["question"], row["graph_type"], think)
     turns = []
     for message in row["conversations"][1:]:
@@ -875,21 +879,20 @@ def think_weights(labels, start_ids, end_ids, weight):
     """Algorithm 1, lines 3 to 15: (B, T) fp32, `weight` from each start tag to the first end tag behind it,
     tags included, 1 elsewhere.
 
-    labels (B, T): token ids, negative where nothing is learned; a start there is not seen, as in the paper,
-    which searches the labels. start_ids, end_ids: the ids of a tag, one or several, as the tokenizer splits
-    it. A start without an end changes nothing."""
+    labels (B, T): token ids, negative = masked; a start tag in a masked position is ignored. start_ids,
+    end_ids: the ids of a tag, one or several. A start without an end changes nothing."""
     weights = torch.ones(labels.shape)
     for b, row in enumerate(labels.tolist()):
-        ends = places_of(end_ids, row)
-        for start in places_of(start_ids, row):
+        ends = starts_of(end_ids, row)
+        for start in starts_of(start_ids, row):
             behind = [end for end in ends if end >= start]
             if behind:
                 weights[b, start:behind[0] + len(end_ids)] = weight
     return weights.to(labels.device)
 
 
-def places_of(ids, row):
-    """Where the ids stand in a row of ids."""
+def starts_of(ids, row):
+    """Where the ids begin in a row of ids."""
     return [i for i in range(len(row) - len(ids) + 1) if row[i:i + len(ids)] == list(ids)]
 
 
@@ -946,21 +949,22 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
             row["train/lr"] = training.cosine_lr(number, updates, peak, warmup=round(warmup * updates))
             training.set_lr(optimizer, row["train/lr"])
 
-            # 2. what each token counts, and all of them
+            # 2. token weights and the divisor. forward: weights sum to 1 in each conversation, divisor =
+            # number of conversations; update: raw weights, divisor = their sum over all ranks
             batches = training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes)
-            weights = [sft_weights(b, tags, cfg.think_weight) for b in batches]
-            sums = [float(w.sum()) for w in weights]
+            token_weights = [sft_weights(b, tags, cfg.think_weight) for b in batches]
+            sums = [float(w.sum()) for w in token_weights]
             total = len(chosen)
-            if cfg.loss_total == "forward":     # each conversation is a mean of its own
-                weights = [w / w.sum(1, keepdim=True).clamp(min=1e-8) for w in weights]
+            if cfg.loss_total == "forward":
+                token_weights = [w / w.sum(1, keepdim=True).clamp(min=1e-8) for w in token_weights]
             else:
                 own = sum(b.weight * s for b, s in zip(batches, sums, strict=True))
                 total = sum(distributed.gather([own]))
 
             # 3. the update
-            for b, w, of_batch in zip(batches, weights, sums, strict=True):
+            for b, w, of_batch in zip(batches, token_weights, sums, strict=True):
                 loss = weighted_sft_loss(model, b, w, total, cfg.kernels)
-                (loss * b.weight).backward()    # weight 0: another rank's batch, here only to keep step
+                (loss * b.weight).backward()
                 stats = {"tokens": int(b.response_mask.sum()), "weight": of_batch}
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
@@ -972,72 +976,20 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
 
 # ---------------------------------------------------------------- evaluate
 
-def evaluate(policy, place, cfg, progress):
+def evaluate(policy, task, cfg, progress):
     """One trajectory a question. Returns (rows, summary)."""
     policy.engine.sync(policy.model)
-    search = rollout.BatchedSearch(place.tools)
+    search = rollout.BatchedSearch(task.tools)
     agents = []
-    for q in place.questions:
+    for q in task.questions:
         seed = stable_seed(cfg.seed, "eval", q.id)
         agents.append(play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature))
     done = rollout.run_agents(agents, policy.engine, search, progress)
     for t in done:
         t.reward = t.info.em
-    rows = [calls.prediction(t, q, label) for t, q in zip(done, place.questions, strict=True)]
-    about = {"set": place.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
-    return rows, about | calls.summary(rows, done, place.name)
-
-
-async def answer_directly(policy, question, cfg, kept):
-    """A Trajectory of one turn, from memory: neither tools nor instructions (Table 2). All that is said
-    behind the thoughts is the answer, and em asks for the gold one alone. kept: a files.Keyed of turns."""
-    tokenizer = policy.tokenizer
-    prompt_ids = chat.render_chat(tokenizer, [("user", chat.Foreign(question.question))])
-    prompt_ids += opening(tokenizer, cfg.think)
-    key = str(stable_seed(question.id, prompt_ids))
-    if not kept.get(key):
-        g = await policy.engine.generate(
-            prompt_ids,
-            stop=(),
-            max_tokens=cfg.max_turn,
-            temperature=cfg.eval_temperature,
-            seed=stable_seed(cfg.seed, "direct", question.id),
-        )
-        kept.add({"key": key, "ids": g.token_ids, "logprobs": g.logprobs, "stop_reason": g.stop_reason})
-    row = kept.get(key)
-    text = rollout.sampled_text(tokenizer, row["ids"], row["stop_reason"])
-    turn = Turn(row["ids"], row["logprobs"], row["stop_reason"], text)
-    said = THOUGHT.sub("", text).partition("<think>")[0].strip()  # (a thought that was cut off is no answer)
-    gold = question.answers[0]
-    found = Result(said, em=float(said == gold.strip()), f1=metrics.f1(said, gold),
-                   normalised=metrics.exact_match(said, gold))
-    return Trajectory(question.id, prompt_ids, [turn], info=found)
-
-
-def evaluate_directly(policy, place, cfg, progress, folder):
-    """As evaluate. With --judge em is the judge's verdict; one that cannot be read counts as wrong. What was
-    said and judged is kept in the run folder at once: --resume asks for the rest."""
-    from common.serve.judge import verdicts
-    policy.engine.sync(policy.model)
-    kept = Keyed(folder / f"said_{place.name}.jsonl")
-    agents = [answer_directly(policy, q, cfg, kept) for q in place.questions]
-    done = rollout.run_agents(agents, policy.engine, rollout.BatchedSearch(None), progress)
-    kept.close()
-    about = {"set": place.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
-    reasons = [""] * len(done)
-    if cfg.judge:
-        pairs = zip(place.questions, done, strict=True)
-        asked = [(q.question, q.answers[0], t.info.answer) for q, t in pairs]
-        judged = verdicts(cfg.judge, cfg.judge_model, asked, folder / "verdicts.jsonl", progress)
-        reasons = [why for _, why in judged]
-        for t, (right, _) in zip(done, judged, strict=True):
-            t.info.em = float(bool(right))
-        about |= {"judge": cfg.judge_model, "no_verdict": sum(right is None for right, _ in judged)}
-    rows = []
-    for t, q, why in zip(done, place.questions, reasons, strict=True):
-        t.reward = t.info.em
-        rows.append(calls.direct_prediction(t, q, why))
-    return rows, about | metrics.summarize(rows, calls.DIRECT)
+    rows = [calls.prediction(t, q, turn_label) for t, q in zip(done, task.questions, strict=True)]
+    about = {"set": task.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
+    return rows, about | calls.summary(rows, done, task.name)
 
 
 # ---------------------------------------------------------------- main
@@ -1100,38 +1052,38 @@ def reproduce(cfg):
         models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
-    place, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
+    task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
     run.tell(cfg)
     for stage in stages:
-        run_stage(*stage, place, evals)
+        run_stage(*stage, task, evals)
     from common import ladder
     own = [name for name, _, _ in stages]
     distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, own)
 
 
-def run_stage(name, kind, cfg, place, evals):
+def run_stage(name, kind, cfg, task, evals):
     """Trains and evaluates, or only evaluates. What --resume finds done is not done again."""
     folder = open_stage(name, kind, cfg)
-    steps = cfg.steps if kind in REWARD else 0
-    if folder.is_done(steps, evals):
+    if folder.is_done(cfg.steps if kind in REWARD else 0, evals):
         return say(f"{name}: done before")
-    source = start_weights(cfg, kind)
-    examples = sft_rows(cfg, place) if kind == "sft" else None
+    initial = start_weights(cfg, kind)
+    examples = sft_rows(cfg, task) if kind == "sft" else None
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
-    beside = int(kind != "sft" and cfg.kl_coef > 0 and not lora)    # a reference, in memory
+    # a reference in memory; with adapters it is the base with them off
+    frozen = int(kind != "sft" and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
-    policy = run.load_policy(replace(cfg, lora=lora), folder.start or source, trains, frozen=beside)
-    score = evaluate
+    policy = run.load_policy(replace(cfg, lora=lora), folder.start or initial, trains, frozen=frozen)
+    evaluator = evaluate
     if kind == "direct":
-        score = partial(evaluate_directly, folder=folder.path)
+        evaluator = partial(evaluate_directly, folder=folder.path)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
-    place, *evals = splits.within_limit([place, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    task, *evals = splits.within_limit([task, *evals], length, cfg.max_prompt, cfg.skip_bad)
     fixed = graph_questions.fewer(evals, cfg.curve_questions)
 
     def evaluate_now(when):
-        return run.mean_em(run.evaluate_all(cfg, folder, policy, fixed, score, when))
+        return run.mean_em(run.evaluate_all(cfg, folder, policy, fixed, evaluator, when))
 
     table = SFT_METRICS if kind == "sft" else METRICS
     with run.stage(cfg, folder, table, f"Omne-R1 {cfg.name}: {name}"):
@@ -1140,22 +1092,21 @@ def run_stage(name, kind, cfg, place, evals):
         if kind == "sft":
             found = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
             found = calls.that_fit(found, cfg.max_length)
-            calls.keep_learned(folder, policy, found, label)
+            calls.keep_learned(folder, policy, found, turn_label)
             train_sft(cfg, folder, policy, found, evaluate_now)
         elif trains:
-            asked = [q for q in place.questions if has_hops(q, cfg.train_hops)]
+            asked = [q for q in task.questions if has_hops(q, cfg.train_hops)]
             if not asked:
                 raise data.DataError(f"--train-hops {cfg.train_hops}: no training question has so many")
-            train(cfg, kind, folder, policy, source, replace(place, questions=asked), evaluate_now)
-        results = run.evaluate_all(cfg, folder, policy, evals, score)
+            train(cfg, kind, folder, policy, initial, replace(task, questions=asked), evaluate_now)
+        results = run.evaluate_all(cfg, folder, policy, evals, evaluator)
         if name == "base":
             guards.look_at_start({key: r["summary"] for key, r in results.items()}, warn)
 
 
 def start_weights(cfg, kind):
-    """What a stage begins with: stages 1 and 2 with the base, stage 3 with what stage 2 left. (The paper's
-    stage 1 is another model, which only makes trajectories.)"""
-    if kind != "rl" or cfg.checkpoint and cfg.stage != "all":
+    """The weights a stage begins with: stages 1 and 2 the base, stage 3 those of stage 2."""
+    if kind != "rl" or (cfg.checkpoint and cfg.stage != "all"):     # --stage rl --checkpoint begins there
         return base_weights(cfg)
     thinking = "think" if cfg.think == "on" else "no-think"
     left = run.left_by(cfg, "omne_r1", f"sft-{thinking}", "--stage rl", called="sft")
@@ -1179,13 +1130,8 @@ def parse_args(argv=None):
     cfg = replace(cfg, eval_only=cfg.eval_only or cfg.stage in ("eval", "direct"))
     cfg = check(cfg)
     stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
-    return replace(cfg, stage=stage, name=cfg.name or run_name(cfg))
-
-
-def run_name(cfg):
-    """With the names of --graph."""
     graphs = [Path(graph.partition("=")[0]).stem for graph in cfg.graph.split(",")]
-    return flags.run_name(cfg, *graphs)
+    return replace(cfg, stage=stage, name=cfg.name or flags.run_name(cfg, *graphs))
 
 
 def check(cfg):
@@ -1207,7 +1153,7 @@ def main(argv=None):
         reproduce(parse_args(argv))
 
 
-# ================================================================ appendix: not in the paper, but its prompts
+# ================================================================ appendix: the paper's prompts, and plumbing
 #
 # ---------------------------------------------------------------- system prompt and tools (app. B)
 
@@ -1255,6 +1201,59 @@ For each function call, return the call in Python function-call style within <to
 for example: <tool_call>node_info(node_name="Rastrigin Function", graph_type="cs")</tool_call>
 """
 
+# ---------------------------------------------------------------- direct answers (Table 2)
+
+async def answer_directly(policy, question, cfg, kept):
+    """A Trajectory of one turn, from memory, without tools and instructions. The answer is all that stands
+    behind the thoughts; em = 1 only if it equals the gold answer. kept: a files.Keyed of turns."""
+    tokenizer = policy.tokenizer
+    prompt_ids = chat.render_chat(tokenizer, [("user", chat.Foreign(question.question))])
+    prompt_ids += opening(tokenizer, cfg.think)
+    key = str(stable_seed(question.id, prompt_ids))
+    if not kept.get(key):
+        g = await policy.engine.generate(
+            prompt_ids,
+            stop=(),
+            max_tokens=cfg.max_turn,
+            temperature=cfg.eval_temperature,
+            seed=stable_seed(cfg.seed, "direct", question.id),
+        )
+        kept.add({"key": key, "ids": g.token_ids, "logprobs": g.logprobs, "stop_reason": g.stop_reason})
+    row = kept.get(key)
+    text = rollout.sampled_text(tokenizer, row["ids"], row["stop_reason"])
+    turn = Turn(row["ids"], row["logprobs"], row["stop_reason"], text)
+    said = THOUGHT.sub("", text).partition("<think>")[0].strip()  # (a thought that was cut off is no answer)
+    gold = question.answers[0]
+    found = Result(said, em=float(said == gold.strip()), f1=metrics.f1(said, gold),
+                   normalised=metrics.exact_match(said, gold))
+    return Trajectory(question.id, prompt_ids, [turn], info=found)
+
+
+def evaluate_directly(policy, task, cfg, progress, folder):
+    """As evaluate. With --judge em is the judge's verdict; one that cannot be read counts as wrong. What was
+    said and judged is kept in the run folder at once: --resume asks for the rest."""
+    from common.serve.judge import verdicts
+    policy.engine.sync(policy.model)
+    kept = Keyed(folder / f"said_{task.name}.jsonl")
+    agents = [answer_directly(policy, q, cfg, kept) for q in task.questions]
+    done = rollout.run_agents(agents, policy.engine, rollout.BatchedSearch(None), progress)
+    kept.close()
+    about = {"set": task.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
+    reasons = [""] * len(done)
+    if cfg.judge:
+        asked = [(q.question, q.answers[0], t.info.answer) for q, t in zip(task.questions, done, strict=True)]
+        judged = verdicts(cfg.judge, cfg.judge_model, asked, folder / "verdicts.jsonl", progress)
+        reasons = [why for _, why in judged]
+        for t, (right, _) in zip(done, judged, strict=True):
+            t.info.em = float(bool(right))
+        about |= {"judge": cfg.judge_model, "no_verdict": sum(right is None for right, _ in judged)}
+    rows = []
+    for t, q, why in zip(done, task.questions, reasons, strict=True):
+        t.reward = t.info.em
+        rows.append(calls.direct_prediction(t, q, why))
+    return rows, about | metrics.summarize(rows, calls.DIRECT)
+
+
 # ---------------------------------------------------------------- metrics of a step
 
 UNGROUPED = {key: metric for key, metric in RATIO.items() if key != "rollout/flat_groups"}
@@ -1263,7 +1262,7 @@ SFT_METRICS = STEP | UPDATE | calls.WEIGHTED
 
 # ---------------------------------------------------------------- records for the page
 
-def label(turn):
+def turn_label(turn):
     """What a turn is called on the page."""
     kind, action = read_round(turn.text)
     if kind == "answer":
@@ -1325,17 +1324,17 @@ def tiny_policy(cfg):
 # ---------------------------------------------------------------- paper, authors' code and ours
 
 DIFFERENCES = """\
-Where paper and authors' code differ, or the paper is silent. A flag in brackets takes the other reading.
+Where the paper and the authors' code ("the code") differ, or the paper is silent. A flag in brackets takes
+the other reading.
 
     weights of stages       Stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories. Stage 2 begins
                             with Qwen3-14B as released. Stage 3 goes on from two models of stage 2, adapters
                             with thoughts at w = .001, and full weights without thoughts. Ours does all of it
-                            from one base (--warmup-data makes two; --stage sft --checkpoint DIR begins with
-                            another).
+                            from one base (--stage sft --checkpoint DIR begins stage 2 with another).
     accuracy                The paper compares strings but for blanks around them, the code by SQuAD's rules
-                            ("normalised"), in reward and evaluation. Ours compares as the tools print names,
-                            in one line and with a look-alike of "<". The gold answer is a node's name, which
-                            has no aliases.
+                            ("normalised"), in reward and evaluation. Ours compares as the tools print names:
+                            one_line joins lines and replaces "<" with a look-alike, so names cannot contain
+                            tags. The gold answer is a node's name, which has no aliases.
     prompt                  The evaluator's in the code ends "Your answer should only contain one entity name.
                             Don't include any other text."; the paper's and ours say nothing of it.
     rounds                  The paper has at most 7 of 3,000 tokens, that of the answer too, 32 at once (ours
@@ -1350,15 +1349,13 @@ Where paper and authors' code differ, or the paper is silent. A flag in brackets
                             evaluator asks for JSON. Ours reads both and evaluates nothing. Blanks around a
                             name do not count.
     R_format of stage 1     The paper's is in [0, 1]. The code's is 0, .1, .4, .6 or 1, for tags that touch,
-                            are empty, for two tools. Ours is the share of the rounds in the right form. All
-                            pay for form alone, so a base that seldom calls learns not to call: the guard
-                            "calls" says so.
-    right form              Exactly one thought, then exactly one call that can be read, or the answer, which
-                            the last round has to be; none of them blank. Without thoughts it is the same
-                            without.
-    reward of stage 3       As printed: a wrong answer in the right form is worth .5, and it may fall below 0.
-                            A repeated call has the same tool and the same arguments, in whatever order and
-                            quotes.
+                            are empty, for two tools. Ours is the share of the rounds in the right format.
+                            All pay for format alone, so a base that seldom calls learns not to call: the
+                            guard "calls" says so.
+    right format            Exactly one thought, then exactly one call that can be read, or the answer, which
+                            the last round has to be; none of them blank. --think off: no thought.
+    reward of stage 3       As printed: a wrong answer in right format is worth .5, and it may fall below 0.
+                            A repeated call has the same tool and arguments, in whatever order and quotes.
     GAE                     The printed exponent T - t + 1 must be T - t - 1. Ours skips observations: the
                             next value is that of the next sampled token. The code does not skip them, in GAE,
                             whitening and the critic's loss.
@@ -1374,18 +1371,12 @@ Where paper and authors' code differ, or the paper is silent. A flag in brackets
                             a linear head on the policy's hidden states.
     loss of stage 2         The paper's mean is over a forward pass, one conversation. --loss-total update
                             takes it over all of an update.
-    tags                    They belong to the thought: at w = 0 they are not learned either, as in Algorithm
-                            1.
+    tags                    They belong to the thought, as in Algorithm 1: at w = 0 they are not learned.
     adapters                The paper writes "+ RL (LoRA)". Where stage 2 or 3 begins with some, ours folds
                             them into their base, and PPO trains all weights (--lora makes new adapters).
     end of a turn           Ours ends at the closing tag; an end-of-message token is never learned.
     tools                   The paper has two; the code has a third, from an edge to a node.
-    rows without thoughts   Their thoughts are removed, and the template's empty block stands in their place,
-                            which is not learned.
-
-Table 5 at w = 1 (87.9 / 52.8) should be one of Table 4's models with thoughts (83.8 / 47.2 with adapters,
-89.2 / 57.1 without) and is neither; sec. 4.1 evaluates 1,106 and 1,453 questions, and its "70k" are 73,627 in
-Table 1.
+    rows without thoughts   The chat template's empty block, which is not learned, replaces their thoughts.
 """
 
 

@@ -44,7 +44,7 @@ print(*[round(x, 4) for x in advantages[0].tolist() + returns[0].tolist()])
 
 def test_algorithm_1(tmp_path):
     """Labels: not learned, <think> 5 </think>, then two tokens; tags of one id and of two."""
-    found = lifted(tmp_path, "import torch", ["think_weights", "places_of", "weighted_loss"], """\
+    found = lifted(tmp_path, "import torch", ["think_weights", "starts_of", "weighted_loss"], """\
 one = think_weights(torch.tensor([[-100, 1, 5, 2, 6, 7]]), [1], [2], .1)
 two = think_weights(torch.tensor([[1, 1, 5, 2, 2, 7]]), [1, 1], [2, 2], .1)
 print(*[round(x, 4) for x in one[0].tolist() + two[0].tolist()])

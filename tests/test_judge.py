@@ -108,7 +108,7 @@ def tools():
 
 
 def test_a_teacher_writes_a_thought_a_turn_and_is_asked_once(said, tmp_path):
-    place = graph_questions.Place("train", [QUESTION], tools())
+    place = graph_questions.Task("train", [QUESTION], tools())
     cfg = omne_r1.replace(omne_r1.parse_args([]), sft_templates=5, teacher="http://127.0.0.1:9/v1")
     prompts = said(json.dumps({"thoughts": ["find <b> it", "read", "read on", "done"]}))
     asked = synthesis.Teacher("http://127.0.0.1:9/v1", "r1")

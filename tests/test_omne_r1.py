@@ -273,7 +273,7 @@ def learned(model, tokenizer, cfg, sampled, steps=1):
 
     engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
     folder = types.SimpleNamespace(start=None, nonfinite=lambda step: "nonfinite")
-    place = graph_questions.Place("train", [asked()], None)
+    place = graph_questions.Task("train", [asked()], None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(omne_r1.run, "steps", in_turn)
         patch.setattr(omne_r1, "rollouts", lambda *_: sampled())
@@ -534,7 +534,7 @@ def test_training_and_evaluation_have_seven_turns_and_training_shorter_ones(toke
             engine = Asked(tokenizer, [NODE] * 9)
             engine.sync = lambda model: None
             policy = Policy(None, tokenizer, engine)
-            place = graph_questions.Place("3-hop", [asked()], tools)
+            place = graph_questions.Task("3-hop", [asked()], tools)
             if how == "training":
                 done, = omne_r1.rollouts(policy, tools, place.questions, cfg)
                 assert len(done.turns) == 7
@@ -603,7 +603,7 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
     for row in rows:
         facts = [(h, graphs.spoken(r), small_world.facts[h, r]) for h, r in row["plan"]]
         questions.append(asked(row["answer"], hops=row["hops"], evidences=facts))
-    place = graph_questions.Place("train", questions, tools)
+    place = graph_questions.Task("train", questions, tools)
     made = omne_r1.template_rows(CFG, place, graph_policy.thoughts, rollout.no_progress)
     for row, question in zip(made, questions):
         said = [m["value"] for m in row["conversations"] if m["from"] == "gpt"]
@@ -680,7 +680,7 @@ def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(to
 
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
     engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    place = graph_questions.Place("train", questions, tools)
+    place = graph_questions.Task("train", questions, tools)
 
     def sampled():
         return omne_r1.sampled_rows(CFG, Policy(None, None, engine), place, tmp_path / "sampled.jsonl")
@@ -749,7 +749,7 @@ def test_accuracy_within_the_standard_pattern_has_an_interval(tokenizer, tools, 
     engine.sync = lambda model: None
     rows = []
     for i in range(8):  # one by one: the script is in this order
-        place = graph_questions.Place("1-2-hop", [asked(tail, id=str(i))], tools)
+        place = graph_questions.Task("1-2-hop", [asked(tail, id=str(i))], tools)
         policy = Policy(None, tokenizer, engine)
         one, summary = omne_r1.evaluate(policy, place, CFG, rollout.no_progress)
         rows += one
@@ -873,7 +873,7 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
     rare = {graphs.spoken(relation) for relation in graphs.RARE}
 
     def shares(split, domains):
-        place = graph_questions.world_place(cfg, tmp_path, split, domains, cfg.per_graph)
+        place = graph_questions.world_task(cfg, tmp_path, split, domains, cfg.per_graph)
         needed = [{relation for _, relation, _ in q.evidences} & rare for q in place.questions]
         each = [sum(relation in found for found in needed) / len(needed) for relation in rare]
         return sum(map(bool, needed)) / len(needed), max(each)
@@ -1230,11 +1230,11 @@ def test_an_evaluation_counts_what_a_server_ended_and_a_template_is_left_out(tok
     broken = Failing(tools, lambda call: True)
     engine = Scripted(tokenizer, [MATCH])
     engine.sync = lambda model: None
-    place = graph_questions.Place("1-2-hop", [asked()], broken)
+    place = graph_questions.Task("1-2-hop", [asked()], broken)
     predicted, summary = omne_r1.evaluate(Policy(None, tokenizer, engine), place, CFG, rollout.no_progress)
     assert summary["lost"] == 1 and summary["em"] == 0 and predicted[0]["problem"] == "a tool's server failed"
     known = asked(evidences=[["Velia", "director", "Torin"]])
-    place = graph_questions.Place("train", [known], broken)
+    place = graph_questions.Task("train", [known], broken)
     assert omne_r1.template_rows(CFG, place, graph_policy.thoughts, rollout.no_progress) == []
     assert "without a step in what the tools said: left out" in capsys.readouterr().out
 
@@ -1245,12 +1245,12 @@ def test_a_template_whose_step_a_cut_answer_does_not_show_is_left_out(tokenizer,
             return [said.replace("Torin", "…") for said in tools.search(calls, k)]
 
     known = asked("Torin", evidences=[["Velia", "director", "Torin"]])
-    whole, cut = (graph_questions.Place("train", [known], tool) for tool in (tools, Cut()))
+    whole, cut = (graph_questions.Task("train", [known], tool) for tool in (tools, Cut()))
     calls = omne_r1.template_calls(known)
-    assert not omne_r1.steps_are_shown(known, calls, Cut().search(calls, 3))
+    assert not omne_r1.path_is_shown(known, calls, Cut().search(calls, 3))
     assert omne_r1.template_rows(CFG, cut, graph_policy.thoughts, rollout.no_progress) == []
     shown = [f"1. Entity: {call.node_name}" for call in calls[1:]] + ["Torin --director--"]
-    assert omne_r1.steps_are_shown(known, calls, shown)
+    assert omne_r1.path_is_shown(known, calls, shown)
     assert whole.questions == cut.questions
 
 

@@ -1,7 +1,7 @@
 """Questions that are asked of graphs: where they come from (files, a teacher, the embedded world), and the
 tools that answer for the graphs.
 
-    place, evals = load(cfg, folder)    questions that are made are kept in the folder
+    task, evals = load(cfg, folder)    questions that are made are kept in the folder
 
 A question is a data.Question whose `type` is the graph that it is asked of; `evidences` are the edges of its
 path, where that is known. On file it is a line of what synthesis.py writes:
@@ -27,7 +27,7 @@ TRAINED_DOMAINS = ("film", "music", "literature")  # the world's test has one mo
 
 
 @dataclass
-class Place:
+class Task:
     """Questions, and the tools on the graphs that they are asked of."""
     name: str
     questions: list
@@ -92,10 +92,10 @@ def some(questions, count):
     return [q for i, q in enumerate(questions) if i in drawn]
 
 
-def fewer(places, count):
-    """The places with `count` questions in all, the same every time, for a curve."""
-    each = max(1, count // len(places))
-    return [replace(place, questions=some(place.questions, each)) for place in places]
+def fewer(tasks, count):
+    """The tasks with `count` questions in all, the same every time, for a curve."""
+    each = max(1, count // len(tasks))
+    return [replace(task, questions=some(task.questions, each)) for task in tasks]
 
 
 def asked(text, graphs):
@@ -115,14 +115,14 @@ def held_out(question):
 
 
 def apart(questions, tools, limit=0):
-    """Evaluation Places of questions with one or two hops and with more, of at most limit / 2 each."""
-    places = []
+    """Evaluation Tasks of questions with one or two hops and with more, of at most limit / 2 each."""
+    tasks = []
     for name, hops in (("1-2-hop", "12"), ("3-hop", "3")):
         of = [q for q in questions if has_hops(q, hops)]
         of = some(of, limit // 2 or 1) if limit else of
         if of:
-            places.append(Place(name, of, tools))
-    return places
+            tasks.append(Task(name, of, tools))
+    return tasks
 
 
 # ---------------------------------------------------------------- where a run's come from
@@ -160,7 +160,7 @@ def load_tools(cfg):
 
 
 def load(cfg, folder):
-    """(training Place or None, evaluation Places) of --data and --eval-data; where neither names a file the
+    """(training Task or None, evaluation Tasks) of --data and --eval-data; where neither names a file the
     questions are made. Of a file of one's own a tenth is held out."""
     if cfg.data == "world":
         return load_world(cfg, folder)
@@ -182,7 +182,7 @@ def load(cfg, folder):
         train = [q for q in train if not held_out(q)]
         if not test or not train:
             raise data.DataError(f"{cfg.data}: too few questions to hold a tenth out; give --eval-data")
-    return (Place("train", train, tools) if train else None), apart(test, tools, cfg.eval_limit)
+    return (Task("train", train, tools) if train else None), apart(test, tools, cfg.eval_limit)
 
 
 def teacher_of(cfg):
@@ -241,15 +241,15 @@ def write_questions(folder, graphs, teacher, cfg, count, seeds):
 def load_world(cfg, folder):
     """Training on three domains; the test world's four, with more of the relations that are rare."""
     from common.world.graphs import DOMAINS
-    train = world_place(cfg, folder, "train", TRAINED_DOMAINS, cfg.per_graph)
+    train = world_task(cfg, folder, "train", TRAINED_DOMAINS, cfg.per_graph)
     train.questions = some(train.questions, cfg.limit or len(train.questions))
     names = (cfg.eval_data or "test").split(",")
     limit = cfg.eval_limit or 400
     count = math.ceil(limit / (2 * len(DOMAINS)))
     evals = []
     for name in names:
-        place = world_place(cfg, folder, name, DOMAINS, count)
-        parts = apart(place.questions, place.tools)
+        task = world_task(cfg, folder, name, DOMAINS, count)
+        parts = apart(task.questions, task.tools)
         if len(names) > 1:
             parts = [replace(part, name=f"{name}-{part.name}") for part in parts]
         evals += parts
@@ -268,7 +268,7 @@ def graphs_of_world(cfg, name, domains=None):
     return {domain: world_graphs.graph_for(made, domain) for domain in domains or world_graphs.DOMAINS}
 
 
-def world_place(cfg, folder, name, domains, count):
+def world_task(cfg, folder, name, domains, count):
     """A split's graphs, their tools, and questions by template."""
     from common.graphs import synthesis
     from common.world import graphs as world_graphs
@@ -277,4 +277,4 @@ def world_place(cfg, folder, name, domains, count):
     questions = write_questions(
         folder / name, graphs, teacher, cfg, count, lambda graph: synthesis.seeds(graph, cfg.largest_ball))
     tools = LocalTools(graphs, cfg.max_edges, cfg.max_words)
-    return Place(name, questions, tools)
+    return Task(name, questions, tools)
