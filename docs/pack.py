@@ -167,7 +167,7 @@ def add(table, folders, texts):
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m docs.pack", description=__doc__.splitlines()[0])
     parser.add_argument("table", help="such as hard/at2po")
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-seed0")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-hard-seed0")
     parser.add_argument("--without-texts", action="store_true", help="no questions and answers")
     args = parser.parse_args(argv)
     add(args.table, args.runs, not args.without_texts)

@@ -29,10 +29,11 @@ def refused(script, line):
 # ---- names
 
 NAMES = [
-    ("at2po", "", "atpo-seed0"),
+    ("at2po", "", "atpo-hard-seed0"),
+    ("at2po", "--world plain", "atpo-seed0"),
     ("at2po", "--loss grpo --seed 3", "grpo-seed3"),
     ("at2po", "--world hard:elastic=.3", "atpo-hard-elastic=.3-seed0"),
-    ("at2po", "--world-size .5", "atpo-size0.5-seed0"),
+    ("at2po", "--world-size .5", "atpo-hard-size0.5-seed0"),
     ("at2po", "--model Qwen/Qwen3-4B", "atpo-Qwen3-4B-seed0"),
     ("at2po", "--model a/b.c --data d/my.jsonl.gz --retriever bm25 --corpus c", "atpo-b.c-my-seed0"),
     ("at2po", "--model m --data owner/name:part", "atpo-m-name-part-seed0"),
@@ -65,7 +66,7 @@ def test_a_config_of_python_is_that_of_the_command_line(script):
     resolved = module.resolve(replace(module.Config(), **module.WORLD))
     assert resolved == module.parse_args(["--world", "plain"])
     assert resolved.flaw_rate == .6 and resolved.warmup_steps == 900 and resolved.engine == "transformers"
-    hard = module.resolve(replace(module.Config(), **module.HARD, world="hard"))
+    hard = module.resolve(replace(module.Config(), **module.HARD | {"world": "hard"}))
     line = ["--world", "hard"]
     assert replace(hard, lr=0, name="") == replace(module.parse_args(line), lr=0, name="")
 

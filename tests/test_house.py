@@ -151,7 +151,7 @@ def test_the_method_of_ones_own_in_the_docs_runs(tmp_path):
              "--max-response 60 --bad-format-reward -1 --out").split()
     done = subprocess.run([sys.executable, script, *small, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "rloo/atpo-seed0"
+    folder = tmp_path / "rloo/atpo-hard-seed0"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
     assert (folder / "eval_test.json").exists() and (folder / "trajectories.html").exists()
 

@@ -112,7 +112,7 @@ def test_a_run_as_a_subprocess(tmp_path):
 
 def test_aepo_runs_as_chains_that_branch(tmp_path):
     run(tmp_path, "--loss", "aepo", "--steps", 2)
-    folder = tmp_path / "at2po/aepo-seed0"
+    folder = tmp_path / "at2po/aepo-hard-seed0"
     config = json.loads((folder / "config.json").read_text())
     assert config["rollout"] == "branches" and config["credit"] == "outcome" and not config["kl_coef"]
     for row in rows(folder / "metrics.jsonl"):
@@ -137,10 +137,10 @@ def test_branches_share_what_comes_before():
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
 def test_baselines_run_as_chains(tmp_path, loss):
     run(tmp_path, "--loss", loss, "--steps", 1)
-    config = json.loads((tmp_path / f"at2po/{loss}-seed0/config.json").read_text())
+    config = json.loads((tmp_path / f"at2po/{loss}-hard-seed0/config.json").read_text())
     assert config["rollout"] == "chains" and (config["kl_coef"] == 1e-3) == (loss == "grpo")
     sampled = 3 if loss == "dapo" else 1  # questions for each that is learned from
-    assert rows(tmp_path / f"at2po/{loss}-seed0/metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
+    assert rows(tmp_path / f"at2po/{loss}-hard-seed0/metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
 
 
 def test_two_steps_and_two_more_equal_four_bit_for_bit(tmp_path):

@@ -18,7 +18,7 @@ from common.report import draw_curves, evaluations, panels_of, with_evaluations
 def main(argv=None):
     """Pages and explanations of run folders."""
     parser = argparse.ArgumentParser(prog="python -m common.page", description=main.__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-seed0")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-hard-seed0")
     parser.add_argument(
         "--explain", metavar="ID", help="explain the trajectories of this question; ID/N for one of them")
     args = parser.parse_args(argv)

@@ -55,11 +55,20 @@ def main(argv=None):
     """Curves and tables of run folders, and of runs that results/ keeps."""
     parser = argparse.ArgumentParser(prog="python -m common.report", description=main.__doc__)
     parser.add_argument(
-        "runs", nargs="+", help="run folders; of committed runs also patterns, 'results/at2po/*-seed*'")
+        "runs",
+        nargs="+",
+        help="run folders; of committed runs also patterns, 'results/at2po/*-seed*'",
+    )
     parser.add_argument(
-        "--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
+        "--out",
+        default="comparison.png",
+        help="where the curves of several runs go: .png, .pdf or .svg",
+    )
     parser.add_argument(
-        "--score", default="em", help="what the tables compare: em, f1, or another number of the predictions")
+        "--score",
+        default="em",
+        help="what the tables compare: em, f1, or another number of the predictions",
+    )
     args = parser.parse_args(argv)
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
         sys.exit(f"error: --out {args.out}: a name that ends in .png, .pdf or .svg")
