@@ -31,7 +31,7 @@ def refused(script, line):
 NAMES = [
     ("at2po", "", "atpo-hard-seed0"),
     ("at2po", "--world plain", "atpo-seed0"),
-    ("at2po", "--loss grpo --seed 3", "grpo-seed3"),
+    ("at2po", "--loss grpo --seed 3", "grpo-hard-seed3"),
     ("at2po", "--world hard:elastic=.3", "atpo-hard-elastic=.3-seed0"),
     ("at2po", "--world-size .5", "atpo-hard-size0.5-seed0"),
     ("at2po", "--model Qwen/Qwen3-4B", "atpo-Qwen3-4B-seed0"),
