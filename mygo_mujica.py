@@ -18,7 +18,8 @@ its likelihood, the others are thrown away, and a question is asked again until 
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
-    python mygo_mujica.py                  embedded world: few-shot, warm-up, MyGO; text, then graph; 8 min
+    python mygo_mujica.py                  embedded world: few-shot (there without examples), warm-up, MyGO;
+                                           text, then graph; 8 min
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
@@ -61,15 +62,15 @@ from common import (
 from common import model as models
 from common.files import console, plain, say, warn
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
-from common.page import teams
+from common.page import teams as team_page
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
 
 # ---------------------------------------------------------------- config
 
 @dataclass
 class Config(flags.PassageFlags):
-    """The paper's settings. What a run needs besides is in common/flags.py: model, search, names, and what
-    changes memory alone (micro_tokens, share_prefixes, kernels)."""
+    """The paper's settings: after | stands where the paper has the value; without it the choice is ours. The
+    flags that every script has are in common/flags.py."""
 
     # ---- stages
 
@@ -94,7 +95,7 @@ class Config(flags.PassageFlags):
 
     # ---- warm-up
     sft_trajectories: int = 300     # few-shot trajectories with EM 1 to learn from (sec. 4.2 says 1k) | D.3
-    sft_epochs: int = 3             # passes over them
+    sft_epochs: int = 3             # epochs over them
     sft_lr: float = 1e-5            # learning rate at the start | D.3
     sft_lr_final: float = 1e-6      # and at the end, cosine | D.3
 
@@ -107,7 +108,7 @@ class Config(flags.PassageFlags):
     questions_per_step: int = 1000  # questions an iteration | D.3
     keep: int = 3                   # m, trajectories kept a question | D.3
     max_attempts: int = 16          # attempts a question | D.3
-    threshold: float = .5           # K' at the start
+    threshold: float = .5           # K before the first iteration; MyGO only raises it
     offline_threshold: float = .8   # K of offline MyGO
     group_size: int = 5             # attempts a question of STaR, RAFT and GRPO
     mini_batch: int = 32            # planner trajectories an update, their workers with them
@@ -118,11 +119,11 @@ class Config(flags.PassageFlags):
     kl_coef: float = 1e-3           # GRPO: k3 estimate of the KL to the weights it started from
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient | LLaMA-Factory
-    token_budget: int = 0           # stop when so many tokens were sampled in training; 0 = no limit
+    token_budget: int = 0           # stop when so many tokens were sampled after the warm-up; 0 = no limit
     save_every: int = 1             # iterations between checkpoints; 0 = at the end only
 
 
-# What differs in the embedded world. Ours.
+# What differs in the embedded world
 WORLD = dict(
     data="world",
     envs="text,kg",
@@ -265,7 +266,7 @@ def calls_of_graph(text):
 
 def parse_report(text, materials):
     """(sentence or None, selected indices, what was wrong or "") of a worker's turn over so many materials;
-    [-1] = nothing fits, from memory.
+    [-1]: no material fits, the worker answers from its own knowledge; accepted.
 
     >>> parse_report("<think> … </think> <select> [0][2] </select> <sentence> A is B. </sentence>", 3)
     ('A is B.', [0, 2], '')
@@ -322,8 +323,8 @@ class Team:
         return first_prompt(self.policy.tokenizer, self.place.env, role, request, self.few_shot)
 
     async def say(self, prompt_ids, turns, seed, seen):
-        """The next Turn of a conversation, sampled to the end of its message. seen: the planner's entities or
-        the worker's Report, for a team that says written lines (Written, in the appendix)."""
+        """The next Turn of a conversation, sampled to the end of its message. seen, the planner's entities or
+        the worker's Report, is not used here: Written (appendix) overrides this method and reads it."""
         g = await self.policy.engine.generate(
             context_ids(prompt_ids, turns),
             stop=(),
@@ -364,8 +365,9 @@ def opening(place, question, cfg):
 
 
 async def materials_for(team, question, sub, entity):
-    """(lines that a worker reads, the triples behind them): an entity's facts, or the best passages of the
-    corpus or of the question's own, without their titles."""
+    """(lines that a worker reads, in a graph the triples they show): an entity's facts, or the best passages
+    of the corpus or of the question's own, without their titles. An unknown label (entity None) has no
+    facts."""
     cfg, place = team.cfg, team.place
     if place.env == "kg":
         facts = nearest_facts(sub, place.graph.facts(entity), cfg.max_triples)
@@ -394,10 +396,10 @@ def nearest_facts(sub, facts, most):
 class Report:
     """What a worker did."""
     role = "worker"
-    asked: str                  # the sub-question
+    sub_question: str
     entity: str | None          # in a graph the one whose triples are read, None where the label is unknown
     materials: list = field(default_factory=list)   # lines that it reads
-    facts: list = field(default_factory=list)       # in a graph the triples behind them
+    facts: list = field(default_factory=list)       # in a graph the triples they show
     request: str = ""           # its user message
     sentence: str = NOTHING     # what it reports
     problem: str = ""           # why that is nothing
@@ -411,23 +413,23 @@ class Attempt(Outcome):
     """What a planner came to. searches: sub-questions."""
     role = "planner"
     request: str = ""           # the planner's user message
-    workers: list = field(default_factory=list)     # [round] -> [a worker's Trajectory, info a Report]
+    workers: list = field(default_factory=list)     # workers[i]: Trajectories of those that turns[i] asked
     faults: dict = field(default_factory=dict)      # {what went wrong: how often}
     tokens: int = 0             # sampled by planner and workers
 
 
 async def work(team, question, sub, entity, seed):
     """One worker reads, thinks, selects, and states one sentence: a Trajectory of one turn. With nothing to
-    read, or under an unknown label, it is not asked at all: a Trajectory of no turn."""
+    read, or under an unknown label, the model is not sampled: a Trajectory of no turn."""
     env, max_words = team.place.env, team.cfg.max_words
     info = Report(harmless(sub, max_words), entity)
-    info.materials, info.facts = await materials_for(team, question, info.asked, entity)
+    info.materials, info.facts = await materials_for(team, question, info.sub_question, entity)
     if not info.materials:
         info.problem = "nothing to read"
         if env == "kg" and entity is None:
             info.problem = "unknown label"
         return Trajectory(question.id, [], [], info=info)
-    info.request = worker_request(env, info.asked, info.materials)
+    info.request = worker_request(env, info.sub_question, info.materials)
     prompt_ids = team.prompt("worker", info.request)
     turn = await team.say(prompt_ids, [], seed, info)
     sentence, info.selected, info.problem = parse_report(turn.text, len(info.materials))
@@ -438,50 +440,53 @@ async def work(team, question, sub, entity, seed):
     return Trajectory(question.id, prompt_ids, [turn], info=info)
 
 
-async def plan(team, question, attempt, seed, watch=None):
-    """One answer to one question: the planner's loop, its workers in parallel. A Trajectory with the workers
-    in info.workers[round]. attempt: its name among those of the question; seeds go by it."""
+async def plan(team, question, name, seed, watch=None):
+    """One answer to one question: the planner's loop, its workers in parallel. A Trajectory, its info an
+    Attempt. name: tells it from other attempts at the question; seeds depend on it."""
     place, cfg = team.place, team.cfg
     entities, request = opening(place, question, cfg)
     prompt_ids = team.prompt("planner", request)
-    turns, rounds, faults, asked = [], [], Counter(), set()
+    turns, layers, faults, asked = [], [], Counter(), set()
     while True:
         k = len(turns)
-        turn = await team.say(prompt_ids, turns, stable_seed(seed, attempt, k), entities)
+        turn = await team.say(prompt_ids, turns, stable_seed(seed, name, k), entities)
         turns.append(turn)
         calls, answer, wrong = parse_plan(turn.text, place.env, cfg.max_parallel)
         faults += wrong
-        if answer or not calls or len(turns) == cfg.max_rounds:  # in the last round nobody works any more
+        if answer or not calls or len(turns) == cfg.max_rounds:  # nothing asked in the last turn is worked on
             faults["out of rounds"] += bool(calls)
             break
         faults["asked again"] += sum(call in asked for call in calls) + len(calls) - len(set(calls))
         asked.update(calls)
 
-        workers = []  # a layer of the graph, side by side
+        agents = []  # a layer of the DAG, side by side
         for i, (label, sub) in enumerate(calls):
             entity = None
             if label is not None and 0 <= label < len(entities):
                 entity = entities[label]
-            workers.append(work(team, question, sub, entity, stable_seed(seed, attempt, k, "worker", i)))
-        reports = await asyncio.gather(*workers)
-        rounds.append(reports)
-        faults += Counter(f"worker: {r.info.problem}" for r in reports if r.info.problem)
-        turn.observation = "\n".join(observed(r.info, entities, place, cfg) for r in reports)
-        # (what was sampled tells whether its message still has to be closed)
+            agents.append(work(team, question, sub, entity, stable_seed(seed, name, k, "worker", i)))
+        workers = await asyncio.gather(*agents)
+        layers.append(workers)
+        faults += Counter(f"worker: {w.info.problem}" for w in workers if w.info.problem)
+        lines = []
+        for w in workers:  # in order: each may add to `entities`, whose positions are the labels
+            lines.append(observed(w.info, entities, place, cfg))
+        turn.observation = "\n".join(lines)
         reply = chat.Foreign(turn.observation)
+        # turn.ids show whether the end-of-message token was sampled; render_reply adds it if not
         turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
         if watch:
             watch(turn)
-    rounds.append([])
+    layers.append([])  # the last turn has no workers; layers[i] belongs to turns[i]
     if watch:
         watch(turn)
-    info = Attempt(answer, request=request, workers=rounds, faults=dict(+faults))
+    info = Attempt(answer, request=request, workers=layers, faults=dict(+faults))
     return score(Trajectory(question.id, prompt_ids, turns, info=info), question)
 
 
 def observed(report, entities, place, cfg):
-    """What the planner reads of a worker: its sentence, and the next labels for what it found, which joins
-    `entities`. Only entities that have facts themselves get one: the others lead nowhere."""
+    """What the planner reads of a worker: its sentence, and the next labels for the entities it found, which
+    are appended to `entities`. Only those that have facts themselves get one: the others lead nowhere."""
     line = f"Obs: {report.sentence}"
     new = [e for e in dict.fromkeys(report.found) if e not in entities and place.graph.facts(e)]
     if new:
@@ -508,14 +513,14 @@ def score(trajectory, question):
     info.searches = sum(map(len, info.workers))
     info.tokens = sum(c.sampled_tokens for c in conversations(trajectory))
     for c in conversations(trajectory):
-        c.info.tokens = info.tokens  # GRPO divides by them (Eq 4)
+        c.info.tokens = info.tokens  # GRPO alone divides by them (Eq 4)
     return trajectory
 
 
 def conversations(trajectory):
     """What one trajectory gives to learn from (D.2): the planner's conversation and, apart, each worker's
-    single exchange."""
-    return [trajectory] + [w for reports in trajectory.info.workers for w in reports if w.turns]
+    single exchange. A worker that failed is learned too, if it was sampled at all."""
+    return [trajectory] + [w for layer in trajectory.info.workers for w in layer if w.turns]
 
 
 # ---------------------------------------------------------------- sampling and selection (sec. 3.3, D.1, D.2)
@@ -524,7 +529,8 @@ R_SUP = 1.0  # the largest reward there is: F1
 
 
 def next_threshold(previous, mean_reward, r_sup=R_SUP):
-    """K := max(K', (mean_r + r_sup) / 2), mean_r over the first pass (sec. 3.3, the misprint corrected).
+    """K := max(K', (mean_r + r_sup) / 2), mean_r over the first attempts (sec. 3.3; as printed K would be at
+    least r_sup: DIFFERENCES).
 
     >>> next_threshold(.5, .4), next_threshold(.8, .4)
     (0.7, 0.8)
@@ -533,8 +539,8 @@ def next_threshold(previous, mean_reward, r_sup=R_SUP):
 
 
 async def attempts(team, question, first, K, seed):
-    """[first attempt, …] until m (team.cfg.keep) of them pass K, or max_attempts are made (D.1). Each round
-    samples as many as are still missing, so no more are drawn than by sampling one at a time."""
+    """[first attempt, …] until m (team.cfg.keep) of them pass K, or max_attempts are made (D.1). As many as
+    are missing are sampled at once, so no more are drawn than by sampling one at a time."""
     made, cfg = [first], team.cfg
     while True:
         passed = sum(t.reward > K for t in made)
@@ -547,15 +553,15 @@ async def attempts(team, question, first, K, seed):
 
 def sample(team, questions, step, K, rises=True):
     """([[attempt]] of each question, K of this iteration). rises: K follows the mean reward of the first
-    attempts. team: has cfg and run(coroutines) -> their results in order."""
+    attempts."""
     seeds = question_seeds(questions, team.cfg.seed, step)
     first = team.run(plan(team, q, "attempt0", seed) for q, seed in zip(questions, seeds, strict=True))
     if rises:
         mean_reward = sum(t.reward for t in first) / len(first)
         # if every first attempt were perfect, K would be r_sup, and r > K would select nothing
         K = min(next_threshold(K, mean_reward), R_SUP - 1e-6)
-    asked = zip(questions, first, seeds, strict=True)
-    made = team.run(attempts(team, q, t, K, seed) for q, t, seed in asked)
+    begun = zip(questions, first, seeds, strict=True)
+    made = team.run(attempts(team, q, t, K, seed) for q, t, seed in begun)
     return made, K
 
 
@@ -566,16 +572,16 @@ def select(made, K, keep):
 
 # The stages that train in iterations. All start from the warm-up.
 #
-#   stage     attempts a question          learned from, at most m a question   loss
-#   mygo      until m of them pass K       r > K; K rises                       Eq 6
-#   offline   the same, all by the         r > K; K is --offline-threshold      Eq 6
-#             warmed-up policy (App. F)
-#   fixed     until m of them pass K       r > K; K is --threshold              Eq 6
-#   star      group_size                   r = 1                                Eq 6
-#   raft      group_size                   those of the highest r, if above 0   Eq 6
-#   raft++    group_size                   as raft                              clipped ratio, advantage 1
-#   grpo      group_size                   all                                  clipped ratio and KL (Eq 4),
-#                                                                               group advantages
+#   stage     attempts a question          learned from                            loss
+#   mygo      until m of them pass K       at most m, r > K; K rises               Eq 6
+#   offline   as mygo, all sampled by the  at most m, r > K = --offline-threshold  Eq 6
+#             frozen warm-up (App. F)
+#   fixed     until m of them pass K       at most m, r > K = --threshold          Eq 6
+#   star      group_size                   at most m, r = 1                        Eq 6
+#   raft      group_size                   at most m of the highest r, if above 0  Eq 6
+#   raft++    group_size                   as raft                                 clipped ratio, advantage 1
+#   grpo      group_size                   all, unless all rewards are equal       clipped ratio, KL (Eq 4),
+#                                                                                  group advantages
 BASELINES = ("grpo", "star", "raft", "raft++")
 RATIOS = ("grpo", "raft++")
 LEARNING = ("mygo", "offline", "fixed", *BASELINES)
@@ -613,18 +619,18 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
     if stage == "offline":
         state["K"] = cfg.offline_threshold
 
-    def done(step):
-        """The share of the training that is behind after a step: of the iterations or of the tokens."""
+    def completed(step):
+        """Fraction of training completed after a step: by iterations or by tokens, whichever is further."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
-    # at most cfg.steps times; behind the body run.steps logs, evaluates and saves
+    # At most cfg.steps times. After each body, also after `continue`, run.steps logs, evaluates and saves.
     steps = run.steps(
         cfg, folder, policy, optimizer, METRICS, state,
-        evaluate=evaluate_now, share=done, label=f"{stage} | ", guard=teams.GUARD)
+        evaluate=evaluate_now, share=completed, label=f"{stage} | ", guard=team_page.GUARD)
     for step, row in steps:
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        begun = done(step - 1)  # one cosine over all iterations (ours)
+        before = completed(step - 1)
 
         with run.timed(row, "time/rollout"):
             sampler.engine.sync(sampler.model)  # the last iteration's weights: nothing is sampled ahead (D.2)
@@ -636,6 +642,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
                 # 2. select (D.2): at most m a question; the others are thrown away
                 chosen = [select(attempted, state["K"], cfg.keep) for attempted in made]
             sampler.engine.sleep()
+        state["tokens"] += sum(t.info.tokens for attempted in made for t in attempted)  # see `completed`
         record(folder, step, row, state, team, questions, made, chosen, stage)  # metrics and files alone
 
         # 3. update (Eq 6), once a mini-batch, on planners and workers alike
@@ -645,21 +652,21 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         meter = training.Meter(keep=folder.nonfinite(step))
         parts = mini_batches(chosen, cfg.mini_batch)
         for number, part in enumerate(parts):
+            fraction = before + number / len(parts) / cfg.steps  # one cosine over all iterations (ours)
+            training.set_lr(optimizer, training.cosine_lr(fraction, 1, cfg.lr, cfg.lr_final))
             learned = [c for t in part for c in conversations(t)]
             num_tokens = sum(c.sampled_tokens for c in learned)
             batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
-            for b in batches:  # as many conversations as memory takes
+            for b in batches:  # this rank's, as large as memory takes; backward sums over all ranks
                 logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)    # (B, T)
                 loss = mle_loss(logprobs, b.response_mask, num_tokens)
                 (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-            share = begun + number / len(parts) / cfg.steps
-            training.set_lr(optimizer, training.cosine_lr(share, 1, cfg.lr, cfg.lr_final))
             norm = training.clip_gradient(model, cfg.grad_clip)
             if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
-        row |= teams.update_metrics(meter, optimizer)
+        row |= team_page.update_metrics(meter, optimizer)
 
 
 # ---------------------------------------------------------------- warm-up (sec. 4.2, D.3)
@@ -667,45 +674,42 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
 def warm_up(cfg, folder, policy, place):
     """Samples the model with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these
     under prompts without the examples."""
-    folder.rewind(-1)  # one that was killed begins anew
+    folder.rewind(-1)  # a warm-up interrupted earlier is discarded and restarted
     team = Team(policy, place, cfg, cfg.temperature, few_shot=True)
     order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))  # no more are tried (ours)
-    kept, tokens, asked, started = [], 0, 0, time.time()
+    kept, tokens, tried, started = [], 0, 0, time.time()
     policy.engine.sync(policy.model)
-    while len(kept) < cfg.sft_trajectories and asked < len(questions):
-        batch = questions[asked:asked + cfg.questions_per_step]
-        seeds = [stable_seed(cfg.seed, "warm-up", asked + i, q.id) for i, q in enumerate(batch)]
+    while len(kept) < cfg.sft_trajectories and tried < len(questions):
+        batch = questions[tried:tried + cfg.questions_per_step]
+        seeds = [stable_seed(cfg.seed, "warm-up", tried + i, q.id) for i, q in enumerate(batch)]
         made = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
-        asked += len(batch)
+        tried += len(batch)
         tokens += sum(t.info.tokens for t in made)
         kept += [(t, q) for t, q in zip(made, batch, strict=True) if t.info.em == 1]
         seconds = time.time() - started
-        say(f"warm-up | {len(kept)} of {cfg.sft_trajectories} with EM 1 from {asked} questions | "
+        say(f"warm-up | {len(kept)} of {cfg.sft_trajectories} with EM 1 from {tried} questions | "
             f"{seconds:.0f}s")
     policy.engine.sleep()
     if not kept:
-        raise models.ModelError(f"warm-up: none of {asked} few-shot trajectories has EM 1; see which rule "
+        raise models.ModelError(f"warm-up: none of {tried} few-shot trajectories has EM 1; see which rule "
                                 "fails with --stage few-shot, use a stronger model, or go on without: "
                                 "--stage mygo --checkpoint MODEL")
     if len(kept) < cfg.sft_trajectories:
-        warn(f"warm-up: {len(kept)} trajectories with EM 1 from all {asked} questions tried, fewer than "
+        warn(f"warm-up: {len(kept)} trajectories with EM 1 from all {tried} questions tried, fewer than "
              f"--sft-trajectories {cfg.sft_trajectories}")
-    sampling = {"questions": asked, "kept": len(kept), "tokens": tokens, "seconds": seconds}
+    sampling = {"questions": tried, "kept": len(kept), "tokens": tokens, "seconds": seconds}
     folder.write("sampling.json", sampling)
-    kept = kept[: cfg.sft_trajectories]
-    for t, _ in kept:
-        drop_examples(t, policy.tokenizer, place.env)
+    kept = kept[:cfg.sft_trajectories]
+    learned = [t for t, _ in kept]
+    for t in learned:  # what the examples taught is to be done without them (D.3)
+        for c in conversations(t):
+            c.prompt_ids = first_prompt(
+                policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
     record_warm_up(folder, kept, policy.tokenizer, place.env)  # files alone
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
-    sft(cfg, folder, policy.model, optimizer, [t for t, _ in kept])
+    sft(cfg, folder, policy.model, optimizer, learned)
     run.save(folder, policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
-
-
-def drop_examples(trajectory, tokenizer, env):
-    """Puts the trajectory and its workers under prompts without examples: the warm-up burns them in (D.3)."""
-    for c in conversations(trajectory):
-        c.prompt_ids = first_prompt(tokenizer, env, c.info.role, c.info.request, few_shot=False)
 
 
 def sft(cfg, folder, model, optimizer, trajectories):
@@ -716,6 +720,8 @@ def sft(cfg, folder, model, optimizer, trajectories):
         parts = mini_batches([[t] for t in order], cfg.mini_batch)
         meter = training.Meter(keep=folder.path / f"nonfinite_epoch{epoch + 1}")
         for number, part in enumerate(parts):
+            fraction = (epoch + number / len(parts)) / cfg.sft_epochs
+            training.set_lr(optimizer, training.cosine_lr(fraction, 1, cfg.sft_lr, cfg.sft_lr_final))
             learned = [c for t in part for c in conversations(t)]
             num_tokens = sum(c.sampled_tokens for c in learned)
             batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
@@ -724,13 +730,11 @@ def sft(cfg, folder, model, optimizer, trajectories):
                 loss = mle_loss(logprobs, b.response_mask, num_tokens)
                 (loss * b.weight).backward()
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-            done = epoch + number / len(parts)
-            training.set_lr(optimizer, training.cosine_lr(done, cfg.sft_epochs, cfg.sft_lr, cfg.sft_lr_final))
             norm = training.clip_gradient(model, cfg.grad_clip)
             if meter.finite(norm, batches):
                 optimizer.step()
             optimizer.zero_grad()
-        row = {"step": epoch + 1} | teams.update_metrics(meter, optimizer)
+        row = {"step": epoch + 1} | team_page.update_metrics(meter, optimizer)
         loss = row.get("train/loss", math.nan)
         say(f"warm-up | epoch {epoch + 1}/{cfg.sft_epochs} | loss {loss:.4f} | "
             f"{row['train/updates']} updates")
@@ -744,13 +748,13 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
     policy.engine.sync(policy.model)
     team = Team(policy, place, cfg, cfg.eval_temperature, few_shot)
     agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
-    done = team.run(agents, progress)
-    rows = [teams.prediction(t, q) for t, q in zip(done, place.questions, strict=True)]
+    trajectories = team.run(agents, progress)
+    rows = [team_page.prediction(t, q) for t, q in zip(trajectories, place.questions, strict=True)]
     about = {
         "set": place.name,
         "seed": cfg.seed,
         "temperature": cfg.eval_temperature,
-        "faults": teams.faults_of(done),
+        "faults": team_page.faults_of(trajectories),
     }
     return rows, about | metrics.summarize(rows, ("em", "f1", "searches", "tokens", "rounds"))
 
@@ -777,7 +781,7 @@ def main(argv=None):
             places = [Place(env, **vars(s)) for s in evals]
             for stage in stages:
                 run_stage(cfg, env, stage, place, places)
-            distributed.once(teams.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
+            distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
 
 def run_stage(cfg, env, stage, place, evals):
@@ -785,17 +789,17 @@ def run_stage(cfg, env, stage, place, evals):
     done again."""
     folder = stage_folder(cfg, env, stage)
     steps = 0
-    if stage in LEARNING and not teams.budget_is_spent(folder, cfg.token_budget):
+    if stage in LEARNING and not team_page.budget_is_spent(folder, cfg.token_budget):
         steps = cfg.steps
     if folder.is_done(steps, evals):
         return say(f"{env} {stage}: done before")
     source = start_weights(cfg, env, stage)
-    if cfg.warmup_data:
+    if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
         source = warmed_up(cfg, source, place or evals[0])
     trains = stage == "warm-up" or stage in LEARNING
     with_reference = stage == "grpo" and cfg.kl_coef > 0
-    beside = int(stage == "offline" or with_reference)  # models that memory has to hold besides
-    policy = run.load_policy(cfg, folder.start or source, trains, frozen=beside)
+    frozen = int(stage == "offline" or with_reference)  # models that memory has to hold besides
+    policy = run.load_policy(cfg, folder.start or source, trains, frozen)
     sampler, reference = policy, None
     if stage == "offline":
         sampler = frozen_sampler(cfg, source, policy)
@@ -872,7 +876,8 @@ def load_splits(cfg):
     if bare and "kimi" in envs:
         raise data.DataError(f"--envs kimi: question {bare[0]} has no passages of its own")
     if "kg" in envs:
-        graph = load_graph(cfg.graph, questions)
+        from common.graphs import kg_files
+        graph = kg_files.graph_of(cfg.graph, questions)
         for s in sets:
             s.graph = graph
             lost = sum(not topic_entities(q, graph) for q in s.questions)
@@ -880,20 +885,6 @@ def load_splits(cfg):
                 warn(f"{s.name}: {lost} of {len(s.questions)} questions have no topic entity in the graph: "
                      "nothing can be searched for them")
     return split, evals
-
-
-def load_graph(source, questions):
-    """The graph of a file, or of the questions' own evidences."""
-    if source != "evidences":
-        from common.graphs import kg_files
-        graph = kg_files.load_graph(source)
-        graph.say_left_out(source)
-        return graph
-    triples = [tuple(e) for q in questions for e in q.evidences]
-    if not triples:
-        raise data.DataError("--graph evidences: the questions carry no evidences (2Wiki's official files "
-                             "do); give a file of triples")
-    return kg.KnowledgeGraph.from_triples(triples)
 
 
 def parse_args(argv=None):
@@ -910,24 +901,19 @@ def resolve(cfg):
     """Fills what depends on other fields, so that config.json says what ran, and refuses what cannot run."""
     if cfg.eval_only:
         cfg = replace(cfg, stage="eval")
-    search = "bm25"
-    if "text" in cfg.envs.split(","):
+    search, envs = "bm25", cfg.envs.split(",")
+    if "text" in envs:
         search = flags.default_retriever(cfg)
-    return check(replace(
+    cfg = replace(
         cfg,
         eval_only=cfg.stage == "eval",
         retriever=cfg.retriever or search,
         name=cfg.name or flags.run_name(cfg),
-    ))
-
-
-def check(cfg):
-    """Refuses what cannot run."""
+    )
     above_zero = "lr sft_lr grpo_lr temperature grad_clip"
     least = {"group_size": 2}  # (samples are compared)
     cfg = flags.check(cfg, "token_budget", above_zero, WORLD_SETS, least)
     flags.needs_a_model(cfg)
-    envs = cfg.envs.split(",")
     if not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs):
         flags.refuse("envs", cfg.envs, "text, kg or kimi, or several of them with commas")
     if "kimi" in envs and (cfg.ask or cfg.retriever.startswith("http")):
@@ -940,8 +926,8 @@ def check(cfg):
         if not 0 <= getattr(cfg, name) < R_SUP:
             flags.refuse(name, getattr(cfg, name), "from 0 to below 1: the reward is F1 and has to be above")
     if cfg.warmup_data and (envs != ["text"] or cfg.stage in ("all", "few-shot", "warm-up")):
-        flags.refuse("warmup_data", cfg.warmup_data, "is instead of the warm-up on few-shot trajectories: it "
-                     "goes with --envs text and --stage mygo, offline, grpo, star, raft or eval")
+        flags.refuse("warmup_data", cfg.warmup_data, "replaces the warm-up on few-shot trajectories: it goes "
+                     f"with --envs text and --stage {', '.join(LEARNING)} or eval")
     if cfg.sampler_correction != "none" and cfg.stage not in RATIOS:
         flags.refuse("sampler_correction", cfg.sampler_correction, "goes with --stage grpo and raft++; a "
                      "likelihood (Eq 6) has no ratio")
@@ -961,8 +947,8 @@ def baseline_groups(team, questions, stage, step):
     seeds = question_seeds(questions, cfg.seed, step)
     for q, seed in zip(questions, seeds, strict=True):
         agents += [plan(team, q, f"attempt{k}", seed) for k in range(cfg.group_size)]
-    done = team.run(agents)
-    made = [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
+    flat = team.run(agents)
+    made = [flat[i:i + cfg.group_size] for i in range(0, len(flat), cfg.group_size)]
     chosen = [baseline_choice(group, stage, cfg.keep) for group in made]
     if stage in RATIOS:
         for group in filter(None, chosen):
@@ -1001,7 +987,7 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     return training.grpo_loss(
         logprobs,
         batch.old_logprobs,
-        training.corrected_advantages(batch, cfg.sampler_correction),  # as they are by default
+        training.corrected_advantages(batch, cfg.sampler_correction),  # unchanged unless that flag is given
         batch.response_mask,
         weights,
         cfg.clip,
@@ -1025,33 +1011,32 @@ def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"
     everything = [b for batches in prepared for b in batches]
     meter = training.Meter(everything, nonfinite, cfg.sampler_correction)
     for part, batches in zip(parts, prepared, strict=True):
+        training.set_lr(optimizer, cfg.grpo_lr)
         for b in batches:
             logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
             loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
             (loss * b.weight).backward()
             meter.add(loss, stats, b.weight)
-        training.set_lr(optimizer, cfg.grpo_lr)
         norm = training.clip_gradient(model, cfg.grad_clip)
         if meter.finite(norm, batches):
             optimizer.step()
         optimizer.zero_grad()
-    return row | teams.update_metrics(meter, optimizer)
+    return row | team_page.update_metrics(meter, optimizer)
 
 
-# ================================================================ appendix: not in the paper, but its prompts
+# ================================================================ appendix: plumbing, and the paper's prompts
 #
 # ---------------------------------------------------------------- records of a step
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | teams.TEAMS
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_page.TEAMS
 
 
 def record(folder, step, row, state, team, questions, made, chosen, stage):
     """What an iteration sampled and chose: metrics, a sample for the page, rows for LLaMA-Factory."""
-    row |= teams.rollout_metrics(made, chosen, stage, state["K"], conversations)
+    row |= team_page.rollout_metrics(made, chosen, stage, state["K"], conversations)
     row |= rollout.search_repairs(team.place.retriever)
-    state["tokens"] += row["rollout/tokens"]
     row["rollout/tokens_total"] = state["tokens"]
-    row["sample"] = teams.sample_record(team.policy, questions, made, chosen, stage, state["K"], step)
+    row["sample"] = team_page.sample_record(team.policy, questions, made, chosen, stage, state["K"], step)
     if stage != "grpo":  # which learns from all, better or worse
         write_sharegpt(folder, [t for group in chosen for t in group], team.place.env, step)
 
@@ -1060,7 +1045,7 @@ def record_warm_up(folder, kept, tokenizer, env):
     """The warm-up's trajectories as rows for LLaMA-Factory, the first five on the page."""
     write_sharegpt(folder, [t for t, _ in kept], env, step=0)
     for t, question in kept[:5]:
-        shown = teams.group_record([t], question, tokenizer, step=1, prompt_ids=t.prompt_ids)
+        shown = team_page.group_record([t], question, tokenizer, step=1, prompt_ids=t.prompt_ids)
         folder.append("samples.jsonl", [shown])
 
 
@@ -1092,33 +1077,31 @@ def ask(cfg):
         team = Team(policy, place, cfg, cfg.eval_temperature, few_shot=cfg.stage == "few-shot")
         team.search = search
         return plan(team, question, "ask", seed, run.show_turn)
-    done = run.ask(cfg, policy, place.retriever, agent)
-    console.print(f"[bold]answer: {plain(done.info.answer)}[/bold]")
+    trajectory = run.ask(cfg, policy, place.retriever, agent)
+    console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
 
 
 # ---------------------------------------------------------------- demonstrations, spoken by plan() and work()
 
 @dataclass
 class Written(Team):
-    """A team that says written lines where others sample. Both functions return the parts of a turn, as
-    chat.encode takes them: planner(number of the turn, entities), worker(its Report so far)."""
+    """A team that says written lines where others sample. planner and worker are functions that return the
+    parts of a turn, as chat.encode takes them: planner(number of the turn, entities), worker(its Report)."""
     planner: object = None
     worker: object = None
 
     async def say(self, prompt_ids, turns, seed, seen):
-        from common.warmup import demonstrations
         if isinstance(seen, Report):
             parts = self.worker(seen)
         else:
             parts = self.planner(len(turns), seen)
         end = f" {self.policy.tokenizer.eos_token}"
-        turn = demonstrations.said(self.policy.tokenizer, "eos", *parts, end)
-        turn.text = turn.text.removesuffix(end)
-        return turn
+        text, ids = chat.encode(self.policy.tokenizer, *parts, end)
+        return Turn(ids, [0.0] * len(ids), "eos", text.removesuffix(end))
 
 
 def played(tokenizer, question, place, cfg, planner, worker):
-    """The conversations [planner, worker, …] of a Written team, which may talk as long as its lines are."""
+    """The conversations [planner, worker, …] of a Written team, with no limit on turns or sub-questions."""
     from common.warmup import scripted
     cfg = replace(cfg, max_rounds=99, max_parallel=99)
 
@@ -1138,7 +1121,7 @@ def asking(thought, calls, env="text"):
 
 
 def answering(thought, demo):
-    """A planner's last turn."""
+    """A planner's last turn. Some demonstrations have flaws, so that RL finds something to mend."""
     tags = "<answer> ", " </answer>"
     if demo.flaw == "bad format":
         tags = "", ""
@@ -1156,40 +1139,40 @@ def render_demonstration(tokenizer, question, demo, place, cfg):
     from common.warmup import demonstrations
     from common.world import spoken
     layers = demonstrations.layers(demo.steps)
-    step_of = {}  # the step behind a sub-question
+    hop_of = {}  # {sub-question: its hop}
 
     def planner(number, entities):
         found = ""
         if number:
             before = layers[number - 1]
-            found = "".join(f"found {spoken(s.relation)} {s.found or 'nothing'} ; " for s in before)
+            found = "".join(f"found {spoken(hop.relation)} {hop.found or 'nothing'} ; " for hop in before)
         if number == len(layers):
             return answering(f"{found}answer", demo)
         calls = []
-        for step in layers[number]:
-            sub = f"{spoken(step.relation)} of {step.subject}"
-            step_of[harmless(sub, cfg.max_words)] = step
+        for hop in layers[number]:
+            sub = f"{spoken(hop.relation)} of {hop.subject}"
+            hop_of[harmless(sub, cfg.max_words)] = hop
             label = 9  # one that does not exist
-            if step.subject in entities:
-                label = entities.index(step.subject)
+            if hop.subject in entities:
+                label = entities.index(hop.subject)
             text = f"<search> {sub} </search>"
             if place.env == "kg":
                 text = f'Search([{label}], "{sub}")'
             calls.append([text])
-        wanted = " ; ".join(f"now {spoken(s.relation)} of {s.subject}" for s in layers[number])
+        wanted = " ; ".join(f"now {spoken(hop.relation)} of {hop.subject}" for hop in layers[number])
         return asking(found + wanted, calls, place.env)
 
     def worker(report):
-        step = step_of[report.asked]
-        found = step.found
-        fits = [line.startswith(step.subject) for line in report.materials]
-        if place.env == "kg":
-            fits = [relation == step.relation for _, relation, _ in report.facts]
-            found = step.found and (step.tail or step.found)
+        hop = hop_of[report.sub_question]
+        found = hop.found
+        fits = [line.startswith(hop.subject) for line in report.materials]
+        if place.env == "kg":  # it has the tail by its own name, where a passage may call it otherwise
+            fits = [relation == hop.relation for _, relation, _ in report.facts]
+            found = hop.found and (hop.tail or hop.found)
         if not any(fits) or found is None:
             return reporting("nothing", -1, NOTHING)
-        select = fits.index(True)
-        return reporting(f"[{select}] says {report.asked}", select, f"{report.asked} is {found}.")
+        select, asked = fits.index(True), report.sub_question
+        return reporting(f"[{select}] says {asked}", select, f"{asked} is {found}.")
     return played(tokenizer, question, place, cfg, planner, worker)
 
 
@@ -1197,51 +1180,48 @@ ASKING = "what who whom whose when where which why how in on at".split()
 
 
 def render_real(tokenizer, question, demo, place, cfg):
-    """A demonstration of a real question. Hops whose pages the question names are asked for at once, but for
-    those that wait for what another finds."""
+    """A demonstration of a real question. First layer: hops whose page the question names and that need no
+    earlier answer; then one hop a layer."""
     from common.warmup import demonstrations
     named = demonstrations.named_in(question.question, demo.hops)
     at_once = [hop for hop in demo.hops if hop.title in named and not hop.waits]
     layers = [[hop] for hop in demo.hops if hop not in at_once]
     if at_once:
         layers.insert(0, at_once)
-    hop_of = {}  # (the hop behind a sub-question, the index of its page)
-
-    def question_for(hop):
-        """The sub-question that a hop is asked for by: its need in words, if a search finds the page so."""
-        asked = f"What is {hop.need}?"
-        if hop.need.split()[0].lower() in ASKING:
-            asked = f"{hop.need}?"
-        sub = clean(asked)
-        titles = [p.title for p in place.retriever.search([sub], cfg.top_k)[0]]
-        if hop.title not in titles:
-            sub = clean(hop.queries[0])
-            titles = [p.title for p in hop.passages]
-        hop_of[sub] = hop, titles.index(hop.title)
-        return sub
 
     def clean(text):
         return harmless(chat.harmless(tokenizer, text), cfg.max_words)
 
-    def planner(number, entities):
-        found = ""
-        if number:
-            found = " ".join(hop.found for hop in layers[number - 1]) + " "
-        if number == len(layers):
-            return answering(demo.thoughts()[-1], demo)
-        calls = [["<search> ", chat.Foreign(question_for(hop)), " </search>"] for hop in layers[number]]
-        wanted = " and ".join(hop.need for hop in layers[number])
-        return asking(found + demo.wanted(0, wanted), calls)
+    def sub_question(hop):
+        """(its need in words, or where no search finds the page so, its query; the index of its page)"""
+        sub = f"What is {hop.need}?"
+        if hop.need.split()[0].lower() in ASKING:
+            sub = f"{hop.need}?"
+        sub = clean(sub)
+        titles = [p.title for p in place.retriever.search([sub], cfg.top_k)[0]]
+        if hop.title not in titles:
+            sub = clean(hop.queries[0])
+            titles = [p.title for p in hop.passages]
+        return sub, titles.index(hop.title)
 
-    def worker(report):
-        hop, select = hop_of[report.asked]
-        thought = f"The question asks about {hop.need}. Passage ({select}) says it."
-        return reporting(thought, select, harmless(hop.found, cfg.max_words))
-    return played(tokenizer, question, place, cfg, planner, worker)
+    turns, reports, found = [], {}, ""
+    for layer in layers:
+        calls = []
+        for hop in layer:
+            sub, select = sub_question(hop)
+            calls.append(["<search> ", chat.Foreign(sub), " </search>"])
+            thought = f"The question asks about {hop.need}. Passage ({select}) says it."
+            reports[sub] = reporting(thought, select, harmless(hop.found, cfg.max_words))
+        wanted = " and ".join(hop.need for hop in layer)
+        turns.append(asking(found + demo.wanted(0, wanted), calls))
+        found = " ".join(hop.found for hop in layer) + " "
+    turns.append(answering(demo.thoughts()[-1], demo))
+    return played(tokenizer, question, place, cfg,
+                  planner=lambda number, _: turns[number], worker=lambda report: reports[report.sub_question])
 
 
 def warmed_up(cfg, source, place):
-    """Folder of `source` after --warmup-data."""
+    """Trains `source` on --warmup-data; returns the folder of the result."""
     from common.warmup import warmup
 
     def render(tokenizer, question, demo):
@@ -1249,8 +1229,8 @@ def warmed_up(cfg, source, place):
 
     def reward(made, question):
         """The planner's; None where it took more turns or calls than there may be."""
-        rounds = made[0].info.workers
-        if len(rounds) > cfg.max_rounds or max(map(len, rounds)) > cfg.max_parallel:
+        layers = made[0].info.workers
+        if len(layers) > cfg.max_rounds or max(map(len, layers)) > cfg.max_parallel:
             return None
         return made[0].reward
 
@@ -1443,19 +1423,12 @@ Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup).
 r > K would select nothing. We read the midpoint, K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as
 A min(r, clip(r)), which is not GRPO's min(r A, clip(r) A) where A < 0. Ours is GRPO's.
 
-Nothing here uses Propositions 3.1 and 3.2. The proof of 3.1 (KL(pi^{>K} || pi*) < delta for large K) needs
-Z^{>K} >= Z exp(-delta), but Z^{>K} falls as K grows: it holds for K small enough. Its pi^{>K} is a cut-off
-Boltzmann distribution, and MyGO samples the policy, given that r > K, of which it says nothing. Var ~ 1/Z^2
-in 3.2 does not follow from its own expansion, which tends to alpha^2.
+We use neither Proposition 3.1 nor 3.2; we could not confirm their proofs.
 
 Where the paper is silent (there is no public code):
 
     rounds              The planner has 6 turns. What it asks in the last one is not worked on.
-    one turn            Only text outside closed thoughts is parsed. If a turn both asks and answers, it
-                        counts as asking and its answer is ignored. It asks at most 8 sub-questions.
-    a failed worker     A worker without a sentence or a selection, or with an index that does not exist,
-                        reports "No relevant information found." A worker with nothing to read or an unknown
-                        label reports the same and is not sampled. [-1] is a selection.
+    a failed worker     It reports "No relevant information found." [-1] is a selection, not a failure.
     passages            They come without their titles, as in Table 8.
     topic entities      In the graph they are those that the data set names. Where it names none, they are
                         the heads of evidences that no other evidence leads to.
@@ -1464,15 +1437,12 @@ Where the paper is silent (there is no public code):
                         words with the question. Table 10 also shows some with it as tail.
     schedule            One cosine and one AdamW run over all iterations, one epoch an iteration. K' starts
                         at .5.
-    K at r_sup          If every first attempt were perfect, K would be r_sup and r > K would select nothing,
-                        so K is kept just below r_sup.
     Eq 6                The likelihood is taken at the sampling temperature and divided by the tokens of the
-                        mini-batch, as in LLaMA-Factory. Another constant matters to gradient clipping alone.
+                        mini-batch, as in LLaMA-Factory, so mini-batches weigh the same. With AdamW a constant
+                        factor would change gradient clipping alone.
     EM, F1              HotpotQA's rules (yes and no count whole) hold for every data set.
-    STaR, RAFT, GRPO    The same agent makes group_size attempts a question. STaR learns from those with
-                        reward 1, RAFT from those of the highest reward, if it is positive, both from at most
-                        m a question. raft++ is RAFT with a clipped ratio. GRPO learns from all, with
-                        advantages. STaR goes on from the last iteration, like the others.
+    STaR, RAFT, GRPO    The same agent samples for all; the table of stages says what each learns from.
+                        STaR goes on from the last iteration, like the others.
     fixed               MyGO with K at --threshold tells the threshold from the allocation of attempts.
     asynchronous (D.2)  We do not sample ahead: each iteration uses the weights that the last one left.
 

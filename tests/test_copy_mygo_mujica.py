@@ -53,7 +53,7 @@ async def plan(team, question, attempt, seed):
     return Trajectory(question.id, [], [Turn([word], [0.0], "eos", "")], [0.0, .5, 1.0][word])
 
 
-# the first pass has mean (1 + 0 + 0 + .6) / 4 = .4, so K = (.4 + 1) / 2 = .7
+# the first attempts have mean (1 + 0 + 0 + .6) / 4 = .4, so K = (.4 + 1) / 2 = .7
 rewards = {"a": [1, 1, 1], "b": [0] * 16, "c": [0, 1, 0, 0, 1, .9], "d": [.6] * 16}
 team = Team(rewards)
 made, K = sample(team, [Question(name) for name in rewards], step=1, K=.5)

@@ -212,7 +212,7 @@ def test_a_planner_reads_only_the_sentences_of_its_workers(tokenizer):
     assert second == first + t.turns[0].ids + t.turns[0].observation_ids
     assert third == second + t.turns[1].ids + t.turns[1].observation_ids
     workers = m.conversations(t)[1:]
-    assert [w.info.asked for w in workers] == ["director of Pale Tower", "mother of Ada Adler"]
+    assert [w.info.sub_question for w in workers] == ["director of Pale Tower", "mother of Ada Adler"]
     assert script.contexts[1] == workers[0].prompt_ids and len(workers[0].turns) == 1
 
 
@@ -446,7 +446,7 @@ def sampled(monkeypatch, reward_of, stage="mygo", K=0.5, count=4, **more):
 def test_multiple_attempts_stop_at_three_or_at_sixteen(monkeypatch):
     rewards = {"q0": [1, 1, 1], "q1": [0] * 99, "q2": [0, 1, 0, 0, 1, 0.9, 1], "q3": [0.6] * 99}
     made, K, log = sampled(monkeypatch, lambda q, k: rewards[q][k])
-    assert K == pytest.approx((1 + 0 + 0 + 0.6) / 8 + 0.5)  # the mean of the first pass alone
+    assert K == pytest.approx((1 + 0 + 0 + 0.6) / 8 + 0.5)  # the mean of the first attempts alone
     assert [len(g) for g in made] == [3, 16, 6, 16]
     assert [len(m.select(g, K, 3)) for g in made] == [3, 0, 3, 0]
     assert [t.reward for t in m.select(made[2], K, 3)] == [1, 1, 0.9]
@@ -974,6 +974,10 @@ def test_offline_mygo_keeps_its_threshold_and_its_sampler(world, lucky):
         "--graph nowhere.jsonl: no such file",
     ),
     ("--model {qwen} --data {hotpot} --envs kg --graph evidences", "carry no evidences"),
+    (
+        "--model {qwen} --data {hotpot} --stage warm-up --corpus contexts --warmup-data {hotpot}",
+        "mygo, offline, fixed, grpo, star, raft, raft++ or eval",
+    ),
 ])
 def test_bad_flags_end_in_one_clear_line(flags, message, tmp_path, qwen):
     flags = flags.replace("{qwen}", str(qwen))

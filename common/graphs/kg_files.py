@@ -82,6 +82,19 @@ def load_graph(path, encoder=""):
     return KnowledgeGraph(graph, encoder, stored)
 
 
+def graph_of(source, questions):
+    """The graph of a file or folder, or, of "evidences", the questions' own gold triples (2Wiki)."""
+    if source != "evidences":
+        graph = load_graph(source)
+        graph.say_left_out(source)
+        return graph
+    triples = [tuple(e) for q in questions for e in q.evidences]
+    if not triples:
+        raise GraphError("--graph evidences: the questions carry no evidences (2Wiki's official files do); "
+                         "give a file of triples")
+    return KnowledgeGraph.from_triples(triples)
+
+
 def read_file(path):
     """The graph of a file; what is in a .json decides how it is read."""
     suffix = path.suffix.lower()

@@ -31,7 +31,7 @@ TEAMS = {
 
 def rollout_metrics(made, chosen, stage, K, conversations):
     """Means over the step's trajectories, their faults counted, how many were chosen. Rewards are those of
-    the first pass where further attempts go to the questions that need them. conversations(trajectory): the
+    the first attempts where further ones go to the questions that need them. conversations(trajectory): the
     planner's and its workers'."""
     done = [t for group in made for t in group]
     fair = done
@@ -95,7 +95,7 @@ def budget_is_spent(folder, tokens):
 def worker_node(number, parent, worker, tokenizer, advantage):
     """A worker as a node; one that had nothing to read sampled nothing."""
     info = worker.info
-    label = info.asked + (f" [{info.entity}]" if info.entity else "")
+    label = info.sub_question + (f" [{info.entity}]" if info.entity else "")
     if not worker.turns:
         return {
             "id": number,
