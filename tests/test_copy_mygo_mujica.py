@@ -1,15 +1,12 @@
 """What docs/copy.md offers of mygo_mujica.py runs in an empty folder with torch and common/turns.py alone."""
 
-import ast
-import subprocess
-import sys
-from pathlib import Path
+from tests.conftest import ROOT
+from tests.lifting import lift, run
 
-ROOT = Path(__file__).resolve().parents[1]
-SELECTION = ("next_threshold", "attempts", "sample", "select", "mini_batches", "mle_loss")
+SELECTION = "next_threshold attempts sample select mini_batches mle_loss"
 
 # what a copyist brings: a team, a policy of three words, an agent that says one of them
-OWN = """
+OWN = '''
 import asyncio
 from dataclasses import dataclass
 
@@ -17,8 +14,8 @@ import torch
 from turns import Trajectory, Turn, question_seeds, stable_seed
 
 R_SUP = 1.0
-"""
-USE = '''
+
+
 @dataclass
 class Cfg:
     seed: int = 0
@@ -53,6 +50,11 @@ async def plan(team, question, attempt, seed):
     return Trajectory(question.id, [], [Turn([word], [0.0], "eos", "")], [0.0, .5, 1.0][word])
 
 
+'''
+USE = """
+import torch
+from mygo import Question, Team, mini_batches, mle_loss, sample, select
+
 # the first attempts have mean (1 + 0 + 0 + .6) / 4 = .4, so K = (.4 + 1) / 2 = .7
 rewards = {"a": [1, 1, 1], "b": [0] * 16, "c": [0, 1, 0, 0, 1, .9], "d": [.6] * 16}
 team = Team(rewards)
@@ -83,22 +85,10 @@ for step in range(12):
         optimizer.step()
         optimizer.zero_grad()
 assert means[-1] == 1.0 > means[0] and team.logits.softmax(0)[2] > .9, (means, team.logits)
-print("as copied")
-'''
-
-
-def lifted(names):
-    """The functions as they stand in the script."""
-    text = (ROOT / "mygo_mujica.py").read_text()
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = {n.name: ast.get_source_segment(text, n) for n in ast.parse(text).body if isinstance(n, kinds)}
-    return "\n\n\n".join(found[name] for name in names)
+"""
 
 
 def test_selection_and_loss_run_in_an_empty_folder(tmp_path):
     (tmp_path / "turns.py").write_text((ROOT / "common/turns.py").read_text())
-    (tmp_path / "mygo.py").write_text(f"{OWN}\n\n{lifted(SELECTION)}\n\n{USE}")
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", "import sys; sys.path[:0] = ['.']; import mygo"],
-        cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "as copied" in done.stdout, done.stderr
+    lift(tmp_path, "mygo.py", OWN, mygo_mujica=SELECTION)
+    run(tmp_path, USE)

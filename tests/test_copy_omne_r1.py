@@ -1,36 +1,17 @@
 """What docs/copy.md says can be taken from omne_r1.py: lifted into an empty folder, it runs without us."""
 
-import ast
-import subprocess
-import sys
-from pathlib import Path
-
-import omne_r1
-
-SCRIPT = Path(omne_r1.__file__)
+from tests.lifting import lift, run
 
 
-def lifted(folder, imports, names, use):
-    """What `use` prints in an empty folder, behind these imports and the named functions, classes and
-    constants of the script."""
-    source = SCRIPT.read_text()
-    parts = {}
-    for node in ast.parse(source).body:
-        name = getattr(node, "name", "")
-        if isinstance(node, ast.Assign):
-            name = node.targets[0].id
-        parts[name] = ast.get_source_segment(source, node)
-    code = "\n\n".join([imports, *(parts[name] for name in names), use])
-    (folder / "copied.py").write_text(code)
-    command = [sys.executable, "-I", "copied.py"]     # -I: neither this folder nor PYTHONPATH is searched
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+def copied(folder, imports, names, use):
+    """What `use` prints behind these pieces of the script, as words."""
+    lift(folder, "copied.py", imports, omne_r1=names)
+    return run(folder, "import torch\nfrom copied import *\n" + use).split()
 
 
 def test_gae(tmp_path):
     """gamma .5, lambda .5; an observation between the two sampled tokens, which is not read."""
-    found = lifted(tmp_path, "import torch", ["gae"], """\
+    found = copied(tmp_path, "import torch", "gae", """\
 mask = torch.tensor([[False, True, False, True]])
 rewards = torch.tensor([[9.0, 0.0, 9.0, 1.0]])
 values = torch.tensor([[7.0, 0.5, 7.0, 0.2]])
@@ -44,7 +25,7 @@ print(*[round(x, 4) for x in advantages[0].tolist() + returns[0].tolist()])
 
 def test_algorithm_1(tmp_path):
     """Labels: not learned, <think> 5 </think>, then two tokens; tags of one id and of two."""
-    found = lifted(tmp_path, "import torch", ["think_weights", "starts_of", "weighted_loss"], """\
+    found = copied(tmp_path, "import torch", "think_weights starts_of weighted_loss", """\
 one = think_weights(torch.tensor([[-100, 1, 5, 2, 6, 7]]), [1], [2], .1)
 two = think_weights(torch.tensor([[1, 1, 5, 2, 2, 7]]), [1, 1], [2, 2], .1)
 print(*[round(x, 4) for x in one[0].tolist() + two[0].tolist()])
@@ -61,9 +42,9 @@ print(float(weighted_loss(logprobs, 0 * weights, 0.0)) == 0)
 
 
 def test_the_parser_of_tool_calls(tmp_path):
-    names = ["ARGUMENTS", "MAX_CALL", "Fault", "parse_tool_call", "python_call", "json_call", "known_tool"]
+    names = "ARGUMENTS MAX_CALL Fault parse_tool_call python_call json_call known_tool"
     imports = 'import ast, json, re, warnings\nTOOLS = ("search", "open")'
-    found = lifted(tmp_path, imports, names, """\
+    found = copied(tmp_path, imports, names, """\
 print(*parse_tool_call("open('a(b), c', graph_type='x')")[1].values(), sep="|")
 print(parse_tool_call('{"name": "search", "parameters": {"graph_type": "x", "node_name": "y"}}')[0])
 try:
