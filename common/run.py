@@ -620,7 +620,8 @@ def program(one_process=False, baseline=None):
 
 def tell_what_next(baseline=None):
     """The last lines on the terminal, of the run folders that this process has filled."""
-    done = {f.path: f for f in opened if (f.path / "trajectories.html").exists()}
+    named = [f for f in opened if "name" in f.config]  # a warm-up is not
+    done = {f.path: f for f in named if (f.path / "trajectories.html").exists()}
     if not done:
         return
     *_, last = done.values()
@@ -639,7 +640,7 @@ def tell_what_next(baseline=None):
         its_name = last.path.name.replace(last.config[flag], value, 1)
         compared = list(dict.fromkeys([*done, last.path.with_name(its_name)]))
     if len(compared) > 1:
-        say(f"      python -m common.page {' '.join(map(str, compared))}")
+        say(f"      python -m common.report {' '.join(map(str, compared))}")
 
 
 def what_is_saved():
