@@ -357,7 +357,7 @@ def tell(cfg):
     default = asdict(type(cfg)())
     given = [f"{key}={value}" for key, value in asdict(cfg).items() if value not in ("", default[key])]
     console.print(" ".join(given), style="dim", markup=False)
-    folders = list(dict.fromkeys(folder.path for folder in opened))
+    folders = list(dict.fromkeys(folder.path for folder in opened if "name" in folder.config))  # no warm-up
     if not folders:
         return
     stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
