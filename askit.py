@@ -6,12 +6,14 @@ one by one, until it submits what it has. Models learn one after the other, a st
     coarse      a bi-encoder ranks the sentences for the question and the evidence so far     sec. 3.1.1
     supervised  a policy over its six best sentences and "submit" learns from labels          sec. 3.1.2
     ppo         the policy learns from the score of the evidence that its searches end with   sec. 3.1.2
-    qap         a T5 learns to write the question of some evidence                            sec. 3.3
+    qap         a T5 learns to write the question of the evidence that ppo's policy finds     sec. 3.3
     sqg         a T5 learns to ask; qap's T5 writes its targets from part of the evidence     sec. 3.4
-    joint       ours, which sec. 6 proposes: the supervised policy (not ppo's) and sqg's T5 learn to ask
+    joint       ours, which sec. 6 proposes: PPO with a third action, ask, from the supervised policy (not
+                ppo's) and sqg's T5; both are trained
 
 PPO, except: an action is a sentence or submit, and pi(a|s) a softmax over seven scores of small encoders.
-There is no critic: b(s) is the mean return of other searches through s. The reward is F1, +1 if exact.
+There is no critic: b(s) is the mean return of other searches through s. A is not normalised, there is no
+entropy term, one pass over the paths, and a KL for joint's T5 alone. The reward is F1, +1 if exact.
 
     states, paths    state_ids, SearchPath       credit        path_reward, baselines, advantages_of
     candidates       coarse_losses, candidates   PPO           ppo_loss, train
@@ -228,7 +230,8 @@ def coarse_loss(scores, gold_places):
 
 def coarse_losses(encoder, cases, cfg, rng):
     """An update of the coarse stage; see `supervise`. The encoder learns which sentences are missing from a
-    state, among the question's other ones and those of another question. Their vectors stay as they are."""
+    state, among the question's other ones and those of another question. The sentences' vectors stay as they
+    are: only the state's encoder learns."""
     batch = rng.choices(cases, k=cfg.coarse_batch)
     others = rng.choices(cases, k=cfg.coarse_batch)
     taken_of, texts = [], []
@@ -251,7 +254,7 @@ def coarse_losses(encoder, cases, cfg, rng):
 
 
 def coarse_query(pair_tokenizer, case, moves):
-    """The question and the evidence; right after a sub-question that alone, for a look from another side."""
+    """The question and the evidence; right after a sub-question that alone, so that others rank high."""
     if moves and isinstance(moves[-1], SubQuestion):
         return pair_tokenizer.ids(moves[-1].text)
     return state_ids(pair_tokenizer, case, evidence_of(moves))
@@ -278,8 +281,9 @@ def candidates(policy, states):
 class Policy:
     """The fine policy, and what a search needs besides.
 
-    Three caches by state: cache, (actions, log-probs), and question_cache, the SubQuestion, hold for these
-    weights, until forget(); coarse_cache, the candidates, for good but in states with a sub-question."""
+    Three caches by state. cache: (actions, log-probs), and question_cache: the SubQuestion, until forget().
+    coarse_cache: the candidates, kept over updates, since their encoder is frozen, but for states with a
+    sub-question."""
 
     model: encoders.Together  # .action, .submit and in joint training .question: what is trained and saved
     encoder: encoders.Encoder
@@ -361,16 +365,16 @@ def log_policy(policy, rows):
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
             logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
-    # readers of SQuAD 2 say "no answer" by start and end at the first token; submitting scores minus their
-    # mean, which is of the size of a sentence's one logit
+    # readers of SQuAD 2 say "no answer" by start and end at the first token; submitting scores minus the mean
+    # of these two logits, to compare with a sentence's one
     no_answer = out.start_logits[:, 0] + out.end_logits[:, 0]
     logits[:, 0] = -no_answer.float() / 2
     return logits.log_softmax(-1)
 
 
 def state_batches(rows, cfg):
-    """Lists of rows (state, actions, …) in forward passes of about --micro-tokens, to which each (state,
-    action) is a text. Contract: no rows give [], since log_policy takes at least one."""
+    """Rows (state, actions, …) split into forward passes of about --micro-tokens; a row costs a text (state
+    and sentence) for each action. No rows give [], since log_policy takes at least one."""
 
     def cost(row):
         (case, moves), actions, *_ = row
@@ -403,9 +407,9 @@ def policy_of(policy, states):
 # ---------------------------------------------------------------- supervised stage (sec. 3.1.2)
 
 def supervised_states(policy, cases, cfg, rng):
-    """[(state, actions offered, whether submitting and each of these is right)]. Right is missing gold that
-    is offered, or submitting where none is missing, or asking where only gold is missing that is not offered.
-    If ASK is not offered there, a missing gold replaces the last candidate, so that one action is right."""
+    """[(state, actions offered, whether submitting and each of these is right)]. Right is to submit, if no
+    gold is missing; else each missing gold that is offered; if none is, to ask. Where ASK is no action, a
+    missing gold then replaces the last candidate, so that one action is right."""
     states = []
     for case in cases:
         taken = training_state(case, rng, cfg.noise_rate, complete=True)
@@ -600,8 +604,8 @@ def grow_beams(policy, cases, width):
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
 def path_reward(case, moves, cfg, t=0):
-    """R_t of action t, counted from the question: gamma^(T - t) F1, with undiscounted bonus (if exactly the
-    gold was found) and cost of all sub-questions. T: actions of the whole path, with submitting."""
+    """R_t of action t, 0 being the first after the question: gamma^(T - t) F1 + bonus EM - cost of the whole
+    path's sub-questions (those before t are in b(s_t) too, and cancel). T: actions, submitting counted."""
     em, f1, _, _ = evidence_scores(case, evidence_of(moves))
     cost = cfg.question_cost * len(asked_of(moves))
     discount = cfg.gamma ** (len(moves) + 1 - t)
@@ -630,8 +634,8 @@ def same_state(case, moves):
 
 
 def baselines(policy, paths, least, *seed):
-    """b(s) before every action of every path: the mean return of the other paths through s. They are at least
-    `least` in number: where the paths of the question are fewer, fresh ones are sampled from s."""
+    """b(s) before every action of every path: the mean return of the other paths through the same evidence,
+    in any order. Where these are fewer than `least`, fresh ones are sampled from s, for b alone."""
     through = {}  # same_state -> [(path, its return from there)]
 
     def note(path):
@@ -776,9 +780,9 @@ VALIDATED = 4  # batches of a validation loss
 def supervise(cfg, folder, stage, learner, learned, kept, evaluate_now):
     """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2).
 
-    learned: the questions or rows from which the stage's losses draw a batch; they yield (loss, choices, how
-    many of them right) of its forward passes. kept: the same of questions that are not trained on, perhaps
-    none. The rng depends on the update alone, so that a stopped run goes on as if it had not been."""
+    learned: training questions or rows; LOSSES[stage] draws a batch from them and yields, a forward pass,
+    (loss, choices, how many of them right). kept: held-out ones for the validation loss, perhaps none. The
+    rng depends on the update alone, so that a stopped run goes on as if it had not been."""
     losses = LOSSES[stage]
     kind = {"qap": "question", "sqg": "question"}.get(stage, stage)
     lr, warmup = getattr(cfg, f"{kind}_lr"), getattr(cfg, f"{kind}_warmup", 0)
@@ -837,8 +841,8 @@ def approximation_input(writer, case, taken):
 
 
 def sub_question_input(writer, case, moves):
-    """Sub-question generation reads the question, <sep> and the evidence, and no sub-question asked before,
-    since sqg's paths have none."""
+    """Sub-question generation reads the question, <sep> and the evidence. Sub-questions asked before are left
+    out: sqg's training states have none."""
     taken = [case.texts[i] for i in evidence_of(moves)]
     return writer.ids(TASK, case.question.question, SEP, evidence=taken)
 
@@ -944,8 +948,8 @@ def with_best_sentence(policy, paths):
 
 
 def with_searches(policy, paths, from_evidence):
-    """Each path and all that a greedy search finds with its last sub-question in the question's place, from
-    its evidence on or from nothing."""
+    """Searches greedily with each path's last sub-question in the question's place, from its evidence on or
+    from nothing; the path takes what is found, and submits if nothing is."""
     searches = []
     for p in paths:
         begin = p.taken if from_evidence else ()
@@ -975,8 +979,8 @@ def asked_case(policy, path):
 # ---------------------------------------------------------------- joint training (proposed in sec. 6; ours)
 
 def learn_when_to_ask(policy, optimizer, cases, cfg):
-    """--ask-steps supervised updates, or the score of asking would begin anywhere. They do not train the T5;
-    PPO goes on with their Adam moments."""
+    """--ask-steps supervised updates, since the score of asking is untrained. They do not train the T5; PPO
+    goes on with their Adam moments."""
     training.set_lr(optimizer, cfg.supervised_lr)
     with Progress("joint: learning when to ask") as progress:
         for number in range(cfg.ask_steps):
@@ -988,8 +992,8 @@ def learn_when_to_ask(policy, optimizer, cases, cfg):
 
 
 def some_asked(policy, states, rng):
-    """The states, those where the coarse stage offers no missing gold with up to --max-questions sampled
-    sub-questions, so that the policy sees states after asking too."""
+    """The states. Where the coarse stage offers no missing gold, 0 to --max-questions sampled sub-questions
+    are put behind the evidence, so that the policy learns from states after asking too."""
     times = []
     for (case, moves), offered in zip(states, candidates(policy, states), strict=True):
         missing = case.gold - set(moves)
@@ -1006,8 +1010,8 @@ def some_asked(policy, states, rng):
 
 def question_loss(logprobs, old_logprobs, start_logprobs, mask, advantages, num_paths, cfg):
     """Of the sub-questions asked, summed over their tokens: PPO a token with the advantage of asking, and a
-    KL to the T5 that joint training began with (estimated as r - 1 - log r). logprobs … (n, T), mask (n, T),
-    advantages (n,)."""
+    KL to sqg's T5 (estimated as q - 1 - log q, q its probability over the present one). logprobs … (n, T),
+    mask (n, T), advantages (n,)."""
     of_tokens = advantages[:, None].expand_as(logprobs)[mask]
     loss, stats = ppo_loss(logprobs[mask], old_logprobs[mask], of_tokens, num_paths, cfg.clip)
     back = (start_logprobs - logprobs)[mask]
@@ -1199,7 +1203,7 @@ def load_stage(cfg, stage, start, cases):
     if stage != "coarse":
         trained = left_by(cfg, "coarse")
         began_with = read_json(trained.parent / "config.json", dict).get("encoder")
-        if began_with != cfg.encoder:  # whose sentence vectors its queries fit
+        if began_with != cfg.encoder:  # its queries were trained against that one's sentence vectors
             flags.refuse("encoder", cfg.encoder, f"{trained} was trained from {began_with or 'the tiny one'}")
     encoder = load_encoder(cfg, trained or cfg.encoder)
     evidence.tokenize(encoder.pair_tokenizer, cases)
@@ -1247,7 +1251,7 @@ def run_stage(cfg, stage, cases, evals):
     if stage in ("ppo", "joint"):
         shown, steps = METRICS, cfg.steps
     searches = SEARCHES.get(stage, ("greedy", "beam"))
-    tiny_t5 = stage == "sqg" and not cfg.question_model  # see DIFFERENCES
+    tiny_t5 = stage == "sqg" and not cfg.question_model  # it often writes one of two names twice
     sets = evidence.searched(evals, searches, cfg.beam, comparisons=not tiny_t5)
     if folder.is_done(steps, sets):
         return say(f"{stage}: done before")

@@ -1,20 +1,20 @@
 """AT2PO: Agentic Turn-based Policy Optimization via Tree Search (arXiv 2601.04767).
 
 The policy answers a question in turns: it thinks and searches, reads the result, and so on until it answers.
-One tree of such trajectories is grown per question: M chains first, then L rounds that regenerate the N turns
-the policy was least sure of. Outcome rewards at the leaves are passed up the tree, which gives each turn a
-value of its own. ATPO is the loss: one importance ratio and one clip decision a turn, coarser than a token
-(GRPO), finer than a sequence (GSPO). AT2PO is the whole.
+One tree of such trajectories is grown per question: M chains first, then L rounds that sample anew, from the
+same state, the N turns the policy was least sure of (the old turn stays, beside the new one). A leaf's value
+is its standardised reward, a node's the mean of its children's, those of high entropy counting for more; it
+is the turn's advantage. ATPO is the loss: one importance ratio and one clip decision a turn, coarser than a
+token (GRPO), finer than a sequence (GSPO). AT2PO is the whole.
 
 GRPO, except: a group is a tree; advantage, ratio and clip are a turn's; the clip is .003 and .004; rewards
-are divided by the population's std; there is no KL term. (A tree with one reward has no gradient, as in GRPO,
-and is skipped.)
+are divided by the population's std; there is no KL term.
 
     Eq 2            H(turn) = mean of -log p      Turn.entropy, over sampled tokens (common/turns.py)
     Algorithm 1     tree                          grow_tree, choose_nodes, play_turn
     Eq 14-16        reward                        parse_response, score
     Eq 3            values, advantages            leaf_values, node_value, turn_credit
-    Eq 4-5, 10-11   ATPO loss                     atpo_loss (of one turn: GSPO, Eq 8-9)
+    Eq 4-5, 10-11   ATPO loss                     atpo_loss (the sequence as one turn: GSPO, Eq 8-9)
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           spread of an update           update_spread
 
@@ -95,7 +95,7 @@ class Config(flags.PassageFlags):
     value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"  # V(n) | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"               # A(n) | Eq 3, Table 2
     # turn = A(n). outcome = the leaf's value for all its turns (Table 1). tree-grpo = the leaf's value plus
-    # its value within its chain
+    # that among the leaves below its first turn
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio a turn (atpo), a sequence (gspo) or a token; the baselines have defaults of their own
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
@@ -110,7 +110,7 @@ class Config(flags.PassageFlags):
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
-    # sampled tokens that end training; auto = as many as the baseline's chains would take; 0 = no limit
+    # sampled tokens that end training; auto = as many as --steps of GRPO's groups would take; 0 = no limit
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # trees a step | Table 3
     mini_batch: int = 8             # trees an update | Table 3
@@ -123,7 +123,8 @@ class Config(flags.PassageFlags):
     keep_data: str = ""
 
 
-# taken off a turn's entropy for each time it was regenerated (the paper's count) | authors' code
+# taken off a turn's entropy for each time it was regenerated: .05 is the authors' code's, the count the
+# paper's
 REGENERATION_PENALTY = .05
 
 # What differs in the embedded world: a half-million-weight policy on two cores. Ours. The learning rate was
@@ -252,7 +253,7 @@ class Node:
     name: str = ""                          # the rollout that made it, such as chain3.0-2; part of its seed
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
-    regenerated: int = 0                    # times that this turn was; unused in the root
+    regenerated: int = 0                    # times that this turn was; the root's is not read
     value: float = 0.0                      # V(n)
     advantage: float = 0.0                  # A(n)
     trajectory: "Trajectory | None" = None  # of a leaf
@@ -278,8 +279,9 @@ class Node:
 async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, name):
     """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
 
-    A turn without a query (quotes in it do not count) ends the trajectory. So does a result after which the
-    response has no room: it is dropped, and stop_reason becomes "length".
+    A turn without a query ends the trajectory (double quotes are taken out of a query first). The query after
+    max_searches searches gets LIMIT_MESSAGE, one more ends it. So does a result after which the response has
+    no room: it is dropped, and stop_reason becomes "length".
 
     policy: has a tokenizer and an engine whose `generate` takes ids and gives token_ids, logprobs and
     stop_reason: the string it stopped at, "eos", or "length". search: await search(query, k) -> passages.
@@ -337,7 +339,7 @@ def choose_nodes(root, cfg, rng):
 
     def uncertainty(node):
         if node is root:
-            # entropy 0; each child but one costs, be it a chain or a regenerated first turn
+            # it has no turn, so entropy 0; what was sampled from it are its children, chains and first turns
             return -REGENERATION_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - REGENERATION_PENALTY * node.regenerated
 
@@ -486,7 +488,8 @@ def leaf_values(rewards, sample_std=False):
 
 
 def node_value(node, rule):
-    """Sets and returns V(n) from the children's values (Eq 3). Leaves hold theirs."""
+    """Sets and returns V(n) from the children's values (Eq 3). Leaves hold theirs. With one child it is the
+    child's, so in a chain every turn has the leaf's value: GRPO's advantage."""
     if node.done:
         return node.value
     values = [node_value(child, rule) for child in node.children]
@@ -550,9 +553,8 @@ def atpo_loss(
     training.check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
-    # Eq 11: s_k is one number a turn, the exponential of its mean log-ratio. Its value is detached, and the
-    # token's own log-prob put back with value 0, so that the gradient of a token is s_k A_k times that of its
-    # log-prob.
+    # Eq 11: s_k is one number a turn, the exponential of its mean log-ratio. log s_k is detached; adding
+    # logp - logp.detach(), which is 0, makes the gradient of a token s_k A_k times that of its log-prob.
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
@@ -569,13 +571,13 @@ def atpo_loss(
 
 
 def update_spread(log_ratio, response_mask, turn_ids):
-    """Eq 13, logged only: how evenly an update is spread over turns, from 0 to 1. A turn's share is its
-    -log-ratio sum over the sequence's; p = softmax of the K shares; H(p) / log K, or 0 for one turn.
-    log_ratio: new - old, (B, T)."""
-    kl, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)           # (B, K)
+    """Eq 13, logged only: how evenly an update is spread over turns, from 0 to 1. A turn's share is the sum
+    of its tokens' -log-ratios, divided by that of the sequence; p = softmax of the K shares; H(p) / log K, or
+    0 for one turn. log_ratio: new - old, (B, T)."""
+    moved, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)        # (B, K)
     real = tokens > 0
-    total = kl.sum(1, keepdim=True)                                                # (B, 1)
-    share = kl / torch.where(total.abs() > 1e-12, total, 1.0)
+    total = moved.sum(1, keepdim=True)                                             # (B, 1)
+    share = moved / torch.where(total.abs() > 1e-12, total, 1.0)
     p = share.masked_fill(~real, -torch.inf).softmax(1)
     entropy = -(p * p.clamp(min=1e-12).log()).sum(1) / real.sum(1).clamp(min=2).log()  # (B,)
     return float(torch.where(real.sum(1) > 1, entropy, 0.0).mean())
@@ -591,7 +593,7 @@ def spread_sums(logprobs, batch):
 def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     """(loss, stats) of a micro-batch. num_sequences and num_tokens, of the whole mini-batch on all ranks, are
     the denominators."""
-    # --sampler-correction multiplies them by the trainer's probability over the engine's
+    # --sampler-correction multiplies the advantages by the trainer's probability over the engine's
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
         return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
@@ -618,8 +620,8 @@ def trajectories_of(roots):
 
 
 def with_old_logprobs(model, reference, trajectories, cfg):
-    """[Batch] of at most --micro-tokens tokens each, with old log-probs: the trained model's before its first
-    update, not the engine's."""
+    """[Batch] of at most --micro-tokens tokens each, with old log-probs: the trained model's before this
+    step's first update, not the engine's."""
     aepo = cfg.loss == "aepo"
     batches = training.prepare(
         model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels,
@@ -649,7 +651,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         # 2. score the leaves (Eq 14-16)
         score_trees(roots, questions, cfg)
 
-        # 3. credit (Eq 3): an advantage a turn; none in flat trees, whose leaves all have one reward
+        # 3. credit (Eq 3): an advantage a turn; none in flat trees, whose leaves have equal rewards
         kept = baselines.chosen_to_learn(roots, cfg)  # all of them; DAPO chooses
         for root in kept:
             assign_advantages(root, cfg)
@@ -659,7 +661,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         with run.timed(row, "time/old_logprobs"):
             for i in range(0, len(kept), cfg.mini_batch):
                 trajectories = trajectories_of(kept[i:i + cfg.mini_batch])
-                # flat trees are skipped, but counted in the denominators
+                # flat trees are skipped, but counted in the denominators (every rank holds all trees)
                 teaching = [t for t in trajectories if t.advantages]
                 batches = with_old_logprobs(model, reference, teaching, cfg)
                 num_tokens = sum(t.sampled_tokens for t in trajectories)

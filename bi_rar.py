@@ -8,7 +8,8 @@ one for each reward, and their weights are averaged.
 GRPO, except: a right trajectory earns the cascade of its reasoning steps' rewards in place of 1, and the
 result is the average of two policies. So a group whose trajectories are all right can still teach; with a
 reward of 1 it cannot. A *step* alone is a training step. The paper's step, T_i, is a *reasoning step* (so are
-those of step_reward, step_text and answer_step): the thought of a turn, or in the embedded world all of it.
+those of step_reward, step_text and answer_step): the thought of a turn, or in the embedded world all that the
+policy wrote in it. A trajectory is right if its answer matches a gold one exactly.
 
     Eq 2     conditional information distance      information_distance
     Eq 3     complexity as -log2 likelihood        complexities
@@ -93,7 +94,7 @@ class Config(flags.PassageFlags):
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # k3 estimate of the KL to the initial policy | sec. 4
     # frozen model of the distances: a folder or hub id. Empty = the initial policy. lines = the embedded
-    # world's policy, trained further on questions, reasoning steps and answers, one a line
+    # world's policy, trained further on the sequences that it scores (sequences_of)
     scorer: str = ""
     step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the reasoning step | sec. 2
     # whether the turn that answers is a reasoning step; off: a right answer without a search earns 0
@@ -105,7 +106,7 @@ class Config(flags.PassageFlags):
     steps: int = 200                # training steps | sec. 4
     questions_per_step: int = 128   # questions a training step | sec. 4
     mini_batch: int = 128           # questions an update; the paper is silent
-    # learning rate | sec. 4, which names no schedule; Search-R1's code warms up for 28.5 % of the run
+    # learning rate, constant | sec. 4, which names no schedule; Search-R1's rises for 28.5 % of the run
     lr: float = 1e-6
     weight_decay: float = .01       # of matrices | verl
     grad_clip: float = 1.0          # largest norm of the gradient | verl
@@ -281,14 +282,15 @@ def rollout_groups(policy, retriever, questions, cfg, step):
 # ---------------------------------------------------------------- reward: information distance (Eq 2-4)
 #
 # Q, A and T are the token ids of the question, its first gold answer and one reasoning step. K(u | v) is the
-# number of bits that the scorer, a frozen language model, needs for u after v, each on a line of its own.
+# number of bits that the scorer, a frozen language model, needs for u after v. It reads these alone, no
+# passage and no earlier reasoning step, each followed by a line break (the world's tokenizer has none).
 
 FARTHEST = 20.0
 
 
 def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
-    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}, clipped to [0, 20] (ours). The
-    textbook has max in both places.
+    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}. The textbook has max in both places.
+    The clip to [0, 20] is ours.
 
     >>> information_distance(2.0, 5.0, 4.0, 8.0)
     0.5
@@ -336,7 +338,7 @@ def sequences_of(reasoning_steps, line_break):
     """{reasoning step: {names of terms: the sequence that they are read from}}, four for seven terms.
 
     The lines Q, T, A give K(T|Q) and K(A|Q,T): written as a trajectory, Q is its prompt, T and A its turns,
-    whose bits are the terms. A prompt or a Turn object that several sequences have is computed once."""
+    whose bits are the terms. A batch computes a prompt or Turn object that several sequences share once."""
     def counted(ids):
         return Turn(list(ids), [0.0] * len(ids), "", "", observation_ids=line_break)
 
@@ -389,8 +391,9 @@ def distances(K):
 
 
 def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
-    """The trajectory's turns as [ReasoningStep], without the retrieved text. sampled_ids: the scorer has the
-    policy's vocabulary, so a whole turn goes in as it was sampled. A thought is always encoded anew."""
+    """The trajectory's turns as [ReasoningStep], invalid ones too, without the retrieved text. sampled_ids:
+    the scorer has the policy's vocabulary, so a whole turn goes in as it was sampled. A thought is always
+    encoded anew."""
     turns = trajectory.turns
     if cfg.answer_step == "off" and trajectory.info.answer:
         turns = turns[:-1]
@@ -507,8 +510,8 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
     each_step = run.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
     for step, row in each_step:  # after each pass of the body, run.steps writes row, and saves when due
         # 1. sample: a group of trajectories for each question
-        questions = data.batch_of_step(
-            split.questions, step, cfg.questions_per_step, stable_seed(cfg.seed, "order"))
+        order = stable_seed(cfg.seed, "order")
+        questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
         with run.timed(row, "time/rollout"):
             policy.engine.sync(model)
             groups = rollout_groups(policy, split.retriever, questions, cfg, step)
@@ -523,28 +526,27 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
             assign_advantages(group)
 
         # 4. log-probs of the weights that sampled, and of the initial policy, before the first update. Groups
-        # of one reward have no advantage and are left out, with their KL term; N still counts them
+        # of equal rewards have no advantage and are left out, with their KL term; N (below) still counts them
         mini_batches = []
         with run.timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
                 part = groups[first:first + cfg.mini_batch]
-                learned = []
-                for group in part:
-                    if training.has_spread([t.reward for t in group]):
-                        learned += group
-                if learned:
+                spread = [group for group in part if training.has_spread([t.reward for t in group])]
+                learned = [t for group in spread for t in group]
+                if learned:  # else this mini-batch makes no update
                     batches = training.prepare(model, reference, learned, cfg.micro_tokens,
                                                cfg.share_prefixes, cfg.temperature, cfg.kernels)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
         # 5. for each mini-batch (paper: one a step; embedded world: four) loss, backward, clip, step
-        # loss = -1/N sum_o 1/|o| sum_t [min(rho A, clip(rho) A) - kl_coef k3], t: sampled tokens alone
+        # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
+        # t: sampled tokens of o; rho = exp(logprob - old_logprob); N: trajectories, those left out too
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, folder.nonfinite(step), cfg.sampler_correction)
         for batches, num_sequences in mini_batches:
             for b in batches:  # micro-batches, whose gradients add up
                 logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)        # (B, T)
-                # b.advantages; with --sampler-correction times the ratios of trainer to sampler
+                # b.advantages, unless --sampler-correction weighs them
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)           # (B, T)
                 token_weights = training.sequence_weights(b.response_mask, num_sequences)       # 1 / (N |o|)
                 loss, stats = training.grpo_loss(
@@ -949,14 +951,14 @@ Where the paper is silent:
                       Qwen2.5-3B, for its instruct policy as well, as far as it says.
     bounds            A denominator is at least 1e-6 bits, and d lies in [0, 20]. An empty reasoning step has
                       d = 20.
-    groups            Groups of one reward are left out of the update, and so is their KL term.
+    groups            Groups of equal rewards are left out of the update, and so is their KL term.
     observations      A search result that is cut keeps its closing tag. In a passage "<" before a letter
                       becomes a look-alike, so that it can write no tag. If an invalid turn ends with the
                       end-of-sequence token, this token is kept.
 
-In the plain embedded world K(Q|.) is the smaller of its pair in none of 422 reasoning steps. So d_TQ is
-K(T|QA) / K(T|A): how much the question helps to predict the reasoning step, never the reverse. And right
-trajectories of a question nearly always have one length. --world hard:elastic=.3 is for that
+In the plain embedded world K(Q|.) was the smaller of the two in a min of Eq 4 in none of 422 reasoning steps.
+So d_TQ is K(T|QA) / K(T|A): how much the question helps to predict the reasoning step, never the reverse. And
+right trajectories of a question nearly always have as many turns. --world hard:elastic=.3 is for that
 (results/notes/bi_rar.md).
 """
 

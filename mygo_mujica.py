@@ -7,7 +7,8 @@ trains both roles by plain likelihood on sampled trajectories whose reward passe
 the policy.
 
 GRPO, except: there is no advantage, ratio, clip or KL. A trajectory that passes the threshold is learned by
-its likelihood, the others are thrown away, and a question is asked again until enough of them have passed.
+its likelihood, the others are thrown away, and a question is asked again until three have passed or 16 were
+made. The graph is never written down: the calls of one planner turn are one layer.
 
     Eq 1        planner and workers              plan, work
     sec. 3.3    rising threshold K               next_threshold
@@ -18,7 +19,7 @@ its likelihood, the others are thrown away, and a question is asked again until 
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
-    python mygo_mujica.py                  embedded world: few-shot (there without examples), warm-up, MyGO;
+    python mygo_mujica.py                  embedded world: few-shot (there: as it is made), warm-up, MyGO;
                                            text, then graph; 8 min
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
@@ -221,7 +222,7 @@ def parse_plan(text, env, max_parallel):
     """(sub-questions [(label or None, text)], answer or None, Counter of faults) of a planner's turn.
 
     Only text outside <think>…</think> is parsed. If a turn both asks and answers, it counts as asking and its
-    answer is ignored.
+    answer is ignored. Faults are counted for the log; they change no reward.
 
     >>> parse_plan("<think> … </think> <search> a </search> <search> b <search> c </search>", "text", 8)
     ([(None, 'a'), (None, 'c')], None, Counter({'bad call': 1}))
@@ -323,8 +324,8 @@ class Team:
         return first_prompt(self.policy.tokenizer, self.place.env, role, request, self.few_shot)
 
     async def say(self, prompt_ids, turns, seed, seen):
-        """The next Turn of a conversation, sampled to the end of its message. seen, the planner's entities or
-        the worker's Report, is not used here: Written (appendix) overrides this method and reads it."""
+        """The next Turn of a conversation, sampled to the end of its message. seen: for demonstrations alone
+        (Written, in the appendix)."""
         g = await self.policy.engine.generate(
             context_ids(prompt_ids, turns),
             stop=(),
@@ -365,9 +366,8 @@ def opening(place, question, cfg):
 
 
 async def materials_for(team, question, sub, entity):
-    """(lines that a worker reads, in a graph the triples they show): an entity's facts, or the best passages
-    of the corpus or of the question's own, without their titles. An unknown label (entity None) has no
-    facts."""
+    """(lines that a worker reads, in a graph the triples they show). kg: the entity's triples, none of an
+    unknown label; text: the best passages of the corpus, without titles; kimi: of the question's own."""
     cfg, place = team.cfg, team.place
     if place.env == "kg":
         facts = nearest_facts(sub, place.graph.facts(entity), cfg.max_triples)
@@ -405,12 +405,12 @@ class Report:
     problem: str = ""           # why that is nothing
     selected: list = field(default_factory=list)    # indices of materials
     found: list = field(default_factory=list)       # entities that the selected triples lead to
-    tokens: int = 0             # sampled by its planner and all workers
+    tokens: int = 0             # sampled by its planner and all workers; GRPO divides by them
 
 
 @dataclass
 class Attempt(Outcome):
-    """What a planner came to. searches: sub-questions."""
+    """What a planner came to. Outcome has answer, em, f1 (0 without one) and searches (sub-questions)."""
     role = "planner"
     request: str = ""           # the planner's user message
     workers: list = field(default_factory=list)     # workers[i]: Trajectories of those that turns[i] asked
@@ -459,7 +459,7 @@ async def plan(team, question, name, seed, watch=None):
         faults["asked again"] += sum(call in asked for call in calls) + len(calls) - len(set(calls))
         asked.update(calls)
 
-        agents = []  # a layer of the DAG, side by side
+        agents = []  # a layer, side by side
         for i, (label, sub) in enumerate(calls):
             entity = None
             if label is not None and 0 <= label < len(entities):
@@ -529,8 +529,8 @@ R_SUP = 1.0  # the largest reward there is: F1
 
 
 def next_threshold(previous, mean_reward, r_sup=R_SUP):
-    """K := max(K', (mean_r + r_sup) / 2), mean_r over the first attempts (sec. 3.3; as printed K would be at
-    least r_sup: DIFFERENCES).
+    """K := max(K', (mean_r + r_sup) / 2), mean_r over the first attempts (sec. 3.3; the printed form would
+    select nothing: see DIFFERENCES, at the file's end).
 
     >>> next_threshold(.5, .4), next_threshold(.8, .4)
     (0.7, 0.8)
@@ -540,7 +540,7 @@ def next_threshold(previous, mean_reward, r_sup=R_SUP):
 
 async def attempts(team, question, first, K, seed):
     """[first attempt, …] until m (team.cfg.keep) of them pass K, or max_attempts are made (D.1). As many as
-    are missing are sampled at once, so no more are drawn than by sampling one at a time."""
+    are missing are sampled at once: if all of them pass, there are just m."""
     made, cfg = [first], team.cfg
     while True:
         passed = sum(t.reward > K for t in made)
@@ -591,7 +591,7 @@ LEARNING = ("mygo", "offline", "fixed", *BASELINES)
 
 def mle_loss(logprobs, response_mask, num_tokens):
     """Eq 6: minus the log-likelihood of what the agent said, over `num_tokens` (of the whole mini-batch, on
-    all ranks), as in LLaMA-Factory. logprobs, response_mask (B, T)."""
+    all ranks; ours, as in LLaMA-Factory). logprobs, response_mask (B, T): sampled tokens, no observations."""
     return -(logprobs * response_mask).sum() / num_tokens
 
 
@@ -623,7 +623,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         """Fraction of training completed after a step: by iterations or by tokens, whichever is further."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
-    # At most cfg.steps times. After each body, also after `continue`, run.steps logs, evaluates and saves.
+    # Until completed() is 1. After each body, also after `continue`, run.steps logs, evaluates and saves.
     steps = run.steps(
         cfg, folder, policy, optimizer, METRICS, state,
         evaluate=evaluate_now, share=completed, label=f"{stage} | ", guard=team_page.GUARD)
@@ -1421,7 +1421,7 @@ Małgorzata Braunek, which excatly meets our need. </think>
 DIFFERENCES = """\
 Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup). That is at least r_sup, so
 r > K would select nothing. We read the midpoint, K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as
-A min(r, clip(r)), which is not GRPO's min(r A, clip(r) A) where A < 0. Ours is GRPO's.
+A min(rho, clip(rho)), which is not GRPO's min(rho A, clip(rho) A) where A < 0. Ours is GRPO's.
 
 We use neither Proposition 3.1 nor 3.2; we could not confirm their proofs.
 
@@ -1443,11 +1443,11 @@ Where the paper is silent (there is no public code):
     EM, F1              HotpotQA's rules (yes and no count whole) hold for every data set.
     STaR, RAFT, GRPO    The same agent samples for all; the table of stages says what each learns from.
                         STaR goes on from the last iteration, like the others.
-    fixed               MyGO with K at --threshold tells the threshold from the allocation of attempts.
+    fixed               MyGO with K at --threshold, which does not rise: what repeated attempts do alone.
     asynchronous (D.2)  We do not sample ahead: each iteration uses the weights that the last one left.
 
-In the embedded world "few-shot" is the tiny policy as it was made. It has no words for examples, so there the
-warm-up does no more than choose.
+In the embedded world the tiny policy has learned from written demonstrations and has no words for examples.
+So "few-shot" is that policy as it is, and the warm-up one round of choosing right trajectories.
 """
 
 

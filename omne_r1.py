@@ -2,9 +2,10 @@
 
 (A preprint; a co-author's public branch has parts of it, "the authors' code".) A policy walks a knowledge
 graph with two tools: entity_matcher finds names, node_info reads a node and its edges. The questions are made
-from the graph itself. Stage 1: PPO from the base; its weights only serve to make trajectories. Stage 2: SFT,
-again from the base, on those and on trajectories written along known paths; a thought's tokens weigh .001 in
-the loss. Stage 3: PPO from stage 2's weights, another reward.
+from the graph itself. Stage 1: PPO from the base; its weights only serve to sample trajectories. Stage 2:
+SFT, again from the base (the paper has another), on those and on scripted ones along the paths of the
+questions; a thought's tokens weigh .001 in the loss. Stage 3: PPO of all weights from stage 2's, with another
+reward.
 
 PPO, except: GAE and both losses skip the tools' replies; the KL to the weights the stage began with is a cost
 in each token's reward; the critic is a linear head on the policy's own hidden states.
@@ -26,8 +27,7 @@ in each token's reward; the critic is a linear head on the policy's own hidden s
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/              the paper's setting; not run
     python omne_r1.py --eval-only --checkpoint DIR --graph graphs/ --eval-data questions.jsonl
-Stage 1 in the embedded world, measured when it had eight rounds (now 7): right answers of 1/2 hop .37 to .59,
-of more hops .13 to .35.
+Numbers reached: results/README.md; the paper's own (14B models) were not tried.
 """
 
 import ast
@@ -82,8 +82,8 @@ class Config(flags.PolicyFlags):
     matches: int = 5                # entities that entity_matcher shows | app. A
     max_edges: int = 60             # edges node_info shows; first those that share words with the question
     max_words: int = 2000           # words of a tool's reply
-    max_rounds: int = 7             # turns a question, with that of the answer | sec. 4.1.1
-    max_turn: int = 3000            # tokens a turn | sec. 3.1
+    max_rounds: int = 7             # turns for a question, with that of the answer | sec. 4.1.1
+    max_turn: int = 3000            # tokens of one turn | sec. 3.1
     max_train_turn: int = 1024      # in training, where it is less than --max-turn | authors' code
     max_prompt: int = 4096          # tokens of the first prompt
     max_context: int = 32768        # tokens of prompt, turns and tools' replies
@@ -132,7 +132,7 @@ class Config(flags.PolicyFlags):
 
     # ---- SFT (stage 2)
 
-    # what to learn from: ShareGPT rows; empty = those of stage 1 with reward 1, and templates
+    # what to learn from: ShareGPT rows; empty = right ones sampled with stage 1's weights, and templates
     sft_data: str = ""
     sft_sampled: int = 5000         # trajectories of stage 1, at most; not printed
     sft_templates: int = 5000       # questions tried for template trajectories; not printed
@@ -470,13 +470,15 @@ def rollouts(policy, tools, questions, cfg, *seed, ended=None):
 # ---------------------------------------------------------------- rewards (sec. 3.3.2, 3.5)
 
 def first_reward(trajectory):
-    """Stage 1: R_format (.1 + .9 R_result), where R_format is the share of the rounds in the right format."""
+    """Stage 1: R_format (.1 + .9 R_result), R_format the share of the rounds in the right format, R_result =
+    em."""
     info = trajectory.info
     return info.format * (.1 + .9 * info.em)
 
 
 def third_reward(trajectory):
-    """Stage 3: (r_format + r_answer) / 2 - .1 n_repetition. A wrong answer in right format is worth .5."""
+    """Stage 3: (r_format + r_answer) / 2 - .1 n_repetition. r_format is 1 if every round is in the right
+    format, r_answer = em. A wrong answer in right format is worth .5."""
     info = trajectory.info
     return (float(not info.problem) + info.em) / 2 - .1 * info.repetitions
 
@@ -493,8 +495,8 @@ class ActorCritic(torch.nn.Module):
     """The policy, and V as a linear head on its hidden states: "both networks share an encoder". Saved as the
     policy's folder with value_head.safetensors.
 
-    If all rewards are equal, the advantages are only the critic's errors, but whitening scales them to 1, so
-    the policy still moves (not with --value-coef 0)."""
+    If all rewards are equal, what is left of the advantages is the critic's error and the KL. Whitening
+    scales that to 1, so the policy still moves."""
 
     def __init__(self, policy):
         super().__init__()
@@ -569,7 +571,8 @@ def token_rewards(batch, kl_coef):
 
 def batches_of(actor, reference, trajectories, cfg):
     """[Batch] of trajectories, with log-probs and V of the weights that sampled and log-probs of the
-    reference. Those of weight 0 are fillers: all ranks must do equally many forwards."""
+    reference. Every rank has all trajectories and makes batches of its own part, and fillers of weight 0,
+    since all must do equally many passes; denominators are those of all ranks."""
     batches = training.collate_parts(actor.policy, trajectories, cfg.micro_tokens, cfg.share_prefixes)
     for b in batches:
         with torch.no_grad():
@@ -581,7 +584,8 @@ def batches_of(actor, reference, trajectories, cfg):
 
 
 def assign_credit(batches, cfg):
-    """Fills returns, and advantages that are whitened over all tokens of the step, other ranks' too."""
+    """Fills returns, and advantages that are whitened over all tokens of the step, other ranks' too. With
+    gamma = lam = 1: A_t = (reward - KL cost from t on) - V(s_t), then whitened; returns are not."""
     for b in batches:
         rewards = token_rewards(b, cfg.kl_coef)
         b.advantages, b.returns = gae(rewards, b.values, b.response_mask, cfg.gamma, cfg.lam)
@@ -658,9 +662,8 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         if not learned:
             continue
 
-        # 3. log-probs and values of the weights that sampled, for each mini-batch
-        mixed = stable_seed(cfg.seed, "parts", step)
-        learned = data.batch_of_step(learned, 1, len(learned), mixed)   # shuffled
+        # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled ones
+        learned = data.batch_of_step(learned, 1, len(learned), stable_seed(cfg.seed, "parts", step))
         parts = [learned[i:i + cfg.mini_batch] for i in range(0, len(learned), cfg.mini_batch)]
         with run.timed(row, "time/old_logprobs"):
             prepared = [batches_of(actor, reference, part, cfg) for part in parts]
@@ -677,7 +680,8 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:
                 logprobs, values = actor(b, cfg.temperature, cfg.kernels)               # (B, T)
-                advantages = training.corrected_advantages(b, cfg.sampler_correction)   # off by default
+                # by default b.advantages, else times p of the trainer over p of the engine
+                advantages = training.corrected_advantages(b, cfg.sampler_correction)
                 policy_loss, value_loss, stats = ppo_loss(
                     logprobs, b.old_logprobs, advantages, values, b.returns, b.response_mask,
                     cfg.clip, num_tokens)
