@@ -23,7 +23,7 @@ are divided by the population's std; there is no KL term.
     python -m common.ladder at2po table1 --seeds 5      the paper's Table 1 in the embedded world
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting; a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --checkpoint Qwen/Qwen3-4B --data musique-dev        ReAct: no training
-    python at2po.py --ask "Who is the spouse of the composer of the film Empty Ocean?"
+    python at2po.py --world plain --ask "Who is the spouse of the composer of the film Empty Ocean?"
 Numbers reached: results/README.md. The paper's own (Qwen3-4B, 8 GPUs, 21M passages) were not measured.
 """
 
@@ -748,7 +748,9 @@ def reproduce(cfg):
         return run.mean_em(run.evaluate_all(cfg, folder, policy, chosen, evaluate, when))
 
     run.tell(cfg)
-    title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.rollout}, {cfg.expansion} expansion"
+    title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.rollout}"
+    if cfg.rollout == "tree":
+        title += f", {cfg.expansion} expansion"
     with run.stage(cfg, folder, METRICS, title):
         if cfg.eval_only:
             return report.show_averages(evaluate_all(), AVERAGES)

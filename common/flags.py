@@ -218,7 +218,8 @@ def check_world(cfg, sets):
             refuse("world", cfg.world, error)
     for name in cfg.eval_data.split(","):
         if name not in ("", *(sets or SPLITS)):
-            refuse("eval_data", name, f"with --data world one of {', '.join(sets or SPLITS)}")
+            refuse("eval_data", name, f"with --data world one of {', '.join(sets or SPLITS)}; "
+                   "questions of your own are --data FILE")
 
 
 def has_vllm():

@@ -369,7 +369,8 @@ def tell(cfg):
         plan = f"{len(stages)} stages, each evaluated at its end: {', '.join(stages)}"
     say(f"What happens: {plan}.")
     where = folders[0] if len(folders) == 1 else f"{folders[0].parent}/{cfg.name}-*"
-    say(f"Where to look: {where} (metrics.jsonl grows, trajectories.html comes at the end).")
+    grows = "" if cfg.eval_only else "metrics.jsonl grows, "
+    say(f"Where to look: {where} ({grows}trajectories.html comes at the end).")
 
 
 @contextmanager
@@ -421,6 +422,8 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
     for split in splits:
         file = folder.path / f"eval_{split.name}{suffix}.json"
         if not (cfg.resume and suffix and file.exists()):
+            if hasattr(policy, "tokenizer") and not suffix:
+                warn_of_unknown_words(policy.tokenizer, [q.question for q in split.questions[:10]])
             with Progress(f"evaluating {split.name}", at_once=True) as progress:
                 if isinstance(cfg, PolicyFlags) and cfg.policy:
                     policy.engine.keep(folder.path / f"said_{split.name}{suffix}.jsonl")
@@ -579,15 +582,20 @@ def timed(row, key):
 # ---------------------------------------------------------------- --ask
 
 def ask(cfg, policy, retriever, agent, question=""):
-    """What agent(search, seed) returns, a coroutine that answers --ask (or the question in it). Says which
-    words of it the tiny policy has never seen: it answers with confidence all the same."""
-    unknown = chat.unknown_words(policy.tokenizer, question or cfg.ask)
-    if unknown:
-        warn(f"this policy has no word for {', '.join(unknown)}: it knows the embedded world alone, "
-             "and its answer means nothing here")
+    """What agent(search, seed) returns, a coroutine that answers --ask (or the question in it)."""
+    warn_of_unknown_words(policy.tokenizer, [question or cfg.ask])
     policy.engine.sync(policy.model)
     search = rollout.BatchedSearch(retriever)
     return rollout.run_agents([agent(search, rollout.stable_seed(cfg.seed, "ask"))], policy.engine, search)[0]
+
+
+def warn_of_unknown_words(tokenizer, questions):
+    """Says which words the tiny policy has never seen: it answers with confidence all the same."""
+    unknown = [word for question in questions for word in chat.unknown_words(tokenizer, question)]
+    if unknown:
+        few = ", ".join(dict.fromkeys(unknown[:8]))
+        warn(f"this policy has no word for {few}: it knows the embedded world alone, and its answer means "
+             "nothing here")
 
 
 def show_turn(turn):
@@ -627,12 +635,12 @@ def tell_what_next(baseline=None):
     *_, last = done.values()
     say(f"Next: open {last.path}/trajectories.html")
     saved = [path for path in done if checkpoint.find(path / "checkpoint")]
-    question = ""
-    for found in report.evaluations(last.path).values():
-        first = found["predictions"][0].get("question", "")
-        question = question or " ".join(first.split())
-    if saved and question:
-        say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}")
+    predictions = [found["predictions"][0] for found in report.evaluations(last.path).values()]
+    if saved and predictions and predictions[0].get("question"):
+        question = " ".join(predictions[0]["question"].split())
+        gold = ", ".join(predictions[0].get("gold", []))
+        say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}  "
+            f"# gold: {gold}")
     compared = list(done)
     if saved and baseline and last.config[baseline[0]] != baseline[1]:
         flag, value = baseline

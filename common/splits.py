@@ -64,6 +64,9 @@ def _questions_of(cfg, paper_eval, live):
     elif cfg.eval_only or cfg.ask:
         listed = cfg.eval_data or (paper_eval if of_paper else cfg.data)
         names = listed.split(",")
+        if cfg.checkpoint and not cfg.eval_data and not of_paper:
+            warn(f"{cfg.data}: all its questions are asked; a policy that was trained on this file knows all "
+                 "but its last tenth")
     else:
         train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad, role="train")
         listed = cfg.eval_data or (paper_eval if of_paper else "")
@@ -77,6 +80,7 @@ def _questions_of(cfg, paper_eval, live):
         held = min(held, cfg.eval_limit or len(train))
         if held < FEW:
             warn(f"{cfg.data}: {held} questions are held out; so few decide nothing, whatever their interval")
+        say(f"{cfg.data}: the last {held} of {len(train)} questions are held out and evaluated")
         name = cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout"  # (no benchmark's)
         sets = {name: train[-held:]}
         train = train[:-held]
