@@ -207,7 +207,7 @@ def test_a_level_is_for_the_world_alone():
 
 def test_its_settings_are_the_scripts_own():
     cfg = at2po.parse_args(["--world", "hard"])
-    assert (cfg.epochs, cfg.chains, cfg.rounds, cfg.eval_limit) == (2, 4, 3, 2000)
+    assert (cfg.epochs, cfg.chains, cfg.rounds, cfg.eval_limit) == (2, 4, 3, 500)
     assert (cfg.warmup_steps, cfg.flaw_rate) == (1550, .8)
     assert at2po.parse_args([]).warmup_steps == 900
     assert at2po.parse_args(["--world=hard:elastic=.3"]).chains == 4

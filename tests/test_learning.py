@@ -11,7 +11,7 @@ import at2po
 from common import metrics
 from common.files import read_jsonl
 
-SHORT = "--lr 3e-4 --eval-limit 200 --eval-every 0".split()
+SHORT = "--world plain --lr 3e-4 --eval-limit 200 --eval-every 0".split()
 
 
 def em(folder, name):

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -152,6 +153,9 @@ print(before, peak(), found.peak)
 """
 
 
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # freed tensors go back to the system at once
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("program, model, settings", [
     (UPDATE, "tiny", dict(micro_tokens=4096)),
@@ -163,7 +167,7 @@ def test_what_a_process_holds_on_a_cpu(program, model, settings):
     settings = json.dumps({"precision": "fp32"} | settings)
     done = subprocess.run(
         [sys.executable, "-c", program, settings, model],
-        cwd=ROOT, capture_output=True, text=True, check=True)
+        cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | RETURNED)
     before, peak, estimate = map(float, done.stdout.splitlines()[-1].split())
     assert before + estimate == pytest.approx(peak, rel=.15)
     if program == UPDATE:
