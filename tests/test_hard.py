@@ -209,7 +209,7 @@ def test_its_settings_are_the_scripts_own():
     cfg = at2po.parse_args(["--world", "hard"])
     assert (cfg.epochs, cfg.chains, cfg.rounds, cfg.eval_limit) == (2, 4, 3, 500)
     assert (cfg.warmup_steps, cfg.flaw_rate) == (1550, .8)
-    assert at2po.parse_args([]).warmup_steps == 900
+    assert at2po.parse_args([]) == cfg and at2po.parse_args(["--world", "plain"]).warmup_steps == 900
     assert at2po.parse_args(["--world=hard:elastic=.3"]).chains == 4
     cfg = bi_rar.parse_args(["--world", "hard"])
     assert (cfg.scorer, cfg.warmup_steps, cfg.flaw_rate) == ("lines", 3000, .4)

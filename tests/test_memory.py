@@ -153,21 +153,22 @@ print(before, peak(), found.peak)
 """
 
 
-RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # freed tensors go back to the system at once
+# malloc keeps what an update of small tensors frees, 12 to 18 % more from run to run; so it is given back
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program, model, settings", [
-    (UPDATE, "tiny", dict(micro_tokens=4096)),
-    (ROLLOUT, "tiny", dict(cache_gb=.1, max_prompt=250, max_response=40)),
-    (UPDATE, "smollm2", dict(micro_tokens=1024)),
-    (ROLLOUT, "smollm2", dict(cache_gb=.15, max_prompt=400, max_response=12)),
+@pytest.mark.parametrize("program, model, settings, malloc", [
+    (UPDATE, "tiny", dict(micro_tokens=4096), RETURNED),
+    (ROLLOUT, "tiny", dict(cache_gb=.1, max_prompt=250, max_response=40), {}),
+    (UPDATE, "smollm2", dict(micro_tokens=1024), {}),
+    (ROLLOUT, "smollm2", dict(cache_gb=.15, max_prompt=400, max_response=12), {}),
 ])
-def test_what_a_process_holds_on_a_cpu(program, model, settings):
+def test_what_a_process_holds_on_a_cpu(program, model, settings, malloc):
     settings = json.dumps({"precision": "fp32"} | settings)
     done = subprocess.run(
         [sys.executable, "-c", program, settings, model],
-        cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | RETURNED)
+        cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | malloc)
     before, peak, estimate = map(float, done.stdout.splitlines()[-1].split())
     assert before + estimate == pytest.approx(peak, rel=.15)
     if program == UPDATE:
