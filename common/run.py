@@ -422,7 +422,7 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
     for split in splits:
         file = folder.path / f"eval_{split.name}{suffix}.json"
         if not (cfg.resume and suffix and file.exists()):
-            if hasattr(policy, "tokenizer") and not suffix:
+            if isinstance(policy, rollout.Policy) and not suffix:
                 warn_of_unknown_words(policy.tokenizer, [q.question for q in split.questions[:10]])
             with Progress(f"evaluating {split.name}", at_once=True) as progress:
                 if isinstance(cfg, PolicyFlags) and cfg.policy:
