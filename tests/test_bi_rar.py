@@ -320,6 +320,16 @@ def one_step(model, initial, optimizer, groups, cfg):
     return row
 
 
+def test_a_token_counts_as_clipped_only_where_the_clip_acts():
+    """Ratios .5 and 1.5: a low one is clipped where A < 0, a high one where A > 0."""
+    logprobs, mask = torch.tensor([[math.log(.5), math.log(1.5)]]), torch.ones(1, 2, dtype=torch.bool)
+    clipped = []
+    for advantages in ([-1.0, -1.0], [1.0, 1.0], [-1.0, 1.0], [1.0, -1.0]):
+        _, stats = training.grpo_loss(logprobs, torch.zeros(1, 2), torch.tensor([advantages]), mask, 1.0)
+        clipped.append(stats["clipped_tokens"])
+    assert clipped == [1, 1, 2, 0]
+
+
 def test_a_training_step_is_grpo_written_out(scorer):
     """Two mini-batches with a KL term, one of them with a group of one reward, against Eq 8-9 in plain
     PyTorch: mean over all trajectories of the mini-batch of the mean over their tokens."""

@@ -206,6 +206,33 @@ def test_the_third_reward_pays_form_alone_and_may_be_negative():
 MASK = torch.tensor([[0, 1, 1, 0, 0, 1, 0, 1, 0]]).bool()
 
 
+def test_the_clipped_loss_by_hand_where_the_advantage_is_negative():
+    """Ratios 1.5 and .5: at A = -1 the clip keeps the worse of -1.5, -1.2 and of -.5, -.8; at A = 1 of 1.5,
+    1.2 and of .5, .8."""
+    logprobs = torch.tensor([[9.0, math.log(1.5), math.log(.5)]])
+    mask = torch.tensor([[False, True, True]])
+    values, returns = torch.tensor([[7.0, 1.0, 2.0]]), torch.zeros(1, 3)
+    found = []
+    for sign in (-1.0, 1.0):
+        advantages = torch.full((1, 3), sign)
+        policy_loss, value_loss, _ = omne_r1.ppo_loss(
+            logprobs, torch.zeros(1, 3), advantages, values, returns, mask, .2, 2)
+        found.append(float(policy_loss))
+        assert float(value_loss) == pytest.approx((1 + 4) / 2)
+    assert found == pytest.approx([(1.5 + .8) / 2, -(1.2 + .5) / 2])
+
+
+def test_advantages_are_whitened_over_the_step():
+    """Two trajectories of two tokens, rewards 1 and 0, V = 0, gamma = lam = 1: raw advantages 1, 1, 0, 0."""
+    made = [Trajectory("q", [5], [Turn([6, 7], [-1.0, -1.0], "eos", "")], reward) for reward in (1.0, 0.0)]
+    batch = rollout.collate(made)
+    batch.old_logprobs, batch.values = batch.rollout_logprobs, torch.zeros(batch.input_ids.shape)
+    omne_r1.assign_credit([batch], omne_r1.replace(CFG, gamma=1.0, lam=1.0))
+    sampled = batch.advantages[batch.response_mask]
+    assert sampled.tolist() == pytest.approx([1, 1, -1, -1], abs=1e-4)
+    assert batch.returns[batch.response_mask].tolist() == [1, 1, 0, 0]
+
+
 def test_gae_across_two_observations_by_hand():
     """Sampled tokens at 1, 2, 5, 7; gamma .9, lambda .5; what stands elsewhere must not be read."""
     rewards = torch.tensor([[9., 0., .1, 9., 9., 0., 9., 1., 9.]])
