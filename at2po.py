@@ -904,8 +904,8 @@ def warmed_up(cfg, source, split):
 
 
 def tiny_policy(cfg):
-    """Folder of the half-million-weight policy that the embedded world starts from; made once, then
-    cached."""
+    """Folder of the half-million-weight policy that the embedded world starts from: one that comes
+    with the project (common/world/start), or one made here and cached."""
     from common.world import tiny
     words = "Page 1 2 3 now found nothing answer ;".split() + re.findall(r"\w+|[^\w\s]", LIMIT_MESSAGE)
     tags = [*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"]

@@ -882,7 +882,8 @@ def warmed_up(cfg, source, index):
 
 
 def tiny_policy(cfg):
-    """Folder of the policy that the embedded world starts from; made once, then cached."""
+    """Folder of the policy that the embedded world starts from: one that comes with the project
+    (common/world/start), or one made here and cached."""
     words = "Doc ( ) 1 2 3 Title now found nothing answer ; No passage".split()
     words += re.findall(r"\w+|[^\w\s]", re.sub(r"</?\w+>", "", INVALID))
     names = ("think", "search", "information", "answer")

@@ -1247,8 +1247,8 @@ def warmed_up(cfg, source, place):
 # ---------------------------------------------------------------- the tiny policy of the embedded world
 
 def tiny_policy(cfg):
-    """Folder of the half-million-weight policy that both environments of the embedded world start from; made
-    once, then cached."""
+    """Folder of the half-million-weight policy that both environments of the embedded world start from: one
+    that comes with the project (common/world/start), or one made here and cached."""
     from common.world import tiny
     written = "0 1 2 3 4 5 6 7 8 9 now found nothing answer says ; "
     written += "Search ( ) [ ] - Question Context Materials Candidate Obs : , "

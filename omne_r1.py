@@ -1302,8 +1302,8 @@ def warmed_up(cfg, source):
 # ---------------------------------------------------------------- the tiny policy of the embedded world
 
 def tiny_policy(cfg):
-    """Folder of the half-million-weight policy that the embedded world starts from; made once, then
-    cached."""
+    """Folder of the half-million-weight policy that the embedded world starts from: one that comes
+    with the project (common/world/start), or one made here and cached."""
     from common.warmup import scripted
     from common.world import graph_policy, tiny
     endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)

@@ -43,10 +43,15 @@ def warn(message):
     console.print(message, style="yellow", markup=False)
 
 
+def one_line(text):
+    """Text of a data set, a model or a passage on one line, without control characters."""
+    joined = " ".join(str(text).split())
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", joined)
+
+
 def plain(text):
-    """Text of a model or a passage for the terminal: one line, no control characters, no markup."""
-    one_line = " ".join(str(text).split())
-    return escape(re.sub(r"[\x00-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", one_line))
+    """The same for the terminal, without markup."""
+    return escape(one_line(text))
 
 
 def table(title, header, rows):

@@ -40,7 +40,7 @@ def find_model(name):
     except files.HubError as error:
         raise ModelError(str(error)) from error
     folder = Path(found)
-    if (folder / "metrics.json").exists():
+    if checkpoint.find(folder / "checkpoint"):
         raise ModelError(f"{name}: a run folder; the weights are in {name}/checkpoint")
     configs = (folder / "config.json", folder / "adapter_config.json")
     if folder.is_dir() and not any(f.exists() for f in configs):

@@ -46,6 +46,7 @@ from common.files import (
     UserError,
     clock,
     console,
+    one_line,
     plain,
     read_evaluation,
     read_json,
@@ -637,8 +638,8 @@ def tell_what_next(baseline=None):
     saved = [path for path in done if checkpoint.find(path / "checkpoint")]
     predictions = [found["predictions"][0] for found in report.evaluations(last.path).values()]
     if saved and predictions and predictions[0].get("question"):
-        question = " ".join(predictions[0]["question"].split())
-        gold = ", ".join(predictions[0].get("gold", []))
+        question = one_line(predictions[0]["question"])  # to be pasted into a shell
+        gold = one_line(", ".join(map(str, predictions[0].get("gold", []))))
         say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}  "
             f"# gold: {gold}")
     compared = list(done)

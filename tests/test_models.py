@@ -247,3 +247,13 @@ def test_a_policy_in_bf16_is_not_taken_for_another(tmp_path):
     tokens.save_pretrained(tmp_path)
     cfg = at2po.Config(engine="transformers", cache_gb=.1, precision="bf16")
     assert run.load_policy(cfg, str(tmp_path)).model.in_bf16
+
+
+def test_a_run_folder_is_no_model_and_a_model_may_have_metrics_beside_it(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.json").write_text("{}")  # as released models sometimes have
+    assert model.find_model(str(tmp_path)) == str(tmp_path)
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/trainer.json").write_text("{}")
+    with pytest.raises(ModelError, match="a run folder; the weights are in .*/checkpoint$"):
+        model.find_model(str(tmp_path))

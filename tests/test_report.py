@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import at2po
-from common import data, guards, metrics, report, rollout
+from common import data, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
 from common.page import __main__ as folders
 from common.page import record, teams, write_page
@@ -568,3 +568,18 @@ def test_calls_that_fall_towards_none_are_named(begins, ends, fires):
     said = []
     assert guards.watch(rows[-1], rows[:-1], said.append, HEALTHY)["guard/calls"] == fires
     assert not fires or f"{begins:.2f} a trajectory at the start, {ends:.2f} now" in said[0]
+
+
+def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, capsys, monkeypatch):
+    folder = RunFolder(tmp_path, "at2po", "x", {"name": "x"})
+    folder.create()
+    (folder.path / "trajectories.html").write_text("")
+    (folder.path / "checkpoint").mkdir()
+    (folder.path / "checkpoint/trainer.json").write_text("{}")
+    hostile = {"question": "Who's\n\x1b[2Jit?", "gold": ["a\nrm x", 7]}
+    folder.write("eval_test.json", {"summary": {}, "predictions": [hostile]})
+    monkeypatch.setattr(run, "opened", [folder])
+    run.tell_what_next()
+    asked = [line for line in capsys.readouterr().out.splitlines() if "--ask" in line]
+    assert len(asked) == 1 and asked[0].endswith("# gold: a rm x, 7") and "\x1b" not in asked[0]
+    assert """--ask 'Who'"'"'s""" in asked[0]
