@@ -732,7 +732,7 @@ def train(cfg, folder, policy, cases, evaluate_now):
         stage, reference = "joint", load_writer(cfg, left_by(cfg, "sqg")).model
     order = stable_seed(cfg.seed, "order")
     for step, row in run.steps(
-            cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | "):
+            cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | "):
         if policy.may_ask and step == 1:  # --resume after it leaves this out
             learn_when_to_ask(policy, optimizer, cases, cfg)
         policy.forget()
@@ -787,11 +787,11 @@ def supervise(cfg, folder, stage, learner, learned, kept, evaluate_now):
     kind = {"qap": "question", "sqg": "question"}.get(stage, stage)
     lr, warmup = getattr(cfg, f"{kind}_lr"), getattr(cfg, f"{kind}_warmup", 0)
     total = getattr(cfg, f"{stage}_steps")
-    logged = replace(cfg, steps=log_steps(total))
     optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
     made = {"updates": 0}  # the last log step may hold fewer than EVERY; resuming with more goes on from here
     for step, row in run.steps(
-            logged, folder, learner, optimizer, PRETRAIN_METRICS, made, evaluate_now, label=f"{stage} | "):
+            cfg, folder, learner, optimizer, PRETRAIN_METRICS, log_steps(total), made, evaluate_now,
+            label=f"{stage} | "):
         meter = training.Meter()
         while made["updates"] < min(step * EVERY, total):
             rate = training.cosine_lr(made["updates"], total, lr, warmup=warmup)
@@ -1293,12 +1293,12 @@ def reproduce(cfg):
         for earlier in needed:
             if earlier not in stages[:n]:
                 left_by(cfg, earlier)
-    cases, evals = evidence.load_cases(cfg, PAPER_EVAL)
+    cases, evals = evidence.load_cases(cfg, PAPER_EVAL, cfg.validate, cfg.candidates)
     if cfg.ask:
         case = evidence.find_case(evals[0], cfg.ask)
         policy, _ = load_stage(cfg, "eval", None, [case])
         return page.show_path(policy, greedy_paths(policy, [case])[0])
-    run.tell(cfg)
+    run.tell(cfg, cfg.steps)
     for stage in stages:
         run_stage(cfg, stage, cases, evals)
     page.show_table(runs_of(cfg), ("supervised", "ppo", "sqg", "joint"), PAPER)

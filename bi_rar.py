@@ -133,8 +133,6 @@ WORLD = dict(
 # Its second level (--world hard:elastic=.3), where trajectories differ in length, and where learning to read
 # takes twice the warm-up of the other hard worlds. The learning rate is at2po.py's there.
 HARD = WORLD | dict(
-    warmup_steps=3000,
-    flaw_rate=.4,
     limit=1500,
     eval_limit=2000,
     scorer="lines",
@@ -369,7 +367,7 @@ def packed_complexities(scorer, reasoning_steps, line_break, cfg):
         s.question_id = number
     on_this_rank = []  # (number of a sequence, bits of its turns)
     for batch in training.collate_parts(scorer, numbered, cfg.micro_tokens, cfg.share_prefixes):
-        logprobs = models.token_logprobs(scorer, batch, 1.0, cfg.kernels)                       # (B, T)
+        logprobs = models.token_logprobs(scorer, batch, 1.0)                       # (B, T)
         sums, _ = training.turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids)    # (B, 2)
         of_turns = sums / -math.log(2)
         for s, bits in zip(batch.trajectories, of_turns.tolist(), strict=True):
@@ -507,7 +505,8 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
     model = policy.model
     reference = initial if cfg.kl_coef else None
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    each_step = run.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
+    each_step = run.steps(
+        cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | ")
     for step, row in each_step:  # after each pass of the body, run.steps writes row, and saves when due
         # 1. sample: a group of trajectories for each question
         order = stable_seed(cfg.seed, "order")
@@ -535,7 +534,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
                 learned = [t for group in spread for t in group]
                 if learned:  # else this mini-batch makes no update
                     batches = training.prepare(model, reference, learned, cfg.micro_tokens,
-                                               cfg.share_prefixes, cfg.temperature, cfg.kernels)
+                                               cfg.share_prefixes, cfg.temperature)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
         # 5. for each mini-batch (paper: one a step; embedded world: four) loss, backward, clip, step
@@ -545,7 +544,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
         meter = training.Meter(all_batches, folder.nonfinite(step), cfg.sampler_correction)
         for batches, num_sequences in mini_batches:
             for b in batches:  # micro-batches, whose gradients add up
-                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)        # (B, T)
+                logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
                 # b.advantages, unless --sampler-correction weighs them
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)           # (B, T)
                 token_weights = training.sequence_weights(b.response_mask, num_sequences)       # 1 / (N |o|)
@@ -660,7 +659,7 @@ def main(argv=None):
         start = cfg.checkpoint or cfg.policy or initial_source
         if cfg.ask:
             return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
-        run.tell(cfg)
+        run.tell(cfg, cfg.steps)
         for stage in stages:
             if stage.startswith("merged-"):
                 lam = stage.removeprefix("merged-")
@@ -877,7 +876,7 @@ def warmed_up(cfg, source, index):
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
         cfg.warmup_data, tokenizer, index, render, reward, reply, top_k=cfg.top_k,
-        max_passage=cfg.max_passage, flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
+        max_passage=cfg.max_passage, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "bi_rar", source, examples)
 
 
@@ -893,8 +892,9 @@ def tiny_policy(cfg):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
     from common.world import tiny
+    steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps, hard=(3000, .4))
     recipe = tiny.Recipe(
-        "bi_rar", cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+        "bi_rar", steps, flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
     return tiny.tiny_policy(recipe, words, tags, render)
 
 

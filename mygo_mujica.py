@@ -64,6 +64,7 @@ from common import model as models
 from common.files import console, plain, say, warn
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams as team_page
+from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
 
 # ---------------------------------------------------------------- config
@@ -374,7 +375,7 @@ async def materials_for(team, question, sub, entity):
         return [harmless(", ".join(fact), cfg.max_words) for fact in facts], facts
     if place.env == "kimi":
         if question.id not in place.own:
-            place.own[question.id] = splits.make_retriever(cfg, data.pool_contexts([question]))
+            place.own[question.id] = make_retriever(cfg.retriever, data.pool_contexts([question]))
         passages = place.own[question.id].search([sub], cfg.top_k)[0]
     else:
         passages = await team.search(sub, cfg.top_k)
@@ -625,7 +626,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
 
     # Until completed() is 1. After each body, also after `continue`, run.steps logs, evaluates and saves.
     steps = run.steps(
-        cfg, folder, policy, optimizer, METRICS, state,
+        cfg, folder, policy, optimizer, METRICS, cfg.steps, state,
         evaluate=evaluate_now, share=completed, label=f"{stage} | ", guard=team_page.GUARD)
     for step, row in steps:
         order = stable_seed(cfg.seed, "order")
@@ -658,7 +659,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
             num_tokens = sum(c.sampled_tokens for c in learned)
             batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
             for b in batches:  # this rank's, as large as memory takes; backward sums over all ranks
-                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)    # (B, T)
+                logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T)
                 loss = mle_loss(logprobs, b.response_mask, num_tokens)
                 (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
@@ -726,7 +727,7 @@ def sft(cfg, folder, model, optimizer, trajectories):
             num_tokens = sum(c.sampled_tokens for c in learned)
             batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
             for b in batches:
-                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)    # (B, T)
+                logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T)
                 loss = mle_loss(logprobs, b.response_mask, num_tokens)
                 (loss * b.weight).backward()
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
@@ -775,7 +776,7 @@ def main(argv=None):
         for env, stage in itertools.product(envs, stages):
             stage_folder(cfg, env, stage)  # here, so that what it refuses is refused before data are read
         split, evals = load_splits(cfg)
-        run.tell(cfg)
+        run.tell(cfg, cfg.steps)
         for env in envs:
             place = split and Place(env, **vars(split))
             places = [Place(env, **vars(s)) for s in evals]
@@ -1006,14 +1007,14 @@ def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"
     for part in parts:
         learned = [c for t in part for c in conversations(t)]
         prepared.append(training.prepare(
-            model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels))
+            model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature))
     row = {"time/old_logprobs": time.time() - started}
     everything = [b for batches in prepared for b in batches]
     meter = training.Meter(everything, nonfinite, cfg.sampler_correction)
     for part, batches in zip(parts, prepared, strict=True):
         training.set_lr(optimizer, cfg.grpo_lr)
         for b in batches:
-            logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
+            logprobs = models.token_logprobs(model, b, cfg.temperature)  # (B, T)
             loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
             (loss * b.weight).backward()
             meter.add(loss, stats, b.weight)
@@ -1240,7 +1241,7 @@ def warmed_up(cfg, source, place):
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
         cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", top_k=cfg.top_k,
-        flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
+        longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 
@@ -1265,9 +1266,10 @@ def tiny_policy(cfg):
         question = data.parse_question(question)
         return render_demonstration(tokenizer, question, demo, replace(place, env=env), cfg)
 
+    steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
     recipe = tiny.Recipe(
         f"mygo_mujica, {cfg.max_words} words",
-        cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+        steps, flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
     return tiny.tiny_policy(recipe, words, tags, render, index)
 
 

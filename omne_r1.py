@@ -174,8 +174,6 @@ WORLD = dict(
     sft_full_lr=5e-4,
     sft_batch=8,
     micro_tokens=2048,
-    warmup_steps=1200,
-    flaw_rate=.4,
 )
 
 # ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
@@ -509,10 +507,10 @@ class ActorCritic(torch.nn.Module):
     def device(self):
         return self.policy.device
 
-    def forward(self, batch, temperature, kernels):
+    def forward(self, batch, temperature):
         """log-probs of the sampled tokens, and V of the states before them; both (B, T), 0 elsewhere."""
         hidden = models.hidden_states(self.policy, batch)
-        logprobs = models.token_logprobs(self.policy, batch, temperature, kernels, hidden)
+        logprobs = models.token_logprobs(self.policy, batch, temperature, hidden=hidden)
         return logprobs, models.token_values(self.head, batch, hidden)
 
     def save_pretrained(self, folder, state_dict=None):
@@ -576,10 +574,10 @@ def batches_of(actor, reference, trajectories, cfg):
     batches = training.collate_parts(actor.policy, trajectories, cfg.micro_tokens, cfg.share_prefixes)
     for b in batches:
         with torch.no_grad():
-            b.old_logprobs, b.values = actor(b, cfg.temperature, cfg.kernels)
+            b.old_logprobs, b.values = actor(b, cfg.temperature)
             if reference is not None:
                 with models.reference_weights(actor.policy, reference) as frozen:
-                    b.ref_logprobs = models.token_logprobs(frozen, b, cfg.temperature, cfg.kernels)
+                    b.ref_logprobs = models.token_logprobs(frozen, b, cfg.temperature)
     return batches
 
 
@@ -641,7 +639,7 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
     optimizer = make_optimizer(actor, cfg)
     learner = replace(policy, model=actor)  # what checkpoints keep
     steps = run.steps(
-        cfg, folder, learner, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
+        cfg, folder, learner, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | ")
     for step, row in steps:
         set_rates(optimizer, cfg, step)
 
@@ -679,7 +677,7 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         for part, batches in cfg.epochs * mini_batches:
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:
-                logprobs, values = actor(b, cfg.temperature, cfg.kernels)               # (B, T)
+                logprobs, values = actor(b, cfg.temperature)               # (B, T)
                 # by default b.advantages, else times p of the trainer over p of the engine
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
                 policy_loss, value_loss, stats = ppo_loss(
@@ -912,22 +910,22 @@ def weighted_loss(logprobs, weights, total):
     return -(weights * logprobs).sum() / max(total, 1e-8)
 
 
-def weighted_sft_loss(model, batch, weights, total, kernels="auto"):
+def weighted_sft_loss(model, batch, weights, total):
     """weighted_loss of a batch's sampled tokens."""
     hidden = models.hidden_states(model, batch)
-    if hidden.is_cuda and kernels != "off":
-        return fused_sft_loss(model, batch, weights, total, hidden, kernels)
-    return weighted_loss(models.token_logprobs(model, batch, 1.0, kernels, hidden), weights, total)
+    if hidden.is_cuda:
+        return fused_sft_loss(model, batch, weights, total, hidden)
+    return weighted_loss(models.token_logprobs(model, batch, hidden=hidden), weights, total)
 
 
-def fused_sft_loss(model, batch, weights, total, hidden, kernels):
+def fused_sft_loss(model, batch, weights, total, hidden, backend="auto"):
     """The same on CUDA, with loss and gradient in one pass over the logits (kernels/weighted_ce.py)."""
     before = hidden.flatten(0, 1)[batch.predecessor]                            # (R, H)
     by_row = weights.new_zeros(len(batch.target))                               # (R,)
     by_row.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
     head = models.head_rows(model, distributed.whole(model.get_output_embeddings().weight))
     return weighted_cross_entropy(
-        before, head, batch.target, by_row, total, backend=models.BACKENDS[kernels])
+        before, head, batch.target, by_row, total, backend=backend)
 
 
 UPDATES_A_STEP = 25  # of stage 2, in one line of metrics
@@ -942,9 +940,9 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
         peak, warmup = cfg.sft_lr, .1
     optimizer = training.make_optimizer(model, peak, cfg.weight_decay, kind=cfg.optimizer)
     updates = -(-len(examples) * cfg.sft_epochs // cfg.sft_batch)
-    planned = replace(cfg, steps=-(-updates // UPDATES_A_STEP))
-    steps = run.steps(planned, folder, policy, optimizer, SFT_METRICS, evaluate=evaluate_now, label="sft | ")
-    for step, row in steps:
+    for step, row in run.steps(
+            cfg, folder, policy, optimizer, SFT_METRICS, -(-updates // UPDATES_A_STEP),
+            evaluate=evaluate_now, label="sft | "):
         meter = training.Meter(keep=folder.nonfinite(step))
         for number in range((step - 1) * UPDATES_A_STEP, min(step * UPDATES_A_STEP, updates)):
             # 1. some conversations, and their rate
@@ -967,7 +965,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
 
             # 3. the update
             for b, w, of_batch in zip(batches, token_weights, sums, strict=True):
-                loss = weighted_sft_loss(model, b, w, total, cfg.kernels)
+                loss = weighted_sft_loss(model, b, w, total)
                 (loss * b.weight).backward()
                 stats = {"tokens": int(b.response_mask.sum()), "weight": of_batch}
                 meter.add(loss, stats, b.weight)
@@ -1057,7 +1055,7 @@ def reproduce(cfg):
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
-    run.tell(cfg)
+    run.tell(cfg, cfg.steps)
     for stage in stages:
         run_stage(*stage, task, evals)
     from common import ladder
@@ -1321,7 +1319,8 @@ def tiny_policy(cfg):
 
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
     words = graph_policy.words(cfg.max_edges)
-    recipe = tiny.Recipe(key, cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, engine=cfg.engine)
+    steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
+    recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_size, engine=cfg.engine)
     return tiny.tiny_policy(recipe, words, graph_policy.TAGS, render, index, pack_tokens=1024)
 
 

@@ -11,7 +11,7 @@ several stages has a folder for each. The order is always the same:
     folder = run.open_folder(cfg, "at2po", cfg.name, FREE_ON_RESUME)
     policy = run.load_policy(cfg, folder.start or source)
     with run.stage(cfg, folder, METRICS, title):    # the folder exists; at its end curves and page
-        for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, state):
+        for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, cfg.steps, state):
             …      # the method: sample, score, update;
                    # it fills `row` with metrics, row["sample"] with what the page shows
 
@@ -60,8 +60,7 @@ from common.flags import PolicyFlags
 
 FREE_ON_RESUME = (
     "cache_gb",  # a run that was killed for its memory goes on with less
-    "steps", "eval_every", "save_every", "log", "resume", "out",
-    "search_timeout", "search_retries")
+    "steps", "eval_every", "save_every", "log", "resume", "out")
 opened = []  # the folders of this process, for what Ctrl-C says
 
 
@@ -303,7 +302,7 @@ def load_policy(cfg, source, trains=True, frozen=0, longest=8192):
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     memory.check(cfg, source, frozen, longest, trains)
-    how = {"gradient_checkpointing": cfg.gradient_checkpointing, "precision": cfg.precision}
+    how = {"gradient_checkpointing": "auto", "precision": cfg.precision}
     whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
     if not trains:
         how["frozen"] = not whole  # vLLM computes, and in its own precision
@@ -353,7 +352,7 @@ def make_engine(cfg, model, tokenizer, trains=False):
     return TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb, prefix_cache_gb=cfg.cache_gb)
 
 
-def tell(cfg):
+def tell(cfg, steps):
     """The first screen: what is not the paper's default, what is going to happen, and where to look."""
     default = asdict(type(cfg)())
     given = [f"{key}={value}" for key, value in asdict(cfg).items() if value not in ("", default[key])]
@@ -363,7 +362,7 @@ def tell(cfg):
         return
     stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
     asked = f"{cfg.eval_limit or 'all'} questions of each test set"
-    plan = f"{asked}, at most {cfg.steps} steps of training, the same questions again"
+    plan = f"{asked}, at most {steps} steps of training, the same questions again"
     if cfg.eval_only:
         plan = asked
     elif len(stages) > 1:
@@ -468,9 +467,9 @@ def mean_em(found):
 SHOW_EVERY = 10  # steps between the best and the worst trajectory on the terminal
 
 
-def steps(cfg, folder, policy, optimizer, metrics,
+def steps(cfg, folder, policy, optimizer, metrics, total,
           state=None, evaluate=None, share=None, label="", guard=None, keep_best=False):
-    """Yields (step, row) from where the folder's checkpoint stands to cfg.steps.
+    """Yields (step, row) from where the folder's checkpoint stands to `total`.
 
     policy: has `model` and `tokenizer`, which are saved with the optimizer. metrics: the script's table.
     state: plain numbers that the body changes and a checkpoint keeps; filled from it on resume.
@@ -480,7 +479,9 @@ def steps(cfg, folder, policy, optimizer, metrics,
     guard: {name: function} of a script's own, beside those of common/guards.py.
     keep_best: the weights with the highest eval/em so far are kept in best/, the number as state["best"]."""
     state = {} if state is None else state
-    share = share or (lambda step: step / max(1, cfg.steps))
+    if keep_best:
+        state["best"] = -1.0
+    share = share or (lambda step: step / max(1, total))
     step = saved = 0
     if folder.start:
         before = checkpoint.load_training_state(folder.start, policy.model, optimizer)
@@ -492,9 +493,9 @@ def steps(cfg, folder, policy, optimizer, metrics,
     folder.rewind(step)
     earlier = read_jsonl(folder.path / "metrics.jsonl")
     began, begun_at = time.time(), share(step)
-    if step < cfg.steps and share(step) < 1:
+    if step < total and share(step) < 1:
         folder.forget_evaluations()
-    while step < cfg.steps and share(step) < 1:
+    while step < total and share(step) < 1:
         step += 1
         row = {"step": step}
         yield step, row
@@ -505,13 +506,13 @@ def steps(cfg, folder, policy, optimizer, metrics,
         left = elapsed * max(0.0, 1 - done) / max(done - begun_at, 1e-9)
         row |= {"time/elapsed": elapsed, "time/left": left, "time/threads": torch.get_num_threads()}
         sample = row.pop("sample", None)
-        console.print(f"{label}{step_line(step, cfg.steps, row, metrics)}", markup=False)
+        console.print(f"{label}{step_line(step, total, row, metrics)}", markup=False)
         row |= guards.watch(row, earlier, warn, metrics, guard, coarsest_precision(cfg))
         if sample and step % SHOW_EVERY == 0:
             _explain(sample)
-        if evaluate and cfg.eval_every and step % cfg.eval_every == 0 and step < cfg.steps:
+        if evaluate and cfg.eval_every and step % cfg.eval_every == 0 and step < total:
             row |= evaluate(f"_step{step}")
-            if keep_best and row["eval/em"] > state.get("best", -1.0):
+            if keep_best and row["eval/em"] > state["best"]:
                 state["best"] = row["eval/em"]
                 save(folder, policy, None, step, state, "best")
         if sample:
@@ -521,8 +522,8 @@ def steps(cfg, folder, policy, optimizer, metrics,
         if cfg.save_every and step % cfg.save_every == 0:
             save(folder, policy, optimizer, step, state)
             saved = step
-    if step < cfg.steps:
-        say(f"training ends after step {step} of at most {cfg.steps}: "
+    if step < total:
+        say(f"training ends after step {step} of at most {total}: "
             f"its budget is spent ({describe(state)})")
     if step > saved:
         save(folder, policy, optimizer, step, state)

@@ -333,5 +333,5 @@ def test_keeping_the_best_needs_a_set_that_chooses():
         at2po.parse_args(["--keep-data", "dev", "--eval-every", "0"])
     split = world_split("train", questions=4)
     cfg = at2po.parse_args(["--keep-data", "dev", "--eval-limit", "3"])
-    chooser = keep_best.set_that_chooses(cfg, split)
+    chooser = keep_best.set_that_chooses(cfg, cfg.keep_data, split)
     assert chooser.name == "dev" and len(chooser.questions) == 3

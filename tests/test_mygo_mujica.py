@@ -716,7 +716,7 @@ def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen,
     common = [
         "--model", str(qwen), "--data", str(sample(train)), "--envs", env, *flags, *small.split(),
         "--name", "seed0",
-        "--out", str(tmp_path), "--gradient-checkpointing", "on" if env == "text" else "off",
+        "--out", str(tmp_path),
     ]
     # the rest has no part that depends on the environment
     stages = ("all", "offline", "grpo", "star", "raft", "raft++") if env == "text" else ("all", "grpo")

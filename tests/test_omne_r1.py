@@ -468,9 +468,9 @@ def test_the_fast_path_has_the_same_loss_and_gradient(policy_folder, tokenizer):
         model = models.load_model(policy_folder)
         if fast:
             hidden = models.hidden_states(model, batch)
-            loss = omne_r1.fused_sft_loss(model, batch, weights, 7.0, hidden, "off")
+            loss = omne_r1.fused_sft_loss(model, batch, weights, 7.0, hidden, "reference")
         else:
-            loss = omne_r1.weighted_sft_loss(model, batch, weights, 7.0, "off")
+            loss = omne_r1.weighted_sft_loss(model, batch, weights, 7.0)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
     for one, other in zip(*found):
@@ -1238,9 +1238,10 @@ def test_a_run_whose_server_is_gone_ends_in_one_line_and_goes_on_when_it_is_back
 
     real = omne_r1.rollouts
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
+    monkeypatch.setattr(kg_tools.HTTPTools.__init__, "__defaults__", (60.0, 0))  # no retries
     args = ["--checkpoint", str(policy_folder), "--graph", url, "--data", str(questions), "--stage", "ppo",
             "--steps", "3", "--questions-per-step", "4", "--eval-limit", "4", "--max-turn", "12",
-            "--save-every", "1", "--search-retries", "0", "--out", str(tmp_path), "--name", "a"]
+            "--save-every", "1", "--out", str(tmp_path), "--name", "a"]
     with pytest.raises(SystemExit) as ended:
         omne_r1.main(args)
     assert re.match(rf"error: no graph service at {url} after 1 tries .*serve graph[^\n]*$", ended.value.code)

@@ -934,7 +934,7 @@ def test_a_question_drawn_twice_gets_two_trees(qwen):
     model, tokenizer = models.load_policy(str(qwen))
     policy = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer))
     cfg = at2po.parse_args(
-        ["--model", "x", "--rollout", "chains", "--group-size", "2", "--max-response", "8"]
+        ["--model", "x", "--expansion", "none", "--group-size", "2", "--max-response", "8"]
     )
     q = data.Question("1", "Who?", ["a"])
     a, b = at2po.rollout_trees(policy, None, [q, q], cfg, 1)
