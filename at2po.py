@@ -57,6 +57,7 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, warn
+from common.folder import open_folder
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
@@ -722,12 +723,11 @@ def reproduce(cfg):
 
     It starts from --checkpoint or --model; else from the service at --policy; else from the world's tiny
     policy, first trained on demonstrations."""
-    if not cfg.ask:
-        free = (*run.FREE_ON_RESUME, "token_budget")
-        folder = run.open_folder(cfg, "at2po", cfg.name, free)
     source = cfg.checkpoint or cfg.model
     if source:
         source = models.find_model(source)
+    if not cfg.ask:
+        folder = open_folder(cfg, "at2po", cfg.name, free=["token_budget"])
     split, evals = splits.load_splits(cfg, PAPER_EVAL, also=cfg.keep_data)
     chooser = keep_best.set_that_chooses(cfg, cfg.keep_data, split)  # None without --keep-data
     source = source or cfg.policy or tiny_policy(cfg)
@@ -745,30 +745,27 @@ def reproduce(cfg):
     split, chooser, *evals = splits.within_limit(
         [split, chooser, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
-    def evaluate_all(when=""):
-        return run.evaluate_all(cfg, folder, policy, evals, evaluate, when)
-
-    chosen = [chooser] if chooser else evals
-
-    def evaluate_now(when):  # during training
-        return run.mean_em(run.evaluate_all(cfg, folder, policy, chosen, evaluate, when))
-
+    during_training = [chooser] if chooser else evals
+    evaluate_now = partial(run.evaluate_all, cfg, folder, policy, during_training, evaluate)
     run.tell(cfg, cfg.steps)
     with run.stage(cfg, folder, METRICS, f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"):
         if cfg.eval_only:
-            return report.show_averages(evaluate_all(), AVERAGES)
+            found = run.evaluate_all(cfg, folder, policy, evals, evaluate)
+            return report.show_averages(found, AVERAGES)
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
         if folder.start:  # --resume: the table compares with the weights that the run began with
             before = {s.name: folder.evaluation(s, "_before") for s in evals}
         else:
-            before = evaluate_all("_before")
-            guards.look_at_start({name: r["summary"] for name, r in before.items()}, warn)
+            before = run.evaluate_all(cfg, folder, policy, evals, evaluate, "_before")
+            guards.look_at_start(before, warn)
         train(cfg, folder, policy, reference, split, evaluate_now)
         if chooser:
-            policy = keep_best.better_of_last_and_best(cfg, folder, policy, evaluate_now("_last")["eval/em"])
-        report.show_results(folder, before, evaluate_all(), AVERAGES)
+            last = report.mean_em(evaluate_now("_last"))
+            policy = keep_best.better_of_last_and_best(cfg, folder, policy, last)
+        after = run.evaluate_all(cfg, folder, policy, evals, evaluate)
+        report.show_results(folder, before, after, AVERAGES)
 
 
 def parse_args(argv=None):

@@ -26,12 +26,12 @@ policy wrote in it. A trajectory is right if its answer matches a gold one exact
 What is not in the paper is at the end (appendix) or in common/. Numbers reached: results/README.md.
 """
 
-import functools
 import math
 import random
 import re
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -55,6 +55,7 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, say, warn
+from common.folder import left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record
 from common.page import steps as page
@@ -644,14 +645,15 @@ def main(argv=None):
     """The stages of --stage, each in a run folder of its own, and their table."""
     with run.program():
         cfg = parse_args(argv)
-        stages = stages_of(cfg)
         # what cannot run is refused before anything large is read
-        for stage in stages:
-            stage_folder(cfg, stage)
-        if cfg.stage == "merge":
-            pair_to_merge(cfg)
         if cfg.checkpoint or cfg.model:
             models.find_model(cfg.checkpoint or cfg.model)
+        folders = {}
+        for stage in stages_of(cfg):
+            saves = stage in TRAINED
+            folders[stage] = open_stage(cfg, "bi_rar", stage, ["stage", "lambdas"], saves)
+        if cfg.stage == "merge":
+            pair_to_merge(cfg)
         split, evals = splits.load_splits(cfg, PAPER_EVAL)
         initial_source = initial_policy(cfg)
         if cfg.warmup_data:
@@ -660,33 +662,32 @@ def main(argv=None):
         if cfg.ask:
             return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
         run.tell(cfg, cfg.steps)
-        for stage in stages:
+        for stage, folder in folders.items():
             if stage.startswith("merged-"):
                 lam = stage.removeprefix("merged-")
                 pair = pair_to_merge(cfg)
                 merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
                 distributed.once(merge, *pair, float(lam), merged)
-                run_stage(cfg, stage, merged, initial_source, None, evals, made_from=pair)
+                run_stage(cfg, stage, folder, merged, initial_source, None, evals, made_from=pair)
             else:
-                run_stage(cfg, stage, start, initial_source, split, evals)
+                run_stage(cfg, stage, folder, start, initial_source, split, evals)
         if cfg.stage != "eval":
             distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
 
 
-def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
+def run_stage(cfg, stage, folder, source, initial_source, split, evals, made_from=()):
     """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it.
 
     made_from: the two folders of a merge. A stage that --resume finds done is not done again, but for a merge
     of newer weights."""
-    folder = stage_folder(cfg, stage)
     trains = stage in TRAINED
     steps = lora = 0
     if trains:
         steps, lora = cfg.steps, cfg.lora
     files = [file for made in made_from for file in Path(made).glob("*.safetensors")]
     newest = max((file.stat().st_mtime for file in files), default=0)
-    if folder.is_done(steps, evals) and folder.evaluated(evals, newest):
-        return say(f"{stage}: done before")
+    if folder.is_done(steps, evals, newest):
+        return
     frozen = int(bool(initial_source) and not lora) + bool(cfg.scorer)  # models beside the policy
     policy = run.load_policy(cfg, folder.start or source, trains, frozen=frozen)
     initial = None
@@ -699,24 +700,14 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
     learned = split if trains else None
     learned, *evals = splits.within_limit([learned, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
-    def evaluate_all(when=""):
-        measuring = None if when else scorer  # distances are measured at the end alone
-        one_set = functools.partial(evaluate, scorer=measuring)
-        return run.evaluate_all(cfg, folder, policy, evals, one_set, when)
-
     with run.stage(cfg, folder, METRICS, f"Bi-RAR {cfg.name}: {stage}"):
         if trains:
-            train(cfg, stage, folder, policy, initial, scorer, learned,
-                  lambda when: run.mean_em(evaluate_all(when)))
-        results = evaluate_all()
+            evaluate_now = partial(run.evaluate_all, cfg, folder, policy, evals, evaluate)
+            train(cfg, stage, folder, policy, initial, scorer, learned, evaluate_now)
+        measured = partial(evaluate, scorer=scorer)  # with distances, at the end alone
+        results = run.evaluate_all(cfg, folder, policy, evals, measured)
         if stage == "initial":  # a warning where nothing could be learned
-            guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
-
-
-def stage_folder(cfg, stage):
-    free = (*run.FREE_ON_RESUME, "stage", "lambdas")
-    name = f"{cfg.name}-{stage}"
-    return run.open_folder(cfg, "bi_rar", name, free, one_of_many=True, saves=stage in TRAINED)
+            guards.look_at_start(results, warn)
 
 
 def pair_to_merge(cfg):
@@ -724,7 +715,7 @@ def pair_to_merge(cfg):
     pair = []
     for stage in ("forward", "backward"):
         named = getattr(cfg, stage)
-        pair.append(models.find_model(named or run.left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
+        pair.append(models.find_model(named or left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
     return pair
 
 

@@ -39,6 +39,7 @@ import time
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -62,6 +63,7 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, say, warn
+from common.folder import left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams as team_page
 from common.retriever import make_retriever
@@ -773,27 +775,30 @@ def main(argv=None):
         envs, stages = cfg.envs.split(","), [cfg.stage]
         if cfg.stage == "all":
             stages = ["few-shot", "warm-up", "mygo"]
+        saves = dict.fromkeys(LEARNING, True) | {"warm-up": "once"}
+        folders = {}  # opened here, so that what cannot go on is refused before data are read
         for env, stage in itertools.product(envs, stages):
-            stage_folder(cfg, env, stage)  # here, so that what it refuses is refused before data are read
+            free = ("stage", "envs", "token_budget")
+            folders[env, stage] = open_stage(
+                cfg, "mygo_mujica", f"{env}-{stage}", free, saves.get(stage, False))
         split, evals = load_splits(cfg)
         run.tell(cfg, cfg.steps)
         for env in envs:
             place = split and Place(env, **vars(split))
             places = [Place(env, **vars(s)) for s in evals]
             for stage in stages:
-                run_stage(cfg, env, stage, place, places)
+                run_stage(cfg, env, stage, folders[env, stage], place, places)
             distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
 
-def run_stage(cfg, env, stage, place, evals):
+def run_stage(cfg, env, stage, folder, place, evals):
     """Trains and evaluates one stage in one environment, or only evaluates. What --resume finds done is not
     done again."""
-    folder = stage_folder(cfg, env, stage)
     steps = 0
     if stage in LEARNING and not team_page.budget_is_spent(folder, cfg.token_budget):
         steps = cfg.steps
     if folder.is_done(steps, evals):
-        return say(f"{env} {stage}: done before")
+        return
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
         source = warmed_up(cfg, source, place or evals[0])
@@ -809,36 +814,24 @@ def run_stage(cfg, env, stage, place, evals):
     if trains:
         place = that_fit(place, policy, cfg, few_shot=stage == "warm-up")
 
-    def evaluate_all(when=""):
-        return run.evaluate_all(cfg, folder, policy, evals, lambda *a: evaluate(*a, few_shot), when)
-
+    evaluate_all = partial(run.evaluate_all, cfg, folder, policy, evals, partial(evaluate, few_shot=few_shot))
     with run.stage(cfg, folder, METRICS, f"Mujica {cfg.name}: {env} {stage}"):
         if stage == "warm-up" and not folder.start:  # (its only checkpoint is that of its end)
             warm_up(cfg, folder, policy, place)
         elif stage in LEARNING:
             if with_reference:
                 reference = models.load_reference(policy.model, source, lora=0)
-            train(cfg, stage, folder, policy, sampler, reference, place,
-                  lambda when: run.mean_em(evaluate_all(when)))
+            train(cfg, stage, folder, policy, sampler, reference, place, evaluate_all)
         results = evaluate_all()
         if few_shot:
-            guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
-
-
-def stage_folder(cfg, env, stage):
-    """A warm-up saves once, after its last epoch."""
-    name = f"{cfg.name}-{env}-{stage}"
-    free = (*run.FREE_ON_RESUME, "stage", "envs", "token_budget")
-    trains = stage == "warm-up" or stage in LEARNING
-    every = math.inf if stage == "warm-up" else None
-    return run.open_folder(cfg, "mygo_mujica", name, free, one_of_many=True, saves=trains, save_every=every)
+            guards.look_at_start(results, warn)
 
 
 def start_weights(cfg, env, stage):
     """What a stage starts from: the given checkpoint, the run's warm-up, or the model."""
     if stage in LEARNING and (not cfg.checkpoint or cfg.stage == "all") and not cfg.warmup_data:
         of_env = replace(cfg, name=f"{cfg.name}-{env}")
-        return run.left_by(of_env, "mygo_mujica", "warm-up", stage)
+        return left_by(of_env, "mygo_mujica", "warm-up", stage)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
     return checkpoint.find(source) or source
 

@@ -50,7 +50,8 @@ from safetensors.torch import load_file, save_file
 
 from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, run, splits, training
 from common import model as models
-from common.files import Keyed, Lines, Progress, console, plain, say, warn
+from common.files import Keyed, Lines, Progress, console, plain, warn
+from common.folder import left_by, open_stage
 from common.graphs import graph_questions
 from common.graphs.graph_questions import has_hops
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, TOOLS, Call
@@ -820,7 +821,7 @@ def sft_rows(cfg, task):
         task = replace(task, questions=[q for q in task.questions if has_hops(q, cfg.train_hops)])
         rows = []
         if cfg.sft_sampled:
-            weights = run.left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
+            weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
             distributed.once(conversations.begin, cfg, folder)
             policy = run.load_policy(cfg, weights, trains=False)
             rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
@@ -997,7 +998,7 @@ def evaluate(policy, task, cfg, progress):
 # ---------------------------------------------------------------- main
 
 TRAINS = ("ppo", "sft", "rl")
-FREE = (*run.FREE_ON_RESUME, "stage", "judge", "judge_model", "curve_questions")
+FREE = ("stage", "judge", "judge_model", "curve_questions")  # --resume may go on with others
 
 
 def stages_of(cfg):
@@ -1034,40 +1035,32 @@ def folder_of(cfg, name):
     return Path(cfg.out) / "omne_r1" / f"{cfg.name}-{name}"
 
 
-def open_stage(name, kind, cfg):
-    """Its run folder, checked; nothing is written."""
-    saves = kind in TRAINS
-    return run.open_folder(cfg, "omne_r1", f"{cfg.name}-{name}", FREE, one_of_many=True, saves=saves)
-
-
 def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first."""
     if cfg.score:
         from common.serve.judge import score_answers
         return score_answers(cfg.score, cfg.judge, cfg.judge_model)
-    stages = stages_of(cfg)
-    if not cfg.ask:
-        for stage in stages:
-            open_stage(*stage)
     if cfg.checkpoint or cfg.model:
         models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
+    stages = stages_of(cfg)
+    folders = {}
+    for name, kind, settings in stages:
+        folders[name] = open_stage(settings, "omne_r1", name, FREE, saves=kind in TRAINS)
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
     run.tell(cfg, cfg.steps)
-    for stage in stages:
-        run_stage(*stage, task, evals)
+    for name, kind, settings in stages:
+        run_stage(name, kind, settings, folders[name], task, evals)
     from common import ladder
-    own = [name for name, _, _ in stages]
-    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, own)
+    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, list(folders))
 
 
-def run_stage(name, kind, cfg, task, evals):
+def run_stage(name, kind, cfg, folder, task, evals):
     """Trains and evaluates, or only evaluates. What --resume finds done is not done again."""
-    folder = open_stage(name, kind, cfg)
     if folder.is_done(cfg.steps if kind in REWARD else 0, evals):
-        return say(f"{name}: done before")
+        return
     initial = start_weights(cfg, kind)
     examples = sft_rows(cfg, task) if kind == "sft" else None
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
@@ -1083,10 +1076,7 @@ def run_stage(name, kind, cfg, task, evals):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
     task, *evals = splits.within_limit([task, *evals], length, cfg.max_prompt, cfg.skip_bad)
     fixed = graph_questions.fewer(evals, cfg.curve_questions)
-
-    def evaluate_now(when):
-        return run.mean_em(run.evaluate_all(cfg, folder, policy, fixed, evaluator, when))
-
+    evaluate_now = partial(run.evaluate_all, cfg, folder, policy, fixed, evaluator)
     table = SFT_METRICS if kind == "sft" else METRICS
     with run.stage(cfg, folder, table, f"Omne-R1 {cfg.name}: {name}"):
         if trains and cfg.eval_every and not folder.start:
@@ -1103,7 +1093,7 @@ def run_stage(name, kind, cfg, task, evals):
             train(cfg, kind, folder, policy, initial, replace(task, questions=asked), evaluate_now)
         results = run.evaluate_all(cfg, folder, policy, evals, evaluator)
         if name == "base":
-            guards.look_at_start({key: r["summary"] for key, r in results.items()}, warn)
+            guards.look_at_start(results, warn)
 
 
 def start_weights(cfg, kind):
@@ -1111,7 +1101,7 @@ def start_weights(cfg, kind):
     if kind != "rl" or (cfg.checkpoint and cfg.stage != "all"):     # --stage rl --checkpoint begins there
         return base_weights(cfg)
     thinking = "think" if cfg.think == "on" else "no-think"
-    left = run.left_by(cfg, "omne_r1", f"sft-{thinking}", "--stage rl", called="sft")
+    left = left_by(cfg, "omne_r1", f"sft-{thinking}", "--stage rl", called="sft")
     return distributed.first(models.folded, left, folder_of(cfg, "merged"))
 
 

@@ -5,7 +5,7 @@
         steps: int = 240      # training steps | sec. 5.1
 
 tyro shows a field's comment as its help. Behind the bar stands who set the default: the paper's section or
-the authors' code. --help shows the paper's defaults, and in one line what the embedded world has instead.
+the authors' code. --help shows the paper's defaults, and above them what the embedded world has instead.
 """
 
 import dataclasses
@@ -14,7 +14,9 @@ import itertools
 import math
 import re
 import shlex
+import signal
 import sys
+import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args, get_type_hints
@@ -269,16 +271,21 @@ def read_flags(given):
 def cli(default, paper, docstring, argv):
     """`default` (an instance of a Config) with the flags of argv over it.
 
-    paper: the same with a model; --help shows its values and, in a line, where those of `default` differ."""
+    paper: the same with a model; --help shows its values and, above, where those of `default` differ."""
     title, *rest = docstring.strip().split("\n")
     from_first = itertools.dropwhile(lambda line: not line.startswith("    python "), rest)
     commands = itertools.takewhile(lambda line: line.startswith("    "), from_first)
-    settings = [f"{f.name} {getattr(default, f.name)}" for f in dataclasses.fields(default)
-                if getattr(default, f.name) != getattr(paper, f.name)]
     more = "The method is the script's; where it differs from the paper: the end of the script."
     about = [title, "", *commands, "", more]
+    settings = []
+    for f in dataclasses.fields(default):
+        value = getattr(default, f.name)
+        if value != getattr(paper, f.name):
+            settings.append(f"{f.name}={value}")
     if settings:
-        about += ["", f"Defaults below are the paper's; in the embedded world: {', '.join(settings)}"]
+        folded = textwrap.wrap(" ".join(settings), 72, initial_indent="    ", subsequent_indent="    ")
+        about += ["", "Defaults below are the paper's. Without --model, in the embedded world:", *folded]
     if {"-h", "--help"} & set(argv):
         default = paper
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a word
     return tyro.cli(type(default), default=default, description="\n".join(about), args=argv)

@@ -19,6 +19,7 @@ import torch
 from common import chat, checkpoint, data, distributed, rollout, run, training
 from common import model as models
 from common.files import Progress, locked, say, weights_in
+from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
 from common.warmup import demonstrations, sharegpt
@@ -156,10 +157,10 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
     memory.check(cfg, source)
     cfg = replace(cfg, eval_every=0, save_every=recipe["save_every"], log="")
-    resume = run.begun(root / "warm-up" / name)
-    folder = run.RunFolder(root, "warm-up", name, recipe, resume)
+    resume = begun(root / "warm-up" / name)
+    folder = RunFolder(root, "warm-up", name, recipe, resume)
     if resume:
-        folder.start = run.checkpoint_of(folder)
+        folder.start = checkpoint_of(folder, recipe["save_every"])
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
         folder.start or str(source), cfg.lora, gradient_checkpointing="auto", precision=cfg.precision)
