@@ -14,6 +14,7 @@ import mygo_mujica
 import omne_r1
 from common import flags, run, splits
 from common.files import RunError
+from common.folder import RunFolder, open_folder
 
 SCRIPTS = {"at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica, "askit": askit, "omne_r1": omne_r1}
 
@@ -146,7 +147,7 @@ def test_a_pair_that_is_not_there_is_all_that_merge_says(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["a\nb", "x" * 201, "../up", ".hidden"])
 def test_names_are_those_of_a_folder(name, tmp_path):
     with pytest.raises(RunError, match="the name of a folder"):
-        run.RunFolder(tmp_path, "at2po", name, {})
+        RunFolder(tmp_path, "at2po", name, {})
 
 
 # ---- what --resume refuses
@@ -165,7 +166,7 @@ def test_a_name_that_holds_no_run_is_not_begun_anew(script, line, tmp_path, caps
 @pytest.mark.parametrize("lines", [0, 2])
 def test_metrics_shorter_than_the_checkpoint_are_refused(lines, tmp_path):
     cfg = replace(at2po.parse_args([]), out=str(tmp_path), name="a")
-    folder = run.open_folder(cfg, "at2po", "a")
+    folder = open_folder(cfg, "at2po", "a")
     folder.create()
     rows = [{"step": step, "train/loss": .5} for step in (1, 2, 3)]
     folder.append("metrics.jsonl", rows)
@@ -174,23 +175,23 @@ def test_metrics_shorter_than_the_checkpoint_are_refused(lines, tmp_path):
     state = {"step": 3, "run": folder.id, "weights": 0, "sha256": {}}
     (checkpoint / "trainer.json").write_text(json.dumps(state))
     again = replace(cfg, resume=True)
-    assert run.open_folder(again, "at2po", "a").start == checkpoint
+    assert open_folder(again, "at2po", "a").start == checkpoint
     metrics = tmp_path / "at2po/a/metrics.jsonl"
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows[:lines]))
     with pytest.raises(RunError, match=f"checkpoint of step 3, and metrics.jsonl ends at step {lines}"):
-        run.open_folder(again, "at2po", "a")
+        open_folder(again, "at2po", "a")
     metrics.unlink()
     with pytest.raises(RunError, match="ends at step 0"):
-        run.open_folder(again, "at2po", "a")
+        open_folder(again, "at2po", "a")
 
 
 def test_a_resumed_run_keeps_its_date(tmp_path, monkeypatch):
     from common import chat
     cfg = replace(at2po.parse_args([]), out=str(tmp_path), name="a")
     monkeypatch.setattr(chat, "today", "2026-01-31")
-    run.open_folder(cfg, "at2po", "a").create(date=chat.today)
+    open_folder(cfg, "at2po", "a").create(date=chat.today)
     monkeypatch.setattr(chat, "today", "2026-02-01")
-    run.open_folder(replace(cfg, resume=True), "at2po", "a")
+    open_folder(replace(cfg, resume=True), "at2po", "a")
     assert chat.today == "2026-01-31"
 
 

@@ -24,8 +24,9 @@ from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
+from common.folder import RunFolder, open_stage
 from common.page import trees
-from common.run import RunFolder, load_policy, program, what_is_saved
+from common.run import load_policy, program, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
 from tests.conftest import Scripted, forked, sample
@@ -670,10 +671,10 @@ def test_a_warm_up_killed_before_its_only_checkpoint_can_go_on(tmp_path):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(asdict(cfg)))
         (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    begun = mygo_mujica.stage_folder(cfg, "text", "warm-up")
+    begun = open_stage(cfg, "mygo_mujica", "text-warm-up", saves="once")
     assert begun.resume and begun.start is None
     with pytest.raises(RunError, match="checkpoint/ is gone"):
-        mygo_mujica.stage_folder(cfg, "text", "mygo")
+        open_stage(cfg, "mygo_mujica", "text-mygo")
 
 
 def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
@@ -681,10 +682,10 @@ def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
     (tmp_path / "bi_rar/a-forward/.lock").touch()
     cfg = bi_rar.parse_args(["--name", "a", "--out", str(tmp_path), "--resume"])
     with pytest.raises(RunError, match="holds no stage of a run called a"):
-        bi_rar.stage_folder(cfg, "forward")
+        open_stage(cfg, "bi_rar", "forward")
     (tmp_path / "bi_rar/a-baseline").mkdir()
     (tmp_path / "bi_rar/a-baseline/config.json").touch()
-    folder = bi_rar.stage_folder(cfg, "forward")
+    folder = open_stage(cfg, "bi_rar", "forward")
     assert not folder.resume and folder.start is None
 
 
