@@ -45,7 +45,7 @@ from common import checkpoint, data, encoders, evidence, flags, metrics, run, tr
 from common.encoders import SEP, TASK
 from common.evidence import ASK, SUBMIT, evidence_scores
 from common.files import Progress, read_json, say
-from common.folder import open_stage
+from common.folder import in_turn, open_stage
 from common.guards import STEP, UPDATE
 from common.page import evidence as page
 from common.rollout import stable_seed
@@ -1291,7 +1291,7 @@ def reproduce(cfg):
         policy, _ = load_stage(cfg, "eval", None, [case])
         return page.show_path(policy, greedy_paths(policy, [case])[0])
     run.tell(cfg, cfg.steps)
-    for stage, folder in folders.items():
+    for stage, folder in in_turn(folders):
         run_stage(cfg, stage, folder, cases, evals)
     page.show_table(runs_of(cfg), ("supervised", "ppo", "sqg", "joint"), PAPER)
 

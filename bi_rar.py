@@ -55,7 +55,7 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, say, warn
-from common.folder import left_by, open_stage
+from common.folder import in_turn, left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record
 from common.page import steps as page
@@ -662,7 +662,7 @@ def main(argv=None):
         if cfg.ask:
             return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
         run.tell(cfg, cfg.steps)
-        for stage, folder in folders.items():
+        for stage, folder in in_turn(folders):
             if stage.startswith("merged-"):
                 lam = stage.removeprefix("merged-")
                 pair = pair_to_merge(cfg)

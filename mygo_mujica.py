@@ -63,7 +63,7 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, say, warn
-from common.folder import left_by, open_stage
+from common.folder import in_turn, left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams as team_page
 from common.retriever import make_retriever
@@ -783,11 +783,12 @@ def main(argv=None):
                 cfg, "mygo_mujica", f"{env}-{stage}", free, saves.get(stage, False))
         split, evals = load_splits(cfg)
         run.tell(cfg, cfg.steps)
+        places = {}
         for env in envs:
-            place = split and Place(env, **vars(split))
-            places = [Place(env, **vars(s)) for s in evals]
-            for stage in stages:
-                run_stage(cfg, env, stage, folders[env, stage], place, places)
+            places[env] = split and Place(env, **vars(split)), [Place(env, **vars(s)) for s in evals]
+        for (env, stage), folder in in_turn(folders):
+            run_stage(cfg, env, stage, folder, *places[env])
+        for env in envs:
             distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
 

@@ -51,7 +51,7 @@ from safetensors.torch import load_file, save_file
 from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, run, splits, training
 from common import model as models
 from common.files import Keyed, Lines, Progress, console, plain, warn
-from common.folder import left_by, open_stage
+from common.folder import in_turn, left_by, open_stage
 from common.graphs import graph_questions
 from common.graphs.graph_questions import has_hops
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, TOOLS, Call
@@ -1002,7 +1002,7 @@ FREE = ("stage", "judge", "judge_model", "curve_questions")  # --resume may go o
 
 
 def stages_of(cfg):
-    """[(label of its folder and row, what it does, settings)] of --stage, in order."""
+    """{label of its folder and row: (what it does, settings)} of --stage, in order."""
     thinking = "think" if cfg.think == "on" else "no-think"
     direct = "direct" if cfg.think == "on" else "direct-no-think"
     asked = {
@@ -1021,12 +1021,12 @@ def stages_of(cfg):
             ("rl-no-think", "rl", "off"),
         ],
     }
-    stages = []
+    stages = {}
     for name, kind, think in asked[cfg.stage]:
         settings = replace(cfg, think=think)
         if cfg.sft_lora == "auto":
             settings.sft_lora = 8 if think == "on" else 0   # sec. 3.5
-        stages.append((name, kind, settings))
+        stages[name] = kind, settings
     return stages
 
 
@@ -1045,16 +1045,15 @@ def reproduce(cfg):
         models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
-    stages = stages_of(cfg)
-    folders = {}
-    for name, kind, settings in stages:
+    stages, folders = stages_of(cfg), {}
+    for name, (kind, settings) in stages.items():
         folders[name] = open_stage(settings, "omne_r1", name, FREE, saves=kind in TRAINS)
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
     run.tell(cfg, cfg.steps)
-    for name, kind, settings in stages:
-        run_stage(name, kind, settings, folders[name], task, evals)
+    for name, folder in in_turn(folders):
+        run_stage(name, *stages[name], folder, task, evals)
     from common import ladder
-    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, list(folders))
+    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, list(stages))
 
 
 def run_stage(name, kind, cfg, folder, task, evals):

@@ -54,8 +54,22 @@ class RunFolder:
         self.id = self.saved.get("run_id") or os.urandom(8).hex()
         if resume:
             self._refuse_changes(free_to_change)
-            chat.today = self.saved.get("date", chat.today)
+            self.take_up()
         opened.append(self)
+
+    def take_up(self):
+        """A run goes on with the date in its prompts that it was begun with, and with as many threads: a sum
+        over others rounds otherwise."""
+        chat.today = self.saved.get("date", chat.today)
+        threads = self.saved.get("threads")
+        here = torch.get_num_threads()
+        if not isinstance(threads, int) or threads < 1 or threads == here:
+            return
+        if process.settled is None:
+            warn(f"{self.path} was begun with {threads} threads, here are {here}: "
+                 "it will not go on bit for bit")
+        else:
+            torch.set_num_threads(threads)
 
     def _refuse_changes(self, free_to_change):
         for key, value in self.config.items():
@@ -186,6 +200,13 @@ def open_stage(cfg, script, stage, free=(), saves=True):
     return _open(cfg, script, name, cfg.resume and begun(base / name), free, saves)
 
 
+def in_turn(folders):
+    """Yields (stage, its RunFolder) of {stage: RunFolder}, each taken up as it was begun."""
+    for stage, folder in folders.items():
+        folder.take_up()
+        yield stage, folder
+
+
 def _open(cfg, script, name, resume, free, saves):
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
     if resume and saves:
@@ -228,19 +249,4 @@ def checkpoint_of(folder, save_every=None):
     if logged < state["step"]:
         raise RunError(f"--resume: {folder.path} has a checkpoint of step {state['step']}, and metrics.jsonl "
                        f"ends at step {logged}: restore it, or start anew with another --name")
-    _same_threads(folder)
     return found
-
-
-def _same_threads(folder):
-    """A sum over other threads rounds otherwise:
-    a run goes on bit for bit with as many as it was begun with."""
-    threads = folder.saved.get("threads")
-    here = torch.get_num_threads()
-    if not isinstance(threads, int) or threads < 1 or threads == here:
-        return
-    if process.settled is None:
-        warn(f"{folder.path} was begun with {threads} threads, here are {here}: "
-             "it will not go on bit for bit")
-    else:
-        torch.set_num_threads(threads)

@@ -1048,8 +1048,8 @@ def test_rows_of_tables_are_what_they_say():
         jobs, folders = ladder.jobs_of(recipe, Path("runs/omne_r1"), "t", 0, [])
         by_run = {job.run.name: omne_r1.stages_of(omne_r1.parse_args(job.flags)) for job in jobs}
         for label, folder in folders.items():
-            stage, = (s for run, made in by_run.items() for s in made if f"{run}-{s[0]}" == folder.name)
-            found[label] = stage
+            found[label], = ((name, *of) for run, made in by_run.items() for name, of in made.items()
+                             if f"{run}-{name}" == folder.name)
         return found
 
     weights = list(configs("table5").values())[1:]
@@ -1062,7 +1062,7 @@ def test_rows_of_tables_are_what_they_say():
         ("stage1", "12"), ("stage1", "3"), ("stage1", "mix")]
     assert [(kind, cfg.think) for _, kind, cfg in list(configs("table2").values())[1:]] == [
         ("direct", "on"), ("direct", "off")]
-    assert list(configs("table8")) == [name for name, _, _ in omne_r1.stages_of(CFG)]
+    assert list(configs("table8")) == list(omne_r1.stages_of(CFG))
 
 
 def printed(number):
@@ -1298,7 +1298,7 @@ def test_the_variant_without_thoughts_trains_whole_weights():
 
     def ranks(*args):
         stages = omne_r1.stages_of(omne_r1.parse_args([*graph, *args]))
-        return {name: cfg.sft_lora for name, kind, cfg in stages if kind == "sft"}
+        return {name: cfg.sft_lora for name, (kind, cfg) in stages.items() if kind == "sft"}
 
     for think in ("on", "off"):  # each stage has its own way of thinking
         assert ranks("--think", think) == {"sft-think": 8, "sft-no-think": 0}
