@@ -239,18 +239,17 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
         end it.
     guard: {name: function} of a script's own, beside those of common/guards.py.
     keep_best: the weights with the highest eval/em so far are kept in best/, the number as state["best"]."""
+    from common.page import record
     state = {} if state is None else state
     if keep_best:
         state["best"] = -1.0
     share = share or (lambda step: step / max(1, total))
-    step = saved = 0
+    step, saved = 0, -1
     if folder.start:
         before = checkpoint.load_training_state(folder.start, policy.model, optimizer)
         for key, value in state.items():
             state[key] = before.get(key, value)
         step = saved = before["step"]
-    else:
-        saved = -1
     folder.rewind(step)
     earlier = read_jsonl(folder.path / "metrics.jsonl")
     began, begun_at = time.time(), share(step)
@@ -270,7 +269,7 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
         console.print(f"{label}{step_line(step, total, row, metrics)}", markup=False)
         row |= guards.watch(row, earlier, warn, metrics, guard, coarsest_precision(cfg))
         if sample and step % SHOW_EVERY == 0:
-            _explain(sample)
+            record.explain_best_and_worst(sample)
         due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
         if evaluate and due:
             row["eval/em"] = report.mean_em(evaluate(f"_step{step}"))
@@ -285,15 +284,10 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
             save(folder, policy, optimizer, step, state)
             saved = step
     if step < total:
-        say(f"training ends after step {step} of at most {total}: "
-            f"its budget is spent ({describe(state)})")
+        spent = ", ".join(f"{key} {round(value, 3):,}" for key, value in state.items())
+        say(f"training ends after step {step} of at most {total}: its budget is spent ({spent})")
     if step > saved:
         save(folder, policy, optimizer, step, state)
-
-
-def _explain(sample):
-    from common.page import record
-    record.explain_best_and_worst(sample)
 
 
 def coarsest_precision(cfg):
@@ -302,18 +296,6 @@ def coarsest_precision(cfg):
     vllm = isinstance(cfg, PolicyFlags) and cfg.engine == "vllm"
     in_bf16 = cfg.precision == "bf16" or on_gpu and (cfg.precision == "auto" or vllm)
     return "bf16" if in_bf16 else "fp32"
-
-
-def describe(state):
-    """
-    >>> describe({"tokens": 1234567, "K": .5})
-    'tokens 1,234,567, K 0.5'
-    """
-    parts = []
-    for key, value in state.items():
-        form = ",.0f" if value >= 100 else "g"
-        parts.append(f"{key} {value:{form}}")
-    return ", ".join(parts)
 
 
 def save(folder, policy, optimizer, step, state, name="checkpoint"):
@@ -417,11 +399,9 @@ def tell_what_next(baseline=None):
 
 def what_is_saved():
     """How far the run folders of this process are, and how to go on."""
-    if not opened:
-        return "nothing was written"
     begun_folders = [f for f in opened if (f.path / "config.json").exists()]
     if not begun_folders:
-        return "nothing was written to the run folder yet"
+        return "nothing was written"
     steps = []
     for folder in begun_folders:
         saved = checkpoint.find(folder.path / "checkpoint")

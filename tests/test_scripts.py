@@ -713,7 +713,7 @@ def test_a_stopped_run_names_its_folders_and_survives_a_damaged_checkpoint(tmp_p
     with program():
         assert what_is_saved() == "nothing was written"
         RunFolder(tmp_path, "bi_rar", "a-initial", {"name": "a"})
-        assert what_is_saved() == "nothing was written to the run folder yet"
+        assert what_is_saved() == "nothing was written"
         RunFolder(tmp_path, "bi_rar", "a-merged-0.5", {"name": "a"}, resume=True)
         (folder / "trainer.json").write_text('{"step": 7}')
         said = what_is_saved()
