@@ -1327,6 +1327,8 @@ def with_models(cfg):
         flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
     if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "joint", "eval"):
         flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, joint, eval")
+    if cfg.checkpoint and not (Path(cfg.checkpoint) / "action").is_dir():
+        flags.refuse("checkpoint", cfg.checkpoint, "holds no policy of askit.py, as a run's checkpoint/ does")
     return cfg
 
 

@@ -123,7 +123,6 @@ class Config(flags.PassageFlags):
     keep_data: str = ""
 
 
-TREES = ("entropy", "random")   # expansions that make a tree; the others are of baselines
 # taken off a turn's entropy for each time it was regenerated: .05 is the authors' code's, the count the
 # paper's
 REGENERATION_PENALTY = .05
@@ -375,12 +374,12 @@ def rollout_trees(policy, retriever, questions, cfg, step):
     async def grow(question, seed):
         prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
         state = policy, search, prompt_ids, cfg, seed, cfg.temperature
-        if cfg.expansion in TREES:
-            root = await grow_tree(partial(play, *state), cfg, seed)
-        else:  # a baseline's group
+        if cfg.expansion in baselines.GROUPS:
             root = await baselines.grow_group(
                 Node(), partial(play_turn, *state), cfg.expansion, cfg.chains, cfg.group_size, seed,
                 len(policy.tokenizer))
+        else:
+            root = await grow_tree(partial(play, *state), cfg, seed)
         if cfg.retokenize:  # Figure 8's control: token in, token out avoids this
             for node in root.nodes()[1:]:
                 node.turn = baselines.retokenized(policy.tokenizer, node.turn)
@@ -525,7 +524,7 @@ def assign_advantages(root, cfg):
     if not training.has_spread(root.rewards()):
         return False
     # ATPO on trees divides by the population's std; everything else by the sample's, as GRPO
-    sample_std = cfg.loss != "atpo" or cfg.expansion not in TREES
+    sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
         lineage = leaf.lineage()
@@ -691,7 +690,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
                 optimizer.step()
             optimizer.zero_grad()
 
-        row |= trees.step_metrics(roots, kept, meter, expanded=cfg.expansion in TREES)
+        row |= trees.step_metrics(roots, kept, meter, expanded=cfg.expansion not in baselines.GROUPS)
         row |= rollout.search_repairs(split.retriever)
         budget.add(row, drawn)
         row["sample"] = sample_record(policy, roots, questions, step, cfg)
@@ -789,12 +788,8 @@ def resolve(cfg):
         cfg, may_be_zero, above_zero="lr temperature grad_clip", least={"bad_format_reward": -math.inf})
     flags.needs_a_model(cfg)
     keep_best.check(cfg, cfg.keep_data)
-    if cfg.kl_coef and cfg.loss != "grpo":
-        sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
-    if cfg.expansion not in TREES and cfg.group_size == 1:
-        flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
-    if cfg.expansion in TREES and cfg.chains + cfg.rounds * cfg.expand == 1:
-        flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
+    leaves = cfg.chains + cfg.rounds * cfg.expand
+    baselines.check(cfg.loss, cfg.kl_coef, cfg.expansion, cfg.group_size, leaves)
     name = flags.run_name(cfg, cfg.loss)
     if cfg.eval_only:
         model = cfg.model or cfg.policy_model

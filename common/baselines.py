@@ -13,11 +13,12 @@ ends the chain in their code.
 import asyncio
 import math
 import random
+import sys
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from common import chat, distributed, training
+from common import chat, distributed, flags, training
 from common.rollout import stable_seed
 
 
@@ -43,6 +44,7 @@ BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual 
         soft_clip=True,
     ),
 }
+GROUPS = ("none", "branches")  # expansions that make a baseline's group; the others a tree
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio a sequence
 
 
@@ -59,6 +61,16 @@ def defaults(loss, world=""):
     if world == "hard" and loss in TOKEN_RATIOS:
         found["lr"] = 1e-4
     return found
+
+
+def check(loss, kl_coef, expansion, group_size, leaves):
+    """Refuses what no loss has, and a question with one sample."""
+    if kl_coef and loss != "grpo":
+        sys.exit(f"error: --kl-coef goes with --loss grpo; {loss} has no KL term (Eq 8-11)")
+    if expansion in GROUPS and group_size == 1:
+        flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
+    if expansion not in GROUPS and leaves == 1:
+        flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
 
 
 def token_loss(loss, logprobs, batch, advantages, clip_low, clip_high, kl_coef, num_sequences, num_tokens):

@@ -797,7 +797,9 @@ def test_a_missing_earlier_stage_is_refused_before_anything_is_read(tmp_path, mo
             askit.main([*SMALL, "--out", str(tmp_path), "--name", "none", *stages])
     # what this command makes first, or names, is not missing
     left(tmp_path / "askit/y", "coarse")
-    for given in (["--name", "y", "--checkpoint", "DIR", "--stage", "ppo"], ["--name", "none"]):
+    (tmp_path / "DIR/action").mkdir(parents=True)
+    there = str(tmp_path / "DIR")
+    for given in (["--name", "y", "--checkpoint", there, "--stage", "ppo"], ["--name", "none"]):
         with pytest.raises(Read):
             askit.reproduce(askit.parse_args(["--out", str(tmp_path), *given]))
 

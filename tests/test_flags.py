@@ -119,6 +119,7 @@ REFUSED = [
     ("askit", "--encoder x --fine-layers 2 --data y --stage qap", "--question-model"),
     ("askit", "--fine-layers 2", "and these need it"),
     ("askit", "--checkpoint x", "one of the stages"),
+    ("askit", "--stage ppo --checkpoint x", "holds no policy"),
     ("askit", "--group-size 1", "at least 2"),
     ("askit", "--candidates 0", "at least 1"),
     *((script, "--ask=", "--ask is empty") for script in SCRIPTS),
