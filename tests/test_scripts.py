@@ -280,15 +280,19 @@ def test_a_policy_that_knows_no_format_is_told_before_and_at_the_first_step(tmp_
 
 
 def test_the_end_by_token_budget_is_explained(tmp_path, capsys):
-    run(tmp_path, "--steps", 9, "--name", "a", "--token-budget", 200)
+    run(tmp_path, "--steps", 9, "--name", "a", "--token-budget", 200, "--eval-every", 1)
     said = capsys.readouterr().out
     assert (
         "training ends after step" in said
         and "of at most 9" in said
         and "its budget is spent (tokens " in said
     )
-    tokens = rows(tmp_path / "at2po/a/metrics.jsonl")[-1]["rollout/tokens_total"]
+    *earlier, last = rows(tmp_path / "at2po/a/metrics.jsonl")
+    tokens = last["rollout/tokens_total"]
     assert tokens >= 200 and f"(tokens {tokens:,}, " in said
+    # the last step's weights are evaluated once, as the final ones
+    assert all("eval/em" in row for row in earlier) and "eval/em" not in last
+    assert said.count("eval test (n 12)") == 2 + len(earlier)
 
 
 def test_a_long_evaluation_says_how_far_it_is_where_there_is_no_terminal(monkeypatch, capsys):

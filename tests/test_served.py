@@ -218,7 +218,7 @@ def test_the_key_comes_from_the_environment_and_is_written_nowhere(files, monkey
         assert f"HTTP {status}" in str(stop.value.code) and "sk-secret-1" not in str(stop.value.code)
     monkeypatch.setenv("OPENAI_API_KEY", "two words")
     with pytest.raises(RunError, match="no key has"):
-        served.ServedEngine(model.url, "m", served.TextTokenizer(), 0)
+        served.ServedEngine(model.url, "m", served.TextTokenizer())
 
 
 @pytest.mark.parametrize("flags, message", [

@@ -152,11 +152,6 @@ def test_what_is_left_out_is_counted_by_its_reason(small):
     assert fate == {"longer than the agent's limits": 1, "does not earn reward 1": 1, "demonstrated": 1,
                     "no gold evidence that can be followed": 1}
     assert [[d.flaw for d in made] for made in kept] == [[None]]
-    import random
-    same = [questions[0], questions[0]]
-    assert demonstrations.another_answer(questions[0], same, random.Random(0)) == "unknown"
-    drawn = {demonstrations.another_answer(questions[0], questions[:2], random.Random(n)) for n in range(9)}
-    assert drawn == {"Oslo"}
 
 
 def test_what_the_agent_could_not_finish_is_not_demonstrated(tmp_path, small, capsys):
