@@ -210,8 +210,8 @@ def in_turn(folders):
 def _open(cfg, script, name, resume, free, saves):
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
     if resume and saves:
-        save_every = math.inf if saves == "once" else folder.saved.get("save_every")
-        folder.start = checkpoint_of(folder, save_every)
+        every = 0 if saves == "once" else folder.saved.get("save_every", 0)
+        folder.start = checkpoint_of(folder, every)
     return folder
 
 
@@ -226,9 +226,9 @@ def left_by(cfg, script, stage, needed_by, flag="--checkpoint", called=""):
     return found
 
 
-def checkpoint_of(folder, save_every=None):
+def checkpoint_of(folder, save_every):
     """The checkpoint that --resume goes on from, all its files as they were saved; None where none was saved
-    yet. save_every: steps between two of them; None or 0 = it is saved at the end alone.
+    yet. save_every: steps between two of them, 0 = it is saved at the end alone.
 
     Refuses, and has changed nothing, where the checkpoint is gone, damaged or another run's."""
     found = checkpoint.find(folder.path / "checkpoint")
