@@ -48,14 +48,11 @@ OTHER_RELATIONS = (
 
 def load_apart(eval_data, limit, eval_limit, spec, size, level, graph_of):
     """The same apart by relations: training and evaluation never need one of OTHER_RELATIONS, the set
-    "other-relations" always does. At the second level, whose questions are as long as they are few, that set
-    has to be asked for."""
+    "other-relations" always does."""
     most = eval_limit or 400
     drawn = most * 4
-    default = "test,other-relations"
-    if level:
+    if level:  # whose questions are as long as they are few
         drawn = most * 2
-        default = "test"
 
     def needs_other(question):
         return any(relation in OTHER_RELATIONS for _, relation, _ in question.evidences)
@@ -68,7 +65,7 @@ def load_apart(eval_data, limit, eval_limit, spec, size, level, graph_of):
         return split
 
     evals = []
-    for name in (eval_data or default).split(","):
+    for name in (eval_data or "test").split(","):
         source = "test" if name == "other-relations" else name
         evals.append(part(name, source, drawn))
         evals[-1].questions = evals[-1].questions[:most]
