@@ -211,8 +211,9 @@ def test_its_settings_are_the_scripts_own():
     assert (cfg.warmup_steps, cfg.flaw_rate) == (1550, .8)
     assert at2po.parse_args([]) == cfg and at2po.parse_args(["--world", "plain"]).warmup_steps == 900
     assert at2po.parse_args(["--world=hard:elastic=.3"]).chains == 4
-    cfg = bi_rar.parse_args(["--world", "hard"])
+    cfg = bi_rar.parse_args(["--world", "hard:elastic=.3"])
     assert (cfg.scorer, cfg.warmup_steps, cfg.flaw_rate) == ("lines", 3000, .4)
+    assert bi_rar.parse_args([]) == cfg and bi_rar.parse_args(["--world", "plain"]).scorer == ""
 
 
 # ---------------------------------------------------------------- gates
