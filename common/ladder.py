@@ -4,8 +4,8 @@ each resumed where it stopped; then one table, paper beside ours, and figures.
     python -m common.ladder at2po table1 --seeds 5 -- --world hard
 
 The rows stand in recipes/<script>.toml. A row has flags (what makes its method) and a run of its own,
-<name>-<row>-seed<seed>; or it is a stage of the run without flags, <name>-seed<seed>, which is made first. So
-tables share the runs of one name.
+<name>-<row>-seed<seed>; or it is a stage of the run without flags, <name>-seed<seed>, which is made first,
+with the flags of "whole". So tables share the runs of one name.
 """
 
 import argparse
@@ -71,7 +71,10 @@ def jobs_of(recipe, base, name, seed, shared):
         if own:
             own = shlex.split(recipe.get("each", "")) + own
         run = whole if "stage" in row and not own else base / f"{name}-{slug(label)}-seed{seed}"
-        stages = recipe["stages"] if run == whole else [row.get("stage", "")]
+        stages = [row.get("stage", "")]
+        if run == whole:
+            stages = recipe["stages"]
+            own = shlex.split(recipe.get("whole", ""))
         folders[label] = stage_of(run, row.get("stage", ""))
         if all(job.run != run for job in jobs):
             flags = [*shared, *(word.replace("{run}", str(whole)) for word in own)]

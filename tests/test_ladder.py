@@ -155,7 +155,8 @@ def test_rows_may_be_stages_of_one_run_which_is_made_first(tmp_path, asked):
     ladder.main([*table, "--", "--steps", "3"])
     (first, command), *others, (_, methods) = asked
     assert first == tmp_path / "omne_r1/t-seed0"
-    assert command[2:] == ["--steps", "3", "--seed", "0", "--name", "t-seed0", "--out", str(tmp_path)]
+    assert command[2:] == [
+        "--steps", "3", "--stage", "all", "--seed", "0", "--name", "t-seed0", "--out", str(tmp_path)]
     assert methods["base"] == {0: tmp_path / "omne_r1/t-seed0-base"}
     assert methods["w.1"] == {0: tmp_path / "omne_r1/t-w-1-seed0-sft-think"}
     assert [folder.name for folder, _ in others] == [

@@ -1019,6 +1019,20 @@ def test_stage_3_goes_on_from_the_folded_adapters_of_stage_2(tmp_path, policy_fo
     assert all(torch.allclose(merged[k], ended[k], atol=1e-5) for k in merged)
 
 
+def test_the_world_shows_three_stages_and_the_paper_six_rows():
+    def rows_of(*line):
+        return [(name, cfg.think) for name, _, cfg in omne_r1.stages_of(omne_r1.parse_args(line))]
+
+    first = [("base", "on"), ("stage1", "on")]
+    thinking = [("sft-think", "on"), ("rl-think", "on")]
+    without = [("sft-no-think", "off"), ("rl-no-think", "off")]
+    assert rows_of() == first + thinking
+    assert rows_of("--think", "off") == first + without
+    six = rows_of("--stage", "all")
+    assert sorted(six) == sorted(first + thinking + without)
+    assert rows_of("--model", "m", "--graph", "g.graphml") == six
+
+
 def test_the_whole_ladder_and_its_table(tmp_path, policy_folder):
     args = [*SMALL, "--model", str(policy_folder), "--data", "world", "--out", str(tmp_path), "--steps", "1",
             "--sft-epochs", "1"]

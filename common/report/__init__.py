@@ -41,7 +41,7 @@ def evaluations(folder, when=""):
     if name:
         return committed.evaluations(name, when or "after")
     found = {}
-    for file in sorted(Path(folder).glob("eval_*.json")):
+    for file in sorted(Path(folder).glob("eval_*.json"), key=lambda file: file.stem):
         parts = re.fullmatch(r"eval_(.*?)(_(before|last|step\d+))?\.json", file.name)
         name, _, suffix = parts.groups()
         if (suffix or "") == when:
@@ -318,7 +318,9 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
     for label, own in runs.items():
         other = minus.get(label, "") if isinstance(minus, dict) else minus
         base = runs.get(other, {}) if other != label else {}
-        sets = dict.fromkeys(name for run in own.values() for name in run.sets)
+        sets = {}  # without those whose em is something else ("names")
+        for run in own.values():
+            sets |= {name: None for name, result in run.sets.items() if "names" not in result["summary"]}
         counted = [name for name in sets if not _by_rule(own, name)]
         for names in [*([name] for name in sets), counted]:
             average = names is counted
