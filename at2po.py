@@ -687,7 +687,8 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
 
         row |= trees.step_metrics(roots, kept, meter, cfg) | rollout.search_repairs(split.retriever)
         budget.add(row, drawn)
-        row["sample"] = trees.sample_record(policy, roots, questions, step, cfg, turn_label, why)
+        row["sample"] = trees.sample_record(
+            policy, roots, questions, step, cfg, turn_label, why, partial(how, cfg=cfg))
 
 
 # ---------------------------------------------------------------- evaluate
@@ -832,6 +833,52 @@ def why(trajectory, question):
         strings = record.compared(info.answer, question.answers)
         lines.append(f"exact match (Eq 16): {strings}: {equal}{counted}")
     return lines
+
+
+def how(node, root, cfg):
+    """How a turn's value and advantage came about (Eq 3, Table 2), with the numbers put in."""
+    rewards = root.rewards()
+    if not training.has_spread(rewards):
+        return [f"all {len(rewards)} leaves have reward {rewards[0]:g}: no advantage, nothing to learn"]
+    mean = sum(rewards) / len(rewards)
+    value = f"V = {node.value:.3f}"
+    if node.done:
+        reward = node.trajectory.reward
+        std = 0.0
+        if node.value:
+            std = (reward - mean) / node.value
+        lines = [
+            f"{value} = (R - mean) / std of {len(rewards)} leaves = ({reward:g} - {mean:.3f}) / {std:.3f}"]
+    elif len(node.children) == 1:
+        lines = [f"{value}, that of its one child"]
+    else:
+        lines = [f"{value} = {weighted(node, cfg.value)}"]
+    kinds = {
+        "value": "V",
+        "td": f"V - V(parent) = {node.value:.3f} - ({node.parent.value:.3f})",
+        "global": f"V - V(root) = {node.value:.3f} - ({root.value:.3f})",
+        "combined": "(V - V(parent)) + (V - V(root)) = "
+                    f"{node.value - node.parent.value:.3f} + ({node.value - root.value:.3f})",
+    }
+    if cfg.credit == "turn":
+        lines.append(f"A = {node.advantage:.3f} = {kinds[cfg.advantage]}")
+    return lines
+
+
+def weighted(node, rule):
+    """The sum of node_value in words; children of one value are one term."""
+    if rule == "leaf-mean":
+        return f"mean of V over its {len(node.leaves())} leaves"
+    weights = [1.0] * len(node.children)
+    if rule == "child-weighted":
+        weights = [math.exp(child.turn.entropy) for child in node.children]
+    terms = {}
+    for child, weight in zip(node.children, weights, strict=True):
+        shown = f"{child.value:.3f}"
+        terms[shown] = terms.get(shown, 0.0) + weight / sum(weights)
+    added = " + ".join(f"{weight:.3f} ({shown})" for shown, weight in terms.items())
+    weighting = "softmax(H)" if rule == "child-weighted" else "1/n"
+    return f"sum of {weighting} V over {len(node.children)} children (Eq 3) = {added}"
 
 
 def ask(cfg, policy, split):

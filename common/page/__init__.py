@@ -102,7 +102,8 @@ def paired_items(where, sides):
 
 def item(group, where, sides):
     """A question and {side's name: its group} of it."""
-    about = {key: group.get(key) for key in ("question_id", "question", "type", "hops", "gold", "evidence", "step")}
+    names = ("question_id", "question", "type", "hops", "gold", "evidence", "step")
+    about = {key: group.get(key) for key in names}
     shown = []
     for name, of_side in sides.items():
         nodes = [for_the_page(node) for node in of_side["nodes"]]

@@ -344,7 +344,7 @@ function draw(side, at, width) {
   for (const box of boxes) for (const parent of box.parents) {
     const bend = `C${parent.x + 22},${parent.y} ${parent.x + 10},${box.y} ${parent.x + 36},${box.y}H${box.x}`;
     const d = `M${parent.x},${parent.y}` + (outline ? `V${box.y}H${box.x}` : bend);
-    const edge = svg("path", { d, class: box.on && parent.on ? "on" : "" });
+    const edge = svg("path", { d, class: box.on && parent.on ? "on" : "", "data-depth": box.depth });
     if (box.on) picture.append(edge); else picture.prepend(edge);
   }
   for (const box of boxes) picture.append(drawn(box, side, at, outline, width));
@@ -352,7 +352,7 @@ function draw(side, at, width) {
 }
 
 function drawn(box, side, at, outline, width) {
-  const { x, y, r } = box, n = box.nodes[0], group = svg("g", { class: box.on ? "on" : "" });
+  const { x, y, r } = box, n = box.nodes[0], group = svg("g", { class: box.on ? "on" : "", "data-depth": box.depth });
   const dot = n.sampled === false ? svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, rx: 2 }) : svg("circle", { cx: x, cy: y, r });
   dot.style.fill = advantageColour(mean(box.nodes.map(m => m.advantage)));
   if (box.nodes.some(m => m.clipped)) dot.classList.add("clipped");
@@ -420,9 +420,11 @@ function saveSvg(picture, name) {
 
 const TOLD = new Set(["id", "parents", "text", "pieces", "logprobs", "observation", "label", "sampled", "how", "clipped",
   "ids", "observation_ids"]);
+const PLAIN = ["role", "problem", "stopped by", "tokens", "entropy"]; // the others are told by `how`, where it is
 
 function factsOf(n) {
-  const known = Object.entries(n).filter(([key, value]) => !TOLD.has(key) && value !== null && value !== "");
+  const shown = n.how ? PLAIN.map(key => [key, n[key]]) : Object.entries(n).filter(([key]) => !TOLD.has(key));
+  const known = shown.filter(([, value]) => value !== undefined && value !== null && value !== "");
   return known.map(([key, value]) => `${key} ${number(value)}`);
 }
 
