@@ -67,7 +67,11 @@ def metrics():
 def config(name):
     """Every flag of a run."""
     line = runs()[name]
-    return settings()[line["settings"]]["defaults"] | line["flags"]
+    found = settings()[line["settings"]]["defaults"] | line["flags"]
+    groups = {"chains": "none", "branches": "branches"}
+    if found.get("rollout") in groups:  # --rollout said until 6d5ae5a what --expansion does
+        found["expansion"] = groups[found["rollout"]]
+    return found
 
 
 def metrics_of(name):

@@ -88,13 +88,15 @@ def frames(page):
     leaves = page.evaluate("shown[state.at].sides[0].trajectories.length")
     never = deepest + 1
     for depth in range(deepest + 1):
-        shoot("A question is answered in turns; turns of high entropy are sampled again", 700, [depth, never, False])
+        stage = [depth, never, False]
+        shoot("A question is answered in turns; turns of high entropy are sampled again", 700, stage)
     shoot(f"{leaves} leaves: right and wrong answers", 2000, [deepest, never, False])
     for depth in range(deepest, -1, -1):
-        shoot("Values go up: a turn is worth the weighted mean of its children (Eq 3)", 800, [deepest, depth, False])
+        stage = [deepest, depth, False]
+        shoot("Values go up: a turn is worth the weighted mean of its children (Eq 3)", 800, stage)
     shoot("The update: dashed turns moved past the clip window", 2500, [deepest, 0, True])
     page.evaluate("choose('changed')")
-    page.evaluate("() => { const i = shown.findIndex(item => outcomes(last(item.sides))[0] === 'right'); show(Math.max(0, i)); }")
+    page.evaluate("() => show(Math.max(0, shown.findIndex(item => outcomes(last(item.sides))[0] === 'right')))")
     shoot("A test question, before training and after", 3500)
     return shots
 

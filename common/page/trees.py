@@ -1,7 +1,7 @@
 """Trees of turns (at2po.Node) in numbers, and as records for the page.
 
 label(turn) -> what a turn is called there; why(trajectory, question) -> lines that say what led to its
-reward. cfg is at2po.Config.
+reward.
 """
 
 import torch
@@ -27,10 +27,11 @@ TREES = {
 }
 
 
-def step_metrics(roots, learned, meter, cfg):
-    """A step's row: of all its trees, of those learned from, and of its updates (training.Meter)."""
+def step_metrics(roots, learned, meter, expanded):
+    """A step's row: of all its trees, of those learned from, and of its updates (training.Meter). expanded:
+    they are AT2PO's, and no baseline's groups."""
     row = meter.means() | rollout_metrics(roots)
-    if cfg.rollout == "tree":
+    if expanded:
         row |= credit_metrics(learned)
     if "moved" in meter.total:
         row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
@@ -96,12 +97,12 @@ def prediction(trajectory, question, label, why):
 
 
 @torch.no_grad()
-def turn_ratios(model, leaves, cfg):
+def turn_ratios(model, leaves, cfg, temperature):
     """{turn's id(): its probability now, to that when it was sampled, per token}"""
     ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
     pack_tokens = models.pack_tokens(model, cfg.micro_tokens)
     batch = rollout.collate(ordered, cfg.share_prefixes == "on", pack_tokens).to(model.device)
-    moved = models.token_logprobs(model, batch, cfg.temperature, cfg.kernels) - batch.rollout_logprobs
+    moved = models.token_logprobs(model, batch, temperature) - batch.rollout_logprobs
     total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
     ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
     found = {}
@@ -111,15 +112,15 @@ def turn_ratios(model, leaves, cfg):
     return found
 
 
-def sample_record(policy, roots, questions, step, cfg, label, why, how):
+def sample_record(policy, roots, questions, step, cfg, temperature, window, label, why, how):
     """The step's first tree with right and wrong leaves: every node with value, advantage, and how far the
-    step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on. how(node,
-    root) -> lines."""
+    step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on. window: how far
+    a turn's ratio may fall and rise, None where ratios are no turn's. how(node, root) -> lines."""
     rewards = [root.rewards() for root in roots]
     shown = record.first_with_spread(rewards)
     root, question = roots[shown], questions[shown]
     leaves = root.leaves()
-    ratios = turn_ratios(policy.model, leaves, cfg)
+    ratios = turn_ratios(policy.model, leaves, cfg, temperature)
     node_of = {id(node.turn): node for node in root.nodes()}
 
     def of_turn(trajectory, k):
@@ -135,13 +136,12 @@ def sample_record(policy, roots, questions, step, cfg, label, why, how):
             "branched": node.regenerated or None,
             "how": how(node, root),
         }
-        if cfg.loss == "atpo" and trajectory.advantages:  # whose ratios are a turn's
-            too_high = ratio > 1 + cfg.clip_high and advantage > 0
-            too_low = ratio < 1 - cfg.clip_low and advantage < 0
-            told["clipped"] = too_high or too_low
-            window = f"[{1 - cfg.clip_low:g}, {1 + cfg.clip_high:g}]"
-            verdict = "past it: clipped" if told["clipped"] else "not clipped"
-            told["how"] = [*told["how"], f"ratio after the step {ratio:.3f}, window {window}: {verdict}"]
+        if window and trajectory.advantages:
+            low, high = 1 - window[0], 1 + window[1]
+            past = ratio > high and advantage > 0 or ratio < low and advantage < 0
+            verdict = "clipped" if past else "not clipped"
+            told["clipped"] = past
+            told["how"].append(f"ratio after the step {ratio:.3f}, window {low:g} to {high:g}: {verdict}")
         return told
 
     more = {"step": step, "prompt_ids": leaves[0].trajectory.prompt_ids, "beside": "value"}
