@@ -842,12 +842,10 @@ def how(node, root, cfg):
     mean = sum(rewards) / len(rewards)
     value = f"V = {node.value:.3f}"
     if node.done:
-        reward = node.trajectory.reward
-        std = 0.0
-        if node.value:
-            std = (reward - mean) / node.value
-        lines = [
-            f"{value} = (R - mean) / std of {len(rewards)} leaves = ({reward:g} - {mean:.3f}) / {std:.3f}"]
+        far = max(root.leaves(), key=lambda leaf: abs(leaf.value))
+        std = (far.trajectory.reward - mean) / far.value
+        numbers = f"({node.trajectory.reward:g} - {mean:.3f}) / {std:.3f}"
+        lines = [f"{value} = (R - mean) / std of {len(rewards)} leaves = {numbers}"]
     elif len(node.children) == 1:
         lines = [f"{value}, that of its one child"]
     else:
@@ -861,6 +859,8 @@ def how(node, root, cfg):
     }
     if cfg.credit == "turn":
         lines.append(f"A = {node.advantage:.3f} = {kinds[cfg.advantage]}")
+    elif cfg.credit == "outcome":
+        lines.append("A = V of the leaf, for all turns before it (--credit outcome)")
     return lines
 
 

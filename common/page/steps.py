@@ -70,7 +70,7 @@ def cascade_facts(trajectory, step_reward):
             of_turn[f"cascade_{name}"] = left * r
             of_turn.setdefault("how", []).append(
                 f"distance to the {end} d = {d:.3f} (Eq 4), r = exp(-d) = {r:.3f} (Eq 7); {words}: adds "
-                f"r {left:.3f} = {left * r:.3f}, where {left:.3f} is the product of 1 - r before it")
+                f"{r:.3f} x {left:.3f} = {left * r:.3f}, {left:.3f} the product of 1 - r before it")
             left *= 1 - r
     return facts
 

@@ -330,11 +330,11 @@ function draw(side, at, width) {
   for (const box of boxes) {
     box.x = 12 + box.depth * (outline ? 14 : column);
     if (!outline && box.answer && !box.label && box.depth) box.x += SHORT - column;
-    const room = outline ? width - box.x - box.r - 44 : answers - box.r - 30;
+    const room = outline ? width - box.x - box.r - 44 : answers - 16 - widthOf(box.count);
     box.lines = box.answer ? wrapped(box.answer, Math.max(40, room)) : [];
   }
   const rows = placeRows(boxes, outline, box => Math.max(1, outline ? box.lines.length : (box.lines.length + 1) / 2));
-  const tall = outline ? 20 : Math.max(21, Math.min(34, .44 * innerHeight / rows));
+  const tall = outline ? 20 : Math.max(23, Math.min(34, .44 * innerHeight / rows));
   const picture = svg("svg", { width, height: 20 + rows * tall, role: "img",
     "aria-label": `${side.nodes.length} turns, ${side.trajectories.length} trajectories` });
   for (const box of boxes) {
@@ -371,7 +371,7 @@ function drawn(box, side, at, outline, width) {
     right += widthOf(label) + 5;
   }
   if (!outline && box.parents.length) {
-    say(fitted(box.label, x - r - from - 2), from, y - 4);
+    say(fitted(box.label, x - r - from - 2), from, y - 6);
     if (beside) say(beside, x - r - 4, y + 4, { class: "value", "text-anchor": "end" });
   } else if (beside && !box.answer) say(beside, right + widthOf(count) + 4, y + 4, { class: "value" });
   group.append(dot, svg("title", {}, [n.label, box.count, ...factsOf(n)].filter(Boolean).join(" · ")));
@@ -441,6 +441,7 @@ function sampledText(n) {
 
 function observedText(text, evidence) {
   const pre = el("pre", { class: "seen" }), cuts = [];
+  text = text.trim();
   for (const e of evidence || []) {
     for (let at = e ? text.indexOf(e) : -1; at >= 0; at = text.indexOf(e, at + e.length)) cuts.push([at, at + e.length]);
   }
