@@ -1,9 +1,9 @@
 "use strict";
 // All that a model, a passage or a file wrote enters the page as text nodes: nothing is parsed as HTML.
 //
-// An item is a question: {question, gold, type, hops, evidence, where, step, sides}. A side is what was sampled
-// for it: {name, nodes, trajectories}. Training has one side; a test question has one before and one after
-// training, or one of each run. Nodes and trajectories are those of common/page/record.py.
+// An item is a question: {question, gold, type, hops, evidence, where, step, sides}. A side is what was
+// sampled for it: {name, nodes, trajectories, beside}. Training has one side; a test question has one before
+// and one after training, or one of each run. Nodes and trajectories are those of common/page/record.py.
 
 // ---------------------------------------------------------------- elements, numbers, outcomes
 
@@ -48,11 +48,12 @@ function outcomeOf(trajectory) {
   return trajectory.correct ? "right" : "wrong";
 }
 
+const dotOf = outcome => el("span", { class: "dot " + COLOUR[outcome] });
 const outcomes = side => side.trajectories.map(outcomeOf);
 
 // ---------------------------------------------------------------- what is shown
 
-const state = { at: 0, paths: [0], node: null, open: new Set(), shade: false, text: "", outcome: "" };
+const state = { at: 0, paths: [0], node: undefined, open: new Set(), shade: false, text: "", outcome: "" };
 let items = [], shown = [];
 
 async function unpack(text) {
@@ -70,43 +71,49 @@ function add(found) {
     taken.add(item.id);
     const texts = [item.id, item.question, ...(item.gold || [])];
     for (const side of item.sides) {
-      texts.push(...side.trajectories.map(t => t.answer), ...side.nodes.flatMap(n => [n.text, n.observation]));
+      texts.push(...side.trajectories.map(t => t.answer));
+      texts.push(...side.nodes.flatMap(n => [n.text, n.observation]));
     }
     item.haystack = texts.join("\n").toLowerCase();
   }
   items = items.concat(found);
 }
 
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch { // Python writes numbers that JSON does not have
+    return JSON.parse(text.replace(/([:[,]\s*)(NaN|-?Infinity)(?=\s*[,}\]])/g, "$1null"));
+  }
+}
+
 // What the page left out: samples.jsonl (a group a line) or eval_<set>.json, read here and sent nowhere.
 async function load(files) {
   for (const file of files) {
-    let groups;
     try {
-      const text = await file.text();
-      const lines = file.name.endsWith(".jsonl") ? text.split("\n").filter(Boolean) : [text];
-      // Python writes NaN, which JSON does not have
-      const values = lines.map(line => JSON.parse(line.replace(/([:[,]\s*)(NaN|-?Infinity)(?=\s*[,}\]])/g, "$1null")));
-      groups = file.name.endsWith(".jsonl") ? values : values[0].predictions;
-      groups = groups.filter(g => g.nodes.length && g.trajectories.length);
+      const text = await file.text(), lines = text.split("\n").filter(Boolean);
+      const groups = file.name.endsWith(".jsonl") ? lines.map(parsed) : parsed(text).predictions;
+      const whole = groups.filter(g => g.nodes.length && g.trajectories.length);
+      add(whole.map(g => ({ ...g, where: file.name, sides: [g] })));
+      $("left-out").textContent = `${whole.length} questions of ${file.name} were added.`;
     } catch (error) {
       $("left-out").textContent = `${file.name} holds no trajectories: ${error.message}`;
-      continue;
     }
-    add(groups.map(g => ({ ...g, where: file.name, sides: [{ nodes: g.nodes, trajectories: g.trajectories, beside: g.beside }] })));
-    $("left-out").textContent = `${groups.length} questions of ${file.name} were added.`;
   }
   fillFilters();
   filter();
 }
 
-// The page opens on a tree that shows a method at work: with right and wrong leaves, early, the longest way right.
+// The page opens on a tree that shows a method at work: early, with right and wrong leaves, the longest way
+// to a right one.
 function telling(list) {
   const lastStep = Math.max(0, ...list.map(item => item.step || 0));
   const early = item => item.step <= Math.max(5, lastStep / 3);
-  const longest = item => Math.max(...item.sides[0].trajectories.filter(t => t.correct).map(t => t.path.length));
-  const mixed = list.filter(item => item.sides.length === 1 && new Set(outcomes(item.sides[0])).size > 1
-    && item.sides[0].trajectories.some(t => t.correct));
-  const pool = mixed.filter(early).length ? mixed.filter(early) : mixed;
+  const right = item => item.sides[0].trajectories.filter(t => outcomeOf(t) === "right");
+  const longest = item => Math.max(...right(item).map(t => t.path.length));
+  const isMixed = item => right(item).length > 0 && right(item).length < item.sides[0].trajectories.length;
+  const mixed = list.filter(item => item.sides.length === 1 && isMixed(item));
+  const pool = mixed.some(early) ? mixed.filter(early) : mixed;
   pool.sort((a, b) => longest(b) - longest(a) || (a.step || 0) - (b.step || 0));
   return Math.max(0, list.indexOf(pool[0]));
 }
@@ -117,12 +124,14 @@ const CHOICES = { where: "everywhere", hops: "all hops", type: "all types" };
 
 function fillFilters() {
   for (const [key, label] of Object.entries(CHOICES)) {
-    const values = [...new Set(items.map(item => item[key]))].filter(v => v !== undefined && v !== null && v !== "");
+    const values = [...new Set(items.map(item => item[key] ?? ""))].filter(value => value !== "");
     values.sort((a, b) => typeof a === "number" ? a - b : String(a).localeCompare(String(b)));
     $(key).hidden = values.length < 2;
-    $(key).replaceChildren(el("option", { value: "" }, label), ...values.map(v => el("option", { value: v }, String(v))));
+    const options = values.map(value => el("option", { value }, String(value)));
+    $(key).replaceChildren(el("option", { value: "" }, label), ...options);
   }
-  const kinds = ["right", "wrong", "bad format"].filter(kind => items.some(item => outcomes(last(item.sides)).includes(kind)));
+  const met = new Set(items.flatMap(item => outcomes(last(item.sides))));
+  const kinds = Object.keys(COLOUR).filter(kind => met.has(kind));
   if (items.some(changed)) kinds.push("changed");
   $("outcome").replaceChildren(...["all", ...kinds].map(kind =>
     button(kind, () => choose(kind), { value: kind === "all" ? "" : kind })));
@@ -146,12 +155,12 @@ function passes(item) {
 
 function filter(keep) {
   shown = items.filter(passes);
-  const count = shown.reduce((n, item) => n + item.sides.reduce((m, side) => m + side.trajectories.length, 0), 0);
+  const count = shown.flatMap(item => item.sides.flatMap(side => side.trajectories)).length;
   $("count").textContent = `${shown.length} of ${items.length} questions, ${count} trajectories`;
   $("list").replaceChildren(...shown.map(listed));
   for (const b of $("outcome").children) b.setAttribute("aria-pressed", b.value === state.outcome);
-  if (!shown.length) $("main").replaceChildren(el("p", { class: "facts" }, "No question passes the filters."));
-  else show(Math.max(0, shown.indexOf(keep)));
+  if (shown.length) show(Math.max(0, shown.indexOf(keep)));
+  else $("main").replaceChildren(el("p", { class: "facts" }, "No question passes the filters."));
 }
 
 function listed(item, i) {
@@ -161,18 +170,21 @@ function listed(item, i) {
     for (const outcome of outcomes(side)) tally[outcome] = (tally[outcome] || 0) + 1;
     if (marks.length) marks.push("→");
     for (const [name, n] of Object.entries(tally)) {
-      const text = side.trajectories.length > 1 ? String(n) : item.sides.length > 1 ? "" : name;
-      marks.push(el("span", { class: COLOUR[name], title: name }, el("span", { class: "dot " + COLOUR[name] }), text));
+      let text = name;
+      if (item.sides.length > 1) text = "";
+      if (side.trajectories.length > 1) text = String(n);
+      marks.push(el("span", { class: COLOUR[name], title: name }, dotOf(name), text));
     }
   }
-  const facts = [item.where, item.step && `step ${item.step}`, item.hops && `${item.hops} hop${item.hops > 1 ? "s" : ""}`, item.type];
+  const hops = item.hops && (item.hops > 1 ? `${item.hops} hops` : "1 hop");
+  const facts = [item.where, item.step && `step ${item.step}`, hops, item.type];
   const about = el("small", {}, ...marks, ...facts.filter(Boolean).map(fact => el("span", {}, fact)));
   const made = el("li", { role: "option", id: "item" + i }, item.question, about);
   made.addEventListener("click", () => show(i));
   return made;
 }
 
-function show(i, paths, node) {
+function show(i) {
   $("item" + state.at)?.setAttribute("aria-selected", false);
   state.at = i;
   const item = shown[i];
@@ -180,19 +192,18 @@ function show(i, paths, node) {
   $("list").setAttribute("aria-activedescendant", "item" + i);
   $("item" + i).scrollIntoView({ block: "nearest" });
   const wanted = side => Math.max(0, outcomes(side).indexOf(state.outcome || "right"));
-  state.paths = paths || item.sides.map(wanted);
-  state.node = null;
+  state.paths = item.sides.map(wanted);
+  state.node = undefined;
   state.open.clear();
   render(item);
-  if (node) pick(node.side, state.paths[node.side], node.id);
 }
 
-function pick(side, path, id = null) {
+function pick(side, path, id) {
   state.paths[side] = path;
   state.node = id;
   render(shown[state.at]);
   link(side, path, id);
-  if (id !== null) $("turn-" + side + "-" + id)?.scrollIntoView({ block: "nearest" });
+  $(`turn-${side}-${id}`)?.scrollIntoView({ block: "nearest" });
 }
 
 // ---------------------------------------------------------------- a link: #id/trajectory/turn
@@ -201,7 +212,7 @@ function link(side, path, id) {
   const item = shown[state.at];
   const before = item.sides.slice(0, side).reduce((n, s) => n + s.trajectories.length, 0);
   const parts = [encodeURIComponent(item.id), before + path];
-  if (id !== null) parts.push(item.sides[side].trajectories[path].path.indexOf(id));
+  if (id !== undefined) parts.push(item.sides[side].trajectories[path].path.indexOf(id));
   history.replaceState(null, "", "#" + parts.join("/"));
 }
 
@@ -212,12 +223,10 @@ function follow() {
   const item = items.find(item => item.id === id);
   if (!item) return false;
   if (!shown.includes(item)) clear();
-  const i = shown.indexOf(item), paths = item.sides.map(() => 0);
-  let n = Number(trajectory) || 0, side = 0;
-  while (side < item.sides.length - 1 && n >= item.sides[side].trajectories.length) n -= item.sides[side++].trajectories.length;
-  paths[side] = Math.min(n, item.sides[side].trajectories.length - 1);
-  const wanted = item.sides[side].trajectories[paths[side]].path[Number(turn)];
-  show(i, trajectory === undefined ? undefined : paths, turn === undefined || wanted === undefined ? null : { side, id: wanted });
+  show(shown.indexOf(item));
+  const places = item.sides.flatMap((side, at) => side.trajectories.map((t, path) => ({ at, path, t })));
+  const place = places[Number(trajectory)];
+  if (trajectory && place) pick(place.at, place.path, turn && place.t.path[Number(turn)]);
   return true;
 }
 
@@ -227,7 +236,7 @@ function clear() {
   filter();
 }
 
-// ---------------------------------------------------------------- a tree: equal turns of siblings are one box
+// ---------------------------------------------------------------- a tree: equal siblings are one box
 
 function boxesOf(side) {
   const byId = new Map(side.nodes.map(n => [n.id, n])), depth = new Map();
@@ -240,15 +249,19 @@ function boxesOf(side) {
   };
   side.nodes.forEach(deep);
   const ends = new Map(side.trajectories.map((t, i) => [last(t.path), i]));
-  const boxes = new Map(), boxOf = new Map();
+  const boxes = new Map(), boxOf = new Map(), orders = new Map();
   for (const n of [...side.nodes].sort((a, b) => depth.get(a.id) - depth.get(b.id))) {
     const parents = [...new Set(n.parents.map(p => boxOf.get(p)).filter(Boolean))];
     const end = ends.has(n.id) ? side.trajectories[ends.get(n.id)] : null;
-    const what = [parents.map(b => b.number), n.label, n.text, n.observation, end && [outcomeOf(end), end.reward]];
-    if (state.open.has(n.id)) what.push(n.id);
-    const key = JSON.stringify(what);
+    const what = [parents.map(b => b.number), n.label, n.text, n.observation];
+    if (end) what.push(outcomeOf(end), end.reward);
+    const alike = JSON.stringify(what);
+    if (!orders.has(alike)) orders.set(alike, orders.size); // opened turns stay together
+    const key = state.open.has(n.id) ? alike + n.id : alike;
     if (!boxes.has(key)) {
-      boxes.set(key, { number: boxes.size, nodes: [], parents, children: [], depth: depth.get(n.id), ends: [] });
+      const made = { number: boxes.size, parents, children: [], depth: depth.get(n.id), nodes: [], ends: [] };
+      made.order = orders.get(alike);
+      boxes.set(key, made);
       for (const parent of parents) parent.children.push(boxes.get(key));
     }
     const box = boxes.get(key);
@@ -256,6 +269,7 @@ function boxesOf(side) {
     boxOf.set(n.id, box);
     if (end) box.ends.push(ends.get(n.id));
   }
+  for (const box of boxes.values()) box.children.sort((a, b) => a.order - b.order);
   return [...boxes.values()];
 }
 
@@ -315,7 +329,7 @@ function draw(side, at, width) {
   const deepest = Math.max(...boxes.map(box => box.depth));
   for (const box of boxes) {
     const end = side.trajectories[box.ends[0]];
-    box.answer = end ? end.answer || outcomeOf(end) : "";
+    box.answer = end ? String(end.answer || outcomeOf(end)) : "";
     box.count = box.nodes.length > 1 ? `×${box.nodes.length}` : "";
     box.on = box.nodes.some(n => on.has(n.id));
     box.r = 3.5 + Math.min(5, 8 * Math.sqrt(Math.max(0, mean(box.nodes.map(n => n.entropy)) ?? .1)));
@@ -333,7 +347,8 @@ function draw(side, at, width) {
     const room = outline ? width - box.x - box.r - 44 : answers - 16 - widthOf(box.count);
     box.lines = box.answer ? wrapped(box.answer, Math.max(40, room)) : [];
   }
-  const rows = placeRows(boxes, outline, box => Math.max(1, outline ? box.lines.length : (box.lines.length + 1) / 2));
+  const height = box => Math.max(1, outline ? box.lines.length : (box.lines.length + 1) / 2);
+  const rows = placeRows(boxes, outline, height);
   const tall = outline ? 20 : Math.max(23, Math.min(34, .44 * innerHeight / rows));
   const picture = svg("svg", { width, height: 20 + rows * tall, role: "img",
     "aria-label": `${side.nodes.length} turns, ${side.trajectories.length} trajectories` });
@@ -352,8 +367,10 @@ function draw(side, at, width) {
 }
 
 function drawn(box, side, at, outline, width) {
-  const { x, y, r } = box, n = box.nodes[0], group = svg("g", { class: box.on ? "on" : "", "data-depth": box.depth });
-  const dot = n.sampled === false ? svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, rx: 2 }) : svg("circle", { cx: x, cy: y, r });
+  const { x, y, r } = box, n = box.nodes[0];
+  const group = svg("g", { class: box.on ? "on" : "", "data-depth": box.depth });
+  let dot = svg("circle", { cx: x, cy: y, r });
+  if (n.sampled === false) dot = svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, rx: 2 });
   dot.style.fill = advantageColour(mean(box.nodes.map(m => m.advantage)));
   if (box.nodes.some(m => m.clipped)) dot.classList.add("clipped");
   if (box.nodes.some(m => m.id === state.node)) dot.classList.add("picked");
@@ -362,8 +379,9 @@ function drawn(box, side, at, outline, width) {
   const from = Math.max(...box.parents.map(p => p.x)) + 40, count = box.parents.length ? box.count : "";
   let right = x + r + 5;
   if (box.answer) {
-    const colour = `fill: var(--${COLOUR[outcomeOf(side.trajectories[box.ends[0]])]})`;
-    box.lines.forEach((line, i) => say(line, right, y + 4 + 13 * (outline ? i : i - (box.lines.length - 1) / 2), { style: colour }));
+    const style = `fill: var(--${COLOUR[outcomeOf(side.trajectories[box.ends[0]])]})`;
+    const first = outline ? y + 4 : y + 4 - 6.5 * (box.lines.length - 1);
+    box.lines.forEach((line, i) => say(line, right, first + 13 * i, { style }));
     right += widthOf(last(box.lines)) + 4;
   } else if (outline && box.parents.length) {
     const label = fitted(box.label, width - right - widthOf(count + beside) - 16);
@@ -376,7 +394,8 @@ function drawn(box, side, at, outline, width) {
   } else if (beside && !box.answer) say(beside, right + widthOf(count) + 4, y + 4, { class: "value" });
   group.append(dot, svg("title", {}, [n.label, box.count, ...factsOf(n)].filter(Boolean).join(" · ")));
   if (count || state.open.has(n.id)) {
-    const badge = svg("text", { x: right, y: outline || box.answer ? y + 4 : y - 4, class: "count" }, count || "−");
+    const beneath = outline || box.answer;
+    const badge = svg("text", { x: right, y: beneath ? y + 4 : y - 4, class: "count" }, count || "−");
     badge.addEventListener("click", event => { event.stopPropagation(); toggle(box); });
     group.append(badge);
   }
@@ -393,10 +412,13 @@ function toggle(box) {
   if (box.nodes.length > 1) for (const n of box.nodes) state.open.add(n.id);
   else { // all that were opened with it
     const side = shown[state.at].sides.find(s => s.nodes.includes(box.nodes[0]));
-    for (const n of side.nodes) if (n.label === box.nodes[0].label && n.text === box.nodes[0].text) state.open.delete(n.id);
+    const { label, text } = box.nodes[0];
+    for (const n of side.nodes) if (n.label === label && n.text === text) state.open.delete(n.id);
   }
   render(shown[state.at]);
 }
+
+const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "font-size", "font-weight"];
 
 // A file of its own, with the colours that the page has now.
 function saveSvg(picture, name) {
@@ -404,23 +426,24 @@ function saveSvg(picture, name) {
   const live = [...picture.querySelectorAll(shapes)];
   [...copy.querySelectorAll(shapes)].forEach((node, i) => {
     const style = getComputedStyle(live[i]);
-    for (const key of ["fill", "stroke", "stroke-width", "stroke-dasharray", "font-size", "font-weight", "paint-order"]) {
-      node.setAttribute(key, style.getPropertyValue(key));
-    }
+    for (const key of LOOKS) node.setAttribute(key, style.getPropertyValue(key));
     node.removeAttribute("class");
     node.removeAttribute("style");
   });
+  for (const text of copy.querySelectorAll("text")) text.setAttribute("paint-order", "stroke");
   copy.setAttribute("font-family", "system-ui, sans-serif");
-  copy.prepend(svg("rect", { width: "100%", height: "100%", fill: getComputedStyle(picture.parentNode).backgroundColor }));
+  const fill = getComputedStyle(picture.parentNode).backgroundColor;
+  copy.prepend(svg("rect", { width: "100%", height: "100%", fill }));
   const text = new XMLSerializer().serializeToString(copy);
-  el("a", { href: "data:image/svg+xml," + encodeURIComponent(text), download: name.replace(/[^\w.-]+/g, "_") + ".svg" }).click();
+  const download = name.replace(/[^\w.-]+/g, "_") + ".svg";
+  el("a", { href: "data:image/svg+xml," + encodeURIComponent(text), download }).click();
 }
 
 // ---------------------------------------------------------------- a question, turn by turn
 
-const TOLD = new Set(["id", "parents", "text", "pieces", "logprobs", "observation", "label", "sampled", "how", "clipped",
-  "ids", "observation_ids"]);
-const PLAIN = ["role", "problem", "stopped by", "tokens", "entropy"]; // the others are told by `how`, where it is
+const TOLD = new Set(["id", "parents", "text", "pieces", "logprobs", "observation", "label", "sampled", "how",
+  "clipped", "ids", "observation_ids"]);
+const PLAIN = ["role", "problem", "stopped by", "tokens", "entropy"]; // where `how` tells the others
 
 function factsOf(n) {
   const shown = n.how ? PLAIN.map(key => [key, n[key]]) : Object.entries(n).filter(([key]) => !TOLD.has(key));
@@ -434,7 +457,8 @@ function sampledText(n) {
     const logprob = n.logprobs[i], known = typeof logprob === "number";
     const title = known ? `log-prob ${number(logprob)}, probability ${number(Math.exp(logprob))}` : "";
     const token = el("span", { title }, piece);
-    if (known) token.style.background = `color-mix(in srgb, #e0562c ${Math.min(70, -logprob * 28)}%, transparent)`;
+    const share = Math.min(70, -logprob * 28);
+    if (known) token.style.background = `color-mix(in srgb, #e0562c ${share}%, transparent)`;
     return token;
   }));
 }
@@ -443,7 +467,8 @@ function observedText(text, evidence) {
   const pre = el("pre", { class: "seen" }), cuts = [];
   text = text.trim();
   for (const e of evidence || []) {
-    for (let at = e ? text.indexOf(e) : -1; at >= 0; at = text.indexOf(e, at + e.length)) cuts.push([at, at + e.length]);
+    let at = e ? text.indexOf(e) : -1;
+    for (; at >= 0; at = text.indexOf(e, at + e.length)) cuts.push([at, at + e.length]);
   }
   cuts.sort((a, b) => a[0] - b[0]);
   let done = 0;
@@ -457,8 +482,10 @@ function observedText(text, evidence) {
 
 function turnOf(n, k, item, at) {
   const facts = factsOf(n).map(fact => el("span", {}, fact));
-  const anchor = button("#", () => pick(at, state.paths[at], n.id), { title: "link to this turn", class: "anchor" });
-  const how = n.how?.length ? el("div", { class: "how" }, ...n.how.map(line => el("p", {}, String(line)))) : null;
+  const link = { title: "link to this turn", class: "anchor" };
+  const anchor = button("#", () => pick(at, state.paths[at], n.id), link);
+  const lines = (n.how || []).map(line => el("p", {}, String(line)));
+  const how = lines.length ? el("div", { class: "how" }, ...lines) : null;
   return el("section", { class: n.id === state.node ? "turn picked" : "turn", id: `turn-${at}-${n.id}` },
     el("header", {}, el("b", {}, n.label || `turn ${k + 1}`), ...facts, anchor),
     how, n.text ? sampledText(n) : null, n.observation ? observedText(n.observation, item.evidence) : null);
@@ -481,11 +508,13 @@ function buttonsOf(side, at) {
   const made = [];
   for (const box of boxesOf(side)) if (box.ends.length) {
     const first = side.trajectories[box.ends[0]], outcome = outcomeOf(first);
-    const pressed = box.ends.includes(state.paths[at]), count = box.ends.length > 1 ? ` ×${box.ends.length}` : "";
-    made.push(button(el("span", { class: "dot " + COLOUR[outcome] }), () => pick(at, box.ends[0]), { "aria-pressed": pressed, title: outcome }));
-    last(made).append(` ${number(first.reward)}${count}`);
+    const pressed = box.ends.includes(state.paths[at]);
+    const about = { "aria-pressed": pressed, title: outcome };
+    made.push(button(dotOf(outcome), () => pick(at, box.ends[0]), about));
+    last(made).append(` ${number(first.reward)}`, box.ends.length > 1 ? ` ×${box.ends.length}` : "");
   }
-  return made.length > 1 ? [el("div", { class: "paths", role: "group", "aria-label": "trajectories" }, ...made)] : [];
+  if (made.length < 2) return "";
+  return el("div", { class: "paths", role: "group", "aria-label": "trajectories" }, ...made);
 }
 
 function sideOf(item, at, width) {
@@ -494,10 +523,11 @@ function sideOf(item, at, width) {
   if (side.name) parts.push(el("h3", {}, side.name));
   if (side.nodes.length > t.path.length || side.nodes.some(n => n.parents.length > 1)) {
     const graph = el("div", { class: "graph" }, draw(side, at, width));
-    parts.push(graph, legendOf(side, graph, item), ...buttonsOf(side, at));
+    parts.push(graph, legendOf(side, graph, item), buttonsOf(side, at));
   }
   parts.push(el("div", { class: "why " + outcome },
-    el("p", {}, el("b", { class: outcome }, outcomeOf(t)), ` · reward ${number(t.reward)} · answer: ${t.answer || "none"}`),
+    el("p", {}, el("b", { class: outcome }, outcomeOf(t)), ` · reward ${number(t.reward)}`,
+      ` · answer: ${t.answer || "none"}`),
     ...(t.why || []).map(line => el("p", { class: "facts" }, String(line)))));
   const turns = t.path.map(id => byId.get(id)).filter(n => n && (n.text || n.observation));
   parts.push(...turns.map((n, k) => turnOf(n, k, item, at)));
@@ -507,9 +537,10 @@ function sideOf(item, at, width) {
 function render(item) {
   const scroll = item === render.item ? $("main").scrollTop : 0;
   render.item = item;
-  const fact = (name, value) => value === undefined || value === null || value === "" ? null : el("span", {}, name + " ", el("b", {}, number(value)));
-  const facts = el("div", { class: "facts" }, fact("gold", (item.gold || []).join(" | ")), fact("type", item.type),
-    fact("hops", item.hops), fact("id", item.id), fact("", item.where), fact("step", item.step));
+  const { type, hops, id, where, step } = item;
+  const known = Object.entries({ gold: (item.gold || []).join(" | "), type, hops, id, in: where, step });
+  const facts = el("div", { class: "facts" }, ...known.filter(([, value]) => (value ?? "") !== "").map(
+    ([name, value]) => el("span", {}, name + " ", el("b", {}, number(value)))));
   const sides = el("div", { class: "sides" });
   $("main").replaceChildren(el("h2", {}, item.question), facts, sides);
   const columns = sides.clientWidth > 700 ? item.sides.length : 1;
@@ -522,12 +553,13 @@ function render(item) {
 // ---------------------------------------------------------------- start
 
 function tableOf(header, rows) {
-  const head = el("tr", {}, ...header.map(name => el("th", {}, name)));
-  return el("table", {}, head, ...rows.map(row => el("tr", {}, ...row.map(cell => el("td", {}, number(cell, 6))))));
+  const line = (tag, cells) => el("tr", {}, ...cells.map(cell => el(tag, {}, number(cell, 6))));
+  return el("table", {}, line("th", header), ...rows.map(row => line("td", row)));
 }
 
 function settingsOf({ runs, first, rest, about }) {
   const header = runs.length > 1 ? ["", ...runs] : [];
+  if (!first.length) return [tableOf(header, rest)];
   return [el("p", {}, about), tableOf(header, first), el("p", {}, "all others"), tableOf(header, rest)];
 }
 
@@ -545,7 +577,8 @@ function step(by) {
 function stepPath(by) {
   const item = shown[state.at];
   if (!item) return;
-  const at = item.sides.length - 1, ends = boxesOf(item.sides[at]).filter(box => box.ends.length).map(box => box.ends);
+  const at = item.sides.length - 1;
+  const ends = boxesOf(item.sides[at]).filter(box => box.ends.length).map(box => box.ends);
   const now = ends.findIndex(of => of.includes(state.paths[at]));
   pick(at, ends[Math.min(ends.length - 1, Math.max(0, now + by))][0]);
 }
@@ -587,13 +620,15 @@ async function start() {
   add(data.items);
   $("shade").hidden = !items.some(item => item.sides.some(side => side.nodes.some(n => n.pieces)));
   $("shade").addEventListener("click", toggleShade);
-  $("search").addEventListener("input", () => { state.text = $("search").value.trim().toLowerCase(); filter(); });
+  $("search").addEventListener("input", () => {
+    state.text = $("search").value.trim().toLowerCase();
+    filter();
+  });
   for (const key of Object.keys(CHOICES)) $(key).addEventListener("change", () => filter());
   $("load").addEventListener("change", () => load([...$("load").files]));
   document.addEventListener("keydown", onKey);
   addEventListener("hashchange", follow);
-  let width = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== width && shown.length) render(shown[state.at]); width = innerWidth; });
+  addEventListener("resize", () => shown.length && render(shown[state.at]));
   fillFilters();
   filter(items[telling(items)]);
   follow();
