@@ -51,8 +51,8 @@ def write_page(folder):
 
 
 def write_comparison(path, runs, curves, table):
-    """The page of {name: run folder}: the questions that all were evaluated on, side by side; the table of
-    their differences {"header", "rows"}."""
+    """The page of {name: run folder}: the questions that all were evaluated on, side by side; table: of their
+    differences, {"header", "rows"}; curves: a PNG."""
     results = {name: evaluations(folder) for name, folder in runs.items()}
     items, left_out = [], []
     for set_name in set.intersection(*map(set, results.values())):
@@ -60,6 +60,8 @@ def write_comparison(path, runs, curves, table):
         found, more = paired_items(set_name, sides)
         items += found
         left_out += more
+    if not items:
+        left_out.append("These runs keep no trajectories of questions that all were asked.")
     return fill(path, " and ".join(runs), {
         "summary": f"{len(items)} questions",
         "settings": settings({name: config_of(folder) for name, folder in runs.items()}),

@@ -420,13 +420,20 @@ function toggle(box) {
 
 const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "font-size", "font-weight"];
 
+// color-mix comes out as color(srgb …), which only browsers read
+function plainColour(value) {
+  if (!value.startsWith("color(")) return value;
+  const [r, g, b] = value.match(/[\d.]+/g).map(share => Math.round(255 * share));
+  return `rgb(${r}, ${g}, ${b})`;
+}
+
 // A file of its own, with the colours that the page has now.
 function saveSvg(picture, name) {
   const copy = picture.cloneNode(true), shapes = "path, circle, rect, text";
   const live = [...picture.querySelectorAll(shapes)];
   [...copy.querySelectorAll(shapes)].forEach((node, i) => {
     const style = getComputedStyle(live[i]);
-    for (const key of LOOKS) node.setAttribute(key, style.getPropertyValue(key));
+    for (const key of LOOKS) node.setAttribute(key, plainColour(style.getPropertyValue(key)));
     node.removeAttribute("class");
     node.removeAttribute("style");
   });
