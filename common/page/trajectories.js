@@ -226,7 +226,7 @@ function follow() {
   show(shown.indexOf(item));
   const places = item.sides.flatMap((side, at) => side.trajectories.map((t, path) => ({ at, path, t })));
   const place = places[Number(trajectory)];
-  if (trajectory && place) pick(place.at, place.path, turn && place.t.path[Number(turn)]);
+  if (trajectory && place) pick(place.at, place.path, turn ? place.t.path[Number(turn)] : undefined);
   return true;
 }
 
