@@ -295,8 +295,8 @@ def test_a_tree_is_saved_as_a_picture_that_runs_nothing(tmp_path, browser):
     page = open_page(browser, run)
     with page.expect_download() as download:
         page.get_by_role("button", name="SVG").click()
-    page.close()
     picture = ElementTree.parse(download.value.path()).getroot()
+    page.close()
     tags = {node.tag.split("}")[1] for node in picture.iter()}
     assert tags == {"svg", "g", "path", "circle", "rect", "text", "title"}
     assert any("owned" in (node.text or "") for node in picture.iter())
@@ -357,6 +357,7 @@ def test_a_tree_fits_and_its_answers_are_whole(tmp_path, browser, width):
     write_page(run)
     page = open_page(browser, run)
     page.set_viewport_size({"width": width, "height": 800})
+    page.wait_for_function(f"document.querySelector('.graph svg').width.baseVal.value < {width}")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     sticks_out = """() => {
       const pane = document.querySelector(".graph").getBoundingClientRect();

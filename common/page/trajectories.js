@@ -53,7 +53,7 @@ const outcomes = side => side.trajectories.map(outcomeOf);
 
 // ---------------------------------------------------------------- what is shown
 
-const state = { at: 0, paths: [0], node: undefined, open: new Set(), shade: false, text: "", outcome: "" };
+const state = { at: 0, paths: [0], picked: "", open: new Set(), shade: false, text: "", outcome: "" };
 let items = [], shown = [];
 
 async function unpack(text) {
@@ -193,17 +193,17 @@ function show(i) {
   $("item" + i).scrollIntoView({ block: "nearest" });
   const wanted = side => Math.max(0, outcomes(side).indexOf(state.outcome || "right"));
   state.paths = item.sides.map(wanted);
-  state.node = undefined;
+  state.picked = "";
   state.open.clear();
   render(item);
 }
 
 function pick(side, path, id) {
   state.paths[side] = path;
-  state.node = id;
+  state.picked = `turn-${side}-${id}`;
   render(shown[state.at]);
   link(side, path, id);
-  $(`turn-${side}-${id}`)?.scrollIntoView({ block: "nearest" });
+  $(state.picked)?.scrollIntoView({ block: "nearest" });
 }
 
 // ---------------------------------------------------------------- a link: #id/trajectory/turn
@@ -373,9 +373,10 @@ function drawn(box, side, at, outline, width) {
   if (n.sampled === false) dot = svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, rx: 2 });
   dot.style.fill = advantageColour(mean(box.nodes.map(m => m.advantage)));
   if (box.nodes.some(m => m.clipped)) dot.classList.add("clipped");
-  if (box.nodes.some(m => m.id === state.node)) dot.classList.add("picked");
+  if (box.nodes.some(m => `turn-${at}-${m.id}` === state.picked)) dot.classList.add("picked");
   const say = (text, x, y, more = {}) => group.append(svg("text", { x, y, ...more }, text));
-  const beside = number(mean(box.nodes.map(m => m[side.beside])), 2);
+  let beside = number(mean(box.nodes.map(m => m[side.beside])), 2);
+  if (box.answer && !box.label) beside = ""; // as of the turn before it
   const from = Math.max(...box.parents.map(p => p.x)) + 40, count = box.parents.length ? box.count : "";
   let right = x + r + 5;
   if (box.answer) {
@@ -389,9 +390,9 @@ function drawn(box, side, at, outline, width) {
     right += widthOf(label) + 5;
   }
   if (!outline && box.parents.length) {
-    say(fitted(box.label, x - r - from - 2), from, y - 6);
-    if (beside) say(beside, x - r - 4, y + 4, { class: "value", "text-anchor": "end" });
-  } else if (beside && !box.answer) say(beside, right + widthOf(count) + 4, y + 4, { class: "value" });
+    say(fitted(box.label, x - r - from - widthOf(beside) - 8), from, y - 6);
+    say(beside, x - r - 3, y - 6, { class: "value", "text-anchor": "end" });
+  } else if (!box.answer) say(beside, right + widthOf(count) + 4, outline ? y + 4 : y - 6, { class: "value" });
   group.append(dot, svg("title", {}, [n.label, box.count, ...factsOf(n)].filter(Boolean).join(" · ")));
   if (count || state.open.has(n.id)) {
     const beneath = outline || box.answer;
@@ -493,7 +494,8 @@ function turnOf(n, k, item, at) {
   const anchor = button("#", () => pick(at, state.paths[at], n.id), link);
   const lines = (n.how || []).map(line => el("p", {}, String(line)));
   const how = lines.length ? el("div", { class: "how" }, ...lines) : null;
-  return el("section", { class: n.id === state.node ? "turn picked" : "turn", id: `turn-${at}-${n.id}` },
+  const id = `turn-${at}-${n.id}`;
+  return el("section", { class: id === state.picked ? "turn picked" : "turn", id },
     el("header", {}, el("b", {}, n.label || `turn ${k + 1}`), ...facts, anchor),
     how, n.text ? sampledText(n) : null, n.observation ? observedText(n.observation, item.evidence) : null);
 }
@@ -503,7 +505,7 @@ function legendOf(side, graph, item) {
   const parts = [];
   if (has("advantage")) parts.push(el("span", {}, "advantage: low", el("span", { class: "swatch" }), "high"));
   if (has("entropy")) parts.push(el("span", {}, "size: entropy"));
-  if (side.beside) parts.push(el("span", {}, `number: ${side.beside}`));
+  if (side.beside) parts.push(el("span", {}, `number: ${side.beside}, of equal turns their mean`));
   if (side.nodes.some(n => n.clipped)) parts.push(el("span", {}, "dashed: past the clip window"));
   if (graph.querySelector(".count")) parts.push(el("span", {}, "×n: equal turns, a click opens them"));
   parts.push(button("SVG", () => saveSvg(graph.firstChild, item.id)));
@@ -560,8 +562,9 @@ function render(item) {
 // ---------------------------------------------------------------- start
 
 function tableOf(header, rows) {
-  const line = (tag, cells) => el("tr", {}, ...cells.map(cell => el(tag, {}, number(cell, 6))));
-  return el("table", {}, line("th", header), ...rows.map(row => line("td", row)));
+  const shown = cell => typeof cell === "number" ? String(cell) : number(cell);
+  const line = (tag, cells) => el("tr", {}, ...cells.map(cell => el(tag, {}, shown(cell))));
+  return el("table", {}, header.length ? line("th", header) : null, ...rows.map(row => line("td", row)));
 }
 
 function settingsOf({ runs, first, rest, about }) {
