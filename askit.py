@@ -744,7 +744,9 @@ def train(cfg, folder, policy, cases, evaluate_now):
             # 3. credit: R_t - b(s_t) of every action; the fresh paths of b(s) are not learned from
             advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
         row |= page.path_metrics(paths, cfg.max_evidence)
-        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step)
+        returned = [returns_of(p, cfg) for p in paths]
+        credit = [list(zip(*both, strict=True)) for both in zip(returned, advantages, strict=True)]
+        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, credit)
 
         # 4. old log-probs: p.logprobs, of the weights that sampled; nothing is computed again
         # 5. an update a mini-batch; at the paper's sizes one a step, where r = 1

@@ -657,7 +657,6 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         for t in done:
             t.reward = REWARD[stage](t)
         row |= calls.rollout_metrics(done, task.tools)
-        row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, turn_label)
         learned = [t for t in done if not t.info.lost]
         if not learned:
             continue
@@ -672,6 +671,9 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         everything = [b for batches in prepared for b in batches]
         assign_credit(everything, cfg)
         row |= calls.critic_metrics(everything)
+        credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
+        row["sample"] = calls.sample_record(
+            policy, done, questions, step, cfg.group_size, turn_label, credit)
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, folder.nonfinite(step), cfg.sampler_correction, cfg.epochs)

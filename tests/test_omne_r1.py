@@ -24,6 +24,7 @@ from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
 from common.graphs import conversations, graph_questions, kg_files, kg_tools
+from common.page import calls
 from common.page.calls import is_standard
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
@@ -231,6 +232,11 @@ def test_advantages_are_whitened_over_the_step():
     sampled = batch.advantages[batch.response_mask]
     assert sampled.tolist() == pytest.approx([1, 1, -1, -1], abs=1e-4)
     assert batch.returns[batch.response_mask].tolist() == [1, 1, 0, 0]
+    credit = calls.credit_of([batch], 1.0, 1.0)
+    assert list(credit) == [(id(t), 0) for t in made]
+    first = credit[id(made[0]), 0]
+    assert first["value"] == 0 and first["advantage"] == pytest.approx(1, abs=1e-4)
+    assert first["how"][0].endswith("A = return - V = 1.000 - (0.000) = 1.000")
 
 
 def test_gae_across_two_observations_by_hand():

@@ -348,6 +348,7 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
     if path:
         write_json(f"{path}-table.json", {"header": header, "rows": rows})
         say(f"table: {path}-table.json")
+    return {"header": header, "rows": rows}
 
 
 def _by_rule(runs, name):
