@@ -10,11 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from common import committed, guards
 from common.files import read_evaluation, read_json, read_jsonl, say, table, warn, write_json
-from common.metrics import bootstrap_interval, paired_difference, seed_interval, summarize
+from common.metrics import bootstrap_interval, seed_interval, summarize
 
 # ---------------------------------------------------------------- reading
 
@@ -77,12 +78,9 @@ def mean_along(folder):
         tokens += row.get("rollout/tokens", 0)
         if "eval/em" in row:
             points.append((tokens, row["eval/em"]))
-    area = 0.0
-    length = 0
-    for (begin, first), (end, last) in itertools.pairwise(points):
-        area += (end - begin) * (first + last) / 2
-        length += end - begin
-    return area / length if length else None
+    tokens, ems = np.array(points or [(0, 0)]).T
+    length = tokens[-1] - tokens[0]
+    return float(np.trapezoid(ems, tokens)) / length if length else None
 
 
 def panels_of(*folders):
@@ -226,44 +224,27 @@ def show_averages(results, groups):
 
 
 def show_results(folder, before, after, groups):
-    """results.json and the table of a run: {set: {"summary", "predictions"}} before and after, paired on the
-    same questions. groups: {label: sets} whose averages are the last rows."""
-    before = before | pool(before, groups)
-    after = after | pool(after, groups)
-    rows = []
+    """results-table.json and the tables of a run: {set: {"summary", "predictions"}} before and after, paired
+    on the same questions. groups: {label: sets} whose averages are the last rows."""
     parts = []
-    moved = []
-    for name, b in before.items():
-        a = after[name]
-        old = b["summary"]
-        new = a["summary"]
-        for by in ("by_hops", "by_type"):
-            for value, part in new[by].items():
-                label = f"{value}-hop" if by == "by_hops" else value or "-"
-                em = old[by][value]["em"]
-                parts.append([name, label, part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
-        both = [[row["em"] for row in result["predictions"]] for result in (b, a)]
-        gain = paired_difference(*both)
-        moved.append(f"What moved: EM on {name} {signed(gain)}, {new['n']} questions: {verdict(gain)}.")
-        rows.append([
-            name,
-            new["n"],
-            interval(old),
-            interval(new),
-            signed(gain),
-            f"{new['em_valid']:.3f}" if "em_valid" in new else "",
-            f"{new['format']:.2f}",
-            f"{new['f1']:.3f}",
-            f"{old['searches']:.2f} → {new['searches']:.2f}",
-            f"{old['tokens']:.0f} → {new['tokens']:.0f}",
-        ])
-    header = [
-        "set", "n", "EM before", "EM after", "difference (paired)", "EM in valid format", "format", "F1",
-        "searches", "tokens"]
+    for name, found in before.items():
+        for by, label in (("by_hops", "{}-hop"), ("by_type", "{}")):
+            for value, part in after[name]["summary"][by].items():
+                old = found["summary"][by][value]["em"]
+                parts.append([name, label.format(value), part["n"], f"{old:.2f}", f"{part['em']:.2f}"])
     show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
-    show(f"{folder.path}: before and after, 95 % intervals", header, rows)
-    say("\n".join(moved))
-    folder.write("results.json", {"header": header, "rows": rows})
+    columns = {
+        "EM in valid format": ("eval", "em_valid", ".3f"),
+        "format": ("eval", "format", ".2f"),
+        "F1": ("eval", "f1", ".3f"),
+        "searches": ("eval", "searches", ".2f"),
+        "tokens": ("eval", "tokens", ".0f"),
+    }
+    runs = {
+        "before": [Run(folder.path, before | pool(before, groups), [])],
+        "after": [Run(folder.path, after | pool(after, groups), [])],
+    }
+    method_table(folder.path / "results", f"{folder.path}", runs, "before", columns=columns, means=False)
 
 
 # ---------------------------------------------------------------- methods, stages or runs
@@ -284,7 +265,9 @@ class Run(NamedTuple):
 
 
 def read_run(folder):
-    """The Run of a folder, or of (folder, when)."""
+    """The Run of a folder, or of (folder, when); a Run itself."""
+    if isinstance(folder, Run):
+        return folder
     folder, when = folder if isinstance(folder, tuple) else (folder, "")
     steps = [] if when else steps_of(folder)
     return Run(Path(folder), evaluations(folder, when), steps)
@@ -324,14 +307,13 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
             average = names is counted
             if average and (not means or len(names) < 2):
                 continue
-            line = _line(label, own, base, other, names, key)
+            line, gain = _line(label, own, base, other, names, key)
             if not line:
                 continue
             line[3] = paper(label, names) if paper else ""
             for how, column, form in columns.values():
                 line += _cells(how, column, form, own, base, names)
             (averages if average else rows).append(line)
-            gain = gain_of(own, base, names, key)
             if gain:
                 of = f"{title_of_key} on {line[1]} against {other}"
                 moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
@@ -353,22 +335,20 @@ def _by_rule(runs, name):
 
 
 def _line(label, own, base, other, names, key):
-    """The scores of a line: bootstrap over questions for one seed, Student's t for several, the seed being
-    the unit. None where no prediction has the key."""
+    """(the scores of a line, the interval of its difference): bootstrap over questions for one seed,
+    Student's t for several, the seed being the unit. (None, None) where no prediction has the key."""
     scores = scores_of(own, names, key)
     if scores.empty:
-        return None
+        return None, None
     means = scores.groupby(level=0).mean().mean()  # of the sets' means; (seeds,)
     by_seed = " ".join(f"{mean:.3f}" for mean in means) if len(means) > 1 else ""
     value = over_seeds(means)
     if len(means) == 1 and len(names) == 1:
         value = signed(bootstrap_interval(scores.iloc[:, 0]), ".3f")
-    differences = paired(scores, scores_of(base, names, key))
-    if len(names) > 1:  # a mean of sets is no mean of questions
-        differences = "", differences[1]
+    *differences, gain = difference(own, base, names, key)
     label_of_sets = names[0] if len(names) == 1 else f"mean of {len(names)} sets"
     there = other if any(differences) else ""
-    return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences]
+    return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences], gain
 
 
 def scores_of(runs, names, key="em"):
@@ -384,38 +364,27 @@ def scores_of(runs, names, key="em"):
     return pd.DataFrame(columns)
 
 
-def gains_of(own, base):
-    """The difference of two scores_of, (questions, seeds), of those that both have."""
-    if own.empty or base.empty:
-        return pd.DataFrame()
-    gains = own - base.reindex(own.index)
-    return gains.dropna(axis=1, how="all").dropna(how="all")
-
-
-def gain_of(own, base, names, key):
-    """(mean, low, high) of the difference to the runs in base, over seeds where there are several, else over
-    questions; None where nothing can be paired."""
-    gains = gains_of(scores_of(own, names, key), scores_of(base, names, key))
-    if len(gains.columns) > 1:
-        return seed_interval(gains.mean())
-    if gains.empty or len(names) > 1:  # a mean of sets is no mean of questions
-        return None
-    return bootstrap_interval(gains.iloc[:, 0])
-
-
-def paired(own, base, form="+.3f"):
-    """(by question, by seed): the difference of two scores_of with 95 % intervals. A question counts once,
-    with its mean over the seeds; by seed the seed is the unit."""
-    gains = gains_of(own, base)
-    if gains.empty:
-        return "", ""
+def difference(own, base, names, key, form="+.3f"):
+    """What the runs {seed: Run} of `own` have more of a number than those of `base`: (by question, by seed),
+    as text with 95 % intervals, and the interval that the verdict goes by. A question counts once, with its
+    mean over the seeds; by seed the seed is the unit."""
+    scores = scores_of(own, names, key)
+    gains = scores - scores_of(base, names, key).reindex(scores.index)
+    gains = gains.dropna(axis=1, how="all").dropna(how="all")
+    by_question = by_seed = ""
+    gain = None
     several = len(gains.columns) > 1
     if several:
         gains = gains.sort_index()  # the order that the numbers in results/ were drawn in
-    by_question = signed(bootstrap_interval(gains.mean(axis=1)), form)
-    if len(gains) < len(own):
-        by_question += f" (n {len(gains)})"
-    return by_question, over_seeds(gains.mean(), form) if several else ""
+    if len(gains) and len(names) == 1:  # a mean of sets is no mean of questions
+        gain = bootstrap_interval(gains.mean(axis=1))
+        by_question = signed(gain, form)
+        if len(gains) < len(scores):
+            by_question += f" (n {len(gains)})"
+    if several:
+        gain = seed_interval(gains.mean())
+        by_seed = signed(gain, form)
+    return by_question, by_seed, gain
 
 
 def _cells(how, key, form, own, base, names):
@@ -443,8 +412,7 @@ def _cells(how, key, form, own, base, names):
     shown = _mean(values, ".3f" if form == "interval" else form)
     if how != "minus":
         return [shown]
-    difference, _ = paired(scores_of(own, names, key), scores_of(base, names, key), "+" + form)
-    return [shown, difference if len(names) == 1 else ""]
+    return [shown, difference(own, base, names, key, "+" + form)[0]]
 
 
 def _along(runs):
@@ -505,13 +473,13 @@ def draw_curves(runs, path, title, panels, x="step"):
     lines = 1 if len(panels) < 4 else -(-len(panels) // 4)
     widest = max(1, -(-len(panels) // lines))
     with plt.rc_context(FONT):
-        width = PANEL[0] * max(2, widest)
-        height = PANEL[1] * lines + .6
-        figure = plt.figure(figsize=(width, height), layout="constrained")
-        axes = _axes(figure, len(panels), lines)
-        for axis, (name, keys) in zip(axes, panels.items(), strict=True):
+        size = PANEL[0] * max(2, widest), PANEL[1] * lines + .6
+        figure, axes = plt.subplots(lines, widest, squeeze=False, figsize=size, layout="constrained")
+        for axis in axes.flat[len(panels):]:
+            axis.remove()
+        for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
             _draw_panel(plt, axis, name, keys, runs, x)
-        for axis in axes[-widest:]:
+        for axis in figure.axes[-widest:]:
             axis.set_xlabel(AXES.get(x, x))
         figure.suptitle(title, x=.01, ha="left", fontsize=11)
         if len(runs) > 1:
@@ -521,17 +489,6 @@ def draw_curves(runs, path, title, panels, x="step"):
             figure.legend(swatches, runs, loc="outside lower left", frameon=False, ncols=widest + 1)
         save(figure, path)
         plt.close(figure)
-
-
-def _axes(figure, count, lines):
-    """Axes in lines that are all full: of seven panels four stand above three wider ones."""
-    grid = figure.add_gridspec(lines, 1)
-    axes = []
-    for line in range(lines):
-        own = (count + line) // lines  # the last lines have one more
-        row = grid[line].subgridspec(1, max(1, own))
-        axes += [figure.add_subplot(row[column]) for column in range(own)]
-    return axes
 
 
 def colour_of(number):

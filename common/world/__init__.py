@@ -16,7 +16,6 @@ import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from common.world.words import (
     BRIDGES,
@@ -386,11 +385,3 @@ def vocabulary(vague=False):
         text = text.replace(".", " . ").replace("-", " - ")
         words |= dict.fromkeys(text.split())
     return list(words)
-
-
-def main(out: Path, split: Literal[SPLITS] = "test", seed: int = 0, size: float = 1.0, questions: int = 400):
-    """Writes a split as public-format files, so that it can be used with other code."""
-    made = make_world(split, seed, size, questions)
-    made.write(out)
-    print(f"{len(made.kinds)} entities, {len(made.triples)} triples, "
-          f"{len(made.questions)} questions -> {out}")
