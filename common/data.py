@@ -125,16 +125,11 @@ def suffix_of(path):
     >>> suffix_of("a/b.JSONL.gz"), suffix_of("v1.0")
     ('.jsonl', '.0')
     """
-    path = Path(path)
-    if path.suffix.lower() == ".gz":
-        path = path.with_suffix("")
-    return path.suffix.lower()
+    return Path(str(path).lower().removesuffix(".gz")).suffix
 
 
 def read_records(path):
     """(number from 1, record) of each record of a file; one that cannot be decoded is a ValueError saying so.
-    A JSON line and a table's row are read when they are asked for.
-
     Raises DataError where the whole file cannot be read."""
     suffix = suffix_of(path)
     if suffix not in SUFFIXES:

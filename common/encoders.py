@@ -34,8 +34,7 @@ def load(source, kind, layers=0):
 
 
 class Together(torch.nn.Module):
-    """Several models {name: (model, tokenizer)} that one optimizer trains, each an attribute. A checkpoint
-    has a folder in Hugging Face form for each."""
+    """Several models {name: (model, tokenizer)} that one optimizer trains, a folder of a checkpoint each."""
 
     def __init__(self, parts):
         super().__init__()
@@ -71,7 +70,6 @@ def in_batches(items, length, budget):
 
 
 def autocast(model, precision):
-    """bf16 products where precision says so; weights and sums stay as they are."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(model.device.type, torch.bfloat16)
@@ -179,7 +177,6 @@ class Encoder:
 
 
 def load_encoder(source, max_tokens, micro_tokens, precision="fp32"):
-    """The Encoder of a folder or hub id, or the tiny one; without dropout."""
     model, tokenizer = load(source, "encoder")
     pair_tokenizer = PairTokenizer("coarse", tokenizer, max_tokens)
     return Encoder(model.eval(), pair_tokenizer, micro_tokens, precision)
@@ -197,7 +194,6 @@ def frozen_vectors(encoder, texts, folder):
 
 
 def fingerprint(encoder, texts):
-    """Of an encoder's weights and of lists of ids."""
     digest = hashlib.sha256(encoder.precision.encode())
     for name, weight in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode())

@@ -34,7 +34,6 @@ FREE = ("resume", "out", "log", "save_every", "search_timeout", "search_retries"
 
 @dataclass
 class Job:
-    """A run to make: of which flags, and the folders that it leaves."""
     run: Path
     flags: list
     folders: list
@@ -240,7 +239,7 @@ def show_stages(script, path, own):
 
 
 def draw_bars(path, key, methods):
-    """How many test trajectories of a method have each value of a whole number."""
+    """The share of test trajectories that have each value of a whole number."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

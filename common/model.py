@@ -30,10 +30,8 @@ SAME = {"fp32": 1e-4, "bf16": .1}
 # ---------------------------------------------------------------- loading
 
 def find_model(name):
-    """Folder or hub id that `from_pretrained` can be given.
-
-    Refuses at once what is no model, or a checkpoint of ours whose files are not as they were saved, before
-    anything large is read."""
+    """Folder or hub id that `from_pretrained` can be given. What is no model, or a damaged checkpoint, is
+    refused before anything large is read."""
     name = checkpoint.find(name) or name
     try:
         found = files.locate(str(name))
@@ -57,7 +55,6 @@ def _load_error(name, error):
 
 
 def load_tokenizer(name):
-    """Tokenizer of a folder or hub id; padding falls back to the end-of-sequence token."""
     name = find_model(name)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -74,8 +71,7 @@ def default_device():
 
 def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointing="off", precision="auto",
                frozen=False):
-    """Policy of a folder (a LoRA adapter folder included, which keeps its own rank) or hub id,
-    in fp32 master weights.
+    """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights.
 
     lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
     attention: dense (scaled dot products and a mask) | tree (common/gpu/tree_attention.py) | auto = tree on a
@@ -149,7 +145,6 @@ def pack_tokens(model, micro_tokens):
 
 
 def head_dim(config):
-    """Width of an attention head."""
     config = config.get_text_config()
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
@@ -248,7 +243,7 @@ def refusing_other_numbers(name, what, model):
 
 
 def load_policy(name, lora=0, **how):
-    """(model, tokenizer) of a folder or hub id. how: of load_model."""
+    """(model, tokenizer); how: of load_model."""
     tokenizer = load_tokenizer(name)
     if not tokenizer.chat_template:
         raise ModelError(f"{name}: its tokenizer has no chat template; use an instruction-tuned model, or "
@@ -311,23 +306,8 @@ def describe(name, model):
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     gigabytes = (weights + 12 * trained) / 1e9
-    told = (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
+    return (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
             f"{gigabytes:.2f} GB with gradients and optimizer")
-    if hasattr(model, "peft_config"):
-        told += f"; adapters on {adapted_share(model):.0%} of the weights"
-    return told
-
-
-def adapted_share(model):
-    """Share of the model's own weights that have adapters."""
-    adapted = set()
-    for module in model.modules():
-        if getattr(module, "lora_A", None):
-            weight = module.get_base_layer()
-            name = getattr(module, "parameter_name", "weight")  # of experts
-            adapted.add(getattr(weight, name))
-    own = [p for name, p in model.named_parameters() if ".lora_" not in name]
-    return sum(p.numel() for p in adapted) / sum(p.numel() for p in own)
 
 
 # ---------------------------------------------------------------- log-probs
@@ -368,8 +348,7 @@ def hidden_states(model, batch):
 
 
 def flex():
-    """common/gpu/tree_attention.py, which transformers knows as "tree" once it is imported."""
-    from common.gpu import tree_attention
+    from common.gpu import tree_attention  # which transformers knows as "tree" from here on
     return tree_attention
 
 

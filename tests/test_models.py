@@ -113,7 +113,6 @@ def test_dropout_of_an_adapter_folder_is_off(tmp_path, capsys):
     said = capsys.readouterr().out
     assert draws_alike(policy) and policy.peft_config["default"].lora_dropout == 0
     assert "lora_dropout" in said and said.count("set to 0 here") == 1
-    assert "adapters on " in model.describe("x", policy)
 
 
 def draws_alike(policy):
@@ -161,13 +160,6 @@ def test_adapters_that_cannot_be_handed_over_are_refused(how, tmp_path):
     config = LoraConfig(r=4, target_modules=["q_proj"], **how)
     with pytest.raises(ModelError, match="use --engine transformers"):
         refuse_other_adapters(get_peft_model(base, config))
-
-
-def test_the_share_of_weights_that_have_adapters(tmp_path):
-    base = transformers.AutoModelForCausalLM.from_pretrained(saved(tmp_path, "llama"))
-    adapted = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj"]))
-    own = sum(p.numel() for name, p in adapted.named_parameters() if ".lora_" not in name)
-    assert model.adapted_share(adapted) == pytest.approx(2 * 32 * 32 / own)
 
 
 # ---- the tokenizer's ids, and no others

@@ -1,8 +1,7 @@
 """Vectors of entity names, and the names nearest to a query.
 
-    Index(names, encoder="")                 character n-grams (tf-idf): no download
-    Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk under a hash of
-                                             names, encoder and prefix
+    Index(names)                             character n-grams (tf-idf): no download
+    Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk
     Index(names, encoder, Stored)            the vectors of LightRAG's vdb_entities.json (kg_files.py)
 """
 
@@ -24,12 +23,9 @@ class VectorsError(UserError):
 
 
 class Index:
-    """search(queries, k) among names.
-
-    stored: vectors of these names. Names that have none there are encoded; without an encoder they have none,
-    a query that is such a name's exact spelling is answered by its vector, and any other by tf-idf.
-    left_out, encoded: how many names have no stored vector and stay without, or get one. cache: the folder of
-    encoded names."""
+    """stored: vectors of these names; names that have none there are encoded. Without an encoder a query that
+    is a name's exact spelling is answered by its stored vector, any other by tf-idf. left_out, encoded: how
+    many names have no stored vector and stay without, or get one."""
 
     def __init__(self, names, encoder="", stored=None, cache=None):
         self.names = names

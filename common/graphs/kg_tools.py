@@ -3,8 +3,8 @@
     tools = make_tools("cs=FILE,legal=FOLDER", encoder)    or make_tools("http://127.0.0.1:8100")
     tools.search([Call("node_info", "Pays de Caux", "agriculture", question)], k=5)  ->  [text]
 
-They are called as retrievers are, so rollout.BatchedSearch takes them. Every call has a text, also one for a
-name or a graph that there is not (kg.py). Over HTTP the form is that of the authors' server:
+Every call has a text, also one for a name or a graph that there is not (kg.py). Over HTTP the form is that of
+the authors' server:
 
     POST /{graph_type}/get_precise_entity_names, /{graph_type}/get_node    {"node_name": …}
     -> {"rendered_content": …}
@@ -60,7 +60,7 @@ class LocalTools:
             graph.index  # noqa: B018
 
     def search(self, calls, k=MATCHES):
-        """The texts of calls. k: how many entities entity_matcher shows."""
+        """k: how many entities entity_matcher shows."""
         texts = [""] * len(calls)
         for (graph_type, tool), group in alike(calls).items():
             asked = [calls[i] for i in group]
@@ -185,7 +185,7 @@ class HTTPTools(http_client.Client):
 
 
 def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES, max_words=kg.MAX_WORDS, **patience):
-    """The tools that `--graph spec` names. patience: timeout (seconds a request) and retries of a server."""
+    """patience: timeout (seconds a request) and retries of a server."""
     if spec.startswith(("http://", "https://")):
         return HTTPTools(spec, **patience)
     graphs = kg_files.load_graphs(spec, encoder)

@@ -5,17 +5,8 @@
 
 Seed nodes take turns. In each, a teacher drafts a path near the node, a question and its answer; path_fault
 and name_fault check them, and the teacher judges what is left. A draft that fails goes back with what was
-wrong. The folder has
-
-    questions.jsonl   {"id", "graph_type", "question", "golden_answer", "path", "relations", "hops", "kind",
-                      "seed_node", "ambiguous"}, relations[i] from path[i] to path[i + 1]
-    rejected.jsonl    a row a draft: {"id", "graph_type", "kind", "rule", "path", "question", "answer",
-                      "reason"}
-    questions.md      the paper's table 1, and the rejected drafts by rule
-    answers.jsonl     what a model said and could be read, on file as soon as it was said
-
-The order of the work is always the same, and no answer that is on file is asked for again. So the same
-command goes on with an interrupted synthesis and comes to the same rows.
+wrong. docs/data.md has the files of the folder. The order of the work is always the same, and no answer that
+is on file is asked for again: the same command goes on with an interrupted synthesis, to the same rows.
 
 A path is a list of names. An edge joins two nodes from either end, as the tools show it; where a directed
 graph's edge is gone against its direction, its label is "inverse of …".
@@ -100,7 +91,7 @@ def seeds(graph, largest=LARGEST):
 
 
 def subgraph(around, node):
-    """{node: steps from this one}, nearest first. around: an undirected networkx graph."""
+    """{node: steps from this one}, nearest first."""
     return networkx.single_source_shortest_path_length(around, node, cutoff=DEPTH)
 
 
@@ -119,7 +110,7 @@ def split_seeds(graph, test_share=0.1, largest=LARGEST):
 # ---------------------------------------------------------------- paths
 
 def steps(graph, node):
-    """[(relation, node it leads to)]: the node's facts and, in a directed graph, those it is the tail of."""
+    """[(relation, node it leads to)], in a directed graph also against its edges."""
     found = [(relation, tail) for _, relation, tail in graph.facts(node)]
     if graph.graph.graph.get("directed", True):
         for head, _, relation in graph.graph.in_edges(node, data="relation"):
@@ -350,8 +341,7 @@ Output in JSON format only, don't add markdown code delimiter or anything else, 
 
 
 def generation_prompt(graph, item, previous=None):
-    """The prompt for a path, a question and an answer. previous: the last draft, and what was wrong with it,
-    which the appendix prints in gray."""
+    """previous: the last draft, and what was wrong with it, which the appendix prints in gray."""
     prompt = "Relations(entity_1 - entity_2: the relation):\n"
     prompt += "".join(f"{line}\n" for line in relation_lines(graph, item.seed_node))
     prompt += TASK[item.kind]
@@ -405,8 +395,7 @@ def read_verdict(text):
 
 
 class Teacher(Chat):
-    """A model behind an OpenAI-compatible address, up to and with "/v1". model: its name there.
-    answers: a files.Keyed of what it said."""
+    """A model behind an OpenAI-compatible address. answers: a files.Keyed of what it said."""
 
     def __init__(self, url, model, retries=RETRIES):
         super().__init__(url, model, "--teacher", "teacher", retries)
@@ -451,7 +440,6 @@ def attempt_all(graph, teacher, item, answers, attempts, unique):
 
 
 def attempt_one(graph, teacher, item, attempt, previous, answers, unique):
-    """A Draft, checked and judged."""
     draft = Draft([], "", "")
     try:
         draft = teacher.draft(graph, item, attempt, previous, answers)

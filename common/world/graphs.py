@@ -1,9 +1,6 @@
 """The embedded world as graphs that LightRAG might have built, one a domain, questions along their paths, and
 what a tiny policy that calls their tools is warmed up on.
 
-    graph_for(world, "film")                    kg.KnowledgeGraph
-    path_questions(world, "film", 100, seed=0)  rows in the world's own form, with their `plan`
-
 A node has a kind and a description, an edge a keyword. Years are no nodes: they would be hubs that every
 path leads through; they stand in the descriptions. An edge has no direction and its two names no order but
 the alphabet's: whose mother it is about, its sentence tells. As in extracted graphs not all is well: some
@@ -62,7 +59,6 @@ def graph_for(world, domain, noise=True):
 
 
 def described(world, name, kind):
-    """What a node says of itself: its kind and its year."""
     year = world.facts.get((name, DATE.get(kind)))
     return f"{name} is a {kind}." if year is None else f"{name} is a {kind} of {year}."
 
@@ -80,7 +76,6 @@ def add_fact(graph, head, relation, tail, keywords):
 
 
 def stated(kind, head, relation, tail):
-    """The sentence of a fact, as the world's passages have it."""
     possessive = "Its"
     if kind == "person":
         possessive = "Her" if head.split()[0] in FEMALE else "His"
@@ -240,7 +235,6 @@ ENDS = (
 
 
 def words(max_edges):
-    """What it reads and writes besides the world's words."""
     signs = "( ) = \" ; … : .".split()
     numbers = [str(n) for n in range(max_edges + 60)]
     phrases = " ".join([*FILLERS, *PLANS, *FOUND, *STARTS, *ENDS])
@@ -258,8 +252,8 @@ def planned(rng, *parts):
 
 
 def thoughts(question, calls, shown, seed=0):
-    """A thought for each call along a question's path and one for the answer, in these phrases: what was
-    found, what comes next. (The calls, and what the tools showed, are read by other writers.)"""
+    """A thought for each call along a question's path and one for the answer, in these phrases. (The calls,
+    and what the tools showed, are read by other writers.)"""
     rng = random.Random(stable_seed(seed, "thoughts", question.id))
     start = question.evidences[0][0]
     said = [rng.choice(STARTS).format(subject=start)]

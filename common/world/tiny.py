@@ -30,7 +30,6 @@ START = Path(__file__).parent / "start"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a tiny policy is made by; a folder of one goes by it."""
     script: str                     # who renders, with what its rendering depends on beside top_k
     steps: int                      # of the warm-up, eight demonstrations each
     flaw_rate: float                # share of the demonstrations that are flawed
@@ -41,8 +40,7 @@ class Recipe:
 
 
 def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
-    """Folder of the warmed-up tiny policy:
-    supervised on flawed demonstrations in worlds that training never sees.
+    """Folder of the tiny policy, learned from flawed demonstrations in worlds that training never sees.
 
     words, tags: what the script writes besides the world's words.
     render(tokenizer, question row, demonstration, index) -> [Trajectory].
@@ -97,7 +95,6 @@ class Making:
         return model, tokenizer
 
     def groups(self, tokenizer):
-        """Yields the trajectories of each warm-up step."""
         render = functools.partial(self.render, tokenizer)
         make = demonstrations.groups
         if self.level:
@@ -219,8 +216,7 @@ def tiny_model(tokenizer, width=128, seed=0):
 
 
 def warm_up(model, batches, total, lr=2e-3):
-    """Supervised training on the sampled tokens of demonstrations;
-    `batches` yields `total` times a rollout.Batch. Returns the losses."""
+    """The losses of supervised training on the sampled tokens of `total` batches."""
     began = time.time()
     losses = []
     optimizer = training.make_optimizer(model, lr, betas=(.9, .98))
