@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import formats, metrics
-from common.files import HubError, UserError, locate, looks_like_path, write_atomic
+from common.files import HubError, UserError, locate, looks_like_path, write_jsonl
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
 
@@ -420,7 +420,7 @@ def main(argv=None):
             raise DataError(f"{given.corpus} is there: nothing was written; choose another name")
         questions = [q for source in given.questions for q in load_questions(source)]
         rows = pool_contexts(questions)
-        write_atomic(given.corpus, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_jsonl(given.corpus, rows)
     except UserError as error:
         sys.exit(f"error: {error}")
     print(f"{given.corpus}: {len(rows)} passages of {len(questions)} questions")

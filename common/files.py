@@ -147,10 +147,11 @@ def locked(path):
 
 
 def made_once(path, write):
-    """The path, with the file there that write(path) makes: by one process, for which the others wait."""
-    with locked(path.with_suffix(".lock")):
+    """The path, with the file or folder there that write(path) makes: by one process, for which the others
+    wait."""
+    with locked(path.with_name(f".{path.name}.lock")):
         if not path.exists():
-            part = path.with_name(path.name + ".tmp")
+            part = path.with_name(f".{path.name}.tmp")
             write(part)
             part.replace(path)
     return path
@@ -167,6 +168,10 @@ REMEDY = "restore it, or start anew with another --name"
 
 def write_json(path, value):
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def write_jsonl(path, rows):
+    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def read_json(path, kind):

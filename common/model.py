@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common import chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
-from common.files import locked, say
+from common.files import made_once, say
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
 
@@ -206,12 +206,11 @@ def probe_ids(tokenizer, n, seed):
 
 
 def check_training_pass(name, model, tokenizer):
-    """Refuses a model whose log-probs training would compute otherwise than its own forward pass does: two
-    rows of different length, which share a start."""
+    """Refuses a model whose log-probs training would compute otherwise than its own forward pass does."""
     def turn(n, seed):
         return Turn(probe_ids(tokenizer, n, seed), [0.0] * n, "", "")
 
-    prompt = probe_ids(tokenizer, 8, "prompt")
+    prompt = probe_ids(tokenizer, 8, "prompt")  # of two rows of different length, which share a start
     first = turn(8, "first")
     rows = [Trajectory("", prompt, [first, turn(n, n)]) for n in (8, 3)]
     with refusing_other_numbers(name, "training", model) as compare, torch.enable_grad():
@@ -259,8 +258,8 @@ def load_policy(name, lora=0, **how):
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
         raise ModelError(
             f"{name}: its tokenizer ends a sequence with {tokenizer.eos_token!r} ({tokenizer.eos_token_id}), "
-            f"its model with {sorted(ends)}: demonstrations would teach an end at which nothing stops. Mend "
-            "eos_token in tokenizer_config.json, or eos_token_id in generation_config.json")
+            f"its model with {sorted(ends)}: mend eos_token in tokenizer_config.json, or eos_token_id in "
+            "generation_config.json")
     return model, tokenizer
 
 
@@ -445,20 +444,18 @@ def by_token(rows, batch):
 
 def folded(source, out):
     """A model's folder itself, or, of adapters, <out>-<hash of them> with the model that they make of their
-    base. Two processes that ask at once fold them once."""
+    base."""
     adapters = Path(source) / "adapter_model.safetensors"
     if not adapters.exists():
         return source
     digest = hashlib.sha256(adapters.read_bytes()).hexdigest()[:12]
-    merged = Path(f"{out}-{digest}")
-    with locked(merged.with_name(f".{merged.name}.lock")):
-        if not merged.exists():
-            new = merged.with_name(merged.name + ".new")
-            model, tokenizer = load_policy(source)
-            model.merge_and_unload().save_pretrained(new)
-            tokenizer.save_pretrained(new)
-            new.rename(merged)
-    return merged
+
+    def write(folder):
+        model, tokenizer = load_policy(source)
+        model.merge_and_unload().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return made_once(Path(f"{out}-{digest}"), write)
 
 
 # ---------------------------------------------------------------- reference

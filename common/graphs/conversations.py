@@ -3,12 +3,11 @@ what they were made with; and thoughts that a language model writes for them.
 
     sft-data/  settings.json  sampled.jsonl  answers.jsonl  sharegpt.jsonl  dataset_info.json"""
 
-import json
 import re
 from functools import partial
 
 from common import chat, data
-from common.files import RunError, read_json, write_atomic, write_json
+from common.files import RunError, read_json, write_json, write_jsonl
 from common.graphs.graph_questions import GRAPH_TYPE
 from common.serve.chat_client import NEVER_READ, UNREADABLE, BadAnswer, filled, read_object
 from common.warmup import sharegpt
@@ -49,9 +48,8 @@ def write(folder, rows):
     if not rows:
         raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question has "
                        "a known path for a template")
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
-    write_atomic(folder / "sharegpt.jsonl", text)
+    write_jsonl(folder / "sharegpt.jsonl", rows)
 
 
 # ---------------------------------------------------------------- thoughts of a language model

@@ -13,7 +13,6 @@ graph's edge is gone against its direction, its label is "inverse of …".
 """
 
 import itertools
-import json
 import random
 import re
 import unicodedata
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 import networkx
 
 from common import kg
-from common.files import Keyed, Progress, RunError, say, warn, write_atomic
+from common.files import Keyed, Progress, RunError, say, warn, write_atomic, write_jsonl
 from common.http_client import RETRIES
 from common.rollout import stable_seed
 from common.serve.chat_client import (
@@ -568,9 +567,8 @@ class Made:
         return True
 
     def write(self, folder):
-        for name, rows in (("questions", self.questions), ("rejected", self.rejected)):
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-            write_atomic(folder / f"{name}.jsonl", "".join(lines))
+        write_jsonl(folder / "questions.jsonl", self.questions)
+        write_jsonl(folder / "rejected.jsonl", self.rejected)
         tables = table("Graph Type", "graph_type", self.questions) + table("rejected", "rule", self.rejected)
         write_atomic(folder / "questions.md", "\n".join(tables))
 

@@ -21,7 +21,7 @@ from common.metrics import bootstrap_interval, seed_interval, summarize
 
 
 def config_of(folder):
-    """The flags of a run folder or of a committed run, or None."""
+    """The flags of a run folder or of a committed run; None where it has none."""
     name = committed.name_of(folder)
     if name:
         return committed.config(name)
@@ -72,15 +72,13 @@ def with_evaluations(folder):
 def mean_along(folder):
     """EM along a run: the mean over the tokens sampled so far, a straight line between evaluations, the one
     before the first step among them. None where there are fewer than two evaluations, or no tokens."""
-    points = []
-    tokens = 0
-    for row in with_evaluations(folder):
-        tokens += row.get("rollout/tokens", 0)
-        if "eval/em" in row:
-            points.append((tokens, row["eval/em"]))
-    tokens, ems = np.array(points or [(0, 0)]).T
-    length = tokens[-1] - tokens[0]
-    return float(np.trapezoid(ems, tokens)) / length if length else None
+    steps = pd.DataFrame(with_evaluations(folder)).reindex(columns=["rollout/tokens", "eval/em"])
+    tokens = steps["rollout/tokens"].fillna(0).cumsum()
+    there = steps["eval/em"].notna()
+    length = np.ptp(tokens[there]) if there.any() else 0
+    if not length:
+        return None
+    return float(np.trapezoid(steps["eval/em"][there], tokens[there]) / length)
 
 
 def panels_of(*folders):
@@ -132,7 +130,9 @@ def verdict(gain):
     up, down, open_ = VERDICTS
     if low > 0:
         return up
-    return down if high < 0 else open_
+    if high < 0:
+        return down
+    return open_
 
 
 WIDTH = 100   # columns of a table on the terminal
@@ -145,7 +145,8 @@ def show(title, header, rows, labels=1):
     filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
     width = {}
     for i in filled:
-        width[i] = 3 + max(len(str(cell)) for cell in (header[i], *(row[i] for row in rows)))
+        cells = [header[i], *(row[i] for row in rows)]
+        width[i] = 3 + max(len(str(cell)) for cell in cells)
     width[0] = min(width[0], 3 + LABEL)
     first = [i for i in filled if i < labels]
     parts = [first]
@@ -210,9 +211,9 @@ def pool(results, groups):
     an average weighted by questions. A group of which fewer than two sets are there has none."""
     pooled = {}
     for label, names in groups.items():
-        there = [n for n in names if n in results]
+        there = [results[name]["predictions"] for name in names if name in results]
         if len(there) > 1:
-            rows = [row for n in there for row in results[n]["predictions"]]
+            rows = list(itertools.chain(*there))
             pooled[label] = {"summary": summarize(rows), "predictions": rows}
     return pooled
 
@@ -294,7 +295,9 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
     header = ["method", "set", "n", "paper", f"{title_of_key} by seed", title_of_key]
     header += ["minus", "by question", "by seed"]
     for name, (how, *_) in columns.items():
-        header += [name, f"{name} minus"] if how in ("minus", "along") else [name]
+        header.append(name)
+        if how in ("minus", "along"):
+            header.append(f"{name} minus")
     rows = []
     averages = []
     moved = {}
@@ -401,15 +404,18 @@ def _cells(how, key, form, own, base, names):
         return [_mean([summed_up(run.steps, key.split(), how) for run in own.values()], form)]
     summaries = []
     for run in own.values():
-        sets = evaluations(run.folder, "before") if how == "before" else run.sets
+        sets = run.sets
+        if how == "before":
+            sets = evaluations(run.folder, "before")
         summaries += [sets[name]["summary"] for name in names if name in sets]
-    if form == "interval" and len(summaries) == 1:
-        return [interval(summaries[0], key) if key in summaries[0] else ""]
+    if form == "interval":
+        if len(summaries) == 1 and key in summaries[0]:
+            return [interval(summaries[0], key)]
+        form = ".3f"
+    values = [s.get(key) for s in summaries]
     if key == "open":  # searches for evidence have no guessing, and nothing beside it
-        values = [s[key]["em"] if {"open", "guess"} <= s.keys() else None for s in summaries]
-    else:
-        values = [s.get(key) for s in summaries]
-    shown = _mean(values, ".3f" if form == "interval" else form)
+        values = [s.get(key, {}).get("em") if "guess" in s else None for s in summaries]
+    shown = _mean(values, form)
     if how != "minus":
         return [shown]
     return [shown, difference(own, base, names, key, "+" + form)[0]]

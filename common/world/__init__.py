@@ -17,6 +17,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.files import UserError
 from common.world.words import (
     BRIDGES,
     DATE,
@@ -36,6 +37,10 @@ from common.world.words import (
 )
 
 SPLITS = ("warmup", "train", "dev", "test")
+
+
+class WorldError(UserError):
+    """A world that cannot be as large, or as small, as it is asked to be."""
 
 
 @dataclass
@@ -88,10 +93,12 @@ def _entities(split, rng, size):
         rng.shuffle(own)
         count = max(4, round(count * size))
         if count > len(own):
-            raise ValueError(f"world size {size} asks for {count} entities of type {kind}; "
+            raise WorldError(f"--world-size {size} asks for {count} entities of type {kind}; "
                              f"the word lists give {len(own)} a split")
         for name in own[:count]:
             kinds[name] = kind
+    if len(kinds) < 60:
+        raise WorldError(f"--world-size {size} has {len(kinds)} entities, too few to ask about")
     years = {}
     for name, kind in kinds.items():
         if kind in DATE:
@@ -271,7 +278,7 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
     as if they belonged there. vague: share of the compositional questions that are vaguely put. mix: MIX,
     or another table like it."""
     if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
+        raise WorldError(f"the world has no split {split!r}: one of {', '.join(SPLITS)}")
     rng = random.Random(f"fivehop/{split}/{seed}/{size}")
     kinds, years = _entities(split, rng, size)
     world = World(split, kinds, _triples(kinds, years, rng))
@@ -282,8 +289,7 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
     while len(world.questions) < questions:
         tries += 1
         if tries > 300 * questions + 1000:
-            raise ValueError(f"a world of size {size} does not hold {questions} different questions; "
-                             "enlarge --world-size")
+            raise WorldError(f"--world-size {size} does not hold {questions} different questions")
         hops = rng.choices((1, 2, 3, 4), hop_mix)[0]
         types = (mix or MIX)[hops]
         kind = rng.choices(list(types), list(types.values()))[0]

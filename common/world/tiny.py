@@ -7,8 +7,6 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,7 +15,7 @@ from pathlib import Path
 import torch
 
 from common import distributed, retriever, rollout, training, world
-from common.files import locked, say
+from common.files import made_once, say
 from common.model import token_logprobs
 from common.world import demonstrations, hard
 
@@ -239,21 +237,16 @@ def warm_up(model, batches, total, lr=2e-3):
 
 def cached_policy(recipe, build):
     """Folder of the policy that `build() -> (model, tokenizer)` makes, kept under a hash of `recipe` (JSON),
-    VERSION and torch's.
-
-    Two processes that ask at once build it once: the second waits on a lock."""
+    VERSION and torch's."""
     recipe = recipe | {"version": VERSION, "torch": torch.__version__}
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fivehop"
     text = json.dumps(recipe, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder = cache / f"policy-{digest}"
-    with locked(cache / f"policy-{digest}.lock"):
-        if not (folder / "recipe.json").exists():
-            model, tokenizer = build()
-            new = Path(tempfile.mkdtemp(dir=cache))
-            model.save_pretrained(new)
-            tokenizer.save_pretrained(new)
-            (new / "recipe.json").write_text(json.dumps(recipe, indent=1))
-            shutil.rmtree(folder, ignore_errors=True)
-            new.rename(folder)
-    return folder
+
+    def write(folder):
+        model, tokenizer = build()
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "recipe.json").write_text(json.dumps(recipe, indent=1))
+
+    return made_once(cache / f"policy-{digest}", write)
