@@ -27,7 +27,7 @@ import torch
 from transformers import AttentionInterface
 
 from common import distributed
-from common.model import computes_in_bf16, computing, end_of_sequence, head_rows
+from common.model import computes_in_bf16, computing, end_of_sequence, head_dim, head_rows
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
 BLOCK = 8        # prefixes are found at multiples of this many tokens
@@ -63,14 +63,13 @@ class _Request:
 
 class _SlotCache:
     """Keys and values as (layers, 2, slots, heads, tokens, dim); a forward pass sees `rows`, each row at its
-    own `start`. sizes: of _Seen; of values narrower than keys the rest stays zero. (transformers' decoder
-    layers call update and get_seq_length.)"""
+    own `start`. (transformers' decoder layers call update and get_seq_length.)"""
     is_compileable = False
 
-    def __init__(self, sizes, dtype, device):
-        layers = len(sizes)
-        heads, self.key_dim, self.value_dim = sizes[0]  # the same for all layers
-        dim = max(self.key_dim, self.value_dim)
+    def __init__(self, config, dtype, device):
+        layers = config.num_hidden_layers
+        dim = head_dim(config)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
         self.bytes_per_token = layers * 2 * heads * dim * self.kv.element_size()
 
@@ -105,26 +104,9 @@ class _SlotCache:
         held_keys = self.kv[layer_idx, 0]
         held_values = self.kv[layer_idx, 1]
         keys = keys.to(held_keys.dtype)  # a norm of fp32 weights gives fp32 keys, whatever came in
-        held_keys = held_keys[..., :self.key_dim]
-        held_values = held_values[..., :self.value_dim]
         held_keys[self.slot, :, self.position] = keys.transpose(1, 2)         # (n, width, heads, dim)
         held_values[self.slot, :, self.position] = values.transpose(1, 2)
         return held_keys[self.rows, :, :self.end], held_values[self.rows, :, :self.end]
-
-    def get_seq_length(self, layer_idx=0):
-        return 0
-
-
-class _Seen:
-    """A cache that holds nothing and notes what each layer would keep."""
-    is_compileable = False
-
-    def __init__(self):
-        self.sizes = {}    # layer -> (heads, width of a key, width of a value)
-
-    def update(self, keys, values, layer_idx, *args, **kwargs):
-        self.sizes[layer_idx] = keys.shape[1], keys.shape[3], values.shape[3]
-        return keys, values
 
     def get_seq_length(self, layer_idx=0):
         return 0
@@ -241,11 +223,7 @@ class TransformersEngine:
             head = head_rows(self.model, self.model.get_output_embeddings().weight).to(self.cache_dtype)
             self.head = head if head.is_cuda else head.float()  # a CPU's product for fp32 logits wants fp32
         if self.cache is None:
-            seen = _Seen()
-            one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-            sees_itself = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-            self._decode(seen, one, sees_itself, one)
-            self.cache = _SlotCache(seen.sizes, self.cache_dtype, self.device)
+            self.cache = _SlotCache(self.model.config.get_text_config(), self.cache_dtype, self.device)
 
     @property
     def busy(self):
