@@ -132,21 +132,27 @@ def bm25(made):
     return retriever.BM25Retriever(made.corpus())
 
 
+def word_level(words, unknown, signs):
+    """A tokenizers.Tokenizer of one id a word; signs: a pattern of what is split off."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    ids = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    core = Tokenizer(models.WordLevel(ids, unk_token=unknown))
+    core.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.WhitespaceSplit(),
+        pre_tokenizers.Split(Regex(signs), "isolated"),
+    ])
+    return core
+
+
 def tiny_tokenizer(words, tags):
     """Word-level tokenizer: one id a word, punctuation mark or tag.
 
     Its chat template leaves out system messages, since the tiny policy learns its format from demonstrations
     and reads no instructions."""
-    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
     special = ["[PAD]", "[UNK]", "[EOS]", "[USER]", "[ASSISTANT]"]
-    known = dict.fromkeys([*special, *tags, *words])
-    vocabulary = {w: i for i, w in enumerate(known)}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.WhitespaceSplit(),
-        pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated"),
-    ])
+    core = word_level([*special, *tags, *words], "[UNK]", r"[^\w\s]")
     core.add_special_tokens(special)
     core.add_tokens([AddedToken(t, normalized=False) for t in tags])
     tokenizer = PreTrainedTokenizerFast(
