@@ -26,12 +26,12 @@ policy wrote in it. A trajectory is right if its answer matches a gold one exact
 What is not in the paper is at the end (appendix) or in common/. Numbers reached: results/README.md.
 """
 
-import functools
 import math
 import random
 import re
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -55,6 +55,7 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, say, warn
+from common.folder import in_turn, left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record
 from common.page import steps as page
@@ -133,8 +134,6 @@ WORLD = dict(
 # Its second level (--world hard:elastic=.3), where trajectories differ in length, and where learning to read
 # takes twice the warm-up of the other hard worlds. The learning rate is at2po.py's there.
 HARD = WORLD | dict(
-    warmup_steps=3000,
-    flaw_rate=.4,
     limit=1500,
     eval_limit=2000,
     scorer="lines",
@@ -369,7 +368,7 @@ def packed_complexities(scorer, reasoning_steps, line_break, cfg):
         s.question_id = number
     on_this_rank = []  # (number of a sequence, bits of its turns)
     for batch in training.collate_parts(scorer, numbered, cfg.micro_tokens, cfg.share_prefixes):
-        logprobs = models.token_logprobs(scorer, batch, 1.0, cfg.kernels)                       # (B, T)
+        logprobs = models.token_logprobs(scorer, batch, 1.0)                       # (B, T)
         sums, _ = training.turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids)    # (B, 2)
         of_turns = sums / -math.log(2)
         for s, bits in zip(batch.trajectories, of_turns.tolist(), strict=True):
@@ -507,7 +506,8 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
     model = policy.model
     reference = initial if cfg.kl_coef else None
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    each_step = run.steps(cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
+    each_step = run.steps(
+        cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | ")
     for step, row in each_step:  # after each pass of the body, run.steps writes row, and saves when due
         # 1. sample: a group of trajectories for each question
         order = stable_seed(cfg.seed, "order")
@@ -535,7 +535,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
                 learned = [t for group in spread for t in group]
                 if learned:  # else this mini-batch makes no update
                     batches = training.prepare(model, reference, learned, cfg.micro_tokens,
-                                               cfg.share_prefixes, cfg.temperature, cfg.kernels)
+                                               cfg.share_prefixes, cfg.temperature)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
         # 5. for each mini-batch (paper: one a step; embedded world: four) loss, backward, clip, step
@@ -545,7 +545,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
         meter = training.Meter(all_batches, folder.nonfinite(step), cfg.sampler_correction)
         for batches, num_sequences in mini_batches:
             for b in batches:  # micro-batches, whose gradients add up
-                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)        # (B, T)
+                logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
                 # b.advantages, unless --sampler-correction weighs them
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)           # (B, T)
                 token_weights = training.sequence_weights(b.response_mask, num_sequences)       # 1 / (N |o|)
@@ -645,14 +645,15 @@ def main(argv=None):
     """The stages of --stage, each in a run folder of its own, and their table."""
     with run.program():
         cfg = parse_args(argv)
-        stages = stages_of(cfg)
         # what cannot run is refused before anything large is read
-        for stage in stages:
-            stage_folder(cfg, stage)
-        if cfg.stage == "merge":
-            pair_to_merge(cfg)
         if cfg.checkpoint or cfg.model:
             models.find_model(cfg.checkpoint or cfg.model)
+        folders = {}
+        for stage in stages_of(cfg):
+            saves = stage in TRAINED
+            folders[stage] = open_stage(cfg, "bi_rar", stage, ["stage", "lambdas"], saves)
+        if cfg.stage == "merge":
+            pair_to_merge(cfg)
         split, evals = splits.load_splits(cfg, PAPER_EVAL)
         initial_source = initial_policy(cfg)
         if cfg.warmup_data:
@@ -660,34 +661,33 @@ def main(argv=None):
         start = cfg.checkpoint or cfg.policy or initial_source
         if cfg.ask:
             return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
-        run.tell(cfg)
-        for stage in stages:
+        run.tell(cfg, cfg.steps)
+        for stage, folder in in_turn(folders):
             if stage.startswith("merged-"):
                 lam = stage.removeprefix("merged-")
                 pair = pair_to_merge(cfg)
                 merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
                 distributed.once(merge, *pair, float(lam), merged)
-                run_stage(cfg, stage, merged, initial_source, None, evals, made_from=pair)
+                run_stage(cfg, stage, folder, merged, initial_source, None, evals, made_from=pair)
             else:
-                run_stage(cfg, stage, start, initial_source, split, evals)
+                run_stage(cfg, stage, folder, start, initial_source, split, evals)
         if cfg.stage != "eval":
             distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
 
 
-def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
+def run_stage(cfg, stage, folder, source, initial_source, split, evals, made_from=()):
     """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it.
 
     made_from: the two folders of a merge. A stage that --resume finds done is not done again, but for a merge
     of newer weights."""
-    folder = stage_folder(cfg, stage)
     trains = stage in TRAINED
     steps = lora = 0
     if trains:
         steps, lora = cfg.steps, cfg.lora
     files = [file for made in made_from for file in Path(made).glob("*.safetensors")]
     newest = max((file.stat().st_mtime for file in files), default=0)
-    if folder.is_done(steps, evals) and folder.evaluated(evals, newest):
-        return say(f"{stage}: done before")
+    if folder.is_done(steps, evals, newest):
+        return
     frozen = int(bool(initial_source) and not lora) + bool(cfg.scorer)  # models beside the policy
     policy = run.load_policy(cfg, folder.start or source, trains, frozen=frozen)
     initial = None
@@ -700,24 +700,14 @@ def run_stage(cfg, stage, source, initial_source, split, evals, made_from=()):
     learned = split if trains else None
     learned, *evals = splits.within_limit([learned, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
-    def evaluate_all(when=""):
-        measuring = None if when else scorer  # distances are measured at the end alone
-        one_set = functools.partial(evaluate, scorer=measuring)
-        return run.evaluate_all(cfg, folder, policy, evals, one_set, when)
-
     with run.stage(cfg, folder, METRICS, f"Bi-RAR {cfg.name}: {stage}"):
         if trains:
-            train(cfg, stage, folder, policy, initial, scorer, learned,
-                  lambda when: run.mean_em(evaluate_all(when)))
-        results = evaluate_all()
+            evaluate_now = partial(run.evaluate_all, cfg, folder, policy, evals, evaluate)
+            train(cfg, stage, folder, policy, initial, scorer, learned, evaluate_now)
+        measured = partial(evaluate, scorer=scorer)  # with distances, at the end alone
+        results = run.evaluate_all(cfg, folder, policy, evals, measured)
         if stage == "initial":  # a warning where nothing could be learned
-            guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
-
-
-def stage_folder(cfg, stage):
-    free = (*run.FREE_ON_RESUME, "stage", "lambdas")
-    name = f"{cfg.name}-{stage}"
-    return run.open_folder(cfg, "bi_rar", name, free, one_of_many=True, saves=stage in TRAINED)
+            guards.look_at_start(results, warn)
 
 
 def pair_to_merge(cfg):
@@ -725,7 +715,7 @@ def pair_to_merge(cfg):
     pair = []
     for stage in ("forward", "backward"):
         named = getattr(cfg, stage)
-        pair.append(models.find_model(named or run.left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
+        pair.append(models.find_model(named or left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
     return pair
 
 
@@ -877,7 +867,7 @@ def warmed_up(cfg, source, index):
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
         cfg.warmup_data, tokenizer, index, render, reward, reply, top_k=cfg.top_k,
-        max_passage=cfg.max_passage, flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
+        max_passage=cfg.max_passage, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "bi_rar", source, examples)
 
 
@@ -893,8 +883,9 @@ def tiny_policy(cfg):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
     from common.world import tiny
+    steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps, hard=(3000, .4))
     recipe = tiny.Recipe(
-        "bi_rar", cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+        "bi_rar", steps, flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
     return tiny.tiny_policy(recipe, words, tags, render)
 
 

@@ -42,9 +42,7 @@ LAYERS = {
 CASES = {  # fields of at2po.Config
     "as it is": {},
     "prefixes not shared": {"share_prefixes": "off"},
-    "kernels off": {"kernels": "off"},
     "8-bit Adam": {"optimizer": "adamw8bit"},
-    "activations kept": {"gradient_checkpointing": "off"},
 }
 COLUMNS = ("model", "case", "tokens", "update s", "tokens/s", "utilisation", "peak GB", "note")
 
@@ -58,7 +56,7 @@ def random_model(name, cfg, device):
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen3ForCausalLM(config)
-    if cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and device == "cuda":
+    if device == "cuda":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.in_bf16 = device == "cuda"
     return model
@@ -149,10 +147,10 @@ def bench_update(model, optimizer, cfg, updates, questions, sampled, observed):
             leaves += random_tree(i * questions + q, vocabulary, sampled, observed)
         began = now()
         batches = training.prepare(
-            model, None, leaves, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels)
+            model, None, leaves, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
         sequences = len(leaves)
         for b in batches:
-            logprobs = token_logprobs(model, b, 1.0, cfg.kernels)
+            logprobs = token_logprobs(model, b)
             loss, _ = at2po.policy_loss(logprobs, b, cfg, sequences, 0)
             loss.backward()
         training.clip_gradient(model)

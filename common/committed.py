@@ -65,7 +65,11 @@ def metrics():
 
 def config(name):
     line = runs()[name]
-    return settings()[line["settings"]]["defaults"] | line["flags"]
+    found = settings()[line["settings"]]["defaults"] | line["flags"]
+    groups = {"chains": "none", "branches": "branches"}
+    if found.get("rollout") in groups:  # --rollout said until 6d5ae5a what --expansion does
+        found["expansion"] = groups[found["rollout"]]
+    return found
 
 
 def metrics_of(name):

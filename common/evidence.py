@@ -70,11 +70,11 @@ class Questions:
     unlabelled: list = field(default_factory=list)  # cases that cannot be scored: for --ask alone
 
 
-def load_cases(cfg, paper_eval):
+def load_cases(cfg, paper_eval, validate, candidates):
     """(training cases, [Questions to evaluate]), every question with its sentences. In the world those of two
     hops and more, with contexts that look related, and a fifth of them vaguely put."""
     if cfg.data == "world":
-        questions = world_questions("train", (cfg.limit or 2000) + cfg.validate, cfg.world_size)
+        questions = world_questions("train", (cfg.limit or 2000) + validate, cfg.world_size)
         names = (cfg.eval_data or "test").split(",")
         sets = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_size)) for name in names]
     else:
@@ -84,7 +84,7 @@ def load_cases(cfg, paper_eval):
     labelled, others = parted("train", questions)
     if others:
         say(f"train: left out {len(others)} questions without labelled evidence")
-    cases = [c for c in make_cases("train", labelled, cfg.candidates) if c.gold]
+    cases = [c for c in make_cases("train", labelled, candidates) if c.gold]
     if questions and not cases:
         raise data.DataError(f"{cfg.data}: no question is left whose evidence is labelled and in its context")
     evals = []
@@ -93,7 +93,7 @@ def load_cases(cfg, paper_eval):
         if others:
             say(f"{name}: {len(others)} questions without labelled evidence are left out, but for --ask")
         unlabelled = [make_case(q) for q in others]
-        evals.append(Questions(name, make_cases(name, labelled, cfg.candidates), unlabelled=unlabelled))
+        evals.append(Questions(name, make_cases(name, labelled, candidates), unlabelled=unlabelled))
     return cases, evals
 
 

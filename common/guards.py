@@ -254,9 +254,9 @@ def watch(row, earlier, say, metrics, more=None, precision="fp32"):
     return fired
 
 
-def look_at_start(summaries, say):
-    """What an evaluation before the first step shows, {set: summary}: say(message) where nothing can be
+def look_at_start(evaluations, say):
+    """What evaluations before the first step show, {set: {"summary", …}}: say(message) where nothing can be
     learned."""
-    most = max((s["format"] for s in summaries.values()), default=1)
+    most = max((e["summary"]["format"] for e in evaluations.values()), default=1)
     if most < .02:
         say(f"format {most:.2f} before training: {NO_FORMAT}")

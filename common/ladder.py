@@ -27,7 +27,7 @@ from common.files import RunError, UserError, clock, say
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 OWN = ("--seed", "--name", "--out", "--resume")  # flags that the ladder gives
 # of a run's config.json, what need not be the table's
-FREE = ("resume", "out", "log", "save_every", "search_timeout", "search_retries")
+FREE = ("resume", "out", "log", "save_every")
 
 
 @dataclass

@@ -797,7 +797,9 @@ def test_a_missing_earlier_stage_is_refused_before_anything_is_read(tmp_path, mo
             askit.main([*SMALL, "--out", str(tmp_path), "--name", "none", *stages])
     # what this command makes first, or names, is not missing
     left(tmp_path / "askit/y", "coarse")
-    for given in (["--name", "y", "--checkpoint", "DIR", "--stage", "ppo"], ["--name", "none"]):
+    (tmp_path / "DIR/action").mkdir(parents=True)
+    there = str(tmp_path / "DIR")
+    for given in (["--name", "y", "--checkpoint", there, "--stage", "ppo"], ["--name", "none"]):
         with pytest.raises(Read):
             askit.reproduce(askit.parse_args(["--out", str(tmp_path), *given]))
 
@@ -809,7 +811,7 @@ def test_a_resumed_stage_is_refused_before_anything_is_read_without_what_it_load
         tmp_path, monkeypatch, stage, left_now, missing):
     """Its own checkpoint stands only for the policy that it began with."""
     left(tmp_path / "askit/x", *left_now)
-    monkeypatch.setattr(askit, "open_stage", lambda cfg, stage: SimpleNamespace(start="DIR"))
+    monkeypatch.setattr(askit, "open_stage", lambda *a, **k: SimpleNamespace(start="DIR"))
     monkeypatch.setattr(evidence, "load_cases", lambda *a: sys.exit("the data would be read now"))
     expected = f"x-{missing}/checkpoint does not exist" if missing else "the data would be read now"
     with pytest.raises((SystemExit, ModelError), match=expected):

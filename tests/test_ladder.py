@@ -233,7 +233,7 @@ def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
             flags[label] = shlex.split(row.get("flags", ""))
     assert len(flags) == labels and "AT2PO" in flags
     configs = {label: at2po.parse_args(["--world", "hard", *given]) for label, given in flags.items()}
-    told = [(c.loss, c.rollout, c.expansion, c.credit, c.value, c.advantage, c.kl_coef)
+    told = [(c.loss, c.expansion, c.credit, c.value, c.advantage, c.kl_coef)
             for c in configs.values()]
     assert len(set(told)) == labels  # no two rows are one method
     for c in configs.values():
@@ -332,5 +332,5 @@ def test_keeping_the_best_needs_a_set_that_chooses():
         at2po.parse_args(["--keep-data", "dev", "--eval-every", "0"])
     split = world_split("train", questions=4)
     cfg = at2po.parse_args(["--keep-data", "dev", "--eval-limit", "3"])
-    chooser = keep_best.set_that_chooses(cfg, split)
+    chooser = keep_best.set_that_chooses(cfg, cfg.keep_data, split)
     assert chooser.name == "dev" and len(chooser.questions) == 3

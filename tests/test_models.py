@@ -250,3 +250,14 @@ def test_a_run_folder_is_no_model_and_a_model_may_have_metrics_beside_it(tmp_pat
     (tmp_path / "checkpoint/trainer.json").write_text("{}")
     with pytest.raises(ModelError, match="a run folder; the weights are in .*/checkpoint$"):
         model.find_model(str(tmp_path))
+
+
+def test_layers_that_are_computed_again_give_the_same_gradient(qwen):
+    """As on a GPU, where activations are not kept."""
+    found = []
+    for again in ("off", "on"):
+        policy = model.load_model(str(qwen), gradient_checkpointing=again).train()
+        ids = torch.arange(20)[None]
+        policy(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        found.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
+    assert found[0].abs().max() > 0 and torch.allclose(found[0], found[1], atol=1e-6)

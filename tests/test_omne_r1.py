@@ -468,9 +468,9 @@ def test_the_fast_path_has_the_same_loss_and_gradient(policy_folder, tokenizer):
         model = models.load_model(policy_folder)
         if fast:
             hidden = models.hidden_states(model, batch)
-            loss = omne_r1.fused_sft_loss(model, batch, weights, 7.0, hidden, "off")
+            loss = omne_r1.fused_sft_loss(model, batch, weights, 7.0, hidden, "reference")
         else:
-            loss = omne_r1.weighted_sft_loss(model, batch, weights, 7.0, "off")
+            loss = omne_r1.weighted_sft_loss(model, batch, weights, 7.0)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
     for one, other in zip(*found):
@@ -1048,8 +1048,8 @@ def test_rows_of_tables_are_what_they_say():
         jobs, folders = ladder.jobs_of(recipe, Path("runs/omne_r1"), "t", 0, [])
         by_run = {job.run.name: omne_r1.stages_of(omne_r1.parse_args(job.flags)) for job in jobs}
         for label, folder in folders.items():
-            stage, = (s for run, made in by_run.items() for s in made if f"{run}-{s[0]}" == folder.name)
-            found[label] = stage
+            found[label], = ((name, *of) for run, made in by_run.items() for name, of in made.items()
+                             if f"{run}-{name}" == folder.name)
         return found
 
     weights = list(configs("table5").values())[1:]
@@ -1062,7 +1062,7 @@ def test_rows_of_tables_are_what_they_say():
         ("stage1", "12"), ("stage1", "3"), ("stage1", "mix")]
     assert [(kind, cfg.think) for _, kind, cfg in list(configs("table2").values())[1:]] == [
         ("direct", "on"), ("direct", "off")]
-    assert list(configs("table8")) == [name for name, _, _ in omne_r1.stages_of(CFG)]
+    assert list(configs("table8")) == list(omne_r1.stages_of(CFG))
 
 
 def printed(number):
@@ -1238,9 +1238,10 @@ def test_a_run_whose_server_is_gone_ends_in_one_line_and_goes_on_when_it_is_back
 
     real = omne_r1.rollouts
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
+    monkeypatch.setattr(kg_tools.HTTPTools.__init__, "__defaults__", (60.0, 0))  # no retries
     args = ["--checkpoint", str(policy_folder), "--graph", url, "--data", str(questions), "--stage", "ppo",
             "--steps", "3", "--questions-per-step", "4", "--eval-limit", "4", "--max-turn", "12",
-            "--save-every", "1", "--search-retries", "0", "--out", str(tmp_path), "--name", "a"]
+            "--save-every", "1", "--out", str(tmp_path), "--name", "a"]
     with pytest.raises(SystemExit) as ended:
         omne_r1.main(args)
     assert re.match(rf"error: no graph service at {url} after 1 tries .*serve graph[^\n]*$", ended.value.code)
@@ -1297,7 +1298,7 @@ def test_the_variant_without_thoughts_trains_whole_weights():
 
     def ranks(*args):
         stages = omne_r1.stages_of(omne_r1.parse_args([*graph, *args]))
-        return {name: cfg.sft_lora for name, kind, cfg in stages if kind == "sft"}
+        return {name: cfg.sft_lora for name, (kind, cfg) in stages.items() if kind == "sft"}
 
     for think in ("on", "off"):  # each stage has its own way of thinking
         assert ranks("--think", think) == {"sft-think": 8, "sft-no-think": 0}

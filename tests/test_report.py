@@ -14,10 +14,11 @@ import pytest
 import at2po
 from common import data, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
+from common.folder import RunFolder
 from common.page import __main__ as folders
 from common.page import record, teams, write_page
 from common.report import __main__ as comparison
-from common.run import RunFolder, open_tracker
+from common.run import open_tracker
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -321,7 +322,7 @@ def test_what_is_below_zero_is_in_the_picture(values, bottom):
 
 
 def test_two_processes_do_not_write_into_one_folder(tmp_path):
-    begin = ("import sys; from common.run import RunFolder; "
+    begin = ("import sys; from common.folder import RunFolder; "
              "folder = RunFolder(sys.argv[1], 'at2po', 'x', {}); folder.create(); "
              "print('held', flush=True); input()")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -64,7 +64,7 @@ def test_another_recipe_makes_its_own(flags, monkeypatch, tmp_path):
     assert folder.parent == tmp_path / "fivehop"
 
 
-@pytest.mark.parametrize("flags", ["--engine vllm", "--flaw-rate .3", "--world hard:elastic=.3"])
+@pytest.mark.parametrize("flags", ["--engine vllm", "--top-k 2", "--world hard:elastic=.3"])
 def test_other_flags_are_another_recipe(flags):
     if "vllm" in flags:
         pytest.importorskip("vllm")

@@ -152,8 +152,7 @@ def load_tools(cfg):
     if cfg.data == "world":
         graphs = graphs_of_world(cfg, "test")
         return LocalTools(graphs, cfg.max_edges, cfg.max_words)
-    return make_tools(cfg.graph, cfg.graph_encoder, cfg.max_edges, cfg.max_words,
-                      timeout=cfg.search_timeout, retries=cfg.search_retries)
+    return make_tools(cfg.graph, cfg.graph_encoder, cfg.max_edges, cfg.max_words)
 
 
 def load(cfg, folder):

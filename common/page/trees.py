@@ -1,7 +1,7 @@
 """Trees of turns (at2po.Node) in numbers, and as records for the page.
 
 label(turn) -> what a turn is called there; why(trajectory, question) -> lines that say what led to its
-reward. cfg is at2po.Config.
+reward.
 """
 
 import torch
@@ -27,10 +27,11 @@ TREES = {
 }
 
 
-def step_metrics(roots, learned, meter, cfg):
-    """A step's row: of all its trees, of those learned from, and of its updates (training.Meter)."""
+def step_metrics(roots, learned, meter, expanded):
+    """A step's row: of all its trees, of those learned from, and of its updates (training.Meter). expanded:
+    they are AT2PO's, and no baseline's groups."""
     row = meter.means() | rollout_metrics(roots)
-    if cfg.rollout == "tree":
+    if expanded:
         row |= credit_metrics(learned)
     if "moved" in meter.total:
         row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
@@ -102,27 +103,28 @@ def prediction(trajectory, question, label, why):
 
 
 @torch.no_grad()
-def turn_ratios(model, leaves, cfg):
+def turn_ratios(model, leaves, cfg, temperature):
     """{leaf: [probability of each of its turns now, to that when it was sampled, per token]}"""
     leaf_of = {id(leaf.trajectory): leaf for leaf in leaves}
     ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
     pack_tokens = models.pack_tokens(model, cfg.micro_tokens)
     batch = rollout.collate(ordered, cfg.share_prefixes == "on", pack_tokens).to(model.device)
-    moved = models.token_logprobs(model, batch, cfg.temperature, cfg.kernels) - batch.rollout_logprobs
+    moved = models.token_logprobs(model, batch, temperature) - batch.rollout_logprobs
     total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
     ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
     return {leaf_of[id(t)]: ratio for t, ratio in zip(ordered, ratios, strict=True)}
 
 
-def sample_record(policy, roots, questions, step, cfg, label, why):
+def sample_record(policy, roots, questions, step, cfg, temperature, window, label, why):
     """The step's first tree with right and wrong leaves: every node with value, advantage, and how far the
-    step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on."""
+    step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on. window: how far
+    a turn's ratio may fall and rise, None where ratios are no turn's."""
     rewards = [root.rewards() for root in roots]
     shown = record.first_with_spread(rewards)
     root, question = roots[shown], questions[shown]
     leaves = root.leaves()
     number = {node: i for i, node in enumerate(root.nodes())}
-    ratios = turn_ratios(policy.model, leaves, cfg)
+    ratios = turn_ratios(policy.model, leaves, cfg, temperature)
     above = record.root_node()
     nodes = [above | {"value": root.value}]
     for n in root.nodes()[1:]:
@@ -138,9 +140,10 @@ def sample_record(policy, roots, questions, step, cfg, label, why):
             "ratio": ratio,
             "branched": n.regenerated,
         }
-        if cfg.loss == "atpo":  # whose ratios are a turn's
-            too_high = ratio > 1 + cfg.clip_high and advantage > 0
-            too_low = ratio < 1 - cfg.clip_low and advantage < 0
+        if window:
+            low, high = window
+            too_high = ratio > 1 + high and advantage > 0
+            too_low = ratio < 1 - low and advantage < 0
             more["clip window"] = "past" if too_high or too_low else "inside"
         parents = [number[n.parent]]
         own = number[n]

@@ -37,6 +37,13 @@ class Recipe:
     engine: str = "transformers"    # vllm: without the bias that its Qwen3 lacks
 
 
+def warm_up_of(level, steps="auto", plain=(900, .6), hard=(1550, .8)):
+    """(steps, flaw rate) of a Recipe at a level of the world. steps: --warmup-steps, where it is a number.
+    flaw rate: of the last fifth of the steps; before, the plain level has a sixth of it."""
+    usual, flaw_rate = plain if level == "plain" else hard
+    return (usual if steps == "auto" else steps), flaw_rate
+
+
 def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
     """Folder of the tiny policy, learned from flawed demonstrations in worlds that training never sees.
 
