@@ -9,7 +9,7 @@ from functools import partial
 from common import chat, data
 from common.files import RunError, read_json, write_json, write_jsonl
 from common.graphs.graph_questions import GRAPH_TYPE
-from common.serve.chat_client import NEVER_READ, UNREADABLE, BadAnswer, filled, read_object
+from common.serve.chat_client import UNREADABLE, BadAnswer, filled, read_object
 from common.warmup import sharegpt
 
 FIELDS = ("id", "graph_type", "question")
@@ -85,11 +85,7 @@ def thoughts_by_teacher(teacher, answers):
     where the model's answer cannot be read. (The paper does not print its prompt: THOUGHTS is ours.)
 
     teacher: a synthesis.Teacher. answers: a files.Keyed of what it said."""
-    unread = []     # in a row
-
     def think_of(question, calls, shown):
-        if len(unread) >= NEVER_READ:  # another thread has ended it
-            return None
         steps = []
         for number, (call, text) in enumerate(zip(calls, shown, strict=True), 1):
             steps.append(f"{number}. {call.tool}({call.node_name!r})\n{text}")
@@ -102,14 +98,8 @@ def thoughts_by_teacher(teacher, answers):
             count=str(count),
         )
         try:
-            thoughts = teacher.asked(question.id, prompt, partial(read_thoughts, count=count), answers)
-        except BadAnswer as bad:
-            unread.append(bad)
-            if len(unread) == NEVER_READ:
-                raise RunError(f"--teacher {teacher.url}: {NEVER_READ} answers in a row could not be read, "
-                               f"the last: {bad.reason}") from None
+            return teacher.asked(question.id, prompt, partial(read_thoughts, count=count), answers)
+        except BadAnswer:
             return None
-        unread.clear()
-        return thoughts
 
     return think_of

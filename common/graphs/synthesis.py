@@ -398,6 +398,7 @@ class Teacher(Chat):
 
     def __init__(self, url, model, retries=RETRIES):
         super().__init__(url, model, "--teacher", "teacher", retries)
+        self.unread = 0  # answers in a row that could not be read
 
     def draft(self, graph, item, attempt, previous, answers):
         prompt = generation_prompt(graph, item, previous)
@@ -412,14 +413,25 @@ class Teacher(Chat):
 
     def asked(self, key, prompt, read, answers):
         """read(the model's answer). One that can be read is kept, and not asked for again; for any other
-        BadAnswer is raised."""
+        BadAnswer is raised, and RunError where the teacher cannot be understood."""
         def ask():
             text = self.ask(prompt)
             read(text)
             return {"text": text}
 
         own = stable_seed(self.model, prompt)  # of another model or graph the key is another
-        return read(answers.of(f"{key}/{own}", ask)["text"])
+        try:
+            if self.unread >= NEVER_READ:  # another thread has ended it
+                raise BadAnswer(NO_ANSWER, "it was given up")
+            found = read(answers.of(f"{key}/{own}", ask)["text"])
+        except BadAnswer as bad:
+            self.unread += 1
+            if self.unread == NEVER_READ:
+                raise RunError(f"--teacher {self.url}: {NEVER_READ} unusable answers in a row, the last: "
+                               f"{bad.reason[:200]!r}. With a better one the same command goes on") from None
+            raise
+        self.unread = 0
+        return found
 
 
 # ---------------------------------------------------------------- one question
@@ -536,10 +548,9 @@ class Made:
         self.questions = []
         self.rejected = []
         self.seen = set()
-        self.unread = 0     # answers in a row that could not be read
 
     def enter(self, item, tried):
-        """Whether an item became a question. RunError where the teacher cannot be understood."""
+        """Whether an item became a question."""
         last = tried[-1]
         if not last.rule and (last.question, last.answer) in self.seen:
             last.rule = DUPLICATE
@@ -550,12 +561,6 @@ class Made:
                     "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "rule": draft.rule,
                     "path": draft.path, "question": draft.question, "answer": draft.answer,
                     "reason": draft.reason})
-            self.unread += 1
-            if draft.rule not in (UNREADABLE, NO_ANSWER):
-                self.unread = 0
-            if self.unread == NEVER_READ:
-                raise RunError(f"the teacher gave {NEVER_READ} unusable answers in a row, the last: "
-                               f"{draft.reason[:200]!r}. With a better one the same command goes on")
         if last.rule:
             return False
         self.seen.add((last.question, last.answer))
