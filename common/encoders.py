@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
+from safetensors import SafetensorError
 
 from common import chat
 from common import model as models
@@ -22,15 +24,30 @@ TASK = "generate question: "  # before what the authors' T5 reads
 
 # ---------------------------------------------------------------- loading
 
+ENCODERS = {
+    "encoder": transformers.AutoModel,
+    "action": transformers.AutoModelForNextSentencePrediction,
+    "submit": transformers.AutoModelForQuestionAnswering,
+    "question": transformers.AutoModelForSeq2SeqLM,
+}
+
+
 def load(source, kind, layers=0):
-    """(model, tokenizer) of a folder or hub id, kind of models.ENCODERS; without a source the tiny ones of
-    the embedded world. layers: the first so many, 0 = all."""
-    if source:
-        return models.load_encoder(source, kind, layers)
-    from common.world import tiny_encoders
-    if kind == "question":
-        return tiny_encoders.tiny_t5()
-    return tiny_encoders.tiny_bert(kind)
+    """(model, tokenizer) of a folder or hub id, with the head `kind` of ENCODERS, in fp32; without a source
+    the tiny ones of the embedded world. layers: the first so many, 0 = all. A head that the folder does not
+    have is a new one, drawn from PyTorch's generator."""
+    if not source:
+        from common.world import tiny_encoders
+        return tiny_encoders.tiny_t5() if kind == "question" else tiny_encoders.tiny_bert(kind)
+    folder = models.find_model(source)
+    how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
+    if layers:
+        how["num_hidden_layers"] = layers
+    try:
+        model = ENCODERS[kind].from_pretrained(folder, **how)
+    except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
+        raise models.load_error(source, error) from error
+    return model.to(models.default_device()), models.load_tokenizer(folder)
 
 
 class Together(torch.nn.Module):

@@ -48,7 +48,7 @@ def find_model(name):
     return found
 
 
-def _load_error(name, error):
+def load_error(name, error):
     message = " ".join(str(error).split())
     return ModelError(f"{name}: its model or tokenizer cannot be read: a file is missing, damaged, or of "
                       f"another kind ({type(error).__name__}: {message[:200]})")
@@ -59,7 +59,7 @@ def load_tokenizer(name):
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exceptions for damaged files
-        raise _load_error(name, error) from error
+        raise load_error(name, error) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -97,7 +97,7 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         else:
             model = transformers.AutoModelForCausalLM.from_pretrained(name, **how)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
-        raise _load_error(name, error) from error
+        raise load_error(name, error) from error
     if lora and not hasattr(model, "peft_config"):
         from peft import LoraConfig, get_peft_model
         adapters = LoraConfig(
@@ -273,30 +273,6 @@ def end_of_sequence(model, tokenizer):
         eos = tokenizer.eos_token_id
     ends = set(eos if isinstance(eos, list) else [eos])
     return (ends | {chat.end_of_turn(tokenizer)}) - {None}
-
-
-ENCODERS = {  # what a script may want beside a language model
-    "encoder": transformers.AutoModel,
-    "action": transformers.AutoModelForNextSentencePrediction,
-    "submit": transformers.AutoModelForQuestionAnswering,
-    "question": transformers.AutoModelForSeq2SeqLM,
-}
-
-
-def load_encoder(name, kind, layers=0):
-    """(model, tokenizer) of a folder or hub id: an encoder with the head `kind` of ENCODERS, in fp32.
-
-    layers: keep the first so many, 0 = all. A head that the folder does not have is a new one, drawn from
-    PyTorch's generator."""
-    source = find_model(name)
-    how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
-    if layers:
-        how["num_hidden_layers"] = layers
-    try:
-        model = ENCODERS[kind].from_pretrained(source, **how)
-    except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
-        raise _load_error(name, error) from error
-    return model.to(default_device()), load_tokenizer(source)
 
 
 def describe(name, model):

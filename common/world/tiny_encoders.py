@@ -4,7 +4,7 @@ real T5 for what writes questions, all of two layers."""
 import torch
 
 from common import world
-from common.model import ENCODERS
+from common.encoders import ENCODERS
 from common.world.tiny import word_level
 
 
