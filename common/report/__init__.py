@@ -15,7 +15,7 @@ import pandas as pd
 
 from common import committed, guards
 from common.files import read_evaluation, read_json, read_jsonl, say, table, warn, write_json
-from common.metrics import bootstrap_interval, seed_interval, summarize
+from common.metrics import bootstrap_interval, paired_difference, seed_interval, summarize
 
 # ---------------------------------------------------------------- reading
 
@@ -225,27 +225,44 @@ def show_averages(results, groups):
 
 
 def show_results(folder, before, after, groups):
-    """results-table.json and the tables of a run: {set: {"summary", "predictions"}} before and after, paired
-    on the same questions. groups: {label: sets} whose averages are the last rows."""
+    """results.json and the table of a run: {set: {"summary", "predictions"}} before and after, paired on the
+    same questions. groups: {label: sets} whose averages are the last rows."""
+    before = before | pool(before, groups)
+    after = after | pool(after, groups)
+    rows = []
     parts = []
-    for name, found in before.items():
-        for by, label in (("by_hops", "{}-hop"), ("by_type", "{}")):
-            for value, part in after[name]["summary"][by].items():
-                old = found["summary"][by][value]["em"]
-                parts.append([name, label.format(value), part["n"], f"{old:.2f}", f"{part['em']:.2f}"])
+    moved = []
+    for name, b in before.items():
+        a = after[name]
+        old = b["summary"]
+        new = a["summary"]
+        for by in ("by_hops", "by_type"):
+            for value, part in new[by].items():
+                label = f"{value}-hop" if by == "by_hops" else value or "-"
+                em = old[by][value]["em"]
+                parts.append([name, label, part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
+        both = [[row["em"] for row in result["predictions"]] for result in (b, a)]
+        gain = paired_difference(*both)
+        moved.append(f"What moved: EM on {name} {signed(gain)}, {new['n']} questions: {verdict(gain)}.")
+        rows.append([
+            name,
+            new["n"],
+            interval(old),
+            interval(new),
+            signed(gain),
+            f"{new['em_valid']:.3f}" if "em_valid" in new else "",
+            f"{new['format']:.2f}",
+            f"{new['f1']:.3f}",
+            f"{old['searches']:.2f} → {new['searches']:.2f}",
+            f"{old['tokens']:.0f} → {new['tokens']:.0f}",
+        ])
+    header = [
+        "set", "n", "EM before", "EM after", "difference (paired)", "EM in valid format", "format", "F1",
+        "searches", "tokens"]
     show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
-    columns = {
-        "EM in valid format": ("eval", "em_valid", ".3f"),
-        "format": ("eval", "format", ".2f"),
-        "F1": ("eval", "f1", ".3f"),
-        "searches": ("eval", "searches", ".2f"),
-        "tokens": ("eval", "tokens", ".0f"),
-    }
-    runs = {
-        "before": [Run(folder.path, before | pool(before, groups), [])],
-        "after": [Run(folder.path, after | pool(after, groups), [])],
-    }
-    method_table(folder.path / "results", f"{folder.path}", runs, "before", columns=columns, means=False)
+    show(f"{folder.path}: before and after, 95 % intervals", header, rows)
+    say("\n".join(moved))
+    folder.write("results.json", {"header": header, "rows": rows})
 
 
 # ---------------------------------------------------------------- methods, stages or runs
@@ -266,9 +283,7 @@ class Run(NamedTuple):
 
 
 def read_run(folder):
-    """The Run of a folder, or of (folder, when); a Run itself."""
-    if isinstance(folder, Run):
-        return folder
+    """The Run of a folder, or of (folder, when)."""
     folder, when = folder if isinstance(folder, tuple) else (folder, "")
     steps = [] if when else steps_of(folder)
     return Run(Path(folder), evaluations(folder, when), steps)
