@@ -12,12 +12,11 @@ Relations carry their Wikidata labels and questions come in the four types of 2W
 
 import hashlib
 import itertools
-import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.files import UserError
+from common.files import UserError, write_json, write_jsonl
 from common.world.words import (
     BRIDGES,
     DATE,
@@ -69,15 +68,13 @@ class World:
         """questions.json (official 2Wiki form), corpus.jsonl (Search-R1 form), triples.jsonl."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        questions = json.dumps(self.questions, indent=1)
         passages = []
         for row in self.corpus():
             contents = f'"{row["title"]}"\n{row["text"]}'
-            passages.append(json.dumps({"id": row["id"], "contents": contents}) + "\n")
-        triples = [json.dumps(triple) + "\n" for triple in self.triples]
-        (folder / "questions.json").write_text(questions, encoding="utf-8")
-        (folder / "corpus.jsonl").write_text("".join(passages), encoding="utf-8")
-        (folder / "triples.jsonl").write_text("".join(triples), encoding="utf-8")
+            passages.append({"id": row["id"], "contents": contents})
+        write_json(folder / "questions.json", self.questions)
+        write_jsonl(folder / "corpus.jsonl", passages)
+        write_jsonl(folder / "triples.jsonl", self.triples)
 
 
 def _entities(split, rng, size):
