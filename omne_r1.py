@@ -835,9 +835,9 @@ def sft_rows(cfg, task):
 def add_templates(cfg, folder, task, rows):
     """Writes the rows, and those of templates behind them; --teacher writes their thoughts."""
     from common.graphs import conversations
-    from common.world import graph_policy
+    from common.world import graphs
     conversations.begin(cfg, folder)
-    think_of = partial(graph_policy.thoughts, seed=cfg.seed)
+    think_of = partial(graphs.thoughts, seed=cfg.seed)
     if cfg.teacher != "template":
         answers = Keyed(folder / "answers.jsonl")
         think_of = conversations.thoughts_by_teacher(graph_questions.teacher_of(cfg), answers)
@@ -1301,25 +1301,25 @@ def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from: one that comes
     with the project (common/world/start), or one made here and cached."""
     from common.warmup import scripted
-    from common.world import graph_policy, tiny
+    from common.world import graphs, tiny
     endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)
 
     def index(made):
-        return graph_policy.tools_of(made, cfg.max_edges, cfg.max_words)
+        return graphs.tools_of(made, cfg.max_edges, cfg.max_words)
 
     def render(tokenizer, row, demo, tools):
         question = data.Question(row["_id"], row["question"], [row["answer"]], type=row["domain"])
-        lines = graph_policy.lines_of(row, demo, written)
+        lines = graphs.lines_of(row, demo, written)
 
         def agent(policy, search):
             return play(policy, search, question, "demonstration", endless, 0, 1.0)
         return [scripted.play(tokenizer, lines, tools, agent)]
 
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
-    words = graph_policy.words(cfg.max_edges)
+    words = graphs.words(cfg.max_edges)
     steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
     recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_size, engine=cfg.engine)
-    return tiny.tiny_policy(recipe, words, graph_policy.TAGS, render, index, pack_tokens=1024)
+    return tiny.tiny_policy(recipe, words, graphs.TAGS, render, index, pack_tokens=1024)
 
 
 # ---------------------------------------------------------------- paper, authors' code and ours
