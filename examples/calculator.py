@@ -16,6 +16,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import at2po
 from common import data, rollout, run
+from common.folder import open_folder
 from common.retriever import Passage
 from common.warmup import scripted
 from common.world import tiny
@@ -88,7 +89,7 @@ def main(argv=None):
     with run.program():
         given = sys.argv[1:] if argv is None else argv
         cfg = at2po.parse_args(["--world", "plain", "--warmup-steps", "400", "--steps", "20", *given])
-        folder = run.open_folder(cfg, "calculator", cfg.name)
+        folder = open_folder(cfg, "calculator", cfg.name)
         recipe = {"script": "calculator", "steps": cfg.warmup_steps}
         start = folder.start or tiny.cached_policy(recipe, lambda: warmed_up(cfg))
         policy = run.load_policy(cfg, start)

@@ -959,8 +959,8 @@ def test_the_papers_settings_are_the_defaults_with_a_model():
         0, "system", False, 1000, "auto"
     )
     grpo = at2po.parse_args(["--model", "Qwen/Qwen3-4B", "--loss", "grpo"])
-    assert (grpo.rollout, grpo.group_size, grpo.clip_low, grpo.clip_high, grpo.kl_coef) == (
-        "chains", 16, 0.2, 0.2, 1e-3
+    assert (grpo.expansion, grpo.group_size, grpo.clip_low, grpo.clip_high, grpo.kl_coef) == (
+        "none", 16, 0.2, 0.2, 1e-3
     )
     assert at2po.parse_args([]).data == "world" == at2po.parse_args(["--eval-only", "--checkpoint", "x"]).data
 
