@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 
 from common.page import write_page
 
-WIDTH, HEIGHT = 960, 560
+WIDTH, HEIGHT = 1000, 540
 CAPTION = """text => {
   const old = document.getElementById("caption");
   if (old) old.remove();

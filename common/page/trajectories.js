@@ -349,7 +349,7 @@ function draw(side, at, width) {
   }
   const height = box => Math.max(1, outline ? box.lines.length : (box.lines.length + 1) / 2);
   const rows = placeRows(boxes, outline, height);
-  const tall = outline ? 20 : Math.max(23, Math.min(34, .44 * innerHeight / rows));
+  const tall = outline ? 20 : Math.max(26, Math.min(34, .44 * innerHeight / rows));
   const picture = svg("svg", { width, height: 20 + rows * tall, role: "img",
     "aria-label": `${side.nodes.length} turns, ${side.trajectories.length} trajectories` });
   for (const box of boxes) {
@@ -390,9 +390,9 @@ function drawn(box, side, at, outline, width) {
     right += widthOf(label) + 5;
   }
   if (!outline && box.parents.length) {
-    say(fitted(box.label, x - r - from - widthOf(beside) - 8), from, y - 6);
-    say(beside, x - r - 3, y - 6, { class: "value", "text-anchor": "end" });
-  } else if (!box.answer) say(beside, right + widthOf(count) + 4, outline ? y + 4 : y - 6, { class: "value" });
+    say(fitted(box.label, x - r - from - 2), from, y - 5);
+    say(beside, x - r - 3, y + 11, { class: "value", "text-anchor": "end" });
+  } else if (!box.answer) say(beside, right + widthOf(count) + 4, outline ? y + 4 : y + 11, { class: "value" });
   group.append(dot, svg("title", {}, [n.label, box.count, ...factsOf(n)].filter(Boolean).join(" · ")));
   if (count || state.open.has(n.id)) {
     const beneath = outline || box.answer;
