@@ -237,7 +237,7 @@ def test_before_and_after_stand_beside_each_other(tmp_path, browser):
     assert page.locator("h3").all_inner_texts() == ["before training", "after training"]
     reasons = page.locator(".why").all_inner_texts()
     assert reasons[0].startswith("wrong") and reasons[1].startswith("right")
-    page.get_by_role("button", name="changed").click()
+    page.get_by_role("button", name="differ").click()
     assert page.locator("#list li").count() == 1
     assert ATTACK in page.locator(".side").nth(1).inner_text() and page.locator("#main img").count() == 0
     page.locator(".anchor").nth(3).click()
@@ -254,7 +254,7 @@ def test_two_runs_stand_beside_each_other_with_their_table(tmp_path, browser, ca
     assert f"page: {tmp_path}/both.html" in capsys.readouterr().out.replace("\n", "")
     page = open_page(browser, tmp_path / "both.html")
     assert page.locator("h3").all_inner_texts() == ["a", "b"]
-    page.get_by_role("button", name="changed").click()
+    page.get_by_role("button", name="differ").click()
     assert page.locator("#list li").count() == 1
     page.locator("#open-table").click()
     assert "+0.333" in page.locator("#table").inner_text()

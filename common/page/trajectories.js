@@ -105,7 +105,7 @@ async function load(files) {
 }
 
 // The page opens on a tree that shows a method at work: early, with right and wrong leaves, the longest way
-// to a right one.
+// to a right one; without such a tree on a question whose sides differ.
 function telling(list) {
   const lastStep = Math.max(0, ...list.map(item => item.step || 0));
   const early = item => item.step <= Math.max(5, lastStep / 3);
@@ -115,7 +115,7 @@ function telling(list) {
   const mixed = list.filter(item => item.sides.length === 1 && isMixed(item));
   const pool = mixed.some(early) ? mixed.filter(early) : mixed;
   pool.sort((a, b) => longest(b) - longest(a) || (a.step || 0) - (b.step || 0));
-  return Math.max(0, list.indexOf(pool[0]));
+  return Math.max(0, pool.length ? list.indexOf(pool[0]) : list.findIndex(differs));
 }
 
 // ---------------------------------------------------------------- filters and the list
@@ -132,13 +132,13 @@ function fillFilters() {
   }
   const met = new Set(items.flatMap(item => outcomes(last(item.sides))));
   const kinds = Object.keys(COLOUR).filter(kind => met.has(kind));
-  if (items.some(changed)) kinds.push("changed");
+  if (items.some(differs)) kinds.push("differ");
   $("outcome").replaceChildren(...["all", ...kinds].map(kind =>
     button(kind, () => choose(kind), { value: kind === "all" ? "" : kind })));
   $("outcome").hidden = kinds.length < 2;
 }
 
-const changed = item => item.sides.length > 1 && outcomes(item.sides[0])[0] !== outcomes(last(item.sides))[0];
+const differs = item => item.sides.length > 1 && outcomes(item.sides[0])[0] !== outcomes(last(item.sides))[0];
 
 function choose(kind) {
   state.outcome = kind === "all" ? "" : kind;
@@ -147,8 +147,8 @@ function choose(kind) {
 
 function passes(item) {
   const { outcome } = state;
-  if (outcome === "changed" && !changed(item)) return false;
-  if (outcome && outcome !== "changed" && !outcomes(last(item.sides)).includes(outcome)) return false;
+  if (outcome === "differ" && !differs(item)) return false;
+  if (outcome && outcome !== "differ" && !outcomes(last(item.sides)).includes(outcome)) return false;
   if (Object.keys(CHOICES).some(key => $(key).value && String(item[key]) !== $(key).value)) return false;
   return item.haystack.includes(state.text);
 }
