@@ -94,7 +94,9 @@ def rows_of(run, evaluations, texts=True):
         for name, result in sets.items():
             for row in result["predictions"]:
                 kept = {"run": run, "set": name, "when": when}
-                kept |= {key: row[key] for key in KEPT if key in row and (texts or key not in TEXTS)}
+                for key in KEPT:
+                    if key in row and (texts or key not in TEXTS):
+                        kept[key] = row[key]
                 kept["two_way"] = float(is_two_way(row))
                 rows.append(kept)
     return rows
@@ -117,8 +119,10 @@ def with_settings(lines):
         settings.append({"settings": name, "script": script, "defaults": defaults})
         for line in own:
             line["settings"] = name
-            flags = line["flags"].items()
-            line["flags"] = {key: value for key, value in flags if value != defaults[key] or key == "seed"}
+            flags = line["flags"]
+            for key in keys:
+                if flags[key] == defaults[key] and key != "seed":
+                    del flags[key]
     return [*settings, *lines]
 
 

@@ -21,7 +21,7 @@ from common.page import steps as page
 from common.world import tiny
 from tests.conftest import Scripted, sample
 
-CFG = bi_rar.parse_args([])
+CFG = bi_rar.parse_args(["--world", "plain"])
 
 
 # ---- distances (Eq 2-4)
@@ -498,8 +498,8 @@ def test_a_passage_cannot_close_its_tag_or_answer(qwen):
 # ---- every stage, small
 
 TINY = (
-    "--warmup-steps 25 --questions-per-step 4 --mini-batch 2 --group-size 3 --eval-limit 10 --limit 40 "
-    "--lr 1e-3 --steps 2 --save-every 1 --explain-limit 4 --lambdas .25,.75"
+    "--world plain --warmup-steps 25 --questions-per-step 4 --mini-batch 2 --group-size 3 --eval-limit 10 "
+    "--limit 40 --lr 1e-3 --steps 2 --save-every 1 --explain-limit 4 --lambdas .25,.75"
 ).split()
 
 
@@ -548,8 +548,12 @@ def test_all_stages(whole):
         )
     table = json.loads((whole / "a-table.json").read_text())
     assert [r[0] for r in table["rows"]] == [
-        "initial", "baseline", "forward", "backward", "lambda 0.25", "lambda 0.75"
+        "initial", "baseline", "forward", "backward", "merged 0.25", "merged 0.75"
     ]
+    repeats = table["header"].index("made before")
+    for row, stage in zip(table["rows"], ("initial", "baseline", "forward", "backward"), strict=False):
+        made = json.loads((whole / f"a-{stage}/eval_test.json").read_text())["predictions"]
+        assert row[repeats] == f"{sum(p['repeats'] for p in made) / len(made):.2f}"
     assert (
         (whole / "a-distances.png").stat().st_size > 5000
         and (whole / "a-curves.png").stat().st_size > 5000

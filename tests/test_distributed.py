@@ -283,8 +283,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path, lora):
 
 
 OTHERS = {
-    "bi_rar": "--stage forward --group-size 3 --max-turn 30 --max-searches 2 --explain-limit 3 "
-              "--kl-coef .01",
+    "bi_rar": "--world plain --stage forward --group-size 3 --max-turn 30 --max-searches 2 "
+              "--explain-limit 3 --kl-coef .01",
     "mygo_mujica": "--envs text --stage all --sft-trajectories 4 --sft-epochs 1 --max-attempts 4 "
                    "--max-turn 20 --max-rounds 2",
     "omne_r1": "--stage ppo --group-size 3 --max-turn 12 --kl-coef .01",

@@ -211,8 +211,9 @@ def test_its_settings_are_the_scripts_own():
     assert at2po.parse_args([]) == cfg != at2po.parse_args(["--world", "plain"])
     assert tiny.warm_up_of(cfg.world) == (1550, .8) and tiny.warm_up_of("plain") == (900, .6)
     assert at2po.parse_args(["--world=hard:elastic=.3"]).chains == 4
-    cfg = bi_rar.parse_args(["--world", "hard"])
-    assert cfg.scorer == "lines"
+    cfg = bi_rar.parse_args(["--world", "hard:elastic=.3"])
+    assert bi_rar.parse_args([]) == cfg and cfg.scorer == "lines"
+    assert bi_rar.parse_args(["--world", "plain"]).scorer == ""
 
 
 # ---------------------------------------------------------------- gates

@@ -616,21 +616,6 @@ def test_the_line_is_drawn_through_the_data_or_through_the_middle_of_many_steps(
     plt.close(figure)
 
 
-def test_no_panel_is_empty_and_every_line_of_panels_is_full():
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    for count, per_line in ((1, [1]), (3, [3]), (7, [3, 4]), (9, [3, 3, 3]), (12, [4, 4, 4])):
-        figure = plt.figure()
-        axes = report._axes(figure, count, len(per_line))
-        assert len(axes) == count
-        found = {}
-        for axis in axes:
-            found.setdefault(axis.get_subplotspec().get_topmost_subplotspec().rowspan.start, []).append(axis)
-        assert [len(line) for line in found.values()] == per_line
-        plt.close(figure)
-
-
 def stage(folder, **sets):
     """A run folder with final evaluations: {set: EM of questions 0, 1, …}."""
     make_run(folder, [])

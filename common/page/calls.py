@@ -32,7 +32,7 @@ CALLS = {
 WEIGHTED = {
     "train/loss": Metric("the weighted loss, mean of the updates", "weighted loss", "loss {:.4f}"),
     "train/lr": Metric("learning rate of the step's last update"),
-    "sft/weight": Metric("mean weight of a learned token"),
+    "sft/weight": Metric("mean weight of a learned token", line="weight {:.2f}"),
     "sft/tokens": Metric("tokens that the step's updates learned from"),
 }
 EVALUATED = ("em", "normalised", "f1", "searches", "rounds", "tokens", "repetitions", "standard")

@@ -355,6 +355,7 @@ COLUMNS = {
     "precision": ("eval", "precision", ".3f"),
     "recall": ("eval", "recall", ".3f"),
     "sentences": ("eval", "sentences", ".2f"),
+    "Spearman": ("eval", "spearman", "interval"),
 }
 
 

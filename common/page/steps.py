@@ -130,7 +130,15 @@ PAPER = {  # Table 1: Qwen2.5-3B-Instruct, mean of the seven sets
     "baseline": "0.336 (Search-R1)",
     "forward": "0.384",
     "backward": "0.377",
-    "lambda 0.25": "0.397",
+    "merged 0.25": "0.397",
+}
+COLUMNS = {  # header: (how, key, form), see report.method_table
+    "F1": ("eval", "f1", ".3f"),
+    "tokens": ("minus", "tokens", ".1f"),
+    "searches": ("minus", "searches", ".2f"),
+    "made before": ("eval", "repeats", ".2f"),
+    "sampled in training": ("sum", "rollout/tokens", ",.0f"),
+    "training s": ("sum", "time/rollout time/train", ".0f"),
 }
 
 
@@ -142,7 +150,7 @@ def show_table(cfg, stages, paper_eval):
     merged = f"{cfg.name}-merged-"
     for folder in sorted(base.glob(f"{merged}*")):
         lam = folder.name.removeprefix(merged)
-        named[f"lambda {lam}"] = folder
+        named[f"merged {lam}"] = folder
     folders, runs = {}, {}
     for label, folder in named.items():
         if list(folder.glob("eval_*.json")):
@@ -155,7 +163,7 @@ def show_table(cfg, stages, paper_eval):
 
     path = base / cfg.name
     title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
-    report.method_table(path, title, runs, "baseline", paper)
+    report.method_table(path, title, runs, "baseline", paper, COLUMNS)
     report.draw_methods(path, title, runs)
     plot_distances(folders, base / f"{cfg.name}-distances.png")
 
@@ -169,7 +177,7 @@ def plot_distances(runs, path):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    trained = {label: folder for label, folder in runs.items() if not label.startswith("lambda")}
+    trained = {label: folder for label, folder in runs.items() if not label.startswith("merged")}
     runs = trained or runs
     figure, axes = plt.subplots(
         2,

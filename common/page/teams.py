@@ -212,8 +212,20 @@ PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki
 }
 
 
+COLUMNS = {  # header: (how, key, form), see report.method_table
+    "F1": ("eval", "f1", ".3f"),
+    "K from": ("min", "select/threshold", ".2f"),
+    "to": ("max", "select/threshold", ".2f"),
+    "attempts": ("sum", "select/attempts", ",.0f"),
+    "chosen": ("sum", "select/trajectories", ",.0f"),
+    "sampled in training": ("sum", "rollout/tokens", ",.0f"),
+    "training s": ("sum", "time/rollout time/train", ".0f"),
+}
+
+
 def show_table(cfg, env, stages):
-    """<name>-<env>-table.json: every stage's EM and F1 beside what it cost, differences to the warm-up."""
+    """<name>-<env>-table.json: every stage's EM and F1, what it chose and what it cost, differences to the
+    warm-up."""
     base = Path(cfg.out) / "mygo_mujica"
     folders = {stage: [base / f"{cfg.name}-{env}-{stage}"] for stage in stages}
 
@@ -222,5 +234,5 @@ def show_table(cfg, env, stages):
         return PAPER.get(env, {}).get(stage, "") if of_paper else ""
 
     title = f"Mujica {cfg.name}, {env} (paper: EM / F1 of Qwen2.5-7B, 2Wiki)"
-    report.method_table(base / f"{cfg.name}-{env}", title, folders, "warm-up", paper)
+    report.method_table(base / f"{cfg.name}-{env}", title, folders, "warm-up", paper, COLUMNS)
     report.draw_methods(base / f"{cfg.name}-{env}", title, folders)
