@@ -385,7 +385,7 @@ def test_dark_and_narrow(tmp_path, browser, scheme, width):
 def test_five_hundred_trajectories_open(tmp_path, browser):
     predictions = [{"id": f"q{i}", "em": 1.0} | tree(i, (1,)) for i in range(400)]
     run = make_run(tmp_path / "at2po/x", [tree(i, (1,) * 10) for i in range(10)], predictions)
-    write_page(run)
+    assert write_page(run).stat().st_size < 2e6
     page = open_page(browser, run)
     page.keyboard.press("j")
     assert page.locator("h2").is_visible() and "500 trajectories" in page.locator("#count").inner_text()

@@ -338,12 +338,17 @@ function draw(side, at, width) {
   }
   const longest = Math.max(40, ...boxes.map(box => widthOf(box.answer + box.count)));
   const answers = Math.min(longest, .3 * width) + 30;
-  const short = boxes.some(box => box.depth === deepest && box.label) ? 0 : SHORT; // the last branches
-  const column = (width - answers - 14 - short) / Math.max(1, deepest - (short ? 1 : 0));
-  const outline = column < 105;
+  const columns = Array(deepest + 1).fill(0); // each as its longest label wants, all as the pane allows
   for (const box of boxes) {
-    box.x = 12 + box.depth * (outline ? 14 : column);
-    if (!outline && box.answer && !box.label && box.depth) box.x += SHORT - column;
+    const wanted = box.label ? Math.min(260, widthOf(box.label) + 70) : SHORT;
+    if (box.depth) columns[box.depth] = Math.max(columns[box.depth], wanted);
+  }
+  const stretch = (width - answers - 14) / columns.reduce((sum, wanted) => sum + wanted, 1);
+  const outline = stretch < .6;
+  for (const box of boxes) {
+    box.x = 12 + stretch * columns.slice(0, box.depth + 1).reduce((sum, wanted) => sum + wanted);
+    if (box.answer && !box.label && box.depth) box.x = Math.max(...box.parents.map(p => p.x)) + SHORT;
+    if (outline) box.x = 12 + 14 * box.depth;
     const room = outline ? width - box.x - box.r - 44 : answers - 16 - widthOf(box.count);
     box.lines = box.answer ? wrapped(box.answer, Math.max(40, room)) : [];
   }
