@@ -3,6 +3,7 @@ their fault and stay silent without it."""
 
 import base64
 import gzip
+import hashlib
 import json
 import math
 import shutil
@@ -425,15 +426,22 @@ def test_a_page_without_a_browser(tmp_path):
     """What the file says to any reader: one script with a matching hash, no tag from the data, no address."""
     run = make_run(tmp_path / "at2po/x", [tree(0)], rows=ROWS)
     text = write_page(run).read_text()
+    script = text.rsplit("<script>", 1)[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'" in text
     assert text.count("<script") == 2 and "owned'</script>" not in text and "https://" not in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert "data:image/png;base64," not in text  # no curves are drawn yet
+    first = carried_by(run)
+    assert first["curves"] == "" and first["items"][0]["question"].endswith(ATTACK)
     folders.main([str(run)])
     image = base64.b64encode((run / "curves.png").read_bytes()).decode()
-    assert f"data:image/png;base64,{image}" in (run / "trajectories.html").read_text()
-    packed = text.split('id="data">')[1].split("</script>")[0]
-    carried = json.loads(gzip.decompress(base64.b64decode(packed)))
-    assert carried["items"][0]["question"].endswith(ATTACK)
+    assert carried_by(run)["curves"] == f"data:image/png;base64,{image}"
+
+
+def carried_by(run):
+    """The data of its page."""
+    packed = (run / "trajectories.html").read_text().split('id="data">')[1].split("</script>")[0]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
 # ---- comparison, explanation, tracker
