@@ -428,7 +428,8 @@ def test_a_page_without_a_browser(tmp_path):
     text = write_page(run).read_text()
     script = text.rsplit("<script>", 1)[1].split("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'" in text
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    assert policy in text
     assert text.count("<script") == 2 and "owned'</script>" not in text and "https://" not in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     first = carried_by(run)
