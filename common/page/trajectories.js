@@ -552,7 +552,7 @@ function render(item) {
   const scroll = item === render.item ? $("main").scrollTop : 0;
   render.item = item;
   const { type, hops, id, where, step } = item;
-  const known = Object.entries({ gold: (item.gold || []).join(" | "), type, hops, id, in: where, step });
+  const known = Object.entries({ gold: (item.gold || []).join(" | "), type, hops: hops || "", id, in: where, step });
   const facts = el("div", { class: "facts" }, ...known.filter(([, value]) => (value ?? "") !== "").map(
     ([name, value]) => el("span", {}, name + " ", el("b", {}, number(value)))));
   const sides = el("div", { class: "sides" });
