@@ -397,7 +397,9 @@ function drawn(box, side, at, outline, width) {
   if (!outline && box.parents.length) {
     say(fitted(box.label, x - r - from - 2), from, y - 5);
     say(beside, x - r - 3, y + 11, { class: "value", "text-anchor": "end" });
-  } else if (!box.answer) say(beside, right + widthOf(count) + 4, outline ? y + 4 : y + 11, { class: "value" });
+  } else if (!box.answer) {
+    say(beside, right + widthOf(count) + 4, outline ? y + 4 : y + 11, { class: "value" });
+  }
   group.append(dot, svg("title", {}, [n.label, box.count, ...factsOf(n)].filter(Boolean).join(" · ")));
   if (count || state.open.has(n.id)) {
     const beneath = outline || box.answer;
@@ -552,7 +554,8 @@ function render(item) {
   const scroll = item === render.item ? $("main").scrollTop : 0;
   render.item = item;
   const { type, hops, id, where, step } = item;
-  const known = Object.entries({ gold: (item.gold || []).join(" | "), type, hops: hops || "", id, in: where, step });
+  const gold = (item.gold || []).join(" | ");
+  const known = Object.entries({ gold, type, hops: hops || "", id, in: where, step });
   const facts = el("div", { class: "facts" }, ...known.filter(([, value]) => (value ?? "") !== "").map(
     ([name, value]) => el("span", {}, name + " ", el("b", {}, number(value)))));
   const sides = el("div", { class: "sides" });
