@@ -69,8 +69,8 @@ def cascade_facts(trajectory, step_reward):
             of_turn[f"r_{name}"] = r
             of_turn[f"cascade_{name}"] = left * r
             of_turn.setdefault("how", []).append(
-                f"distance to the {end} d = {d:.3f} (Eq 4), r = exp(-d) = {r:.3f} (Eq 7); {words}: adds "
-                f"{r:.3f} x {left:.3f} = {left * r:.3f}, {left:.3f} the product of 1 - r before it")
+                f"distance to the {end} d = {d:.3f} (Eq 4), r = exp(-d) = {r:.3f} (Eq 7), adds "
+                f"{r:.3f} x {left:.3f} = {left * r:.3f} to the {words}")
             left *= 1 - r
     return facts
 
