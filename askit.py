@@ -20,7 +20,7 @@ entropy term, one pass over the paths, and a KL for joint's T5 alone. The reward
     policy           log_policy, policy_of       questions     sub_question_rows, forced_questions
     searches         sample_paths, beam_search   correlation   correlation (sec. 4.4)
 
-    python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
+    python askit.py                              embedded world: coarse, supervised, PPO; four minutes
     python askit.py --stage ask                  then: qap, sqg, joint
     python askit.py --stage ppo --name nobonus --before seed0 --bonus 0      from another run's earlier stages
     python askit.py --data hotpotqa              the paper's encoders (as safetensors) and data; not run
@@ -144,10 +144,10 @@ WORLD = dict(
     supervised_batch=12,
     supervised_lr=1e-3,
     supervised_warmup=50,
-    steps=50,
+    steps=30,
     questions_per_step=24,
     mini_batch=48,
-    lr=4e-4,
+    lr=8e-4,
     correlate=100,
     qap_steps=1600,
     sqg_steps=1600,
@@ -744,7 +744,9 @@ def train(cfg, folder, policy, cases, evaluate_now):
             # 3. credit: R_t - b(s_t) of every action; the fresh paths of b(s) are not learned from
             advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
         row |= page.path_metrics(paths, cfg.max_evidence)
-        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step)
+        returned = [returns_of(p, cfg) for p in paths]
+        credit = [list(zip(*both, strict=True)) for both in zip(returned, advantages, strict=True)]
+        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, credit)
 
         # 4. old log-probs: p.logprobs, of the weights that sampled; nothing is computed again
         # 5. an update a mini-batch; at the paper's sizes one a step, where r = 1
@@ -1293,7 +1295,7 @@ def reproduce(cfg):
     run.tell(cfg, cfg.steps)
     for stage, folder in in_turn(folders):
         run_stage(cfg, stage, folder, cases, evals)
-    page.show_table(runs_of(cfg), ("supervised", "ppo", "sqg", "joint"), PAPER)
+    page.show_table(runs_of(cfg), ("coarse", "supervised", "ppo", "sqg", "joint"), PAPER)
 
 
 def parse_args(argv=None):

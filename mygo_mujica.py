@@ -1031,9 +1031,21 @@ def record(folder, step, row, state, team, questions, made, chosen, stage):
     row |= team_page.rollout_metrics(made, chosen, stage, state["K"], conversations)
     row |= rollout.search_repairs(team.place.retriever)
     row["rollout/tokens_total"] = state["tokens"]
-    row["sample"] = team_page.sample_record(team.policy, questions, made, chosen, stage, state["K"], step)
+    rule = threshold_in_words(made, state["K"]) if stage == "mygo" else []
+    row["sample"] = team_page.sample_record(
+        team.policy, questions, made, chosen, stage, state["K"], step, rule)
     if stage != "grpo":  # which learns from all, better or worse
         write_sharegpt(folder, [t for group in chosen for t in group], team.place.env, step)
+
+
+def threshold_in_words(made, K):
+    """How K came about, with the numbers put in (sec. 3.3)."""
+    mean_reward = sum(group[0].reward for group in made) / len(made)
+    of_now = next_threshold(0, mean_reward)
+    grown = f"(mean r of the first attempts {mean_reward:.3f} + r_sup {R_SUP:g}) / 2 = {of_now:.3f}"
+    if K > of_now + 1e-5:
+        return [f"K = {K:.3f} stays from before, since {grown} is lower"]
+    return [f"K = {K:.3f} = {grown}"]
 
 
 def record_warm_up(folder, kept, tokenizer, env):

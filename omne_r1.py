@@ -21,7 +21,7 @@ in each token's reward; the critic is a linear head on the policy's own hidden s
     sec. 4.2.4      patterns of tool calls          pattern_of
     app. A, B       ShareGPT rows, system prompt    sharegpt_row, SYSTEM
 
-    python omne_r1.py                          embedded world, all stages; 25 minutes
+    python omne_r1.py                          embedded world, three stages; ten minutes (--stage all: six)
     python -m common.ladder omne_r1 table5 --seeds 3       Table 5 over seeds (2, 3, 4, 8 likewise)
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
@@ -69,9 +69,9 @@ class Config(flags.PolicyFlags):
 
     # ---- stages
 
-    # all = evaluate the base, then ppo, then sft and rl with and without thoughts
+    # all = evaluate the base, then ppo, then sft and rl with and without thoughts; three = as --think says
     # synthesize = only make the questions; direct = answer without tools (Table 2)
-    stage: Literal["all", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
+    stage: Literal["all", "three", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # off = the chat template's empty <think> block instead | sec. 3.4.1
     save_every: int = 1             # steps (of stage 2: 25 updates) between checkpoints | ours
 
@@ -152,6 +152,7 @@ class Config(flags.PolicyFlags):
 
 # Ours, for the embedded world. unique=False: an edge's sentence there tells apart what its relation does not.
 WORLD = dict(
+    stage="three",
     data="world",
     graph_encoder="",
     matches=3,
@@ -163,14 +164,14 @@ WORLD = dict(
     per_graph=300,
     unique=False,
     eval_limit=400,
-    steps=30,
-    questions_per_step=96,
-    mini_batch=48,
+    steps=24,
+    questions_per_step=64,
+    mini_batch=32,
     lr=2e-4,
     head_lr=1e-3,
     lr_warmup=0.0,
-    sft_sampled=500,
-    sft_templates=500,
+    sft_sampled=300,
+    sft_templates=300,
     sft_lr=2e-4,
     sft_full_lr=5e-4,
     sft_batch=8,
@@ -656,7 +657,6 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         for t in done:
             t.reward = REWARD[stage](t)
         row |= calls.rollout_metrics(done, task.tools)
-        row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, turn_label)
         learned = [t for t in done if not t.info.lost]
         if not learned:
             continue
@@ -671,11 +671,12 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         everything = [b for batches in prepared for b in batches]
         assign_credit(everything, cfg)
         row |= calls.critic_metrics(everything)
+        credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
+        row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, turn_label, credit)
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, folder.nonfinite(step), cfg.sampler_correction, cfg.epochs)
-        mini_batches = list(zip(parts, prepared, strict=True))
-        for part, batches in cfg.epochs * mini_batches:
+        for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
@@ -832,9 +833,9 @@ def sft_rows(cfg, task):
 def add_templates(cfg, folder, task, rows):
     """Writes the rows, and those of templates behind them; --teacher writes their thoughts."""
     from common.graphs import conversations
-    from common.world import graph_policy
+    from common.world import graphs
     conversations.begin(cfg, folder)
-    think_of = partial(graph_policy.thoughts, seed=cfg.seed)
+    think_of = partial(graphs.thoughts, seed=cfg.seed)
     if cfg.teacher != "template":
         answers = Keyed(folder / "answers.jsonl")
         think_of = conversations.thoughts_by_teacher(graph_questions.teacher_of(cfg), answers)
@@ -1012,6 +1013,12 @@ def stages_of(cfg):
         "ppo": [("stage1", "ppo", cfg.think)],
         "sft": [(f"sft-{thinking}", "sft", cfg.think)],
         "rl": [(f"rl-{thinking}", "rl", cfg.think)],
+        "three": [
+            ("base", "eval", "on"),
+            ("stage1", "ppo", "on"),
+            (f"sft-{thinking}", "sft", cfg.think),
+            (f"rl-{thinking}", "rl", cfg.think),
+        ],
         "all": [
             ("base", "eval", "on"),
             ("stage1", "ppo", "on"),
@@ -1097,7 +1104,7 @@ def run_stage(name, kind, cfg, folder, task, evals):
 
 def start_weights(cfg, kind):
     """The weights a stage begins with: stages 1 and 2 the base, stage 3 those of stage 2."""
-    if kind != "rl" or (cfg.checkpoint and cfg.stage != "all"):     # --stage rl --checkpoint begins there
+    if kind != "rl" or (cfg.checkpoint and cfg.stage == "rl"):     # --stage rl --checkpoint begins there
         return base_weights(cfg)
     thinking = "think" if cfg.think == "on" else "no-think"
     left = left_by(cfg, "omne_r1", f"sft-{thinking}", "--stage rl", called="sft")
@@ -1292,25 +1299,25 @@ def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from: one that comes
     with the project (common/world/start), or one made here and cached."""
     from common.warmup import scripted
-    from common.world import graph_policy, tiny
+    from common.world import graphs, tiny
     endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)
 
     def index(made):
-        return graph_policy.tools_of(made, cfg.max_edges, cfg.max_words)
+        return graphs.tools_of(made, cfg.max_edges, cfg.max_words)
 
     def render(tokenizer, row, demo, tools):
         question = data.Question(row["_id"], row["question"], [row["answer"]], type=row["domain"])
-        lines = graph_policy.lines_of(row, demo, written)
+        lines = graphs.lines_of(row, demo, written)
 
         def agent(policy, search):
             return play(policy, search, question, "demonstration", endless, 0, 1.0)
         return [scripted.play(tokenizer, lines, tools, agent)]
 
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
-    words = graph_policy.words(cfg.max_edges)
+    words = graphs.words(cfg.max_edges)
     steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
     recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_size, engine=cfg.engine)
-    return tiny.tiny_policy(recipe, words, graph_policy.TAGS, render, index, pack_tokens=1024)
+    return tiny.tiny_policy(recipe, words, graphs.TAGS, render, index, pack_tokens=1024)
 
 
 # ---------------------------------------------------------------- paper, authors' code and ours

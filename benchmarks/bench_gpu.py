@@ -18,13 +18,27 @@ from random import Random
 import torch
 
 import at2po
-from benchmarks.bench_kernels import HEADS, LAYERS, markdown, reason, versions
+from benchmarks.bench_kernels import HEADS, markdown, reason, versions
 from common import rollout, run, training
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn
 from common.world.tiny import tiny_tokenizer
 
 PEAK_TFLOPS = 989
+LAYERS = {
+    "qwen3-0.6b": dict(
+        num_hidden_layers=28, intermediate_size=3072,
+        num_attention_heads=16, num_key_value_heads=8, head_dim=128),
+    "qwen3-4b": dict(
+        num_hidden_layers=36, intermediate_size=9728,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128),
+    "qwen3-8b": dict(
+        num_hidden_layers=36, intermediate_size=12288,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128),
+    "small": dict(
+        num_hidden_layers=2, intermediate_size=128,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32),
+}
 CASES = {  # fields of at2po.Config
     "as it is": {},
     "prefixes not shared": {"share_prefixes": "off"},

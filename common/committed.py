@@ -41,7 +41,6 @@ def lines():
 
 
 def forget():
-    """Reads the files anew."""
     for one in (lines, runs, settings, metrics, table):
         one.cache_clear()
 
@@ -65,7 +64,6 @@ def metrics():
 
 
 def config(name):
-    """Every flag of a run."""
     line = runs()[name]
     found = settings()[line["settings"]]["defaults"] | line["flags"]
     groups = {"chains": "none", "branches": "branches"}
@@ -80,7 +78,6 @@ def metrics_of(name):
 
 
 def steps(name):
-    """The rows of a run's metrics.jsonl."""
     curves = runs()[name]["curves"]
     rows = [{} for _ in curves.get("step", ())]
     for key, values in curves.items():

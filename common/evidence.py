@@ -98,7 +98,7 @@ def load_cases(cfg, paper_eval, validate, candidates):
 
 
 def searched(evals, searches, beam, comparisons=True):
-    """The evaluation sets, once for each of these ways to search them, under the name of their file."""
+    """The evaluation sets, once for each of these ways to search them."""
     endings = {"greedy": "", "ranking": "", "beam": f"-beam{beam}"}
     found = []
     for e in evals:
@@ -114,7 +114,6 @@ def searched(evals, searches, beam, comparisons=True):
 
 
 def about(case):
-    """What every row of a prediction has."""
     q = case.question
     return {
         "id": q.id,
@@ -136,7 +135,6 @@ def kept_apart(cases, count):
 
 
 def find_case(split, question):
-    """The Case of a question, by its words."""
     cases = split.cases + split.unlabelled
     for case in cases:
         if case.question.question == question:
@@ -169,10 +167,7 @@ def world_questions(split, count, size=1.0):
         wanted = count
         if split == "train":
             wanted = min(A_WORLD, count - len(found))
-        try:
-            made = world.make_world(split, seed, size, 2 * wanted, distractors="linked", vague=.33)
-        except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
-            raise data.DataError(f"--world-size {size}: {error}") from error
+        made = world.make_world(split, seed, size, 2 * wanted, distractors="linked", vague=.33)
         questions = [q for q in data.load_questions(made.questions) if q.hops > 1][:wanted]
         if split == "train":
             for q in questions:

@@ -131,9 +131,8 @@ def make_engine(cfg, model, tokenizer, trains=False):
 
 def tell(cfg, steps):
     """The first screen: what is not the paper's default, what is going to happen, and where to look."""
-    default = asdict(type(cfg)())
-    given = [f"{key}={value}" for key, value in asdict(cfg).items() if value not in ("", default[key])]
-    console.print(" ".join(given), style="dim", markup=False)
+    given = " ".join(f"{key}={getattr(cfg, key)}" for key in changed(cfg))
+    console.print(given, style="dim", markup=False)
     folders = [folder.path for folder in opened if "name" in folder.config]  # no warm-up
     if not folders:
         return
@@ -150,6 +149,12 @@ def tell(cfg, steps):
     say(f"Where to look: {where} ({grows}trajectories.html comes at the end).")
 
 
+def changed(cfg):
+    """The flags that are not the paper's default."""
+    default = asdict(type(cfg)())
+    return [key for key, value in asdict(cfg).items() if value not in ("", default[key])]
+
+
 @contextmanager
 def stage(cfg, folder, metrics, title):
     """The folder of a run or stage exists in the body;
@@ -157,7 +162,8 @@ def stage(cfg, folder, metrics, title):
 
     metrics: the script's table, kept as metrics.json."""
     threads = folder.saved.get("threads", torch.get_num_threads())
-    folder.create(threads=threads, machine=folder.saved.get("machine") or machine(), date=chat.today)
+    on = folder.saved.get("machine") or machine()
+    folder.create(threads=threads, machine=on, date=chat.today, changed=changed(cfg))
     folder.write("metrics.json", {key: list(metric) for key, metric in metrics.items()})
     folder.tracker = open_tracker(cfg.log, folder)
     console.print(f"[bold]{plain(title)}[/bold]")

@@ -707,7 +707,12 @@ def test_all_stages_leave_what_can_be_read(whole):
     assert {"eval_test-bm25.json", "eval_test-oracle.json", "eval_test_before.json"} <= {
         f.name for f in (whole / "whole-coarse").iterdir()}
     table = json.loads((whole / "whole-table.json").read_text())
-    assert [row[1] for row in table["rows"][:2]] == ["test-beam4", "test"]
+    shown = [row[:2] for row in table["rows"] if row[0] in ("coarse", "supervised")]
+    assert shown == [  # not the ranking, whose em is hit@1
+        ["coarse", "test-bm25"], ["coarse", "test-coarse"], ["coarse", "test-oracle"],
+        ["supervised", "test"], ["supervised", "test-beam4"]]
+    spearman = [row[table["header"].index("Spearman")] for row in table["rows"]]
+    assert re.fullmatch(r"-?\d\.\d{3} \[.*\]", spearman[3]) and spearman[4] == ""
     asked = json.loads((whole / "whole-sqg/eval_test-replace.json").read_text())
     for row in asked["predictions"]:
         taken = {tuple(fact) for fact in row["evidence_found"]}

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
@@ -93,6 +94,33 @@ def test_advantages(kind, expected):
     at2po.assign_advantages(root, replace(CFG, value="child-mean", advantage=kind))
     # V = 1, V(parent) = 1/3, V(root) = -1/3
     assert root.children[0].children[0].advantage == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["child-weighted", "child-mean", "leaf-mean"])
+def test_a_turn_tells_how_its_value_came_about(rule):
+    cfg = replace(CFG, value=rule, advantage="td")
+    root = root_of((0, [(0, 1.0), (math.log(3), 0.0), (.5, 0.0)]), (math.log(2), [(0, .4)]))
+    at2po.assign_advantages(root, cfg)
+    a, b = root.children
+    value, advantage = at2po.how(a, root, cfg)
+    assert value.startswith(f"V = {a.value:.3f} = ")
+    if rule != "leaf-mean":  # the terms that are shown are the value; children of one value are one
+        terms = re.findall(r"([.\d]+) \(([-.\d]+)\)", value)
+        total = sum(float(weight) * float(of_child) for weight, of_child in terms)
+        assert len(terms) == 2 and total == pytest.approx(a.value, abs=2e-3)
+    words = re.fullmatch(r"A = (\S+) = V - V\(parent\) = (\S+) - \((\S+)\)", advantage).groups()
+    shown, of_turn, of_parent = map(float, words)
+    assert shown == pytest.approx(of_turn - of_parent, abs=2e-3)
+    assert shown == pytest.approx(a.advantage, abs=2e-3)
+    assert "that of its one child" in at2po.how(b, root, cfg)[0]
+    for leaf in root.leaves():
+        said = at2po.how(leaf, root, cfg)[0]
+        reward, mean, std = re.search(r"\((\S+) - (\S+)\) / (\S+)$", said).groups()
+        assert (float(reward) - float(mean)) / float(std) == pytest.approx(leaf.value, abs=1e-2)
+    flat = root_of((0, [(0, 1.0), (1, 1.0)]), (0, 1.0))
+    at2po.assign_advantages(flat, cfg)
+    assert at2po.how(flat.children[0], flat, cfg) == [
+        "all 3 leaves have reward 1: no advantage, nothing to learn"]
 
 
 def test_equal_rewards_teach_nothing():

@@ -196,6 +196,9 @@ def test_a_row_says_how_often_a_search_was_made_before():
     assert page.prediction(t, question, bi_rar.turn_label, bi_rar.step_reward)["repeats"] == 1
     shares = [node["cascade_TA"] for node in row["nodes"][1:]]
     assert sum(shares) == pytest.approx(bi_rar.cascade([bi_rar.step_reward(.5)] * 5))
+    second = row["nodes"][2]["how"]
+    assert second[0].startswith("distance to the answer d = 0.500 (Eq 4), r = exp(-d) = 0.607 (Eq 7)")
+    assert "adds 0.607 x 0.393 = 0.239" in second[0] and len(second) == 2
 
 
 def test_another_tokenizer_reads_the_text_and_never_the_ids(scorer):

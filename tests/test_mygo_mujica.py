@@ -336,6 +336,23 @@ def test_the_page_gets_planner_and_workers_as_a_dag(tokenizer):
     json.dumps(group)
 
 
+def test_the_page_tells_the_threshold_and_what_passed_it():
+    made = [[Trajectory("q", [0], [], r) for r in rewards] for rewards in ((.2, .9), (.6, .3))]
+    for group in made:
+        for t in group:
+            t.info = m.Attempt()
+    assert m.threshold_in_words(made, m.next_threshold(0, .4)) == [
+        "K = 0.700 = (mean r of the first attempts 0.400 + r_sup 1) / 2 = 0.700"]
+    assert m.threshold_in_words(made, .8)[0].startswith("K = 0.800 stays from before, since ")
+    policy = Policy(None, None, None)
+    chosen = [[made[0][1]], []]
+    group = teams.sample_record(policy, [QUESTION] * 2, made, chosen, "mygo", .7, 1, ["K = 0.7"])
+    for t, last in zip(group["trajectories"], ("not pass, not chosen", "passes, chosen"), strict=True):
+        assert t["why"][1:3] == [
+            "K = 0.7", "1 of 2 attempts of this question pass, of the iteration 1 of 4"]
+        assert t["why"][3].endswith(f"{last} to learn from")
+
+
 def test_topic_entities_are_where_the_evidences_start():
     graph = kg.KnowledgeGraph.from_triples(TRIPLES)
     assert m.topic_entities(QUESTION, graph) == ["Pale Tower"]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from common import model as models
-from common.world import start_weights, tiny
+from common.world import __main__ as start_weights
+from common.world import tiny
 
 READY = {" ".join(command): command for command in start_weights.commands()}
 commands = pytest.mark.parametrize("command", READY.values(), ids=list(READY))

@@ -121,7 +121,7 @@ def worker_node(number, parent, worker, tokenizer, advantage):
 
 def group_record(trajectories, question, tokenizer=None, chosen_by=None, **extra):
     """Trajectories of one question for the page: the DAG of planner turns and the workers between them.
-    chosen_by: (the rule in words, the chosen trajectories)."""
+    chosen_by: (lines that say the rule, trajectory -> what it made of it, the chosen trajectories)."""
     nodes, done = [record.root_node()], []
     for t in trajectories:
         advantage = t.advantages[0] if t.advantages else None
@@ -148,9 +148,9 @@ def why(trajectory, question, chosen_by):
     strings = record.compared(info.answer, question.answers)
     lines = [f"F1 (sec. 4.1): {strings}: {trajectory.reward:.2f}"]
     if chosen_by:
-        rule, chosen = chosen_by
+        rule, passed, chosen = chosen_by
         was = "chosen" if any(trajectory is c for c in chosen) else "not chosen"
-        lines.append(f"{rule}{was} to learn from")
+        lines += [*rule, f"{passed(trajectory)}{was} to learn from"]
     if info.faults:
         counted = [f"{name} {n}" for name, n in info.faults.items()]
         lines.append("counted: " + ", ".join(counted))
@@ -173,13 +173,24 @@ def prediction(trajectory, question):
     return row | group_record([trajectory], question)
 
 
-def sample_record(policy, questions, made, chosen, stage, K, step):
-    """The iteration's first question with different rewards."""
+def sample_record(policy, questions, made, chosen, stage, K, step, rule):
+    """The iteration's first question with different rewards. rule: lines on the threshold K."""
     rewards = [[t.reward for t in group] for group in made]
     i = record.first_with_spread(rewards)
-    rule = f"K of this iteration {K:.3f}: " if stage in ("mygo", "offline") else ""
+
+    def passed(trajectory):
+        if stage not in BY_THRESHOLD:
+            return ""
+        if trajectory.reward > K:
+            return f"r = {trajectory.reward:.3f} > K = {K:.3f} passes, "
+        return f"r = {trajectory.reward:.3f} <= K = {K:.3f} does not pass, "
+
+    if stage in BY_THRESHOLD:
+        counts = [sum(t.reward > K for t in group) for group in (made[i], *made)]
+        rule = [*rule, f"{counts[0]} of {len(made[i])} attempts of this question pass, of the iteration "
+                       f"{sum(counts[1:])} of {sum(map(len, made))}"]
     more = {"step": step, "prompt_ids": made[i][0].prompt_ids}
-    chosen_by = rule, chosen[i]
+    chosen_by = rule, passed, chosen[i]
     return group_record(made[i], questions[i], policy.tokenizer, chosen_by, **more)
 
 
