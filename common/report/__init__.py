@@ -328,21 +328,37 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
             for how, column, form in columns.values():
                 line += _cells(how, column, form, own, base, names)
             (averages if average else rows).append(line)
-            if gain:
-                of = f"{title_of_key} on {line[1]} against {other}"
-                moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
+            gains = {title_of_key: gain} | _gains(columns, own, base, names)
+            for name, gain in gains.items():
+                if gain:
+                    of = f"{name} on {line[1]} against {other}"
+                    moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
     rows += averages
     if not rows:
         return warn(f"{title}: no evaluation with {key!r}, no table")
     title += ": 95 % intervals, over questions or, of several seeds, over seeds"
     show(title, header, rows, labels=2)
-    for of, verdicts in moved.items():
-        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
-        say(f"What moved: {of}: {'; '.join(told)}.")
+    _tell_what_moved(moved)
     if path:
         write_json(f"{path}-table.json", {"header": header, "rows": rows})
         say(f"table: {path}-table.json")
     return {"header": header, "rows": rows}
+
+
+def _gains(columns, own, base, names):
+    """{column: the interval of its difference}, of those that have one."""
+    found = {}
+    for name, (how, key, _) in columns.items():
+        if how == "minus":
+            *_, found[name] = difference(own, base, names, key)
+    return found
+
+
+def _tell_what_moved(moved):
+    """moved: {what: {verdict: [label]}}"""
+    for of, verdicts in moved.items():
+        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
+        say(f"What moved: {of}: {'; '.join(told)}.")
 
 
 def _by_rule(runs, name):
