@@ -738,6 +738,10 @@ def right_row(trajectory, question):
     """The ShareGPT row of a trajectory that is right in answer and form; None of any other."""
     if trajectory.info.em != 1 or trajectory.info.problem:
         return None
+    return row_of(trajectory, question)
+
+
+def row_of(trajectory, question):
     said = [turn.text for turn in trajectory.turns]
     replies = [turn.observation for turn in trajectory.turns[:-1]]
     return sharegpt_row(question, said, replies, "sampled")
@@ -992,6 +996,7 @@ def evaluate(policy, task, cfg, progress):
     for t in done:
         t.reward = t.info.em
     rows = [calls.prediction(t, q, turn_label) for t, q in zip(done, task.questions, strict=True)]
+    run.collect(cfg, done, task.questions, lambda t, q: [row_of(t, q)])  # (--collect)
     about = {"set": task.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | calls.summary(rows, done, task.name)
 
@@ -1145,6 +1150,8 @@ def check(cfg):
     for name in ("gamma", "lam", "lr_warmup"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
+    if cfg.collect and cfg.stage == "direct":
+        flags.refuse("collect", cfg.collect, "is for answers with tools, and not for --stage direct")
     if cfg.lora and cfg.stage == "sft":
         flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
     graph_questions.check(cfg)

@@ -61,7 +61,7 @@ from common.flags import PolicyFlags
 FREE_ON_RESUME = (
     "cache_gb",  # a run that was killed for its memory goes on with less
     "steps", "eval_every", "save_every", "log", "resume", "out",
-    "search_timeout", "search_retries")
+    "search_timeout", "search_retries", "collect")
 opened = []  # the folders of this process, for what Ctrl-C says
 
 
@@ -445,6 +445,13 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
         found[split.name] = read_evaluation(file)
         say(report.summary_line(split.name, found[split.name]["summary"]))
     return found
+
+
+def collect(cfg, trajectories, questions, rows_of):
+    """--collect: the right trajectories of an evaluation as rows_of(trajectory, question) writes them."""
+    if cfg.collect:
+        from common.warmup import sharegpt
+        sharegpt.collect(cfg.collect, trajectories, questions, rows_of)
 
 
 def left_by(cfg, script, stage, needed_by, flag="--checkpoint", called=""):

@@ -61,7 +61,7 @@ def _questions_of(cfg, paper_eval, live):
     train = None
     if cfg.ask and not live:
         names = []
-    elif cfg.eval_only or cfg.ask:
+    elif (cfg.eval_only or cfg.ask) and not cfg.collect:
         listed = cfg.eval_data or (paper_eval if of_paper else cfg.data)
         names = listed.split(",")
         if cfg.checkpoint and not cfg.eval_data and not of_paper:
@@ -71,7 +71,9 @@ def _questions_of(cfg, paper_eval, live):
         train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad, role="train")
         listed = cfg.eval_data or (paper_eval if of_paper else "")
         names = [n for n in listed.split(",") if n]
-    sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
+    sets = {}
+    if not cfg.collect:
+        sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
     if train and not names:  # a file of one's own: its last tenth is held out, and not too few
         if len(train) < 2:
             raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; "
@@ -84,6 +86,8 @@ def _questions_of(cfg, paper_eval, live):
         name = cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout"  # (no benchmark's)
         sets = {name: train[-held:]}
         train = train[:-held]
+    if cfg.collect:  # from what a run learns from, never from what it is tested on
+        train, sets = None, {cfg.data: train}
     return train, sets
 
 
