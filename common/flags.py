@@ -59,7 +59,7 @@ class PolicyFlags(Flags):
     # OPENAI_API_KEY
     policy: str = ""
     policy_model: str = ""        # the name it knows the model by
-    # with --eval-only: a new file for the right trajectories on training questions, which --warmup-data learns
+    # with --eval-only: new file for the right trajectories on training questions, which --warmup-data learns
     collect: str = ""
 
     search_timeout: float = 60.0  # seconds a request to a search server may take

@@ -82,7 +82,7 @@ def _questions_of(cfg, paper_eval, live):
         held = min(held, cfg.eval_limit or len(train))
         if held < FEW:
             warn(f"{cfg.data}: {held} questions are held out; so few decide nothing, whatever their interval")
-        say(f"{cfg.data}: the last {held} of {len(train)} questions are held out and evaluated")
+        say(f"{cfg.data}: the last {held} of {len(train)} questions are held out")
         name = cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout"  # (no benchmark's)
         sets = {name: train[-held:]}
         train = train[:-held]

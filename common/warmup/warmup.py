@@ -102,8 +102,8 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
             rows = sharegpt.read(file, ())
             others = {row.get("script", script) for row in rows} - {script}
             if others:
-                raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its prompt "
-                                     f"and tags; {script}.py --collect writes its own")
+                raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its "
+                                     f"prompt and tags; {script}.py --collect writes its own")
             every = [of_conversation(tokenizer, row, reply, ends, prompt) for row in rows]
             marks = chat.role_marks(tokenizer)
             safe = [t for t in every if marks.isdisjoint(said_ids(tokenizer, t))]
