@@ -874,8 +874,9 @@ def conversation_of(tokenizer, row, think, apart=True):
 
 
 def encode_turn(tokenizer, text, apart=True):
-    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is. apart: tags are encoded
-    by themselves, so that Algorithm 1 finds them also where a tokenizer has several tokens for one."""
+    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is. apart: tags are
+    encoded by themselves, so that Algorithm 1 finds them also where a tokenizer has several tokens for one.
+    """
     parts = re.split(r"(</?(?:think|tool_call|answer)>)", text)
     parts[::2] = map(chat.Foreign, parts[::2])
     if not apart:

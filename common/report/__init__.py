@@ -239,7 +239,9 @@ def show_results(folder, before, after, groups):
         new = a["summary"]
         for by in ("by_hops", "by_type"):
             for value, part in new[by].items():
-                label = f"{value}-hop" if by == "by_hops" else value or "-"
+                if value in ("", "0"):  # questions of one's own say neither type nor hops
+                    continue
+                label = f"{value}-hop" if by == "by_hops" else value
                 em = old[by][value]["em"]
                 parts.append([name, label, part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
         both = [[row["em"] for row in result["predictions"]] for result in (b, a)]
