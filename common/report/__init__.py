@@ -262,7 +262,8 @@ def show_results(folder, before, after, groups):
     header = [
         "set", "n", "EM before", "EM after", "difference (paired)", "EM in valid format", "format", "F1",
         "searches", "tokens"]
-    show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
+    if parts:
+        show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
     show(f"{folder.path}: before and after, 95 % intervals", header, rows)
     say("\n".join(moved))
     folder.write("results.json", {"header": header, "rows": rows})
