@@ -2,6 +2,7 @@
 learns the tokens that the script's own agent would have sampled."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from common.data import Split
 from common.engine import Generation
 from common.files import read_jsonl
 from common.graphs import kg_tools
+from common.graphs.graph_questions import held_out
 from common.warmup import sharegpt, warmup
 from tests.served_model import Model, half_right
 from tests.test_served import evaluate, files, summary  # noqa: F401  (a fixture)
@@ -176,6 +178,43 @@ def test_a_served_model_is_collected_and_a_small_one_learns_it(files, small, cap
     (folder,) = (files / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     losses = [row["train/loss"] for row in read_jsonl(folder / "metrics.jsonl")]
     assert losses[-1] < losses[0]
+
+
+def test_the_other_scripts_collect_too(files):  # noqa: F811
+    more = ["--eval-data", "elsewhere.jsonl", "--collect"]  # so that no question is held out
+    model = Model("<think> a </think> <search> Red Hill ", "<think> b </think> <answer> Bo Moss ")
+    evaluate(bi_rar, files, model.url, *more, files / "b.jsonl")
+    (row,) = read_jsonl(files / "b.jsonl")
+    assert row["conversations"][2]["value"].startswith("Doc 1")
+    model = Model("<search> Who directed Red Hill? </search>",
+                  "<select> [0] </select> <sentence> Bo Moss did. </sentence>", "<answer> Bo Moss </answer>")
+    evaluate(mygo_mujica, files, model.url, *more, files / "m.jsonl")
+    planner, worker = read_jsonl(files / "m.jsonl")
+    assert [len(row["conversations"]) for row in (planner, worker)] == [4, 2]
+
+
+def test_omne_collects_from_the_questions_that_are_not_held_out(files):  # noqa: F811
+    rows, triples = [], []
+    for i in range(30):
+        rows.append({"id": f"q{i}", "graph_type": "film", "question": f"Who made Hill {i}?",
+                     "golden_answer": f"Bo {i}"})
+        triples.append([f"Hill {i}", "maker", f"Bo {i}"])
+    for name, lines in (("g.jsonl", triples), ("oq.jsonl", rows)):
+        (files / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def answer(request):
+        (number,) = re.findall(r"Hill (\d+)\?", json.dumps(request["messages"]))
+        if len(request["messages"]) == 2:
+            return f'<think> a </think> <tool_call>node_info(node_name="Hill {number}", graph_type="film")'
+        return f"<think> b </think> <answer> Bo {number}"
+
+    omne_r1.main([
+        "--eval-only", "--policy", Model(answer).url, "--policy-model", "m", "--graph",
+        f"film={files / 'g.jsonl'}", "--graph-encoder", "", "--data", str(files / "oq.jsonl"),
+        "--collect", str(files / "o.jsonl"), "--out", str(files), "--name", "e"])
+    learned_from = [row["id"] for row in rows if not held_out(data.Question(row["id"], "", []))]
+    assert 0 < len(learned_from) < 30
+    assert [row["id"] for row in read_jsonl(files / "o.jsonl")] == learned_from
 
 
 def test_the_reasons_why_nothing_is_written(files, capsys):  # noqa: F811
