@@ -20,7 +20,7 @@ entropy term, one pass over the paths, and a KL for joint's T5 alone. The reward
     policy           log_policy, policy_of       questions     sub_question_rows, forced_questions
     searches         sample_paths, beam_search   correlation   correlation (sec. 4.4)
 
-    python askit.py                              embedded world: coarse, supervised, PPO; minutes on two cores
+    python askit.py                              embedded world: coarse, supervised, PPO; four minutes
     python askit.py --stage ask                  then: qap, sqg, joint
     python askit.py --stage ppo --name nobonus --before seed0 --bonus 0      from another run's earlier stages
     python askit.py --data hotpotqa              the paper's encoders (as safetensors) and data; not run
@@ -45,6 +45,7 @@ from common import checkpoint, data, encoders, evidence, flags, metrics, run, tr
 from common.encoders import SEP, TASK
 from common.evidence import ASK, SUBMIT, evidence_scores
 from common.files import Progress, read_json, say
+from common.folder import in_turn, open_stage
 from common.guards import STEP, UPDATE
 from common.page import evidence as page
 from common.rollout import stable_seed
@@ -143,10 +144,10 @@ WORLD = dict(
     supervised_batch=12,
     supervised_lr=1e-3,
     supervised_warmup=50,
-    steps=50,
+    steps=30,
     questions_per_step=24,
     mini_batch=48,
-    lr=4e-4,
+    lr=8e-4,
     correlate=100,
     qap_steps=1600,
     sqg_steps=1600,
@@ -732,7 +733,7 @@ def train(cfg, folder, policy, cases, evaluate_now):
         stage, reference = "joint", load_writer(cfg, left_by(cfg, "sqg")).model
     order = stable_seed(cfg.seed, "order")
     for step, row in run.steps(
-            cfg, folder, policy, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | "):
+            cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | "):
         if policy.may_ask and step == 1:  # --resume after it leaves this out
             learn_when_to_ask(policy, optimizer, cases, cfg)
         policy.forget()
@@ -743,7 +744,9 @@ def train(cfg, folder, policy, cases, evaluate_now):
             # 3. credit: R_t - b(s_t) of every action; the fresh paths of b(s) are not learned from
             advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
         row |= page.path_metrics(paths, cfg.max_evidence)
-        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step)
+        returned = [returns_of(p, cfg) for p in paths]
+        credit = [list(zip(*both, strict=True)) for both in zip(returned, advantages, strict=True)]
+        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, credit)
 
         # 4. old log-probs: p.logprobs, of the weights that sampled; nothing is computed again
         # 5. an update a mini-batch; at the paper's sizes one a step, where r = 1
@@ -787,11 +790,11 @@ def supervise(cfg, folder, stage, learner, learned, kept, evaluate_now):
     kind = {"qap": "question", "sqg": "question"}.get(stage, stage)
     lr, warmup = getattr(cfg, f"{kind}_lr"), getattr(cfg, f"{kind}_warmup", 0)
     total = getattr(cfg, f"{stage}_steps")
-    logged = replace(cfg, steps=log_steps(total))
     optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
     made = {"updates": 0}  # the last log step may hold fewer than EVERY; resuming with more goes on from here
     for step, row in run.steps(
-            logged, folder, learner, optimizer, PRETRAIN_METRICS, made, evaluate_now, label=f"{stage} | "):
+            cfg, folder, learner, optimizer, PRETRAIN_METRICS, log_steps(total), made, evaluate_now,
+            label=f"{stage} | "):
         meter = training.Meter()
         while made["updates"] < min(step * EVERY, total):
             rate = training.cosine_lr(made["updates"], total, lr, warmup=warmup)
@@ -1141,14 +1144,6 @@ NEEDS = {  # stages whose models a stage loads in any case
 BEGINS_WITH = {"ppo": "supervised", "joint": "supervised", "eval": "ppo"}
 
 
-def open_stage(cfg, stage):
-    """The run folder of a stage, checked and not made yet; it may go on with more updates."""
-    updates = [f.name for f in fields(cfg) if f.name.endswith("_steps")]
-    free = (*run.FREE_ON_RESUME, "stage", *updates)
-    name, saves = f"{cfg.name}-{stage}", stage != "eval"
-    return run.open_folder(cfg, "askit", name, free, one_of_many=True, saves=saves)
-
-
 def runs_of(cfg):
     """"…/askit/<name>" of this run and of those of --before."""
     names = [cfg.name, *filter(None, cfg.before.split(","))]
@@ -1243,10 +1238,9 @@ def question_rows(cfg, stage, writer, policy, cases, needed):
     return rows
 
 
-def run_stage(cfg, stage, cases, evals):
+def run_stage(cfg, stage, folder, cases, evals):
     """Trains one stage and evaluates it, or only evaluates; leaves a run folder. What --resume finds done is
     not done again."""
-    folder = open_stage(cfg, stage)
     shown, steps = PRETRAIN_METRICS, log_steps(getattr(cfg, f"{stage}_steps", 0))  # none of eval
     if stage in ("ppo", "joint"):
         shown, steps = METRICS, cfg.steps
@@ -1254,18 +1248,13 @@ def run_stage(cfg, stage, cases, evals):
     tiny_t5 = stage == "sqg" and not cfg.question_model  # it often writes one of two names twice
     sets = evidence.searched(evals, searches, cfg.beam, comparisons=not tiny_t5)
     if folder.is_done(steps, sets):
-        return say(f"{stage}: done before")
+        return
     torch.manual_seed(cfg.seed)
     learned, kept = evidence.kept_apart(cases, cfg.validate)
     everything = [*cases, *(c for e in evals for c in e.cases)]
     learner, evaluated = load_stage(cfg, stage, folder.start, everything)
 
-    def evaluate_all(when=""):
-        return run.evaluate_all(cfg, folder, evaluated, sets, EVALUATE.get(stage, evaluate), when)
-
-    def evaluate_now(when):
-        return run.mean_em(evaluate_all(when))
-
+    evaluate_all = partial(run.evaluate_all, cfg, folder, evaluated, sets, EVALUATE.get(stage, evaluate))
     with run.stage(cfg, folder, shown, f"ASKiT {cfg.name}: {stage}"):
         if stage == "coarse" and not folder.start:
             evaluate_all("_before")
@@ -1274,9 +1263,9 @@ def run_stage(cfg, stage, cases, evals):
             learned = folder.kept("rows.json", partial(make, learned, needed=True))
             kept = folder.kept("validation_rows.json", partial(make, kept, needed=False))
         if stage in ("ppo", "joint"):
-            train(cfg, folder, learner, learned, evaluate_now)
+            train(cfg, folder, learner, learned, evaluate_all)
         elif stage != "eval":
-            supervise(cfg, folder, stage, learner, learned, kept, evaluate_now)
+            supervise(cfg, folder, stage, learner, learned, kept, evaluate_all)
         evaluate_all()
 
 
@@ -1285,23 +1274,28 @@ def run_stage(cfg, stage, cases, evals):
 def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own."""
     stages = STAGES.get(cfg.stage, (cfg.stage,))
+    more = ["stage", *(f.name for f in fields(cfg) if f.name.endswith("_steps"))]  # a stage goes on with them
+    folders = {}
     for n, stage in enumerate(stages):  # what can be refused without reading data is refused first
         needed = [*NEEDS[stage]]
-        start = None if cfg.ask else open_stage(cfg, stage).start
+        start = None
+        if not cfg.ask:
+            folders[stage] = open_stage(cfg, "askit", stage, more, saves=stage != "eval")
+            start = folders[stage].start
         if stage in BEGINS_WITH and not (start or cfg.checkpoint):
             needed.append(BEGINS_WITH[stage])
         for earlier in needed:
             if earlier not in stages[:n]:
                 left_by(cfg, earlier)
-    cases, evals = evidence.load_cases(cfg, PAPER_EVAL)
+    cases, evals = evidence.load_cases(cfg, PAPER_EVAL, cfg.validate, cfg.candidates)
     if cfg.ask:
         case = evidence.find_case(evals[0], cfg.ask)
         policy, _ = load_stage(cfg, "eval", None, [case])
         return page.show_path(policy, greedy_paths(policy, [case])[0])
-    run.tell(cfg)
-    for stage in stages:
-        run_stage(cfg, stage, cases, evals)
-    page.show_table(runs_of(cfg), ("supervised", "ppo", "sqg", "joint"), PAPER)
+    run.tell(cfg, cfg.steps)
+    for stage, folder in in_turn(folders):
+        run_stage(cfg, stage, folder, cases, evals)
+    page.show_table(runs_of(cfg), ("coarse", "supervised", "ppo", "sqg", "joint"), PAPER)
 
 
 def parse_args(argv=None):
@@ -1335,6 +1329,8 @@ def with_models(cfg):
         flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
     if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "joint", "eval"):
         flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, joint, eval")
+    if cfg.checkpoint and not (Path(cfg.checkpoint) / "action").is_dir():
+        flags.refuse("checkpoint", cfg.checkpoint, "holds no policy of askit.py, as a run's checkpoint/ does")
     return cfg
 
 

@@ -57,6 +57,7 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, warn
+from common.folder import open_folder
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
@@ -71,10 +72,9 @@ class Config(flags.PassageFlags):
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
     expand: int = 6                 # N, turns regenerated a round | sec. 5.1
-    # which turns: those of highest entropy, or random ones (Table 1)
-    expansion: Literal["entropy", "random"] = "entropy"
-    # set by --loss: chains for grpo, dapo and gspo, branches (chains that split as they go) for aepo
-    rollout: Literal["tree", "branches", "chains"] = "tree"
+    # which turns: those of highest entropy, or random ones (Table 1). --loss sets the baselines' groups:
+    # none = chains for grpo, dapo and gspo; branches = chains that split as they go for aepo
+    expansion: Literal["entropy", "random", "none", "branches"] = "entropy"
     group_size: int = 16            # trajectories a question for the baselines | sec. 5.1
 
     # ---- agent
@@ -374,11 +374,12 @@ def rollout_trees(policy, retriever, questions, cfg, step):
     async def grow(question, seed):
         prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
         state = policy, search, prompt_ids, cfg, seed, cfg.temperature
-        if cfg.rollout == "tree":
+        if cfg.expansion in baselines.GROUPS:
+            root = await baselines.grow_group(
+                Node(), partial(play_turn, *state), cfg.expansion, cfg.chains, cfg.group_size, seed,
+                len(policy.tokenizer))
+        else:
             root = await grow_tree(partial(play, *state), cfg, seed)
-        else:  # a baseline's chains
-            next_turn = partial(play_turn, *state)
-            root = await baselines.grow_group(Node(), next_turn, cfg, seed, policy.tokenizer)
         if cfg.retokenize:  # Figure 8's control: token in, token out avoids this
             for node in root.nodes()[1:]:
                 node.turn = baselines.retokenized(policy.tokenizer, node.turn)
@@ -471,7 +472,8 @@ def score_trees(roots, questions, cfg):
     for root, question in zip(roots, questions, strict=True):
         for leaf in root.leaves():
             score(leaf.trajectory, question, cfg)
-    baselines.penalize_overlong(roots, cfg)  # DAPO alone
+    if cfg.loss == "dapo":
+        baselines.penalize_overlong(roots, cfg.max_response)
 
 
 # ---------------------------------------------------------------- credit: values, advantages (Eq 3, Table 2)
@@ -522,7 +524,7 @@ def assign_advantages(root, cfg):
     if not training.has_spread(root.rewards()):
         return False
     # ATPO on trees divides by the population's std; everything else by the sample's, as GRPO
-    sample_std = cfg.loss != "atpo" or cfg.rollout != "tree"
+    sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
         lineage = leaf.lineage()
@@ -596,7 +598,9 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     # --sampler-correction multiplies the advantages by the trainer's probability over the engine's
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
-        return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
+        return baselines.token_loss(
+            cfg.loss, logprobs, batch, advantages, cfg.clip_low, cfg.clip_high, cfg.kl_coef,
+            num_sequences, num_tokens)
     turn_ids = batch.turn_ids
     if cfg.loss == "gspo":  # every sampled token has turn 0; the others keep -1
         turn_ids = turn_ids.clamp(max=0)
@@ -624,7 +628,7 @@ def with_old_logprobs(model, reference, trajectories, cfg):
     step's first update, not the engine's."""
     aepo = cfg.loss == "aepo"
     batches = training.prepare(
-        model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels,
+        model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature,
         entropies=aepo)
     if aepo and batches:
         baselines.balance_entropy(batches)
@@ -635,13 +639,14 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
     """A step: grow a tree a question, give every turn an advantage, update once a mini-batch of trees."""
     model = policy.model
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    budget = baselines.TokenBudget(cfg)  # ours: training ends at the cost of the baseline's chains
+    # ours: training ends at the cost of the baseline's chains
+    budget = baselines.TokenBudget(cfg.token_budget, cfg.steps, cfg.group_size)
     # at most cfg.steps times; after each body run.steps logs, evaluates and saves
     for step, row in run.steps(
-            cfg, folder, policy, optimizer, METRICS, budget.spent, evaluate_now, budget.share,
+            cfg, folder, policy, optimizer, METRICS, cfg.steps, budget.spent, evaluate_now, budget.share,
             keep_best=bool(cfg.keep_data)):
         # 1. sample (Algorithm 1): a tree a question, with the current weights
-        drawn = baselines.questions_drawn(cfg)  # questions_per_step; DAPO draws more
+        drawn = baselines.questions_drawn(cfg.loss, cfg.questions_per_step)  # DAPO draws more
         questions = data.batch_of_step(split.questions, step, drawn, stable_seed(cfg.seed, "order"))
         with run.timed(row, "time/rollout"):
             policy.engine.sync(model)
@@ -652,7 +657,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): an advantage a turn; none in flat trees, whose leaves have equal rewards
-        kept = baselines.chosen_to_learn(roots, cfg)  # all of them; DAPO chooses
+        kept = baselines.chosen_to_learn(cfg.loss, roots, cfg.questions_per_step)  # all; DAPO chooses
         for root in kept:
             assign_advantages(root, cfg)
 
@@ -674,7 +679,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
             if not batches:  # all its trees are flat
                 continue
             for b in batches:  # micro-batches, for memory alone
-                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
+                logprobs = models.token_logprobs(model, b, cfg.temperature)  # (B, T)
                 loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.norms:  # before the first update nothing has moved
@@ -685,9 +690,10 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
                 optimizer.step()
             optimizer.zero_grad()
 
-        row |= trees.step_metrics(roots, kept, meter, cfg) | rollout.search_repairs(split.retriever)
+        row |= trees.step_metrics(roots, kept, meter, expanded=cfg.expansion not in baselines.GROUPS)
+        row |= rollout.search_repairs(split.retriever)
         budget.add(row, drawn)
-        row["sample"] = trees.sample_record(policy, roots, questions, step, cfg, turn_label, why)
+        row["sample"] = sample_record(policy, roots, questions, step, cfg)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -717,14 +723,13 @@ def reproduce(cfg):
 
     It starts from --checkpoint or --model; else from the service at --policy; else from the world's tiny
     policy, first trained on demonstrations."""
-    if not cfg.ask:
-        free = (*run.FREE_ON_RESUME, "token_budget")
-        folder = run.open_folder(cfg, "at2po", cfg.name, free)
     source = cfg.checkpoint or cfg.model
     if source:
         source = models.find_model(source)
+    if not cfg.ask:
+        folder = open_folder(cfg, "at2po", cfg.name, free=["token_budget"])
     split, evals = splits.load_splits(cfg, PAPER_EVAL, also=cfg.keep_data)
-    chooser = keep_best.set_that_chooses(cfg, split)  # None without --keep-data
+    chooser = keep_best.set_that_chooses(cfg, cfg.keep_data, split)  # None without --keep-data
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
         source = warmed_up(cfg, source, split or evals[0])
@@ -740,33 +745,27 @@ def reproduce(cfg):
     split, chooser, *evals = splits.within_limit(
         [split, chooser, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
-    def evaluate_all(when=""):
-        return run.evaluate_all(cfg, folder, policy, evals, evaluate, when)
-
-    chosen = [chooser] if chooser else evals
-
-    def evaluate_now(when):  # during training
-        return run.mean_em(run.evaluate_all(cfg, folder, policy, chosen, evaluate, when))
-
-    run.tell(cfg)
-    title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.rollout}"
-    if cfg.rollout == "tree":
-        title += f", {cfg.expansion} expansion"
-    with run.stage(cfg, folder, METRICS, title):
+    during_training = [chooser] if chooser else evals
+    evaluate_now = partial(run.evaluate_all, cfg, folder, policy, during_training, evaluate)
+    run.tell(cfg, cfg.steps)
+    with run.stage(cfg, folder, METRICS, f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"):
         if cfg.eval_only:
-            return report.show_averages(evaluate_all(), AVERAGES)
+            found = run.evaluate_all(cfg, folder, policy, evals, evaluate)
+            return report.show_averages(found, AVERAGES)
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
         if folder.start:  # --resume: the table compares with the weights that the run began with
             before = {s.name: folder.evaluation(s, "_before") for s in evals}
         else:
-            before = evaluate_all("_before")
-            guards.look_at_start({name: r["summary"] for name, r in before.items()}, warn)
+            before = run.evaluate_all(cfg, folder, policy, evals, evaluate, "_before")
+            guards.look_at_start(before, warn)
         train(cfg, folder, policy, reference, split, evaluate_now)
         if chooser:
-            policy = keep_best.better_of_last_and_best(cfg, folder, policy, evaluate_now("_last")["eval/em"])
-        report.show_results(folder, before, evaluate_all(), AVERAGES)
+            last = report.mean_em(evaluate_now("_last"))
+            policy = keep_best.better_of_last_and_best(cfg, folder, policy, last)
+        after = run.evaluate_all(cfg, folder, policy, evals, evaluate)
+        report.show_results(folder, before, after, AVERAGES)
 
 
 def parse_args(argv=None):
@@ -789,8 +788,9 @@ def resolve(cfg):
     cfg = flags.check(
         cfg, may_be_zero, above_zero="lr temperature grad_clip", least={"bad_format_reward": -math.inf})
     flags.needs_a_model(cfg)
-    keep_best.check(cfg)
-    baselines.check(cfg)
+    keep_best.check(cfg, cfg.keep_data)
+    leaves = cfg.chains + cfg.rounds * cfg.expand
+    baselines.check(cfg.loss, cfg.kl_coef, cfg.expansion, cfg.group_size, leaves)
     name = flags.run_name(cfg, cfg.loss)
     if cfg.eval_only:
         model = cfg.model or cfg.policy_model
@@ -833,6 +833,61 @@ def why(trajectory, question):
         strings = record.compared(info.answer, question.answers)
         lines.append(f"exact match (Eq 16): {strings}: {equal}{counted}")
     return lines
+
+
+def how(node, root, cfg):
+    """How a turn's value and advantage came about (Eq 3, Table 2), with the numbers put in."""
+    rewards = root.rewards()
+    if not training.has_spread(rewards):
+        return [f"all {len(rewards)} leaves have reward {rewards[0]:g}: no advantage, nothing to learn"]
+    mean = sum(rewards) / len(rewards)
+    value = f"V = {node.value:.3f}"
+    if node.done:
+        far = max(root.leaves(), key=lambda leaf: abs(leaf.value))
+        std = (far.trajectory.reward - mean) / far.value
+        numbers = f"({node.trajectory.reward:g} - {mean:.3f}) / {std:.3f}"
+        lines = [f"{value} = (R - mean) / std of {len(rewards)} leaves = {numbers}"]
+    elif len(node.children) == 1:
+        lines = [f"{value}, that of its one child"]
+    else:
+        lines = [f"{value} = {weighted(node, cfg.value)}"]
+    kinds = {
+        "value": "V",
+        "td": f"V - V(parent) = {node.value:.3f} - ({node.parent.value:.3f})",
+        "global": f"V - V(root) = {node.value:.3f} - ({root.value:.3f})",
+        "combined": "(V - V(parent)) + (V - V(root)) = "
+                    f"{node.value - node.parent.value:.3f} + ({node.value - root.value:.3f})",
+    }
+    if cfg.credit == "turn":
+        lines.append(f"A = {node.advantage:.3f} = {kinds[cfg.advantage]}")
+    elif cfg.credit == "outcome":
+        lines.append("A = V of the leaf, for all turns before it (--credit outcome)")
+    return lines
+
+
+def weighted(node, rule):
+    """The sum of node_value in words; children of one value are one term."""
+    if rule == "leaf-mean":
+        return f"mean of V over its {len(node.leaves())} leaves"
+    weights = [1.0] * len(node.children)
+    if rule == "child-weighted":
+        weights = [math.exp(child.turn.entropy) for child in node.children]
+    terms = {}
+    for child, weight in zip(node.children, weights, strict=True):
+        shown = f"{child.value:.3f}"
+        terms[shown] = terms.get(shown, 0.0) + weight / sum(weights)
+    added = " + ".join(f"{weight:.3f} ({shown})" for shown, weight in terms.items())
+    weighting = "softmax(H)" if rule == "child-weighted" else "1/n"
+    return f"sum of {weighting} V over {len(node.children)} children (Eq 3) = {added}"
+
+
+def sample_record(policy, roots, questions, step, cfg):
+    """A tree of the step, for the page."""
+    window = None
+    if cfg.loss == "atpo":  # the ratios are a turn's
+        window = cfg.clip_low, cfg.clip_high
+    return trees.sample_record(
+        policy, roots, questions, step, cfg, cfg.temperature, window, turn_label, why, partial(how, cfg=cfg))
 
 
 def ask(cfg, policy, split):
@@ -913,9 +968,9 @@ def warmed_up(cfg, source, split):
     tokenizer = models.load_tokenizer(source)
     ends = "none" if cfg.stop_at_answer else "last"
     examples = warmup.examples_of(
-        cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, ends,
-        script="at2po", prompt=prompt, top_k=cfg.top_k, max_passage=cfg.max_passage,
-        flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
+        cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, ends, script="at2po",
+        prompt=prompt, top_k=cfg.top_k, max_passage=cfg.max_passage, longest=cfg.micro_tokens,
+        skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "at2po", source, examples)
 
 
@@ -929,8 +984,9 @@ def tiny_policy(cfg):
     def render(tokenizer, row, demo, index):
         return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
 
+    steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
     recipe = tiny.Recipe(
-        "at2po", cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+        "at2po", steps, flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
     return tiny.tiny_policy(recipe, words, tags, render)
 
 

@@ -19,8 +19,8 @@ made. The graph is never written down: the calls of one planner turn are one lay
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
-    python mygo_mujica.py                  embedded world: few-shot (there: as it is made), warm-up, MyGO;
-                                           text, then graph; 8 min
+    python mygo_mujica.py                  embedded world, five minutes: few-shot (there: as it is made),
+                                           warm-up, MyGO, in text; --envs kg the same in the graph
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
@@ -39,6 +39,7 @@ import time
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -62,8 +63,10 @@ from common import (
 )
 from common import model as models
 from common.files import console, plain, say, warn
+from common.folder import in_turn, left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import teams as team_page
+from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
 
 # ---------------------------------------------------------------- config
@@ -124,10 +127,10 @@ class Config(flags.PassageFlags):
     save_every: int = 1             # iterations between checkpoints; 0 = at the end only
 
 
-# What differs in the embedded world
+# What differs in the embedded world. MyGO's and GRPO's learning rates were chosen on dev at 500,000 tokens
+# (results/notes/mygo_mujica.md).
 WORLD = dict(
     data="world",
-    envs="text,kg",
     retriever="bm25",
     top_k=2,
     max_turn=100,
@@ -146,7 +149,7 @@ WORLD = dict(
     micro_tokens=8192,
 )
 # And at the world's second level (--world hard:partial=.8).
-HARD = WORLD | dict(envs="text", limit=1500, eval_limit=1000, token_budget=1_200_000)
+HARD = WORLD | dict(limit=1500, eval_limit=1000, token_budget=1_200_000)
 WORLD_SETS = ("test", "dev", "other-relations")
 PAPER_EVAL = "hotpotqa-dev,musique-dev"  # Tables 2 and 3
 
@@ -374,7 +377,7 @@ async def materials_for(team, question, sub, entity):
         return [harmless(", ".join(fact), cfg.max_words) for fact in facts], facts
     if place.env == "kimi":
         if question.id not in place.own:
-            place.own[question.id] = splits.make_retriever(cfg, data.pool_contexts([question]))
+            place.own[question.id] = make_retriever(cfg.retriever, data.pool_contexts([question]))
         passages = place.own[question.id].search([sub], cfg.top_k)[0]
     else:
         passages = await team.search(sub, cfg.top_k)
@@ -625,7 +628,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
 
     # Until completed() is 1. After each body, also after `continue`, run.steps logs, evaluates and saves.
     steps = run.steps(
-        cfg, folder, policy, optimizer, METRICS, state,
+        cfg, folder, policy, optimizer, METRICS, cfg.steps, state,
         evaluate=evaluate_now, share=completed, label=f"{stage} | ", guard=team_page.GUARD)
     for step, row in steps:
         order = stable_seed(cfg.seed, "order")
@@ -658,7 +661,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
             num_tokens = sum(c.sampled_tokens for c in learned)
             batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
             for b in batches:  # this rank's, as large as memory takes; backward sums over all ranks
-                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)    # (B, T)
+                logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T)
                 loss = mle_loss(logprobs, b.response_mask, num_tokens)
                 (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
@@ -726,7 +729,7 @@ def sft(cfg, folder, model, optimizer, trajectories):
             num_tokens = sum(c.sampled_tokens for c in learned)
             batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
             for b in batches:
-                logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)    # (B, T)
+                logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T)
                 loss = mle_loss(logprobs, b.response_mask, num_tokens)
                 (loss * b.weight).backward()
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
@@ -764,7 +767,7 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
 
 def main(argv=None):
     """The stages of --stage in each of --envs, each in a run folder of its own."""
-    with run.program():
+    with run.program(baseline=("stage", "grpo")):
         cfg = parse_args(argv)
         if cfg.checkpoint or cfg.model:
             models.find_model(cfg.checkpoint or cfg.model)
@@ -773,27 +776,31 @@ def main(argv=None):
         envs, stages = cfg.envs.split(","), [cfg.stage]
         if cfg.stage == "all":
             stages = ["few-shot", "warm-up", "mygo"]
+        saves = dict.fromkeys(LEARNING, True) | {"warm-up": "once"}
+        folders = {}  # opened here, so that what cannot go on is refused before data are read
         for env, stage in itertools.product(envs, stages):
-            stage_folder(cfg, env, stage)  # here, so that what it refuses is refused before data are read
+            free = ("stage", "envs", "token_budget")
+            folders[env, stage] = open_stage(
+                cfg, "mygo_mujica", f"{env}-{stage}", free, saves.get(stage, False))
         split, evals = load_splits(cfg)
-        run.tell(cfg)
+        run.tell(cfg, cfg.steps)
+        places = {}
         for env in envs:
-            place = split and Place(env, **vars(split))
-            places = [Place(env, **vars(s)) for s in evals]
-            for stage in stages:
-                run_stage(cfg, env, stage, place, places)
+            places[env] = split and Place(env, **vars(split)), [Place(env, **vars(s)) for s in evals]
+        for (env, stage), folder in in_turn(folders):
+            run_stage(cfg, env, stage, folder, *places[env])
+        for env in envs:
             distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
 
-def run_stage(cfg, env, stage, place, evals):
+def run_stage(cfg, env, stage, folder, place, evals):
     """Trains and evaluates one stage in one environment, or only evaluates. What --resume finds done is not
     done again."""
-    folder = stage_folder(cfg, env, stage)
     steps = 0
     if stage in LEARNING and not team_page.budget_is_spent(folder, cfg.token_budget):
         steps = cfg.steps
     if folder.is_done(steps, evals):
-        return say(f"{env} {stage}: done before")
+        return
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
         source = warmed_up(cfg, source, place or evals[0])
@@ -809,36 +816,24 @@ def run_stage(cfg, env, stage, place, evals):
     if trains:
         place = that_fit(place, policy, cfg, few_shot=stage == "warm-up")
 
-    def evaluate_all(when=""):
-        return run.evaluate_all(cfg, folder, policy, evals, lambda *a: evaluate(*a, few_shot), when)
-
+    evaluate_all = partial(run.evaluate_all, cfg, folder, policy, evals, partial(evaluate, few_shot=few_shot))
     with run.stage(cfg, folder, METRICS, f"Mujica {cfg.name}: {env} {stage}"):
         if stage == "warm-up" and not folder.start:  # (its only checkpoint is that of its end)
             warm_up(cfg, folder, policy, place)
         elif stage in LEARNING:
             if with_reference:
                 reference = models.load_reference(policy.model, source, lora=0)
-            train(cfg, stage, folder, policy, sampler, reference, place,
-                  lambda when: run.mean_em(evaluate_all(when)))
+            train(cfg, stage, folder, policy, sampler, reference, place, evaluate_all)
         results = evaluate_all()
         if few_shot:
-            guards.look_at_start({name: r["summary"] for name, r in results.items()}, warn)
-
-
-def stage_folder(cfg, env, stage):
-    """A warm-up saves once, after its last epoch."""
-    name = f"{cfg.name}-{env}-{stage}"
-    free = (*run.FREE_ON_RESUME, "stage", "envs", "token_budget")
-    trains = stage == "warm-up" or stage in LEARNING
-    every = math.inf if stage == "warm-up" else None
-    return run.open_folder(cfg, "mygo_mujica", name, free, one_of_many=True, saves=trains, save_every=every)
+            guards.look_at_start(results, warn)
 
 
 def start_weights(cfg, env, stage):
     """What a stage starts from: the given checkpoint, the run's warm-up, or the model."""
     if stage in LEARNING and (not cfg.checkpoint or cfg.stage == "all") and not cfg.warmup_data:
         of_env = replace(cfg, name=f"{cfg.name}-{env}")
-        return run.left_by(of_env, "mygo_mujica", "warm-up", stage)
+        return left_by(of_env, "mygo_mujica", "warm-up", stage)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
     return checkpoint.find(source) or source
 
@@ -1007,14 +1002,14 @@ def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"
     for part in parts:
         learned = [c for t in part for c in conversations(t)]
         prepared.append(training.prepare(
-            model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels))
+            model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature))
     row = {"time/old_logprobs": time.time() - started}
     everything = [b for batches in prepared for b in batches]
     meter = training.Meter(everything, nonfinite, cfg.sampler_correction)
     for part, batches in zip(parts, prepared, strict=True):
         training.set_lr(optimizer, cfg.grpo_lr)
         for b in batches:
-            logprobs = models.token_logprobs(model, b, cfg.temperature, cfg.kernels)  # (B, T)
+            logprobs = models.token_logprobs(model, b, cfg.temperature)  # (B, T)
             loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
             (loss * b.weight).backward()
             meter.add(loss, stats, b.weight)
@@ -1037,9 +1032,21 @@ def record(folder, step, row, state, team, questions, made, chosen, stage):
     row |= team_page.rollout_metrics(made, chosen, stage, state["K"], conversations)
     row |= rollout.search_repairs(team.place.retriever)
     row["rollout/tokens_total"] = state["tokens"]
-    row["sample"] = team_page.sample_record(team.policy, questions, made, chosen, stage, state["K"], step)
+    rule = threshold_in_words(made, state["K"]) if stage == "mygo" else []
+    row["sample"] = team_page.sample_record(
+        team.policy, questions, made, chosen, stage, state["K"], step, rule)
     if stage != "grpo":  # which learns from all, better or worse
         write_sharegpt(folder, [t for group in chosen for t in group], team.place.env, step)
+
+
+def threshold_in_words(made, K):
+    """How K came about, with the numbers put in (sec. 3.3)."""
+    mean_reward = sum(group[0].reward for group in made) / len(made)
+    of_now = next_threshold(0, mean_reward)
+    grown = f"(mean r of the first attempts {mean_reward:.3f} + r_sup {R_SUP:g}) / 2 = {of_now:.3f}"
+    if K > of_now + 1e-5:
+        return [f"K = {K:.3f} stays from before, since {grown} is lower"]
+    return [f"K = {K:.3f} = {grown}"]
 
 
 def record_warm_up(folder, kept, tokenizer, env):
@@ -1259,8 +1266,7 @@ def warmed_up(cfg, source, place):
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
         cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", script="mygo_mujica",
-        prompt=prompt, top_k=cfg.top_k, flaw_rate=cfg.flaw_rate, longest=cfg.micro_tokens,
-        skip_bad=cfg.skip_bad)
+        prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 
@@ -1285,9 +1291,10 @@ def tiny_policy(cfg):
         question = data.parse_question(question)
         return render_demonstration(tokenizer, question, demo, replace(place, env=env), cfg)
 
+    steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
     recipe = tiny.Recipe(
         f"mygo_mujica, {cfg.max_words} words",
-        cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+        steps, flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
     return tiny.tiny_policy(recipe, words, tags, render, index)
 
 

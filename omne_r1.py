@@ -21,7 +21,7 @@ in each token's reward; the critic is a linear head on the policy's own hidden s
     sec. 4.2.4      patterns of tool calls          pattern_of
     app. A, B       ShareGPT rows, system prompt    sharegpt_row, SYSTEM
 
-    python omne_r1.py                          embedded world, all stages; 25 minutes
+    python omne_r1.py                          embedded world, three stages; ten minutes (--stage all: six)
     python -m common.ladder omne_r1 table5 --seeds 3       Table 5 over seeds (2, 3, 4, 8 likewise)
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
@@ -50,7 +50,8 @@ from safetensors.torch import load_file, save_file
 
 from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, run, splits, training
 from common import model as models
-from common.files import Keyed, Lines, Progress, console, plain, say, warn
+from common.files import Keyed, Lines, Progress, console, plain, warn
+from common.folder import in_turn, left_by, open_stage
 from common.graphs import graph_questions
 from common.graphs.graph_questions import has_hops
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, TOOLS, Call
@@ -68,9 +69,9 @@ class Config(flags.PolicyFlags):
 
     # ---- stages
 
-    # all = evaluate the base, then ppo, then sft and rl with and without thoughts
+    # all = evaluate the base, then ppo, then sft and rl with and without thoughts; three = as --think says
     # synthesize = only make the questions; direct = answer without tools (Table 2)
-    stage: Literal["all", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
+    stage: Literal["all", "three", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # off = the chat template's empty <think> block instead | sec. 3.4.1
     save_every: int = 1             # steps (of stage 2: 25 updates) between checkpoints | ours
 
@@ -151,6 +152,7 @@ class Config(flags.PolicyFlags):
 
 # Ours, for the embedded world. unique=False: an edge's sentence there tells apart what its relation does not.
 WORLD = dict(
+    stage="three",
     data="world",
     graph_encoder="",
     matches=3,
@@ -162,20 +164,18 @@ WORLD = dict(
     per_graph=300,
     unique=False,
     eval_limit=400,
-    steps=30,
-    questions_per_step=96,
-    mini_batch=48,
+    steps=24,
+    questions_per_step=64,
+    mini_batch=32,
     lr=2e-4,
     head_lr=1e-3,
     lr_warmup=0.0,
-    sft_sampled=500,
-    sft_templates=500,
+    sft_sampled=300,
+    sft_templates=300,
     sft_lr=2e-4,
     sft_full_lr=5e-4,
     sft_batch=8,
     micro_tokens=2048,
-    warmup_steps=1200,
-    flaw_rate=.4,
 )
 
 # ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
@@ -509,10 +509,10 @@ class ActorCritic(torch.nn.Module):
     def device(self):
         return self.policy.device
 
-    def forward(self, batch, temperature, kernels):
+    def forward(self, batch, temperature):
         """log-probs of the sampled tokens, and V of the states before them; both (B, T), 0 elsewhere."""
         hidden = models.hidden_states(self.policy, batch)
-        logprobs = models.token_logprobs(self.policy, batch, temperature, kernels, hidden)
+        logprobs = models.token_logprobs(self.policy, batch, temperature, hidden=hidden)
         return logprobs, models.token_values(self.head, batch, hidden)
 
     def save_pretrained(self, folder, state_dict=None):
@@ -576,10 +576,10 @@ def batches_of(actor, reference, trajectories, cfg):
     batches = training.collate_parts(actor.policy, trajectories, cfg.micro_tokens, cfg.share_prefixes)
     for b in batches:
         with torch.no_grad():
-            b.old_logprobs, b.values = actor(b, cfg.temperature, cfg.kernels)
+            b.old_logprobs, b.values = actor(b, cfg.temperature)
             if reference is not None:
                 with models.reference_weights(actor.policy, reference) as frozen:
-                    b.ref_logprobs = models.token_logprobs(frozen, b, cfg.temperature, cfg.kernels)
+                    b.ref_logprobs = models.token_logprobs(frozen, b, cfg.temperature)
     return batches
 
 
@@ -641,7 +641,7 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
     optimizer = make_optimizer(actor, cfg)
     learner = replace(policy, model=actor)  # what checkpoints keep
     steps = run.steps(
-        cfg, folder, learner, optimizer, METRICS, evaluate=evaluate_now, label=f"{stage} | ")
+        cfg, folder, learner, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | ")
     for step, row in steps:
         set_rates(optimizer, cfg, step)
 
@@ -657,7 +657,6 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         for t in done:
             t.reward = REWARD[stage](t)
         row |= calls.rollout_metrics(done, task.tools)
-        row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, turn_label)
         learned = [t for t in done if not t.info.lost]
         if not learned:
             continue
@@ -672,6 +671,9 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         everything = [b for batches in prepared for b in batches]
         assign_credit(everything, cfg)
         row |= calls.critic_metrics(everything)
+        credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
+        row["sample"] = calls.sample_record(
+            policy, done, questions, step, cfg.group_size, turn_label, credit)
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, folder.nonfinite(step), cfg.sampler_correction, cfg.epochs)
@@ -679,7 +681,7 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         for part, batches in cfg.epochs * mini_batches:
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:
-                logprobs, values = actor(b, cfg.temperature, cfg.kernels)               # (B, T)
+                logprobs, values = actor(b, cfg.temperature)               # (B, T)
                 # by default b.advantages, else times p of the trainer over p of the engine
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
                 policy_loss, value_loss, stats = ppo_loss(
@@ -826,7 +828,7 @@ def sft_rows(cfg, task):
         task = replace(task, questions=[q for q in task.questions if has_hops(q, cfg.train_hops)])
         rows = []
         if cfg.sft_sampled:
-            weights = run.left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
+            weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
             distributed.once(conversations.begin, cfg, folder)
             policy = run.load_policy(cfg, weights, trains=False)
             rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
@@ -837,9 +839,9 @@ def sft_rows(cfg, task):
 def add_templates(cfg, folder, task, rows):
     """Writes the rows, and those of templates behind them; --teacher writes their thoughts."""
     from common.graphs import conversations
-    from common.world import graph_policy
+    from common.world import graphs
     conversations.begin(cfg, folder)
-    think_of = partial(graph_policy.thoughts, seed=cfg.seed)
+    think_of = partial(graphs.thoughts, seed=cfg.seed)
     if cfg.teacher != "template":
         answers = Keyed(folder / "answers.jsonl")
         think_of = conversations.thoughts_by_teacher(graph_questions.teacher_of(cfg), answers)
@@ -917,22 +919,22 @@ def weighted_loss(logprobs, weights, total):
     return -(weights * logprobs).sum() / max(total, 1e-8)
 
 
-def weighted_sft_loss(model, batch, weights, total, kernels="auto"):
+def weighted_sft_loss(model, batch, weights, total):
     """weighted_loss of a batch's sampled tokens."""
     hidden = models.hidden_states(model, batch)
-    if hidden.is_cuda and kernels != "off":
-        return fused_sft_loss(model, batch, weights, total, hidden, kernels)
-    return weighted_loss(models.token_logprobs(model, batch, 1.0, kernels, hidden), weights, total)
+    if hidden.is_cuda:
+        return fused_sft_loss(model, batch, weights, total, hidden)
+    return weighted_loss(models.token_logprobs(model, batch, hidden=hidden), weights, total)
 
 
-def fused_sft_loss(model, batch, weights, total, hidden, kernels):
+def fused_sft_loss(model, batch, weights, total, hidden, backend="auto"):
     """The same on CUDA, with loss and gradient in one pass over the logits (kernels/weighted_ce.py)."""
     before = hidden.flatten(0, 1)[batch.predecessor]                            # (R, H)
     by_row = weights.new_zeros(len(batch.target))                               # (R,)
     by_row.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
     head = models.head_rows(model, distributed.whole(model.get_output_embeddings().weight))
     return weighted_cross_entropy(
-        before, head, batch.target, by_row, total, backend=models.BACKENDS[kernels])
+        before, head, batch.target, by_row, total, backend=backend)
 
 
 UPDATES_A_STEP = 25  # of stage 2, in one line of metrics
@@ -947,9 +949,9 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
         peak, warmup = cfg.sft_lr, .1
     optimizer = training.make_optimizer(model, peak, cfg.weight_decay, kind=cfg.optimizer)
     updates = -(-len(examples) * cfg.sft_epochs // cfg.sft_batch)
-    planned = replace(cfg, steps=-(-updates // UPDATES_A_STEP))
-    steps = run.steps(planned, folder, policy, optimizer, SFT_METRICS, evaluate=evaluate_now, label="sft | ")
-    for step, row in steps:
+    for step, row in run.steps(
+            cfg, folder, policy, optimizer, SFT_METRICS, -(-updates // UPDATES_A_STEP),
+            evaluate=evaluate_now, label="sft | "):
         meter = training.Meter(keep=folder.nonfinite(step))
         for number in range((step - 1) * UPDATES_A_STEP, min(step * UPDATES_A_STEP, updates)):
             # 1. some conversations, and their rate
@@ -972,7 +974,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
 
             # 3. the update
             for b, w, of_batch in zip(batches, token_weights, sums, strict=True):
-                loss = weighted_sft_loss(model, b, w, total, cfg.kernels)
+                loss = weighted_sft_loss(model, b, w, total)
                 (loss * b.weight).backward()
                 stats = {"tokens": int(b.response_mask.sum()), "weight": of_batch}
                 meter.add(loss, stats, b.weight)
@@ -1005,11 +1007,11 @@ def evaluate(policy, task, cfg, progress):
 # ---------------------------------------------------------------- main
 
 TRAINS = ("ppo", "sft", "rl")
-FREE = (*run.FREE_ON_RESUME, "stage", "judge", "judge_model", "curve_questions")
+FREE = ("stage", "judge", "judge_model", "curve_questions")  # --resume may go on with others
 
 
 def stages_of(cfg):
-    """[(label of its folder and row, what it does, settings)] of --stage, in order."""
+    """{label of its folder and row: (what it does, settings)} of --stage, in order."""
     thinking = "think" if cfg.think == "on" else "no-think"
     direct = "direct" if cfg.think == "on" else "direct-no-think"
     asked = {
@@ -1019,6 +1021,12 @@ def stages_of(cfg):
         "ppo": [("stage1", "ppo", cfg.think)],
         "sft": [(f"sft-{thinking}", "sft", cfg.think)],
         "rl": [(f"rl-{thinking}", "rl", cfg.think)],
+        "three": [
+            ("base", "eval", "on"),
+            ("stage1", "ppo", "on"),
+            (f"sft-{thinking}", "sft", cfg.think),
+            (f"rl-{thinking}", "rl", cfg.think),
+        ],
         "all": [
             ("base", "eval", "on"),
             ("stage1", "ppo", "on"),
@@ -1028,12 +1036,12 @@ def stages_of(cfg):
             ("rl-no-think", "rl", "off"),
         ],
     }
-    stages = []
+    stages = {}
     for name, kind, think in asked[cfg.stage]:
         settings = replace(cfg, think=think)
         if cfg.sft_lora == "auto":
             settings.sft_lora = 8 if think == "on" else 0   # sec. 3.5
-        stages.append((name, kind, settings))
+        stages[name] = kind, settings
     return stages
 
 
@@ -1042,40 +1050,31 @@ def folder_of(cfg, name):
     return Path(cfg.out) / "omne_r1" / f"{cfg.name}-{name}"
 
 
-def open_stage(name, kind, cfg):
-    """Its run folder, checked; nothing is written."""
-    saves = kind in TRAINS
-    return run.open_folder(cfg, "omne_r1", f"{cfg.name}-{name}", FREE, one_of_many=True, saves=saves)
-
-
 def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first."""
     if cfg.score:
         from common.serve.judge import score_answers
         return score_answers(cfg.score, cfg.judge, cfg.judge_model)
-    stages = stages_of(cfg)
-    if not cfg.ask:
-        for stage in stages:
-            open_stage(*stage)
     if cfg.checkpoint or cfg.model:
         models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
+    stages, folders = stages_of(cfg), {}
+    for name, (kind, settings) in stages.items():
+        folders[name] = open_stage(settings, "omne_r1", name, FREE, saves=kind in TRAINS)
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
-    run.tell(cfg)
-    for stage in stages:
-        run_stage(*stage, task, evals)
+    run.tell(cfg, cfg.steps)
+    for name, folder in in_turn(folders):
+        run_stage(name, *stages[name], folder, task, evals)
     from common import ladder
-    own = [name for name, _, _ in stages]
-    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, own)
+    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, list(stages))
 
 
-def run_stage(name, kind, cfg, task, evals):
+def run_stage(name, kind, cfg, folder, task, evals):
     """Trains and evaluates, or only evaluates. What --resume finds done is not done again."""
-    folder = open_stage(name, kind, cfg)
     if folder.is_done(cfg.steps if kind in REWARD else 0, evals):
-        return say(f"{name}: done before")
+        return
     initial = start_weights(cfg, kind)
     examples = sft_rows(cfg, task) if kind == "sft" else None
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
@@ -1091,10 +1090,7 @@ def run_stage(name, kind, cfg, task, evals):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
     task, *evals = splits.within_limit([task, *evals], length, cfg.max_prompt, cfg.skip_bad)
     fixed = graph_questions.fewer(evals, cfg.curve_questions)
-
-    def evaluate_now(when):
-        return run.mean_em(run.evaluate_all(cfg, folder, policy, fixed, evaluator, when))
-
+    evaluate_now = partial(run.evaluate_all, cfg, folder, policy, fixed, evaluator)
     table = SFT_METRICS if kind == "sft" else METRICS
     with run.stage(cfg, folder, table, f"Omne-R1 {cfg.name}: {name}"):
         if trains and cfg.eval_every and not folder.start:
@@ -1111,15 +1107,15 @@ def run_stage(name, kind, cfg, task, evals):
             train(cfg, kind, folder, policy, initial, replace(task, questions=asked), evaluate_now)
         results = run.evaluate_all(cfg, folder, policy, evals, evaluator)
         if name == "base":
-            guards.look_at_start({key: r["summary"] for key, r in results.items()}, warn)
+            guards.look_at_start(results, warn)
 
 
 def start_weights(cfg, kind):
     """The weights a stage begins with: stages 1 and 2 the base, stage 3 those of stage 2."""
-    if kind != "rl" or (cfg.checkpoint and cfg.stage != "all"):     # --stage rl --checkpoint begins there
+    if kind != "rl" or (cfg.checkpoint and cfg.stage == "rl"):     # --stage rl --checkpoint begins there
         return base_weights(cfg)
     thinking = "think" if cfg.think == "on" else "no-think"
-    left = run.left_by(cfg, "omne_r1", f"sft-{thinking}", "--stage rl", called="sft")
+    left = left_by(cfg, "omne_r1", f"sft-{thinking}", "--stage rl", called="sft")
     return distributed.first(models.folded, left, folder_of(cfg, "merged"))
 
 
@@ -1314,24 +1310,25 @@ def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from: one that comes
     with the project (common/world/start), or one made here and cached."""
     from common.warmup import scripted
-    from common.world import graph_policy, tiny
+    from common.world import graphs, tiny
     endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)
 
     def index(made):
-        return graph_policy.tools_of(made, cfg.max_edges, cfg.max_words)
+        return graphs.tools_of(made, cfg.max_edges, cfg.max_words)
 
     def render(tokenizer, row, demo, tools):
         question = data.Question(row["_id"], row["question"], [row["answer"]], type=row["domain"])
-        lines = graph_policy.lines_of(row, demo, written)
+        lines = graphs.lines_of(row, demo, written)
 
         def agent(policy, search):
             return play(policy, search, question, "demonstration", endless, 0, 1.0)
         return [scripted.play(tokenizer, lines, tools, agent)]
 
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
-    words = graph_policy.words(cfg.max_edges)
-    recipe = tiny.Recipe(key, cfg.warmup_steps, cfg.flaw_rate, cfg.world_size, engine=cfg.engine)
-    return tiny.tiny_policy(recipe, words, graph_policy.TAGS, render, index, pack_tokens=1024)
+    words = graphs.words(cfg.max_edges)
+    steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
+    recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_size, engine=cfg.engine)
+    return tiny.tiny_policy(recipe, words, graphs.TAGS, render, index, pack_tokens=1024)
 
 
 # ---------------------------------------------------------------- paper, authors' code and ours

@@ -159,7 +159,7 @@ def updates(cfg, policy, split):
     results = {}
     for share in ("on", "off", "on", "off"):  # the second round counts
         batches = training.prepare(
-            policy.model, None, trajectories, cfg.micro_tokens, share, cfg.temperature, cfg.kernels)
+            policy.model, None, trajectories, cfg.micro_tokens, share, cfg.temperature)
         started = clock()
         for b in batches:
             logprobs = token_logprobs(policy.model, b)
@@ -206,8 +206,8 @@ def main():
         ]
     print("| generation | workload | sampled tokens | seconds | tokens/s | ours / this |")
     print("|---|---|---|---|---|---|")
-    for workload in ("chains", "tree"):
-        c = replace(cfg, rollout=workload)
+    for workload, expansion in (("chains", "none"), ("tree", "entropy")):
+        c = replace(cfg, expansion=expansion)
         rows = compare_engines(engines, policy, split, c, args.repeats)
         if workload == "chains" and not (args.skip_generate or args.skip_generate_batch):
             engine = TurnEngine(policy.tokenizer, batched)

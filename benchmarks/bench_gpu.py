@@ -18,19 +18,31 @@ from random import Random
 import torch
 
 import at2po
-from benchmarks.bench_kernels import HEADS, LAYERS, markdown, reason, versions
+from benchmarks.bench_kernels import HEADS, markdown, reason, versions
 from common import rollout, run, training
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn
 from common.world.tiny import tiny_tokenizer
 
 PEAK_TFLOPS = 989
+LAYERS = {
+    "qwen3-0.6b": dict(
+        num_hidden_layers=28, intermediate_size=3072,
+        num_attention_heads=16, num_key_value_heads=8, head_dim=128),
+    "qwen3-4b": dict(
+        num_hidden_layers=36, intermediate_size=9728,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128),
+    "qwen3-8b": dict(
+        num_hidden_layers=36, intermediate_size=12288,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128),
+    "small": dict(
+        num_hidden_layers=2, intermediate_size=128,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32),
+}
 CASES = {  # fields of at2po.Config
     "as it is": {},
     "prefixes not shared": {"share_prefixes": "off"},
-    "kernels off": {"kernels": "off"},
     "8-bit Adam": {"optimizer": "adamw8bit"},
-    "activations kept": {"gradient_checkpointing": "off"},
 }
 COLUMNS = ("model", "case", "tokens", "update s", "tokens/s", "utilisation", "peak GB", "note")
 
@@ -44,7 +56,7 @@ def random_model(name, cfg, device):
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen3ForCausalLM(config)
-    if cfg.gradient_checkpointing == "on" or cfg.gradient_checkpointing == "auto" and device == "cuda":
+    if device == "cuda":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.in_bf16 = device == "cuda"
     return model
@@ -135,10 +147,10 @@ def bench_update(model, optimizer, cfg, updates, questions, sampled, observed):
             leaves += random_tree(i * questions + q, vocabulary, sampled, observed)
         began = now()
         batches = training.prepare(
-            model, None, leaves, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature, cfg.kernels)
+            model, None, leaves, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
         sequences = len(leaves)
         for b in batches:
-            logprobs = token_logprobs(model, b, 1.0, cfg.kernels)
+            logprobs = token_logprobs(model, b)
             loss, _ = at2po.policy_loss(logprobs, b, cfg, sequences, 0)
             loss.backward()
         training.clip_gradient(model)

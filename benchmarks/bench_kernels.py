@@ -397,124 +397,6 @@ def summarize_times(row, times, work):
     row["of floor"] = ms / (work / FLOOR_TFLOPS * 1e3)
 
 
-# ---------------------------------------------------------------- a whole update step
-
-LAYERS = {
-    "qwen3-0.6b": dict(
-        num_hidden_layers=28, intermediate_size=3072,
-        num_attention_heads=16, num_key_value_heads=8, head_dim=128),
-    "qwen3-4b": dict(
-        num_hidden_layers=36, intermediate_size=9728,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=128),
-    "qwen3-8b": dict(
-        num_hidden_layers=36, intermediate_size=12288,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=128),
-    "small": dict(
-        num_hidden_layers=2, intermediate_size=128,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32),
-}
-
-
-def bench_update(head, device, groups=2, chains=8, turns=4, sampled=150, observed=220, repeats=3,
-                 dtype=torch.bfloat16):
-    """Seconds and peak GB of old log-probs, loss and backward of a policy of that size (random weights; bf16,
-    or fp32 master weights under autocast), with the kernels and without.
-
-    `groups` questions of `chains` chains, each of `turns` turns; 40 % of the tokens are sampled, as with
-    three passages a search."""
-    import at2po
-    from common.model import token_logprobs
-    torch.manual_seed(0)
-    model = random_qwen3(head, device, dtype)
-    _, V = HEADS[head]
-    batch = random_batch(V, groups, chains, turns, sampled, observed)
-    batch = batch.to(device)
-    per_turn = torch.randn(groups * chains, turns, device=device)
-    advantages = per_turn.gather(1, batch.turn_ids.clamp(min=0))
-    advantages = advantages * batch.response_mask
-    cuda = torch.device(device).type == "cuda"
-
-    def update(kernels):
-        with torch.no_grad():
-            old = token_logprobs(model, batch, 1.0, kernels)
-        new = token_logprobs(model, batch, 1.0, kernels)
-        loss, _ = at2po.atpo_loss(new, old, advantages, batch.response_mask, batch.turn_ids)
-        loss.backward()
-
-    rows = []
-    for kernels in ("on", "off") if cuda else ("off",):
-        seconds = []
-        for i in range(repeats + 1):
-            if cuda:
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-            started = time.perf_counter()
-            update(kernels)
-            if cuda:
-                torch.cuda.synchronize()
-            if i:
-                seconds.append(time.perf_counter() - started)
-            model.zero_grad(set_to_none=True)
-        rows.append({
-            "model": head,
-            "weights": str(dtype).removeprefix("torch."),
-            "kernels": kernels,
-            "tokens": batch.tokens,
-            "sampled": len(batch.target),
-            "s": sorted(seconds)[repeats // 2],
-            "memory GB": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
-        })
-    return rows
-
-
-def random_qwen3(head, device, dtype):
-    """A policy of that size, activations recomputed in backward."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-    H, V = HEADS[head]
-    config = Qwen3Config(
-        hidden_size=H, vocab_size=V,
-        tie_word_embeddings=True,
-        **LAYERS[head])
-    with torch.device(device):
-        model = Qwen3ForCausalLM(config).to(dtype)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model
-
-
-def random_batch(vocabulary, groups, chains, turns, sampled, observed):
-    """rollout.Batch of random tokens; the chains of a group share a prompt of 300."""
-    from common.rollout import Trajectory, Turn, collate
-
-    def ids(n):
-        return torch.randint(vocabulary, (n,)).tolist()
-
-    trajectories = []
-    for q in range(groups):
-        prompt = ids(300)
-        for _ in range(chains):
-            path = []
-            for _ in range(turns):
-                turn = Turn(ids(sampled), [0.0] * sampled, "", "")
-                turn.observation_ids = ids(observed)
-                path.append(turn)
-            trajectories.append(Trajectory(str(q), prompt, path))
-    return collate(trajectories, pack_tokens=8192)
-
-
-def whole_updates(heads):
-    """Rows of bench_update for every head, in fp32 too for the first one."""
-    steps = []
-    for head in heads:
-        try:
-            steps += bench_update(head, "cuda")
-            if head == heads[0]:
-                steps += bench_update(head, "cuda", dtype=torch.float32)
-            torch.cuda.empty_cache()
-        except (RuntimeError, ImportError) as error:
-            steps.append({"model": head, "kernels": reason(error)})
-    return steps
-
-
 # ---------------------------------------------------------------- the loss on any device
 
 def loop_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low, clip_high):
@@ -630,7 +512,6 @@ def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=15):
 COLUMNS = (
     "provider", "fed", "ms", "ms 20%", "ms 80%", "TFLOP/s", "of floor", "memory GB",
     "logp error", "dX error", "dW error", "bit equal", "launches", "syncs", "note")
-UPDATE_COLUMNS = ("model", "weights", "kernels", "tokens", "sampled", "s", "memory GB")
 
 
 def markdown(rows, columns):
@@ -734,8 +615,6 @@ def main():
             for found in bench_gpu(head, n, fraction, zero, args.repeats, args.skip):
                 rows += found
                 say(markdown(found, COLUMNS) + "\n")
-        say("\nA whole update step (old log-probs, loss, backward; random weights):\n")
-        say(markdown(whole_updates(args.model), UPDATE_COLUMNS))
     elif not cuda:
         say("\nNo CUDA device: the table of kernels and peers was not measured.")
 

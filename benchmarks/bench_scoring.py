@@ -42,7 +42,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
-    cfg = bi_rar.parse_args([])
+    cfg = bi_rar.parse_args(["--world", "plain"])
     policy = run.load_policy(cfg, bi_rar.tiny_policy(cfg))
     split = world_split("train", questions=2000)
     questions = split.questions[:args.questions]

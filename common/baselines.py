@@ -1,6 +1,6 @@
 """What at2po.py compares AT2PO with: GRPO, DAPO, GSPO, AEPO and Tree-GRPO, at the same cost in tokens; and
 Figure 8's control. GSPO's loss is AT2PO's with one turn a sequence, that of the others GRPO's
-(common/training.py). cfg is at2po.Config.
+(common/training.py).
 
 AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
 off). Advantages by entropy are there, but their script computes no entropy, so they were off. The entropy is,
@@ -33,17 +33,18 @@ class Baseline:
 
 
 BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual clip of 3
-    "grpo": Baseline(dict(rollout="chains", clip_low=0.2, clip_high=0.2, kl_coef=1e-3)),
-    "dapo": Baseline(dict(rollout="chains", clip_low=0.2, clip_high=0.28), token_mean=True),
-    "gspo": Baseline(dict(rollout="chains", clip_low=3e-4, clip_high=4e-4)),
+    "grpo": Baseline(dict(expansion="none", clip_low=0.2, clip_high=0.2, kl_coef=1e-3)),
+    "dapo": Baseline(dict(expansion="none", clip_low=0.2, clip_high=0.28), token_mean=True),
+    "gspo": Baseline(dict(expansion="none", clip_low=3e-4, clip_high=4e-4)),
     # authors' code; App. B.4 has lost its numbers
     "aepo": Baseline(
-        dict(rollout="branches", clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
+        dict(expansion="branches", clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
         token_mean=True,
         dual_clip=3.0,
         soft_clip=True,
     ),
 }
+GROUPS = ("none", "branches")  # expansions that make a baseline's group; the others a tree
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio a sequence
 
 
@@ -51,7 +52,7 @@ def defaults(loss, world=""):
     """{flag: default} of --loss. world: "plain" or "hard", the level of the embedded world; empty = a model.
 
     >>> defaults("gspo"), defaults("atpo", "hard")
-    ({'rollout': 'chains', 'clip_low': 0.0003, 'clip_high': 0.0004}, {})
+    ({'expansion': 'none', 'clip_low': 0.0003, 'clip_high': 0.0004}, {})
     """
     baseline = BASELINES.get(loss, Baseline())
     found = dict(baseline.flags)
@@ -62,19 +63,19 @@ def defaults(loss, world=""):
     return found
 
 
-def check(cfg):
+def check(loss, kl_coef, expansion, group_size, leaves):
     """Refuses what no loss has, and a question with one sample."""
-    if cfg.kl_coef and cfg.loss != "grpo":
-        sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
-    if cfg.rollout != "tree" and cfg.group_size == 1:
+    if kl_coef and loss != "grpo":
+        sys.exit(f"error: --kl-coef goes with --loss grpo; {loss} has no KL term (Eq 8-11)")
+    if expansion in GROUPS and group_size == 1:
         flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
-    if cfg.rollout == "tree" and cfg.chains + cfg.rounds * cfg.expand == 1:
+    if expansion not in GROUPS and leaves == 1:
         flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
 
 
-def token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens):
+def token_loss(loss, logprobs, batch, advantages, clip_low, clip_high, kl_coef, num_sequences, num_tokens):
     """(loss, stats) of GRPO, DAPO or AEPO for a micro-batch; the mini-batch has these sequences, tokens."""
-    baseline = BASELINES[cfg.loss]
+    baseline = BASELINES[loss]
     if baseline.token_mean:
         weights = 1 / num_tokens
     else:
@@ -85,16 +86,16 @@ def token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens):
         advantages,
         batch.response_mask,
         weights,
-        cfg.clip_low,
-        cfg.clip_high,
-        cfg.kl_coef,
+        clip_low,
+        clip_high,
+        kl_coef,
         batch.ref_logprobs,
         baseline.dual_clip,
         baseline.soft_clip,
     )
 
 
-async def grow_group(root, next_turn, cfg, seed, tokenizer):
+async def grow_group(root, next_turn, expansion, chains, group_size, seed, vocabulary):
     """A group of trajectories, as a tree of one level, or of more where chains branch (AEPO). Returns the
     root. next_turn(node, name): a coroutine that adds the next turn of a sample below `node`."""
     async def chain(name):
@@ -102,12 +103,12 @@ async def grow_group(root, next_turn, cfg, seed, tokenizer):
         while not node.done:
             node = await next_turn(node, name)
 
-    if cfg.rollout == "branches":
+    if expansion == "branches":
         rng = random.Random(stable_seed(seed, "branch"))
-        await grow_branches(next_turn, root, cfg.chains, cfg.group_size, rng, len(tokenizer))
+        await grow_branches(next_turn, root, chains, group_size, rng, vocabulary)
     else:
-        chains = [chain(f"chain{m}") for m in range(cfg.group_size)]
-        await asyncio.gather(*chains)
+        group = [chain(f"chain{m}") for m in range(group_size)]
+        await asyncio.gather(*group)
     return root
 
 
@@ -116,28 +117,28 @@ class TokenBudget:
     would have sampled in all steps, at the mean length that this run's own chains have so far. So a tree and
     a group are compared at equal cost. `spent` is kept in checkpoints."""
 
-    def __init__(self, cfg):
-        self.cfg = cfg
+    def __init__(self, tokens, steps, group_size):
+        self.tokens = tokens
+        self.steps = steps
+        self.group_size = group_size
         self.spent = {"tokens": 0, "baseline_tokens": 0.0}
-        if cfg.keep_data:
-            self.spent["best"] = -1.0  # what run.steps keeps of the best weights
 
     def limit(self, step):
         """Tokens, as far as it is known after a step; infinite = none."""
-        if self.cfg.token_budget != "auto":
-            return self.cfg.token_budget or math.inf
+        if self.tokens != "auto":
+            return self.tokens or math.inf
         if step == 0:
             return math.inf
-        return self.cfg.steps * self.spent["baseline_tokens"] / step
+        return self.steps * self.spent["baseline_tokens"] / step
 
     def share(self, step):
         """How much of the training is done after a step, of 1."""
-        return max(step / max(1, self.cfg.steps), self.spent["tokens"] / self.limit(step))
+        return max(step / max(1, self.steps), self.spent["tokens"] / self.limit(step))
 
     def add(self, row, questions):
         """Counts a step that sampled for so many questions; row: its metrics."""
         self.spent["tokens"] += row["rollout/tokens"]
-        self.spent["baseline_tokens"] += questions * self.cfg.group_size * row["rollout/chain_tokens"]
+        self.spent["baseline_tokens"] += questions * self.group_size * row["rollout/chain_tokens"]
         row["rollout/tokens_total"] = self.spent["tokens"]
 
 
@@ -152,11 +153,9 @@ def retokenized(tokenizer, turn):
 DRAWN = 3  # questions sampled for each that is learned from
 
 
-def questions_drawn(cfg):
-    """Questions that a step samples for."""
-    if cfg.loss == "dapo":
-        return DRAWN * cfg.questions_per_step
-    return cfg.questions_per_step
+def questions_drawn(loss, learned):
+    """Questions that a step samples for, to learn from so many."""
+    return DRAWN * learned if loss == "dapo" else learned
 
 
 def overlong_penalty(length, limit):
@@ -171,21 +170,19 @@ def overlong_penalty(length, limit):
     return max(-1.0, min(0.0, (limit - buffer - length) / buffer))
 
 
-def penalize_overlong(roots, cfg):
-    """DAPO: the overlong penalty, off the reward of every leaf."""
-    if cfg.loss != "dapo":
-        return
+def penalize_overlong(roots, limit):
+    """DAPO: the overlong penalty, off the reward of every leaf. limit: --max-response."""
     for root in roots:
         for leaf in root.leaves():
             length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
-            leaf.trajectory.reward += overlong_penalty(length, cfg.max_response)
+            leaf.trajectory.reward += overlong_penalty(length, limit)
 
 
-def chosen_to_learn(roots, cfg):
+def chosen_to_learn(loss, roots, most):
     """The trees that a step learns from: all, but for DAPO. Its dynamic sampling (Eq 11) takes the first of
     which some answers are right and some wrong, and flat ones where there are not enough. It does not learn
     from what the overlong penalty alone tells apart."""
-    if cfg.loss != "dapo":
+    if loss != "dapo":
         return roots
     informative, flat = [], []
     for root in roots:
@@ -193,7 +190,7 @@ def chosen_to_learn(roots, cfg):
             informative.append(root)
         elif not training.has_spread(root.rewards()):
             flat.append(root)
-    return [*informative, *flat][:cfg.questions_per_step]
+    return [*informative, *flat][:most]
 
 
 # ---------------------------------------------------------------- AEPO (Dong et al. 2025)
@@ -246,7 +243,7 @@ def balance_entropy(batches):
 
 
 # ---------------------------------------------------------------- Tree-GRPO (Ji et al. 2025)
-# --loss grpo --rollout tree --expansion random --credit tree-grpo
+# --loss grpo --expansion random --credit tree-grpo
 
 def tree_grpo_credit(root, leaf_values):
     """Gives all turns of a trajectory its leaf's value in the tree, plus its value among the leaves below the

@@ -43,8 +43,7 @@ def added_tokens(tokenizer):
 
 
 def no_tags(text):
-    """The text with "<" before anything but a space, a digit or "=" as a look-alike, so that no tag and no
-    role mark can be read."""
+    """The text with "<" before anything but a space, a digit or "=" as a look-alike."""
     return re.sub(r"<(?=[^\s\d=<])", "‹", text)
 
 
@@ -142,7 +141,6 @@ def template_parts(tokenizer, roles, date):
 
 
 def stripped(content):
-    """The parts of a message without blanks at its ends."""
     parts = list(content)
     for order, strip in ((range(len(parts)), str.lstrip), (reversed(range(len(parts))), str.rstrip)):
         for i in order:
@@ -206,7 +204,7 @@ def role_marks(tokenizer):
 
 
 def is_tiny(tokenizer):
-    """Whether it is the embedded world's own: its policies know no instructions and no examples."""
+    """Whether it is the embedded world's, whose policies know no instructions and no examples."""
     return "[USER]" in tokenizer.all_special_tokens
 
 

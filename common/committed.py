@@ -41,7 +41,6 @@ def lines():
 
 
 def forget():
-    """Reads the files anew."""
     for one in (lines, runs, settings, metrics, table):
         one.cache_clear()
 
@@ -65,9 +64,12 @@ def metrics():
 
 
 def config(name):
-    """Every flag of a run."""
     line = runs()[name]
-    return settings()[line["settings"]]["defaults"] | line["flags"]
+    found = settings()[line["settings"]]["defaults"] | line["flags"]
+    groups = {"chains": "none", "branches": "branches"}
+    if found.get("rollout") in groups:  # --rollout said until 6d5ae5a what --expansion does
+        found["expansion"] = groups[found["rollout"]]
+    return found
 
 
 def metrics_of(name):
@@ -76,7 +78,6 @@ def metrics_of(name):
 
 
 def steps(name):
-    """The rows of a run's metrics.jsonl."""
     curves = runs()[name]["curves"]
     rows = [{} for _ in curves.get("step", ())]
     for key, values in curves.items():

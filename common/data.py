@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import formats, metrics
-from common.files import HubError, UserError, locate, looks_like_path, write_atomic
+from common.files import HubError, UserError, locate, looks_like_path, write_jsonl
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
 
@@ -125,16 +125,11 @@ def suffix_of(path):
     >>> suffix_of("a/b.JSONL.gz"), suffix_of("v1.0")
     ('.jsonl', '.0')
     """
-    path = Path(path)
-    if path.suffix.lower() == ".gz":
-        path = path.with_suffix("")
-    return path.suffix.lower()
+    return Path(str(path).lower().removesuffix(".gz")).suffix
 
 
 def read_records(path):
     """(number from 1, record) of each record of a file; one that cannot be decoded is a ValueError saying so.
-    A JSON line and a table's row are read when they are asked for.
-
     Raises DataError where the whole file cannot be read."""
     suffix = suffix_of(path)
     if suffix not in SUFFIXES:
@@ -425,7 +420,7 @@ def main(argv=None):
             raise DataError(f"{given.corpus} is there: nothing was written; choose another name")
         questions = [q for source in given.questions for q in load_questions(source)]
         rows = pool_contexts(questions)
-        write_atomic(given.corpus, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_jsonl(given.corpus, rows)
     except UserError as error:
         sys.exit(f"error: {error}")
     print(f"{given.corpus}: {len(rows)} passages of {len(questions)} questions")

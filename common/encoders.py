@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
+from safetensors import SafetensorError
 
 from common import chat
 from common import model as models
@@ -22,20 +24,34 @@ TASK = "generate question: "  # before what the authors' T5 reads
 
 # ---------------------------------------------------------------- loading
 
+ENCODERS = {
+    "encoder": transformers.AutoModel,
+    "action": transformers.AutoModelForNextSentencePrediction,
+    "submit": transformers.AutoModelForQuestionAnswering,
+    "question": transformers.AutoModelForSeq2SeqLM,
+}
+
+
 def load(source, kind, layers=0):
-    """(model, tokenizer) of a folder or hub id, kind of models.ENCODERS; without a source the tiny ones of
-    the embedded world. layers: the first so many, 0 = all."""
-    if source:
-        return models.load_encoder(source, kind, layers)
-    from common.world import tiny_encoders
-    if kind == "question":
-        return tiny_encoders.tiny_t5()
-    return tiny_encoders.tiny_bert(kind)
+    """(model, tokenizer) of a folder or hub id, with the head `kind` of ENCODERS, in fp32; without a source
+    the tiny ones of the embedded world. layers: the first so many, 0 = all. A head that the folder does not
+    have is a new one, drawn from PyTorch's generator."""
+    if not source:
+        from common.world import tiny_encoders
+        return tiny_encoders.tiny_t5() if kind == "question" else tiny_encoders.tiny_bert(kind)
+    folder = models.find_model(source)
+    how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
+    if layers:
+        how["num_hidden_layers"] = layers
+    try:
+        model = ENCODERS[kind].from_pretrained(folder, **how)
+    except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
+        raise models.load_error(source, error) from error
+    return model.to(models.default_device()), models.load_tokenizer(folder)
 
 
 class Together(torch.nn.Module):
-    """Several models {name: (model, tokenizer)} that one optimizer trains, each an attribute. A checkpoint
-    has a folder in Hugging Face form for each."""
+    """Several models {name: (model, tokenizer)} that one optimizer trains, a folder of a checkpoint each."""
 
     def __init__(self, parts):
         super().__init__()
@@ -71,7 +87,6 @@ def in_batches(items, length, budget):
 
 
 def autocast(model, precision):
-    """bf16 products where precision says so; weights and sums stay as they are."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(model.device.type, torch.bfloat16)
@@ -179,7 +194,6 @@ class Encoder:
 
 
 def load_encoder(source, max_tokens, micro_tokens, precision="fp32"):
-    """The Encoder of a folder or hub id, or the tiny one; without dropout."""
     model, tokenizer = load(source, "encoder")
     pair_tokenizer = PairTokenizer("coarse", tokenizer, max_tokens)
     return Encoder(model.eval(), pair_tokenizer, micro_tokens, precision)
@@ -197,7 +211,6 @@ def frozen_vectors(encoder, texts, folder):
 
 
 def fingerprint(encoder, texts):
-    """Of an encoder's weights and of lists of ids."""
     digest = hashlib.sha256(encoder.precision.encode())
     for name, weight in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode())

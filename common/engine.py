@@ -3,17 +3,15 @@
 An engine has five methods, and agents know the first alone:
 
     await engine.generate(prompt_ids, stop=(…), max_tokens=…, temperature=…, seed=…) -> Generation
-    engine.busy                  whether anything waits or runs
-    engine.step()                moves everything that waits or runs by one token (the rollout loop calls it)
-    engine.sync(model)           the weights of `model`, now; forgets what was computed with the old ones
-    engine.sleep()               gives its memory to the trainer until the next sync
+    engine.busy          whether anything waits or runs
+    engine.step()        moves it by one token; the rollout loop calls it
+    engine.sync(model)   the weights of `model`, now; forgets what was computed with the old ones
+    engine.sleep()       gives its memory to the trainer until the next sync
 
-There are this one and common/gpu/vllm_engine.py (run.make_engine chooses), and serve/served.py for --policy.
-
-TransformersEngine runs any decoder-only Hugging Face model on CPU or GPU with continuous batching: whoever
-waits joins the batch at the next token, whoever stops leaves it, and the keys and values of what was read
-before (earlier turns of the trajectory, the common start of siblings) are reused. (transformers' own
-`generate_batch` takes one seed for the whole batch, and is slower on a CPU: benchmarks/bench_engine.py.)
+There are this one, gpu/vllm_engine.py, and serve/served.py for --policy. This one batches continuously:
+whoever waits joins at the next token, whoever stops leaves, and keys and values of what was read before
+(earlier turns, the common start of siblings) are reused. (transformers' own `generate_batch` takes one seed
+for the whole batch, and is slower on a CPU: benchmarks/bench_engine.py.)
 
 A sample depends on (prompt, seed) alone, up to rounding: one uniform number a token, drawn from the request's
 own seed, picks the token by its cumulative probability, whatever else is in the batch.
@@ -29,7 +27,7 @@ import torch
 from transformers import AttentionInterface
 
 from common import distributed
-from common.model import computes_in_bf16, computing, end_of_sequence, head_rows
+from common.model import computes_in_bf16, computing, end_of_sequence, head_dim, head_rows
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
 BLOCK = 8        # prefixes are found at multiples of this many tokens
@@ -65,16 +63,13 @@ class _Request:
 
 class _SlotCache:
     """Keys and values as (layers, 2, slots, heads, tokens, dim); a forward pass sees `rows`, each row at its
-    own `start`. sizes: what each layer keeps of a token, as _Seen has it, the same for all; of values
-    narrower than keys the rest stays zero.
-
-    Duck-types the two calls that transformers' decoder layers make on a cache."""
+    own `start`. (transformers' decoder layers call update and get_seq_length.)"""
     is_compileable = False
 
-    def __init__(self, sizes, dtype, device):
-        layers = len(sizes)
-        heads, self.key_dim, self.value_dim = sizes[0]
-        dim = max(self.key_dim, self.value_dim)
+    def __init__(self, config, dtype, device):
+        layers = config.num_hidden_layers
+        dim = head_dim(config)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
         self.bytes_per_token = layers * 2 * heads * dim * self.kv.element_size()
 
@@ -109,26 +104,9 @@ class _SlotCache:
         held_keys = self.kv[layer_idx, 0]
         held_values = self.kv[layer_idx, 1]
         keys = keys.to(held_keys.dtype)  # a norm of fp32 weights gives fp32 keys, whatever came in
-        held_keys = held_keys[..., :self.key_dim]
-        held_values = held_values[..., :self.value_dim]
         held_keys[self.slot, :, self.position] = keys.transpose(1, 2)         # (n, width, heads, dim)
         held_values[self.slot, :, self.position] = values.transpose(1, 2)
         return held_keys[self.rows, :, :self.end], held_values[self.rows, :, :self.end]
-
-    def get_seq_length(self, layer_idx=0):
-        return 0
-
-
-class _Seen:
-    """A cache that holds nothing and notes what each layer would keep."""
-    is_compileable = False
-
-    def __init__(self):
-        self.sizes = {}    # layer -> (heads, width of a key, width of a value)
-
-    def update(self, keys, values, layer_idx, *args, **kwargs):
-        self.sizes[layer_idx] = keys.shape[1], keys.shape[3], values.shape[3]
-        return keys, values
 
     def get_seq_length(self, layer_idx=0):
         return 0
@@ -208,8 +186,7 @@ class TransformersEngine:
         self.sync(model)
 
     def sync(self, model):
-        """The engine goes on with the weights of `model`, and forgets all keys and values. An engine on the
-        trainer's own model has them already; one with weights of its own copies them."""
+        """An engine on the trainer's own model has its weights already; one with its own copies them."""
         self._drop_cancelled()
         if self.busy:
             raise RuntimeError("sync while generations are running")
@@ -229,7 +206,6 @@ class TransformersEngine:
         self.head = None                     # of these weights, as the products want it
 
     def sleep(self):
-        """Gives up the cache, what it holds of finished turns, and the copy of the matrices."""
         self._drop_cancelled()
         if self.busy:
             raise RuntimeError("sleep while generations are running")
@@ -247,25 +223,21 @@ class TransformersEngine:
             head = head_rows(self.model, self.model.get_output_embeddings().weight).to(self.cache_dtype)
             self.head = head if head.is_cuda else head.float()  # a CPU's product for fp32 logits wants fp32
         if self.cache is None:
-            seen = _Seen()
-            one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-            sees_itself = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-            self._decode(seen, one, sees_itself, one)
-            self.cache = _SlotCache(seen.sizes, self.cache_dtype, self.device)
+            self.cache = _SlotCache(self.model.config.get_text_config(), self.cache_dtype, self.device)
 
     @property
     def busy(self):
         return bool(self.waiting or self.active)
 
     def longest(self):
-        """The longest turn that is being sampled, in words; "" where there is none."""
+        """What the progress line says of the longest turn that is being sampled."""
         if not self.active:
             return ""
         r = max(self.active, key=lambda r: len(r.token_ids))
         return f"longest {len(r.token_ids):,} of {r.max_tokens:,} tokens"
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
-        """Samples until a stop string, the end of sequence or max_tokens. temperature 0 is greedy."""
+        """temperature 0 is greedy."""
         if not prompt_ids or max_tokens < 1:
             raise ValueError("generate needs a prompt and max_tokens >= 1, "
                              f"got {len(prompt_ids)} ids and {max_tokens}")
@@ -297,7 +269,6 @@ class TransformersEngine:
             self._retire()
 
     def _drop_cancelled(self):
-        """A cancelled rollout leaves nothing behind."""
         self.waiting = [r for r in self.waiting if not r.future.done()]
         for r in self.active:
             if r.future.done():
@@ -474,8 +445,7 @@ class TransformersEngine:
             if moved is not r:
                 self.active[row] = moved
                 old_row = len(self.active)
-                held = len(moved.prompt_ids) + len(moved.token_ids)
-                kv = self.cache.kv[..., :held, :]
+                kv = self.cache.kv[..., :moved.length, :]
                 kv[:, :, row] = kv[:, :, old_row]
 
     def _keys(self, ids):

@@ -70,11 +70,11 @@ class Questions:
     unlabelled: list = field(default_factory=list)  # cases that cannot be scored: for --ask alone
 
 
-def load_cases(cfg, paper_eval):
+def load_cases(cfg, paper_eval, validate, candidates):
     """(training cases, [Questions to evaluate]), every question with its sentences. In the world those of two
     hops and more, with contexts that look related, and a fifth of them vaguely put."""
     if cfg.data == "world":
-        questions = world_questions("train", (cfg.limit or 2000) + cfg.validate, cfg.world_size)
+        questions = world_questions("train", (cfg.limit or 2000) + validate, cfg.world_size)
         names = (cfg.eval_data or "test").split(",")
         sets = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_size)) for name in names]
     else:
@@ -84,7 +84,7 @@ def load_cases(cfg, paper_eval):
     labelled, others = parted("train", questions)
     if others:
         say(f"train: left out {len(others)} questions without labelled evidence")
-    cases = [c for c in make_cases("train", labelled, cfg.candidates) if c.gold]
+    cases = [c for c in make_cases("train", labelled, candidates) if c.gold]
     if questions and not cases:
         raise data.DataError(f"{cfg.data}: no question is left whose evidence is labelled and in its context")
     evals = []
@@ -93,12 +93,12 @@ def load_cases(cfg, paper_eval):
         if others:
             say(f"{name}: {len(others)} questions without labelled evidence are left out, but for --ask")
         unlabelled = [make_case(q) for q in others]
-        evals.append(Questions(name, make_cases(name, labelled, cfg.candidates), unlabelled=unlabelled))
+        evals.append(Questions(name, make_cases(name, labelled, candidates), unlabelled=unlabelled))
     return cases, evals
 
 
 def searched(evals, searches, beam, comparisons=True):
-    """The evaluation sets, once for each of these ways to search them, under the name of their file."""
+    """The evaluation sets, once for each of these ways to search them."""
     endings = {"greedy": "", "ranking": "", "beam": f"-beam{beam}"}
     found = []
     for e in evals:
@@ -114,7 +114,6 @@ def searched(evals, searches, beam, comparisons=True):
 
 
 def about(case):
-    """What every row of a prediction has."""
     q = case.question
     return {
         "id": q.id,
@@ -136,7 +135,6 @@ def kept_apart(cases, count):
 
 
 def find_case(split, question):
-    """The Case of a question, by its words."""
     cases = split.cases + split.unlabelled
     for case in cases:
         if case.question.question == question:
@@ -169,10 +167,7 @@ def world_questions(split, count, size=1.0):
         wanted = count
         if split == "train":
             wanted = min(A_WORLD, count - len(found))
-        try:
-            made = world.make_world(split, seed, size, 2 * wanted, distractors="linked", vague=.33)
-        except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
-            raise data.DataError(f"--world-size {size}: {error}") from error
+        made = world.make_world(split, seed, size, 2 * wanted, distractors="linked", vague=.33)
         questions = [q for q in data.load_questions(made.questions) if q.hops > 1][:wanted]
         if split == "train":
             for q in questions:

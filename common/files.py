@@ -5,7 +5,6 @@ Imports nothing of the project."""
 
 import fcntl
 import functools
-import gzip
 import json
 import os
 import re
@@ -55,7 +54,7 @@ def plain(text):
 
 
 def table(title, header, rows):
-    """A plain table; its first column is folded, numbers are not."""
+    """Its first column is folded, numbers are not."""
     t = Table(title=plain(title), title_justify="left")
     t.add_column(plain(header[0]), max_width=30)
     for h in header[1:]:
@@ -81,8 +80,8 @@ def clock(seconds):
 class Progress:
     """A long piece of work, done of total: a live line on a terminal, a line every 20 seconds in a log.
 
-    at_once: its parts run side by side, and the last may take long: the time left is not guessed.
-    live=False: lines on a terminal, too; then it need not be entered."""
+    at_once: its parts run side by side: the time left is not guessed. live=False: never a live line; then it
+    need not be entered."""
 
     def __init__(self, what, every=20.0, at_once=False, live=True):
         self.at_once = at_once
@@ -148,10 +147,11 @@ def locked(path):
 
 
 def made_once(path, write):
-    """The path, with the file there that write(path) makes: by one process, for which the others wait."""
-    with locked(path.with_suffix(".lock")):
+    """The path, with the file or folder there that write(path) makes: by one process, for which the others
+    wait."""
+    with locked(path.with_name(f".{path.name}.lock")):
         if not path.exists():
-            part = path.with_name(path.name + ".tmp")
+            part = path.with_name(f".{path.name}.tmp")
             write(part)
             part.replace(path)
     return path
@@ -163,47 +163,48 @@ def weights_in(source):
     return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
 
 
+REMEDY = "restore it, or start anew with another --name"
+
+
 def write_json(path, value):
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False))
 
 
+def write_jsonl(path, rows):
+    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
 def read_json(path, kind):
-    """The value of a JSON file that must be a `kind` (dict or list);
-    RunError names a missing or damaged file."""
-    remedy = "restore it, or start anew with another --name"
+    """The value of a JSON file that must be a `kind` (dict or list); RunError names a missing or damaged one.
+    """
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise RunError(f"{path} is missing: {remedy}") from error
+        raise RunError(f"{path} is missing: {REMEDY}") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({type(error).__name__}): {remedy}") from error
+        raise RunError(f"{path} is damaged ({type(error).__name__}): {REMEDY}") from error
     if not isinstance(value, kind):
         wanted = "object" if kind is dict else "list"
-        raise RunError(f"{path} is damaged (no {wanted}): {remedy}")
+        raise RunError(f"{path} is damaged (no {wanted}): {REMEDY}")
     return value
 
 
 def read_evaluation(path):
     """{"summary", "predictions"} of an eval_<set>.json."""
     value = read_json(path, dict)
-    summary = value.get("summary")
-    predictions = value.get("predictions")
-    if not isinstance(summary, dict) or not isinstance(predictions, list):
-        raise RunError(f"{path} is damaged (no summary and predictions): "
-                       "restore it, or start anew with another --name")
+    kinds = [type(value.get(name)) for name in ("summary", "predictions")]
+    if kinds != [dict, list]:
+        raise RunError(f"{path} is damaged (no summary and predictions): {REMEDY}")
     return value
 
 
 def read_jsonl(path):
-    """Rows of a JSON-lines file, .gz too; a last line cut off by a kill is left out. No file: no rows."""
-    path = Path(path)
+    """Rows of a JSON-lines file; a last line cut off by a kill is left out. No file: no rows."""
     try:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8", newline="\n") as f:
-            lines = f.read().split("\n")  # (splitlines would also cut at U+2028)
+        lines = Path(path).read_bytes().decode().split("\n")  # (splitlines would also cut at U+2028)
     except FileNotFoundError:
         lines = []
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except UnicodeDecodeError as error:
         raise RunError(f"{path} is damaged ({type(error).__name__}); nothing was changed") from error
     rows = []
     for number, line in enumerate(lines, 1):
@@ -227,18 +228,12 @@ class Lines:
         self.rows = []
         try:
             if self.path.exists():
-                self._drop_half_a_line()
+                whole = self.path.read_bytes().rfind(b"\n") + 1
+                os.truncate(self.path, whole)
                 self.rows = read_jsonl(self.path)
             self.file = open(self.path, "a", encoding="utf-8", errors="replace", newline="\n")
         except OSError as error:
             raise RunError(f"{self.path}: cannot be read or written ({error.strerror})") from None
-
-    def _drop_half_a_line(self):
-        with open(self.path, "r+b") as file:
-            data = file.read()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):
-                file.truncate(whole)
 
     def add(self, row):
         try:

@@ -5,7 +5,7 @@
         steps: int = 240      # training steps | sec. 5.1
 
 tyro shows a field's comment as its help. Behind the bar stands who set the default: the paper's section or
-the authors' code. --help shows the paper's defaults, and in one line what the embedded world has instead.
+the authors' code. --help shows the paper's defaults, and above them what the embedded world has instead.
 """
 
 import dataclasses
@@ -14,7 +14,9 @@ import itertools
 import math
 import re
 import shlex
+import signal
 import sys
+import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args, get_type_hints
@@ -62,31 +64,23 @@ class PolicyFlags(Flags):
     # with --eval-only: new file for the right trajectories on training questions, which --warmup-data learns
     collect: str = ""
 
-    search_timeout: float = 60.0  # seconds a request to a search server may take
-    search_retries: int = 12      # further tries while a search server does not answer; 12 = some two minutes
-
     # real questions with gold evidence, or ShareGPT conversations, that --model learns the format from first:
     # files with commas
     warmup_data: str = ""
-    # updates of 8 demonstrations; auto = three passes over all, and 900 for the world's tiny policy
+    # updates of 8 demonstrations; auto = three passes over all, or the tiny policy's number
     warmup_steps: Literal["auto"] | int = "auto"
     warmup_lr: float = 1e-5       # learning rate, cosine; 3e-4 did well for 135M weights
-    # share of flawed demonstrations; auto = 0, and for the tiny policy .6 in the last fifth, .1 before
-    flaw_rate: Literal["auto"] | float = "auto"
 
     # what samples; auto = vllm where CUDA and vLLM are; a run keeps its own, since random streams differ
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     cache_gb: float = 8.0         # keys and values of running sequences; as much again for finished turns
     micro_tokens: int = 16384     # packed tokens a forward pass; memory only
     share_prefixes: Literal["on", "off"] = "on"     # compute shared starts of trajectories once; same results
-    kernels: Literal["auto", "on", "off"] = "auto"  # Triton log-probs; auto = where there is CUDA
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products, not weights; auto = bf16 on a GPU
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"   # 8 bit = moments in a quarter of the memory
     lora: int = 0                 # rank of adapters; 0 = full weights
     # losses with a ratio weighed by a token's trainer over sampler probability, at most 2
     sampler_correction: Literal["none", "token"] = "none"
-    # recompute activations; auto = on a GPU; memory only
-    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
 
 
 @dataclass
@@ -101,10 +95,8 @@ class PassageFlags(PolicyFlags):
 
 
 DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
-TINY_WARM_UP = {"warmup_steps": 900, "flaw_rate": .6}
-HARD_WARM_UP = {"warmup_steps": 1550, "flaw_rate": .8}
-MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "search_retries", "lora", "seed")
-ABOVE_ZERO = ("world_size", "search_timeout", "cache_gb", "warmup_lr")
+MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "lora", "seed")
+ABOVE_ZERO = ("world_size", "cache_gb", "warmup_lr")
 
 
 def run_name(cfg, *first):
@@ -162,13 +154,11 @@ def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
 
 
 def without_auto(cfg):
-    """cfg with the engine, and the length and flaws of a warm-up, that "auto" means here."""
-    warm_up = {"flaw_rate": 0.0} if cfg.warmup_data else TINY_WARM_UP
-    if isinstance(cfg, PassageFlags) and cfg.world != "plain":
-        warm_up = HARD_WARM_UP
-    engine = "vllm" if torch.cuda.is_available() and has_vllm() else "transformers"
-    meant = {"engine": engine} | warm_up
-    return replace(cfg, **{name: value for name, value in meant.items() if getattr(cfg, name) == "auto"})
+    """cfg with the engine that "auto" means here."""
+    if cfg.engine != "auto":
+        return cfg
+    on_gpu = torch.cuda.is_available() and has_vllm()
+    return replace(cfg, engine="vllm" if on_gpu else "transformers")
 
 
 def check_numbers(cfg, may_be_zero, above_zero, least):
@@ -196,8 +186,6 @@ def check_numbers(cfg, may_be_zero, above_zero, least):
 
 def check_warmup(cfg):
     """Refuses a warm-up that nothing would learn from."""
-    if cfg.flaw_rate != "auto" and cfg.flaw_rate > 1:
-        refuse("flaw_rate", cfg.flaw_rate, "a share, from 0 to 1")
     if cfg.warmup_data and cfg.data == "world":
         refuse("warmup_data", cfg.warmup_data, "is for --model and --data FILE; the world's tiny policy has "
                "its own")
@@ -246,8 +234,6 @@ def has_vllm():
 
 def check_machine(cfg):
     """Refuses what is not on this machine."""
-    if cfg.kernels == "on" and not torch.cuda.is_available():
-        sys.exit("error: --kernels on needs a CUDA device; auto takes plain PyTorch where there is none")
     if cfg.optimizer == "adamw8bit" and not importlib.util.find_spec("bitsandbytes"):
         sys.exit("error: --optimizer adamw8bit: bitsandbytes is not installed here; "
                  "pip install -r requirements.txt")
@@ -303,16 +289,21 @@ def read_flags(given):
 def cli(default, paper, docstring, argv):
     """`default` (an instance of a Config) with the flags of argv over it.
 
-    paper: the same with a model; --help shows its values and, in a line, where those of `default` differ."""
+    paper: the same with a model; --help shows its values and, above, where those of `default` differ."""
     title, *rest = docstring.strip().split("\n")
     from_first = itertools.dropwhile(lambda line: not line.startswith("    python "), rest)
     commands = itertools.takewhile(lambda line: line.startswith("    "), from_first)
-    settings = [f"{f.name} {getattr(default, f.name)}" for f in dataclasses.fields(default)
-                if getattr(default, f.name) != getattr(paper, f.name)]
     more = "The method is the script's; where it differs from the paper: the end of the script."
     about = [title, "", *commands, "", more]
+    settings = []
+    for f in dataclasses.fields(default):
+        value = getattr(default, f.name)
+        if value != getattr(paper, f.name):
+            settings.append(f"{f.name}={value}")
     if settings:
-        about += ["", f"Defaults below are the paper's; in the embedded world: {', '.join(settings)}"]
+        folded = textwrap.wrap(" ".join(settings), 72, initial_indent="    ", subsequent_indent="    ")
+        about += ["", "Defaults below are the paper's. Without --model, in the embedded world:", *folded]
     if {"-h", "--help"} & set(argv):
         default = paper
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a word
     return tyro.cli(type(default), default=default, description="\n".join(about), args=argv)

@@ -97,9 +97,9 @@ def panels(metrics):
 # ---------------------------------------------------------------- guards
 
 NO_FORMAT = (
-    "No answer is in the paper's format: every reward is that of a bad format, and reinforcement learning "
-    "has nothing to start from. Warm it up first: --warmup-data FILE, real questions with gold evidence or "
-    "conversations in this format (--collect writes them); or start from weights that know it (--checkpoint)")
+    "No answer is in the paper's format, so reinforcement learning has nothing to start from. Warm up first: "
+    "--warmup-data FILE, real questions with gold evidence or conversations in this format (--collect writes "
+    "them); or start from weights that know it (--checkpoint)")
 WINDOW = 3          # steps whose mean is judged, so that one odd batch says nothing
 # nats between sampler and trainer, on average, that rounding explains: fp32 gives 1e-6 on the tiny policy and
 # 1e-5 on 135M weights, a sampler in bf16 below a trainer in fp32 .017 on these; old weights 5e-3 and more
@@ -108,7 +108,6 @@ DRIFT_LIMIT = {"fp32": 1e-4, "bf16": .02}
 
 @dataclass
 class Seen:
-    """A step among those before it."""
     row: dict
     earlier: list
     precision: str = "fp32"     # of the products of sampler and trainer, the coarser of the two
@@ -118,7 +117,6 @@ class Seen:
         return mean_of([*self.earlier, self.row][-WINDOW:], key)
 
     def start(self, key):
-        """Mean of the first three steps."""
         return mean_of([*self.earlier, self.row][:WINDOW], key)
 
     @property
@@ -146,26 +144,24 @@ def not_finite(seen):
         return "the policy's log-probs are not finite: its weights are ruined. Start anew with a lower --lr"
     if skipped:
         return (f"{skipped} updates had a loss or gradient that is not finite and were skipped; their "
-                "batches are in the run folder (nonfinite_*.safetensors). Likely too large a step, or an "
-                "overflow in half precision: lower --lr or --grad-clip")
+                "batches are in the run folder (nonfinite_*.safetensors): lower --lr or --grad-clip")
 
 
 def drift(seen):
     mean = seen.row.get("rollout/logprob_drift_mean")
     limit = DRIFT_LIMIT[seen.precision]
     if mean is not None and mean > limit:
-        return (f"sampler and trainer disagree on the log-probs of the same tokens by {mean:.2g} nats on "
+        return (f"sampler and trainer differ in the log-probs of the same tokens by {mean:.2g} nats on "
                 f"average, and {seen.precision} explains {limit:g}: old weights in the engine, another "
-                "--temperature or chat template, or parameters that the engine lacks. What rounding does, "
-                "--sampler-correction token weighs out")
+                "--temperature or chat template. What rounding does, --sampler-correction token weighs out")
 
 
 def first_ratio(seen):
     first = seen.row.get("train/first_ratio")
     if first is not None and abs(first - 1) > 1e-3:
-        return (f"the ratio of the first update is {first:.4f} and should be 1, since nothing was updated "
-                "yet. Either the products are too coarse for the clip window (--precision fp32), or "
-                "something in this model draws or counts in training (routing with noise, batch statistics)")
+        return (f"the ratio of the first update is {first:.4f} and should be 1: the products are too coarse "
+                "for the clip window (--precision fp32), or something in this model draws or counts in "
+                "training (routing with noise, batch statistics)")
 
 
 def flat_groups(seen):
@@ -174,15 +170,13 @@ def flat_groups(seen):
         remedy = "Larger groups, other questions or a higher --temperature give spread"
         if seen.row.get("reward/format") == 0:
             remedy = NO_FORMAT
-        return ("every group of this step has one reward for all its samples, "
-                "so nothing was learned from it. " + remedy)
+        return "every group has one reward for all its samples: nothing was learned from this step. " + remedy
     if flat is not None and seen.some_steps and flat > .8:
         what = "all right: take harder questions (--data)"
         if (seen.recent("reward/mean") or 0) < .5:
             what = "all wrong: warm up longer, or take easier questions"
-        return (f"{flat:.0%} of the groups have one reward for all their samples and teach nothing; "
-                f"they are mostly {what}; larger groups (--group-size or --chains) or a higher "
-                "--temperature give more spread")
+        return (f"{flat:.0%} of the groups have one reward for all their samples and teach nothing. They are "
+                f"mostly {what}, larger groups (--group-size, --chains) or a higher --temperature")
 
 
 def bad_format(seen):
@@ -191,9 +185,9 @@ def bad_format(seen):
     if now is None or not seen.some_steps:
         return None
     if now < .3 or seen.settled and now < before - .2:
-        return (f"only {now:.0%} of the trajectories are in valid format (at the start {before:.0%}). See "
-                "samples.jsonl for the rule that fails; warm up with demonstrations, lower --lr, or raise "
-                "--max-response (--max-turn) if turns are cut off")
+        return (f"only {now:.0%} of the trajectories are in valid format (at the start {before:.0%}); "
+                "samples.jsonl has the rule that fails. Warm up, lower --lr, or raise --max-response "
+                "(--max-turn) if turns are cut off")
 
 
 def length(seen):
@@ -201,16 +195,15 @@ def length(seen):
     before = seen.start("rollout/response_tokens")
     if seen.settled and before and now and not .4 <= now / before <= 2.5:
         what = "grow" if now > before else "shrink"
-        return (f"responses {what}: {before:.0f} tokens at the start, {now:.0f} now. Does the reward pay for "
-                "length, or for giving up? Lower --lr, raise --kl-coef, or limit --max-response (--max-turn)")
+        return (f"responses {what}: {before:.0f} tokens at the start, {now:.0f} now. Lower --lr, raise "
+                "--kl-coef, or limit --max-response (--max-turn)")
 
 
 def calls(seen):
     now = seen.recent("rollout/searches")
     before = seen.start("rollout/searches")
     if seen.settled and now is not None and now < .5 and now < .5 * before:
-        return (f"calls fall towards none: {before:.2f} a trajectory at the start, {now:.2f} now. Those that "
-                "call are hardly ever right, and an answer at once is paid for its form as well. Begin with "
+        return (f"calls fall towards none: {before:.2f} a trajectory at the start, {now:.2f} now. Begin with "
                 "weights that call and are right at times (--warmup-data, --checkpoint), or lower --lr")
 
 
@@ -218,11 +211,11 @@ def entropy(seen):
     now = seen.recent("rollout/entropy")
     before = seen.start("rollout/entropy")
     if seen.settled and before and now is not None and (now < .1 * before or now > 3 * before):
-        what = "blown up: the policy unlearns to write"
+        what, remedy = "blown up", "narrow the clip window"
         if now < before:
-            what = "collapsed: samples of a group are copies, and nothing new is tried"
-        return (f"entropy has {what} ({before:.3f} nats a token at the start, {now:.3f} now). Lower --lr, "
-                "widen --clip-high (--clip) against collapse, or narrow the clip window against a blow-up")
+            what, remedy = "collapsed", "widen --clip-high (--clip)"
+        return (f"entropy has {what}: {before:.3f} nats a token at the start, {now:.3f} now. Lower --lr, or "
+                f"{remedy}")
 
 
 def kl(seen):
@@ -261,9 +254,9 @@ def watch(row, earlier, say, metrics, more=None, precision="fp32"):
     return fired
 
 
-def look_at_start(summaries, say):
-    """What an evaluation before the first step shows, {set: summary}: say(message) where nothing can be
+def look_at_start(evaluations, say):
+    """What evaluations before the first step show, {set: {"summary", …}}: say(message) where nothing can be
     learned."""
-    most = max((s["format"] for s in summaries.values()), default=1)
+    most = max((e["summary"]["format"] for e in evaluations.values()), default=1)
     if most < .02:
         say(f"format {most:.2f} before training: {NO_FORMAT}")

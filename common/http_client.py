@@ -110,7 +110,7 @@ class Client:
                                "Is the address right?") from None
 
     def text(self, text, what):
-        """The text without broken characters, which no tokenizer takes; they are counted."""
+        """Without broken characters, which no tokenizer takes."""
         whole, broken = BROKEN.subn("\ufffd", text)
         self.repair(f"broken characters in {what}", broken)
         return whole

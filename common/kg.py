@@ -1,14 +1,9 @@
 """Knowledge graphs: entities, their facts, and the two tools through which an agent reads them.
 
-    kg_files.load_graph("triples.jsonl")   a file or folder of any form (graphs/kg_files.py)
-    KnowledgeGraph.from_triples(rows)      (head, relation, tail) of a data set, a file or the embedded world
-    graph.entity_matcher(name, k=5)        the entities whose names are most alike
-    graph.match(names, k=5)                the same for many names at once
-    graph.node_info(name)                  description and edges of one entity
-    graph.facts(name)                      its triples, as head
-    render_matches, render_node            what the two tools print
-
-    python -m common.serve graph --graph cs=FILE,legal=FOLDER   both tools over HTTP: serve/server.py
+    graph = KnowledgeGraph.from_triples(rows)   or graphs/kg_files.py: load_graph("triples.jsonl")
+    graph.entity_matcher(name, k=5)             the entities whose names are most alike
+    graph.node_info(name)                       description and edges of one entity
+    render_matches, render_node                 what the two tools print
 
 The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
 `relation` and `description`. graph.graph.graph has `directed` (whether an edge is a fact of its head alone)
@@ -43,9 +38,8 @@ def graph_of_triples(rows):
 
 
 class KnowledgeGraph:
-    """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf),
-    which needs no download. stored: the entities' vectors (kg_files.Stored). cache: a folder for encoded
-    names. left_out counts what the graph was given and cannot use."""
+    """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf).
+    stored: the entities' vectors (kg_files.Stored). cache: a folder for encoded names."""
 
     def __init__(self, graph, encoder="", stored=None, cache=None):
         if not graph.number_of_nodes():
@@ -64,7 +58,6 @@ class KnowledgeGraph:
         return name in self.graph
 
     def say_left_out(self, name):
-        """Tells what could not be used of the graph that is called so."""
         for what, count in self.left_out.items():
             say(f"{name}: left out: {count:,} {what}")
 
@@ -120,7 +113,6 @@ class KnowledgeGraph:
         return found
 
     def entity_matcher(self, name, k=5):
-        """`match` of one name."""
         return self.match([name], k)[0]
 
     def node_info(self, name):
@@ -188,7 +180,6 @@ def cut(text, words):
 
 
 def render_matches(query, found, max_words=MAX_WORDS):
-    """The text of entity_matcher. found: what KnowledgeGraph.match has for the query."""
     query = cut(one_line(query), max_words // 4)
     each = max(1, max_words // max(1, len(found)))
     lines = [f"Found {len(found)} entities matching '{query}':"]
@@ -200,10 +191,8 @@ def render_matches(query, found, max_words=MAX_WORDS):
 
 
 def render_node(info, question="", max_edges=MAX_EDGES, max_words=MAX_WORDS):
-    """The text of node_info. info: what KnowledgeGraph.node_info has; question: the edges with most of its
-    words come first.
-
-    At most max_edges edges, and as many as max_words leave room for; how many are left out is said."""
+    """info: of KnowledgeGraph.node_info; question: the edges with most of its words come first. At most
+    max_edges edges, and as many as max_words leave room for; how many are left out is said."""
     lines = [f"Entity: {cut(one_line(info['name']), max_words // 4)}"]
     if info["kind"]:
         lines.append(f"Type: {one_line(info['kind'])}")
@@ -246,19 +235,17 @@ def by_shared_words(edges, question):
 
 
 def _words(text):
-    """The words of three letters and more, in lower case."""
     return set(re.findall(r"\w{3,}", text.lower()))
 
 
 def render_unknown(name, nearest):
-    """The text for a name that no entity has. nearest: KnowledgeGraph.match's entities for it."""
+    """nearest: KnowledgeGraph.match's entities for the name."""
     names = [f"'{one_line(entity['name'])}'" for entity in nearest[:NEAREST]]
     return _joined([f"There is no entity named '{cut(one_line(name), 40)}' in this graph. The nearest names: "
                     f"{', '.join(names)}. Use a name exactly as it is written there."])
 
 
 def render_unknown_graph(graph_type, graphs):
-    """The text for a graph_type that there is not."""
     return _joined([f"There is no graph '{cut(one_line(graph_type), 40)}'. The graphs: {', '.join(graphs)}."])
 
 

@@ -1,11 +1,11 @@
 """A paper's table over several seeds: every row a process of its own, as many at once as there are cores,
-each resumed where it stopped; then one table, paper beside ours, and figures.
+each resumed where it stopped; then one table, paper beside ours, and curves.
 
     python -m common.ladder at2po table1 --seeds 5 -- --world hard
 
 The rows stand in recipes/<script>.toml. A row has flags (what makes its method) and a run of its own,
-<name>-<row>-seed<seed>; or it is a stage of the run without flags, <name>-seed<seed>, which is made first. So
-tables share the runs of one name.
+<name>-<row>-seed<seed>; or it is a stage of the run without flags, <name>-seed<seed>, which is made first,
+with the flags of "whole". So tables share the runs of one name.
 """
 
 import argparse
@@ -21,20 +21,17 @@ import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import pandas as pd
-
 from common import committed, process, report
 from common.files import RunError, UserError, clock, say
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 OWN = ("--seed", "--name", "--out", "--resume")  # flags that the ladder gives
 # of a run's config.json, what need not be the table's
-FREE = ("resume", "out", "log", "save_every", "search_timeout", "search_retries")
+FREE = ("resume", "out", "log", "save_every")
 
 
 @dataclass
 class Job:
-    """A run to make: of which flags, and the folders that it leaves."""
     run: Path
     flags: list
     folders: list
@@ -71,7 +68,10 @@ def jobs_of(recipe, base, name, seed, shared):
         if own:
             own = shlex.split(recipe.get("each", "")) + own
         run = whole if "stage" in row and not own else base / f"{name}-{slug(label)}-seed{seed}"
-        stages = recipe["stages"] if run == whole else [row.get("stage", "")]
+        stages = [row.get("stage", "")]
+        if run == whole:
+            stages = recipe["stages"]
+            own = shlex.split(recipe.get("whole", ""))
         folders[label] = stage_of(run, row.get("stage", ""))
         if all(job.run != run for job in jobs):
             flags = [*shared, *(word.replace("{run}", str(whole)) for word in own)]
@@ -188,8 +188,7 @@ def all_at_once(commands, most):
 # ---------------------------------------------------------------- the table
 
 def show(path, title, recipe, methods):
-    """report.method_table of {row: {seed: run folder}}, and figures: <path>-curves.png with `curves`, a bar
-    for each of their numbers with `bars`."""
+    """report.method_table of {row: {seed: run folder}}, and <path>-curves.png of the recipe's `curves`."""
     rows = recipe["rows"]
     shown = {}
     minus = {}
@@ -214,8 +213,6 @@ def show(path, title, recipe, methods):
             runs[label] = [report.with_evaluations(folder) for folder in seeds.values()]
         panels = {name: {key: name} for name, key in recipe["curves"].items()}
         report.draw_curves(runs, f"{path}-curves.png", title, panels, recipe.get("x", "step"))
-    if "bars" in recipe:
-        draw_bars(f"{path}-{recipe['bars']}.png", recipe["bars"], methods)
 
 
 def show_stages(script, path, own):
@@ -237,28 +234,6 @@ def show_stages(script, path, own):
         there = {stage: rows[stage] for stage in methods}
         show(path, f"{script} {path.name}", recipe | {"rows": there}, methods)
         report.draw_methods(path, path.name, {stage: [*seeds.values()] for stage, seeds in methods.items()})
-
-
-def draw_bars(path, key, methods):
-    """How many test trajectories of a method have each value of a whole number."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    figure, axis = plt.subplots(figsize=(6.6, 2.9), layout="constrained")
-    width = .8 / len(methods)
-    for i, (label, seeds) in enumerate(methods.items()):
-        found = []
-        for folder in seeds.values():
-            for result in report.evaluations(folder).values():
-                found += [row[key] for row in result["predictions"]]
-        shares = pd.Series(found, dtype=float).value_counts(normalize=True)
-        left = shares.index + i * width - .4
-        axis.bar(left, shares, width, align="edge", label=label, color=report.colour_of(i))
-    axis.set(xlabel=f"{key} of a test trajectory", ylabel="share")
-    axis.legend(frameon=False, fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
-    report.save(figure, path)
-    plt.close(figure)
 
 
 def main(argv=None):

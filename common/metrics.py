@@ -162,8 +162,7 @@ def bootstrap_interval(values, inside=None):
 
 
 def by_standard(rows):
-    """EM of the prediction rows that are "standard" and of the others, with intervals; without a part that is
-    empty."""
+    """EM of the prediction rows that are "standard" and of the others, with intervals."""
     ems = [row["em"] for row in rows]
     inside = [row["standard"] == 1 for row in rows]
     outside = [not one for one in inside]
@@ -203,9 +202,8 @@ def paired_difference(before, after):
 
 
 def seed_interval(values):
-    """(mean, low, high) of one number a seed: 95 % interval of Student's t, the seed being the unit. Training
-    again is what a claim about methods has to survive; an interval over questions of the same runs does not
-    hold that spread.
+    """(mean, low, high) of one number a seed: 95 % interval of Student's t. Training again is what a claim
+    about methods has to survive; an interval over questions of the same runs does not hold that spread.
 
     >>> [round(x, 2) for x in seed_interval([.70, .72, .74])]
     [0.72, 0.67, 0.77]
@@ -224,7 +222,7 @@ def is_two_way(row):
     comparison that asks what two things have in common offers nothing.
 
     Guessing is right half the time there, so a mean over all questions hides what a policy can find out. Rows
-    that were exported without their texts say it themselves."""
+    without their texts say it themselves."""
     if "two_way" in row:
         return bool(row["two_way"])
     golds = row.get("gold") or ()
@@ -247,9 +245,8 @@ def stands_in(golds, text):
 
 def reading(rows):
     """What tells searching from reading, of the questions that do not offer their answer: the share in whose
-    observations a gold answer stood (rows with "read"), and EM where it did and where it did not; and copying
-    from both: of the answers given, the share that stand as they are in the question or in an observation
-    (rows with "copied")."""
+    observations a gold answer stood ("read"), and EM where it did and where it did not; and copying from
+    both: of the answers given, the share that stand as they are in the question or in an observation."""
     rows = [r for r in rows if not is_two_way(r)]
     if not rows:
         return {}
@@ -266,12 +263,10 @@ def reading(rows):
 def summarize(rows, keys=("em", "f1", "searches", "tokens")):
     """Means with intervals of prediction rows, share in the right format, and EM by type and hop count.
 
-    "em" is that of the extracted answer, whatever its format; "em_valid", where all rows have it, is 0 where
-    the format is wrong. "two_way" and "open" part the questions that offer their answer from the others
-    (is_two_way; rows with "type" or "gold"); a part without questions is left out, as in "by_type". "guess":
-    EM of somebody who draws lots between two answers where two are offered, and knows nothing else.
-    "reading": see there; rows with "read". Searches for evidence (rows with "sentences") have no format, and
-    lots find none: no "format" and no "guess"."""
+    "em" is that of the extracted answer, whatever its format; "em_valid" is 0 where the format is wrong.
+    "two_way" and "open" part the questions that offer their answer from the others (is_two_way). "guess": EM
+    of somebody who draws lots between two answers where two are offered, and knows nothing else. Searches for
+    evidence (rows with "sentences") have no format, and lots find none: no "format" and no "guess"."""
     summary = {"n": len(rows)}
     from_evidence = all("sentences" in r for r in rows)
     if not from_evidence:

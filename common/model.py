@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common import chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
-from common.files import locked, say
+from common.files import made_once, say
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
 
@@ -30,10 +30,8 @@ SAME = {"fp32": 1e-4, "bf16": .1}
 # ---------------------------------------------------------------- loading
 
 def find_model(name):
-    """Folder or hub id that `from_pretrained` can be given.
-
-    Refuses at once what is no model, or a checkpoint of ours whose files are not as they were saved, before
-    anything large is read."""
+    """Folder or hub id that `from_pretrained` can be given. What is no model, or a damaged checkpoint, is
+    refused before anything large is read."""
     name = checkpoint.find(name) or name
     try:
         found = files.locate(str(name))
@@ -50,19 +48,18 @@ def find_model(name):
     return found
 
 
-def _load_error(name, error):
+def load_error(name, error):
     message = " ".join(str(error).split())
     return ModelError(f"{name}: its model or tokenizer cannot be read: a file is missing, damaged, or of "
                       f"another kind ({type(error).__name__}: {message[:200]})")
 
 
 def load_tokenizer(name):
-    """Tokenizer of a folder or hub id; padding falls back to the end-of-sequence token."""
     name = find_model(name)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exceptions for damaged files
-        raise _load_error(name, error) from error
+        raise load_error(name, error) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -74,8 +71,7 @@ def default_device():
 
 def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointing="off", precision="auto",
                frozen=False):
-    """Policy of a folder (a LoRA adapter folder included, which keeps its own rank) or hub id,
-    in fp32 master weights.
+    """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights.
 
     lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
     attention: dense (scaled dot products and a mask) | tree (common/gpu/tree_attention.py) | auto = tree on a
@@ -101,7 +97,7 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         else:
             model = transformers.AutoModelForCausalLM.from_pretrained(name, **how)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
-        raise _load_error(name, error) from error
+        raise load_error(name, error) from error
     if lora and not hasattr(model, "peft_config"):
         from peft import LoraConfig, get_peft_model
         adapters = LoraConfig(
@@ -149,7 +145,6 @@ def pack_tokens(model, micro_tokens):
 
 
 def head_dim(config):
-    """Width of an attention head."""
     config = config.get_text_config()
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
@@ -211,12 +206,11 @@ def probe_ids(tokenizer, n, seed):
 
 
 def check_training_pass(name, model, tokenizer):
-    """Refuses a model whose log-probs training would compute otherwise than its own forward pass does: two
-    rows of different length, which share a start."""
+    """Refuses a model whose log-probs training would compute otherwise than its own forward pass does."""
     def turn(n, seed):
         return Turn(probe_ids(tokenizer, n, seed), [0.0] * n, "", "")
 
-    prompt = probe_ids(tokenizer, 8, "prompt")
+    prompt = probe_ids(tokenizer, 8, "prompt")  # of two rows of different length, which share a start
     first = turn(8, "first")
     rows = [Trajectory("", prompt, [first, turn(n, n)]) for n in (8, 3)]
     with refusing_other_numbers(name, "training", model) as compare, torch.enable_grad():
@@ -248,7 +242,7 @@ def refusing_other_numbers(name, what, model):
 
 
 def load_policy(name, lora=0, **how):
-    """(model, tokenizer) of a folder or hub id. how: of load_model."""
+    """(model, tokenizer); how: of load_model."""
     tokenizer = load_tokenizer(name)
     if not tokenizer.chat_template:
         raise ModelError(f"{name}: its tokenizer has no chat template; use an instruction-tuned model, or "
@@ -264,8 +258,8 @@ def load_policy(name, lora=0, **how):
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
         raise ModelError(
             f"{name}: its tokenizer ends a sequence with {tokenizer.eos_token!r} ({tokenizer.eos_token_id}), "
-            f"its model with {sorted(ends)}: demonstrations would teach an end at which nothing stops. Mend "
-            "eos_token in tokenizer_config.json, or eos_token_id in generation_config.json")
+            f"its model with {sorted(ends)}: mend eos_token in tokenizer_config.json, or eos_token_id in "
+            "generation_config.json")
     return model, tokenizer
 
 
@@ -281,53 +275,14 @@ def end_of_sequence(model, tokenizer):
     return (ends | {chat.end_of_turn(tokenizer)}) - {None}
 
 
-ENCODERS = {  # what a script may want beside a language model
-    "encoder": transformers.AutoModel,
-    "action": transformers.AutoModelForNextSentencePrediction,
-    "submit": transformers.AutoModelForQuestionAnswering,
-    "question": transformers.AutoModelForSeq2SeqLM,
-}
-
-
-def load_encoder(name, kind, layers=0):
-    """(model, tokenizer) of a folder or hub id: an encoder with the head `kind` of ENCODERS, in fp32.
-
-    layers: keep the first so many, 0 = all. A head that the folder does not have is a new one, drawn from
-    PyTorch's generator."""
-    source = find_model(name)
-    how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
-    if layers:
-        how["num_hidden_layers"] = layers
-    try:
-        model = ENCODERS[kind].from_pretrained(source, **how)
-    except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
-        raise _load_error(name, error) from error
-    return model.to(default_device()), load_tokenizer(source)
-
-
 def describe(name, model):
     """One line: size, place, and GB of weights, gradients and Adam's two moments;
     activations and the prefix cache come on top."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     gigabytes = (weights + 12 * trained) / 1e9
-    told = (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
+    return (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
             f"{gigabytes:.2f} GB with gradients and optimizer")
-    if hasattr(model, "peft_config"):
-        told += f"; adapters on {adapted_share(model):.0%} of the weights"
-    return told
-
-
-def adapted_share(model):
-    """Share of the model's own weights that have adapters."""
-    adapted = set()
-    for module in model.modules():
-        if getattr(module, "lora_A", None):
-            weight = module.get_base_layer()
-            name = getattr(module, "parameter_name", "weight")  # of experts
-            adapted.add(getattr(weight, name))
-    own = [p for name, p in model.named_parameters() if ".lora_" not in name]
-    return sum(p.numel() for p in adapted) / sum(p.numel() for p in own)
 
 
 # ---------------------------------------------------------------- log-probs
@@ -368,8 +323,7 @@ def hidden_states(model, batch):
 
 
 def flex():
-    """common/gpu/tree_attention.py, which transformers knows as "tree" once it is imported."""
-    from common.gpu import tree_attention
+    from common.gpu import tree_attention  # which transformers knows as "tree" from here on
     return tree_attention
 
 
@@ -466,20 +420,18 @@ def by_token(rows, batch):
 
 def folded(source, out):
     """A model's folder itself, or, of adapters, <out>-<hash of them> with the model that they make of their
-    base. Two processes that ask at once fold them once."""
+    base."""
     adapters = Path(source) / "adapter_model.safetensors"
     if not adapters.exists():
         return source
     digest = hashlib.sha256(adapters.read_bytes()).hexdigest()[:12]
-    merged = Path(f"{out}-{digest}")
-    with locked(merged.with_name(f".{merged.name}.lock")):
-        if not merged.exists():
-            new = merged.with_name(merged.name + ".new")
-            model, tokenizer = load_policy(source)
-            model.merge_and_unload().save_pretrained(new)
-            tokenizer.save_pretrained(new)
-            new.rename(merged)
-    return merged
+
+    def write(folder):
+        model, tokenizer = load_policy(source)
+        model.merge_and_unload().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return made_once(Path(f"{out}-{digest}"), write)
 
 
 # ---------------------------------------------------------------- reference

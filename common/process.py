@@ -17,9 +17,10 @@ import os
 import signal
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 USER_SET = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 KEPT_SHAPES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
@@ -39,27 +40,14 @@ def own_cores():
 
 def busy_cores(seconds=0.1):
     """How many of them other processes keep busy just now; 0.0 where the system does not say."""
-    names = {f"cpu{core}" for core in own_cores()}
-
-    def sample():
-        busy = total = 0
-        for line in Path("/proc/stat").read_text().split("\n"):
-            name, *ticks = line.split()[:6] or [""]
-            if name in names:
-                user, nice, system, idle, waiting = map(int, ticks)
-                busy += user + nice + system
-                total += user + nice + system + idle + waiting
-        own = sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK")
-        return busy - own, total
-
     try:
-        busy, total = sample()
-        time.sleep(seconds)
-        more_busy, more_total = sample()
-    except (OSError, ValueError):
+        this = psutil.Process()
+        this.cpu_percent()
+        shares = psutil.cpu_percent(seconds, percpu=True)
+        busy = sum(shares[core] for core in own_cores())
+        return max(0.0, busy - this.cpu_percent()) / 100
+    except (OSError, LookupError, psutil.Error):
         return 0.0
-    share = (more_busy - busy) / max(1, more_total - total)
-    return max(0.0, share) * len(names)
 
 
 def settle_threads():

@@ -8,10 +8,9 @@
     --retriever dense:MODEL@IVF32,Flat,nprobe=8    an IVF index, and how many of its lists a query reads
     --retriever http://127.0.0.1:8000              a server in Search-R1's form (ours, Search-R1's, verl's)
 
-    python -m common.serve search --corpus wiki-18.jsonl --retriever bm25 --port 8000
-
-The HTTP form (see serve/server.py): POST /retrieve {"queries": […], "topk": k, "return_scores": true}
--> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'.
+The HTTP form: POST /retrieve {"queries": […], "topk": k, "return_scores": true}
+-> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'. serve/server.py
+answers it.
 """
 
 import functools
@@ -31,7 +30,7 @@ from common.http_client import RETRIES
 
 
 class RetrieverError(UserError):
-    """The search service cannot be used; the message names the address and the remedy."""
+    """What cannot be searched, or not so; the message names the remedy."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class BM25Retriever:
         self.index.index((rows, numbers), show_progress=False)
 
     def search(self, queries, k):
-        """list of at most k passages a query, best first; without those that share no word with it."""
+        """At most k passages a query, best first; without those that share no word with it."""
         results = []
         for query in queries:
             words = tokens(query)
@@ -257,15 +256,12 @@ MEMORY_ONLY_BELOW = 200  # passages: such an index is built faster than it is fo
 class DenseRetriever:
     """Cosine similarity of sentence-transformers vectors in a FAISS index, on the GPUs if FAISS sees any.
 
-    index: a FAISS index factory string. Flat is exact (4 bytes a dimension); SQfp16 and SQ8 halve and
-    quarter it; HNSW<links> is a graph; IVF<lists>,<codes> sorts the vectors into lists and reads those
-    nearest to the query. How many is ",nprobe=N" behind it: time grows with N, and what lies in other lists
-    is missed (2 of 32 lists lost .13 of Flat's recall on 2Wiki and HotpotQA). Default: a quarter of the
-    lists, at least 8 and at most 256.
+    index: a FAISS index factory string; of an IVF index ",nprobe=N" behind it says how many lists a query
+    reads: time grows with N, and what lies in other lists is missed (2 of 32 lists lost .13 of Flat's recall
+    on 2Wiki and HotpotQA). Default: a quarter of the lists, at least 8 and at most 256.
 
-    What stands before queries and passages is that of prefixes(). Corpora are encoded in pieces, and the
-    index is cached under a hash of corpus, model, passage prefix and index (not of nprobe and the query's
-    prefix, which only a search needs)."""
+    The index is cached under a hash of all that it is made of, which nprobe and the query's prefix are not.
+    """
 
     def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256,
                  piece=100_000, query_prefix="auto", passage_prefix="auto"):
@@ -302,7 +298,6 @@ class DenseRetriever:
             self.index = faiss.index_cpu_to_all_gpus(self.index, co=options)
 
     def _make(self, faiss, spec, nprobe):
-        """The index that the factory string names, without vectors."""
         dimension = encode(self.encoder, ["x"], self.passage_prefix, "document").shape[1]
         try:
             index = faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
@@ -332,7 +327,7 @@ class DenseRetriever:
                       progress=len(texts) > 500)
 
     def search(self, queries, k):
-        """list of at most k passages a query, best first; an approximate index may find fewer."""
+        """At most k passages a query, best first; an approximate index may find fewer."""
         if not len(queries):
             return []
         with self.lock:
@@ -396,7 +391,7 @@ class HTTPRetriever(http_client.Client):
         self._search(["health check"], 1)
 
     def search(self, queries, k):
-        """list of at most k passages a query, best first. Queries are cut to MAX_QUERY characters."""
+        """At most k passages a query, best first."""
         self.cancelled.clear()
         queries = [self._query(query) for query in queries]
         results = []

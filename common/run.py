@@ -1,17 +1,12 @@
-"""A run: its folder, what --resume may go on from, the policy it trains, its evaluations,
-and how a program ends.
+"""A run: the policy it trains, its steps, its evaluations, and how a program ends.
 
-    runs/<script>/<name>/  config.json  metrics.json  metrics.jsonl  samples.jsonl  eval_<set>.json
-                           curves.png  trajectories.html  checkpoint/
+The order is always the same:
 
-Everything is JSON, PNG or HTML and can be read without this code; docs/runs.md has every file. A script with
-several stages has a folder for each. The order is always the same:
-
-    # refuses what cannot go on; writes nothing
-    folder = run.open_folder(cfg, "at2po", cfg.name, FREE_ON_RESUME)
+    # refuses what cannot go on; writes nothing (common/folder.py)
+    folder = open_folder(cfg, "at2po", cfg.name)
     policy = run.load_policy(cfg, folder.start or source)
     with run.stage(cfg, folder, METRICS, title):    # the folder exists; at its end curves and page
-        for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, state):
+        for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, cfg.steps, state):
             …      # the method: sample, score, update;
                    # it fills `row` with metrics, row["sample"] with what the page shows
 
@@ -20,13 +15,8 @@ metrics.jsonl and samples.jsonl, the checkpoint. What the body raises goes strai
 broken step is written.
 """
 
-import fcntl
-import glob
 import importlib
-import json
-import math
 import os
-import re
 import shlex
 import subprocess
 import time
@@ -53,223 +43,9 @@ from common.files import (
     read_jsonl,
     say,
     warn,
-    write_atomic,
-    write_json,
 )
 from common.flags import PolicyFlags
-
-FREE_ON_RESUME = (
-    "cache_gb",  # a run that was killed for its memory goes on with less
-    "steps", "eval_every", "save_every", "log", "resume", "out",
-    "search_timeout", "search_retries", "collect")
-opened = []  # the folders of this process, for what Ctrl-C says
-
-
-# ---------------------------------------------------------------- the folder
-
-class RunFolder:
-    """runs/<script>/<name>. A new run never overwrites one that exists;
-    a resumed one must be configured as it was.
-
-    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded,
-    and keeps other processes out until this one ends. `id` names the run in its checkpoints, `saved` is the
-    configuration it was begun with, `start` the checkpoint that it goes on from."""
-
-    def __init__(self, root, script, name, config, resume=False, free_to_change=()):
-        one_word = name == Path(name).name and "\\" not in name and name.isprintable()
-        if not one_word or name.startswith(".") or len(name) > 200:
-            raise RunError(f"--name {name[:200]!r}: the name of a folder in {root}/{script}, of at most 200 "
-                           "letters on one line, without slashes or a dot before it")
-        self.path = Path(root) / script / name
-        self.config = config
-        self.resume = resume
-        self.tracker = None
-        self.start = None
-        if not resume and begun(self.path):
-            raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
-        if resume and not (self.path / "config.json").exists():
-            raise RunError(f"--resume: {self.path} holds no run (no config.json)")
-        self.saved = {}
-        if resume:
-            self.saved = read_json(self.path / "config.json", dict)
-        self.id = self.saved.get("run_id") or os.urandom(8).hex()
-        if resume:
-            self._refuse_changes(free_to_change)
-            chat.today = self.saved.get("date", chat.today)
-        opened.append(self)
-
-    def _refuse_changes(self, free_to_change):
-        for key, value in self.config.items():
-            if key in free_to_change:
-                continue
-            if self.saved.get(key) != json.loads(json.dumps(value)):
-                flag = "--" + key.replace("_", "-")
-                raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, "
-                               f"not {value!r}; leave {flag} as it was")
-
-    def create(self, **facts):
-        """Makes the folder. facts: what else config.json keeps of the process that began the run."""
-        distributed.once(self._create, facts)
-
-    def _create(self, facts):
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.lock = open(self.path / ".lock", "w")
-        except OSError as error:
-            raise RunError(f"cannot create {self.path}: {error.strerror}") from error
-        try:
-            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            raise RunError(f"another process is writing to {self.path}: wait for it, "
-                           "or choose another --name") from error
-        except OSError:
-            warn(f"{self.path}: this file system has no locks; see that no other process writes there")
-        if not self.resume and (self.path / "config.json").exists():
-            # begun and ended while this one was loading
-            raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
-        config = self.config | {"run_id": self.id} | facts
-        write_atomic(self.path / "config.json", json.dumps(config, indent=1))
-
-    def rewind(self, step):
-        """Drops the lines of steps after `step`, which a killed run may have written past its last
-        checkpoint, from every .jsonl file of the folder."""
-        distributed.once(self._rewind, step)
-
-    def _rewind(self, step):
-        written = {f.name for f in self.path.glob("*.jsonl")}
-        # (one that cannot be read: nothing is dropped)
-        for name in sorted({"metrics.jsonl", "samples.jsonl"} | written):
-            rows = read_jsonl(self.path / name)
-            for number, row in enumerate(rows, 1):
-                if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-                    raise RunError(f"{self.path / name}: line {number} has no step; nothing was changed")
-            kept = [json.dumps(r) + "\n" for r in rows if r["step"] <= step]
-            write_atomic(self.path / name, "".join(kept))
-
-    def append(self, name, rows):
-        """Adds rows to metrics.jsonl or samples.jsonl, flushed to disk."""
-        if distributed.rank() > 0:
-            return
-        try:
-            with open(self.path / name, "a", encoding="utf-8", errors="replace") as f:
-                lines = [json.dumps(r, ensure_ascii=False) + "\n" for r in rows]
-                f.write("".join(lines))
-                f.flush()
-                os.fsync(f.fileno())
-        except OSError as error:
-            raise RunError(f"cannot write {self.path / name}: {error.strerror}") from error
-
-    def write(self, name, value):
-        distributed.once(write_json, self.path / name, value)
-
-    def kept(self, name, make):
-        """What make() returns: lists, kept in a file for when the run goes on."""
-        if not (self.path / name).exists():
-            self.write(name, make())
-        return read_json(self.path / name, list)
-
-    def log(self, row):
-        """A line of metrics.jsonl, and the same to the tracker of --log."""
-        self.append("metrics.jsonl", [row])
-        if self.tracker:
-            numbers = {k: v for k, v in row.items() if k != "step"}
-            self.tracker.log(numbers, step=row["step"])
-
-    def is_done(self, steps, sets):
-        """Whether a resumed run has made all its steps and evaluations."""
-        rows = read_jsonl(self.path / "metrics.jsonl")
-        done = rows[-1]["step"] if rows else 0
-        return self.resume and done >= steps and self.evaluated(sets)
-
-    def evaluated(self, splits, newer_than=0):
-        """Whether the final evaluation of every split is there, and younger than a time."""
-        files = [self.path / f"eval_{s.name}.json" for s in splits]
-        return all(f.exists() and f.stat().st_mtime > newer_than for f in files)
-
-    def evaluation(self, split, when=""):
-        """{"summary", "predictions"} of an evaluation that was made."""
-        return read_evaluation(self.path / f"eval_{split.name}{when}.json")
-
-    def nonfinite(self, step):
-        """How the files begin that keep the batches of a skipped update."""
-        return self.path / f"nonfinite_step{step}"
-
-    def forget_evaluations(self):
-        """The final ones, of fewer steps, where training goes on."""
-        distributed.once(self._forget_evaluations)
-
-    def _forget_evaluations(self):
-        for file in [*self.path.glob("eval_*.json"), self.path / "results.json"]:
-            if not re.search(r"_(before|step\d+)\.json$", file.name):
-                file.unlink(missing_ok=True)
-
-
-def begun(folder):
-    """Whether a run folder holds anything but the lock of a run that wrote nothing."""
-    folder = Path(folder)
-    return folder.is_dir() and any(f.name != ".lock" for f in folder.iterdir())
-
-
-def open_folder(cfg, script, name, free_to_change=FREE_ON_RESUME,
-                one_of_many=False, saves=True, save_every=None):
-    """The RunFolder of a run or stage, checked, with the checkpoint that --resume goes on from.
-
-    one_of_many: a stage, which --resume begins where it was not begun yet and another of the run was.
-    saves: False = it has no checkpoints.
-    save_every: rows of metrics.jsonl between two of them, by default the run's --save-every."""
-    resume = cfg.resume
-    if resume and one_of_many:
-        base = Path(cfg.out) / script
-        if not any(map(begun, base.glob(f"{glob.escape(cfg.name)}-*"))):
-            raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
-        resume = begun(base / name)
-    folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, free_to_change)
-    if resume and saves:
-        folder.start = checkpoint_of(folder, save_every)
-    return folder
-
-
-def checkpoint_of(folder, save_every=None):
-    """The checkpoint that --resume goes on from, all its files as they were saved;
-    None where none was saved yet.
-
-    Refuses, and has changed nothing, where the checkpoint is gone, damaged or another run's."""
-    found = checkpoint.find(folder.path / "checkpoint")
-    rows = read_jsonl(folder.path / "metrics.jsonl")
-    if found is None:
-        save_every = save_every or folder.saved.get("save_every") or math.inf
-        if rows and (report.evaluations(folder.path) or len(rows) > save_every):
-            raise RunError(f"--resume: {folder.path} has {len(rows)} steps in metrics.jsonl, "
-                           "and its checkpoint/ is gone: restore it, or start anew with another --name")
-        if rows:
-            warn(f"{folder.path}: no checkpoint was saved before it stopped (--save-every); "
-                 "beginning again at step 1")
-        return None
-    state = checkpoint.read_state(found)
-    if state.get("run", folder.id) != folder.id:
-        raise models.ModelError(f"{found}: checkpoint of another run; put this run's own back, "
-                                "or start anew with another --name")
-    logged = max((row["step"] for row in rows if isinstance(row, dict) and "step" in row), default=0)
-    if logged < state["step"]:
-        raise RunError(f"--resume: {folder.path} has a checkpoint of step {state['step']}, and metrics.jsonl "
-                       f"ends at step {logged}: restore it, or start anew with another --name")
-    _same_threads(folder)
-    return found
-
-
-def _same_threads(folder):
-    """A sum over other threads rounds otherwise:
-    a run goes on bit for bit with as many as it was begun with."""
-    threads = folder.saved.get("threads")
-    here = torch.get_num_threads()
-    if not isinstance(threads, int) or threads < 1 or threads == here:
-        return
-    if process.settled is None:
-        warn(f"{folder.path} was begun with {threads} threads, here are {here}: "
-             "it will not go on bit for bit")
-    else:
-        torch.set_num_threads(threads)
-
+from common.folder import opened
 
 # ---------------------------------------------------------------- tracker
 
@@ -303,7 +79,7 @@ def load_policy(cfg, source, trains=True, frozen=0, longest=8192):
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     memory.check(cfg, source, frozen, longest, trains)
-    how = {"gradient_checkpointing": cfg.gradient_checkpointing, "precision": cfg.precision}
+    how = {"gradient_checkpointing": "auto", "precision": cfg.precision}
     whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
     if not trains:
         how["frozen"] = not whole  # vLLM computes, and in its own precision
@@ -353,17 +129,16 @@ def make_engine(cfg, model, tokenizer, trains=False):
     return TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb, prefix_cache_gb=cfg.cache_gb)
 
 
-def tell(cfg):
+def tell(cfg, steps):
     """The first screen: what is not the paper's default, what is going to happen, and where to look."""
-    default = asdict(type(cfg)())
-    given = [f"{key}={value}" for key, value in asdict(cfg).items() if value not in ("", default[key])]
-    console.print(" ".join(given), style="dim", markup=False)
-    folders = list(dict.fromkeys(folder.path for folder in opened if "name" in folder.config))  # no warm-up
+    given = " ".join(f"{key}={getattr(cfg, key)}" for key in changed(cfg))
+    console.print(given, style="dim", markup=False)
+    folders = [folder.path for folder in opened if "name" in folder.config]  # no warm-up
     if not folders:
         return
     stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
     asked = f"{cfg.eval_limit or 'all'} questions of each test set"
-    plan = f"{asked}, at most {cfg.steps} steps of training, the same questions again"
+    plan = f"{asked}, at most {steps} steps of training, the same questions again"
     if cfg.eval_only:
         plan = asked
     elif len(stages) > 1:
@@ -374,6 +149,12 @@ def tell(cfg):
     say(f"Where to look: {where} ({grows}trajectories.html comes at the end).")
 
 
+def changed(cfg):
+    """The flags that are not the paper's default."""
+    default = asdict(type(cfg)())
+    return [key for key, value in asdict(cfg).items() if value not in ("", default[key])]
+
+
 @contextmanager
 def stage(cfg, folder, metrics, title):
     """The folder of a run or stage exists in the body;
@@ -381,7 +162,8 @@ def stage(cfg, folder, metrics, title):
 
     metrics: the script's table, kept as metrics.json."""
     threads = folder.saved.get("threads", torch.get_num_threads())
-    folder.create(threads=threads, machine=folder.saved.get("machine") or machine(), date=chat.today)
+    on = folder.saved.get("machine") or machine()
+    folder.create(threads=threads, machine=on, date=chat.today, changed=changed(cfg))
     folder.write("metrics.json", {key: list(metric) for key, metric in metrics.items()})
     folder.tracker = open_tracker(cfg.log, folder)
     console.print(f"[bold]{plain(title)}[/bold]")
@@ -454,54 +236,39 @@ def collect(cfg, trajectories, questions, rows_of):
         sharegpt.collect(cfg.collect, trajectories, questions, rows_of)
 
 
-def left_by(cfg, script, stage, needed_by, flag="--checkpoint", called=""):
-    """The checkpoint that a stage of this run left; refused in words where it is not there. flag: that names
-    another one. called: the stage's name for --stage, where its folder's is another."""
-    folder = Path(cfg.out) / script / f"{cfg.name}-{stage}" / "checkpoint"
-    found = checkpoint.find(folder)
-    if found is None:
-        raise models.ModelError(f"{needed_by} goes on from {stage}, and {folder} does not exist: run "
-                                f"--stage {called or stage} first, or give {flag}")
-    return found
-
-
-def mean_em(found):
-    """{"eval/em": mean of the sets} of evaluate_all, as a row of metrics keeps it."""
-    return {"eval/em": report.mean_em(found)}
-
-
 # ---------------------------------------------------------------- around a paper's training step
 
 SHOW_EVERY = 10  # steps between the best and the worst trajectory on the terminal
 
 
-def steps(cfg, folder, policy, optimizer, metrics,
+def steps(cfg, folder, policy, optimizer, metrics, total,
           state=None, evaluate=None, share=None, label="", guard=None, keep_best=False):
-    """Yields (step, row) from where the folder's checkpoint stands to cfg.steps.
+    """Yields (step, row) from where the folder's checkpoint stands to `total`.
 
     policy: has `model` and `tokenizer`, which are saved with the optimizer. metrics: the script's table.
     state: plain numbers that the body changes and a checkpoint keeps; filled from it on resume.
-    evaluate(suffix) -> {"eval/…": number} is called every cfg.eval_every steps.
+    evaluate(suffix) -> what evaluate_all returns; called every --eval-every steps while training goes on.
     share(step) -> how much of the training is done after it, of 1, where another budget than steps may
         end it.
     guard: {name: function} of a script's own, beside those of common/guards.py.
     keep_best: the weights with the highest eval/em so far are kept in best/, the number as state["best"]."""
+    from common.page import record
     state = {} if state is None else state
-    share = share or (lambda step: step / max(1, cfg.steps))
-    step = saved = 0
+    if keep_best:
+        state["best"] = -1.0
+    share = share or (lambda step: step / max(1, total))
+    step, saved = 0, -1
     if folder.start:
         before = checkpoint.load_training_state(folder.start, policy.model, optimizer)
         for key, value in state.items():
             state[key] = before.get(key, value)
         step = saved = before["step"]
-    else:
-        saved = -1
     folder.rewind(step)
     earlier = read_jsonl(folder.path / "metrics.jsonl")
     began, begun_at = time.time(), share(step)
-    if step < cfg.steps and share(step) < 1:
+    if step < total and share(step) < 1:
         folder.forget_evaluations()
-    while step < cfg.steps and share(step) < 1:
+    while step < total and share(step) < 1:
         step += 1
         row = {"step": step}
         yield step, row
@@ -512,13 +279,14 @@ def steps(cfg, folder, policy, optimizer, metrics,
         left = elapsed * max(0.0, 1 - done) / max(done - begun_at, 1e-9)
         row |= {"time/elapsed": elapsed, "time/left": left, "time/threads": torch.get_num_threads()}
         sample = row.pop("sample", None)
-        console.print(f"{label}{step_line(step, cfg.steps, row, metrics)}", markup=False)
+        console.print(f"{label}{step_line(step, total, row, metrics)}", markup=False)
         row |= guards.watch(row, earlier, warn, metrics, guard, coarsest_precision(cfg))
         if sample and step % SHOW_EVERY == 0:
-            _explain(sample)
-        if evaluate and cfg.eval_every and step % cfg.eval_every == 0 and step < cfg.steps:
-            row |= evaluate(f"_step{step}")
-            if keep_best and row["eval/em"] > state.get("best", -1.0):
+            record.explain_best_and_worst(sample)
+        due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
+        if evaluate and due:
+            row["eval/em"] = report.mean_em(evaluate(f"_step{step}"))
+            if keep_best and row["eval/em"] > state["best"]:
                 state["best"] = row["eval/em"]
                 save(folder, policy, None, step, state, "best")
         if sample:
@@ -528,16 +296,11 @@ def steps(cfg, folder, policy, optimizer, metrics,
         if cfg.save_every and step % cfg.save_every == 0:
             save(folder, policy, optimizer, step, state)
             saved = step
-    if step < cfg.steps:
-        say(f"training ends after step {step} of at most {cfg.steps}: "
-            f"its budget is spent ({describe(state)})")
+    if step < total:
+        spent = ", ".join(f"{key} {round(value, 3):,}" for key, value in state.items())
+        say(f"training ends after step {step} of at most {total}: its budget is spent ({spent})")
     if step > saved:
         save(folder, policy, optimizer, step, state)
-
-
-def _explain(sample):
-    from common.page import record
-    record.explain_best_and_worst(sample)
 
 
 def coarsest_precision(cfg):
@@ -546,18 +309,6 @@ def coarsest_precision(cfg):
     vllm = isinstance(cfg, PolicyFlags) and cfg.engine == "vllm"
     in_bf16 = cfg.precision == "bf16" or on_gpu and (cfg.precision == "auto" or vllm)
     return "bf16" if in_bf16 else "fp32"
-
-
-def describe(state):
-    """
-    >>> describe({"tokens": 1234567, "K": .5})
-    'tokens 1,234,567, K 0.5'
-    """
-    parts = []
-    for key, value in state.items():
-        form = ",.0f" if value >= 100 else "g"
-        parts.append(f"{key} {value:{form}}")
-    return ", ".join(parts)
 
 
 def save(folder, policy, optimizer, step, state, name="checkpoint"):
@@ -637,36 +388,33 @@ def program(one_process=False, baseline=None):
 def tell_what_next(baseline=None):
     """The last lines on the terminal, of the run folders that this process has filled."""
     named = [f for f in opened if "name" in f.config]  # a warm-up is not
-    done = {f.path: f for f in named if (f.path / "trajectories.html").exists()}
+    done = [f for f in named if (f.path / "trajectories.html").exists()]
     if not done:
         return
-    *_, last = done.values()
+    last = done[-1]
     say(f"Next: open {last.path}/trajectories.html")
-    saved = [path for path in done if checkpoint.find(path / "checkpoint")]
+    saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
     predictions = [found["predictions"][0] for found in report.evaluations(last.path).values()]
     if saved and predictions and predictions[0].get("question"):
         question = one_line(predictions[0]["question"])  # to be pasted into a shell
         gold = one_line(", ".join(map(str, predictions[0].get("gold", []))))
         say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}  "
             f"# gold: {gold}")
-    compared = list(done)
+    compared = [f.path for f in done]
     if saved and baseline and last.config[baseline[0]] != baseline[1]:
         flag, value = baseline
         say(f"      the same command with --{flag} {value}, the baseline")
         its_name = last.path.name.replace(last.config[flag], value, 1)
-        compared = list(dict.fromkeys([*done, last.path.with_name(its_name)]))
+        compared.append(last.path.with_name(its_name))
     if len(compared) > 1:
         say(f"      python -m common.report {' '.join(map(str, compared))}")
 
 
 def what_is_saved():
     """How far the run folders of this process are, and how to go on."""
-    if not opened:
-        return "nothing was written"
-    by_path = {f.path: f for f in opened}
-    begun_folders = [f for f in by_path.values() if (f.path / "config.json").exists()]
+    begun_folders = [f for f in opened if (f.path / "config.json").exists()]
     if not begun_folders:
-        return "nothing was written to the run folder yet"
+        return "nothing was written"
     steps = []
     for folder in begun_folders:
         saved = checkpoint.find(folder.path / "checkpoint")

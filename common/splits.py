@@ -12,11 +12,6 @@ FEW = 20  # test questions below which no interval says anything
 TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
 
 
-def make_retriever(cfg, corpus):
-    """The retriever of --retriever with the run's time-outs."""
-    return retriever.make_retriever(cfg.retriever, corpus, cfg.search_timeout, cfg.search_retries)
-
-
 def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
     """(training split or None, evaluation splits). paper_eval: the paper's sets, with commas.
 
@@ -43,7 +38,9 @@ def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
             corpus = data.pool_contexts([q for questions in everything for q in questions])
         else:
             corpus = data.load_corpus(cfg.corpus, cfg.skip_bad)
-    search = make_retriever(cfg, corpus) if searched else None
+    search = None
+    if searched:
+        search = retriever.make_retriever(cfg.retriever, corpus)
     names = sorted(map(set_name, sets))
     if len(set(names)) < len(sets):
         raise data.DataError(f"--eval-data: two sets are called {', '.join(names)}; "

@@ -64,10 +64,9 @@ MAX_RATIO = 2.0  # verl's default, TRL's first
 
 
 def sampler_ratios(batch):
-    """(B, T) min(pi_trainer / pi_sampler, 2) of each sampled token, 1 elsewhere.
-
-    Truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl), since the same weights
-    round differently in the engine. Little variance; biased: the rest of a turn stays the sampler's."""
+    """(B, T) min(pi_trainer / pi_sampler, 2) of each sampled token, 1 elsewhere: truncated importance
+    sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl), since the same weights round differently in
+    the engine. Little variance; biased: the rest of a turn stays the sampler's."""
     log_ratio = batch.old_logprobs - batch.rollout_logprobs
     log_ratio = torch.where(batch.response_mask, log_ratio, 0.0)                    # (B, T)
     return log_ratio.exp().clamp(max=MAX_RATIO).detach()
@@ -160,7 +159,6 @@ def check_shapes(logprobs, advantages, response_mask):
 
 
 def loss_stats(log_ratio, clipped, response_mask, ratio):
-    """Sums over the sampled tokens of (B, T) tensors, for Meter, and the largest ratio."""
     ratio = ratio.detach()[response_mask]    # (tokens,)
     return {
         "tokens": len(ratio),
@@ -205,7 +203,7 @@ def set_lr(optimizer, lr):
 
 
 def clip_gradient(model, max_norm=1.0):
-    """Scales the gradient down to max_norm, and returns its norm before that, of all ranks."""
+    """The gradient's norm, of all ranks, before it was scaled down to max_norm."""
     with_gradient = [p for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(with_gradient, max_norm)
     return float(distributed.whole(norm))
@@ -306,7 +304,6 @@ def _merged(a, b):
 
 
 def save_batch(path, batch):
-    """What an update saw, as (B, T) tensors in a safetensors file."""
     names = ("input_ids", "response_mask", "turn_ids", "rollout_logprobs", "advantages", "old_logprobs")
     tensors = {}
     for name in names:

@@ -23,7 +23,7 @@ KEPT = (
     "precision", "recall", "percentile", "sentences", "end", "first_wrong", "sub-questions", "repeats",
     "d_TA", "d_TQ")
 TEXTS = ("question", "gold", "answer", "sub-questions")
-NO_FLAGS = ("name", "out", "resume", "ask", "run_id", "threads", "machine", "date")
+NO_FLAGS = ("name", "out", "resume", "ask", "run_id", "threads", "machine", "date", "changed")
 NO_CURVES = ("guard/", "time/elapsed", "time/left", "time/threads", "time/step", "time/old_logprobs", "mem/")
 
 
@@ -94,7 +94,9 @@ def rows_of(run, evaluations, texts=True):
         for name, result in sets.items():
             for row in result["predictions"]:
                 kept = {"run": run, "set": name, "when": when}
-                kept |= {key: row[key] for key in KEPT if key in row and (texts or key not in TEXTS)}
+                for key in KEPT:
+                    if key in row and (texts or key not in TEXTS):
+                        kept[key] = row[key]
                 kept["two_way"] = float(is_two_way(row))
                 rows.append(kept)
     return rows
@@ -117,8 +119,10 @@ def with_settings(lines):
         settings.append({"settings": name, "script": script, "defaults": defaults})
         for line in own:
             line["settings"] = name
-            flags = line["flags"].items()
-            line["flags"] = {key: value for key, value in flags if value != defaults[key] or key == "seed"}
+            flags = line["flags"]
+            for key in keys:
+                if flags[key] == defaults[key] and key != "seed":
+                    del flags[key]
     return [*settings, *lines]
 
 

@@ -14,7 +14,7 @@ from common import baselines, rollout, training
 from common import model as models
 from tests.test_engine import random_policy
 
-CFG = Config(rollout="branches", chains=2, group_size=4)
+CFG = Config(expansion="branches", chains=2, group_size=4)
 VOCABULARY = 8
 
 
@@ -185,7 +185,7 @@ def test_entropies_are_those_of_the_whole_distribution():
 
 def test_its_settings_are_those_of_the_authors_code():
     cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "aepo"])
-    assert (cfg.rollout, cfg.chains, cfg.group_size, cfg.credit) == ("branches", 8, 16, "outcome")
+    assert (cfg.expansion, cfg.chains, cfg.group_size, cfg.credit) == ("branches", 8, 16, "outcome")
     assert (cfg.clip_low, cfg.clip_high, cfg.kl_coef) == (.2, .2, 0)
     aepo = baselines.BASELINES["aepo"]
     assert (aepo.dual_clip, aepo.token_mean, aepo.soft_clip) == (3.0, True, True)

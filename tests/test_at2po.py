@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
@@ -15,7 +16,7 @@ from common import baselines, rollout, training
 from common import model as models
 from common.world import tiny
 
-CFG = Config(rollout="tree")
+CFG = Config()
 
 
 def turn(entropy, text="", observation=""):
@@ -95,6 +96,33 @@ def test_advantages(kind, expected):
     assert root.children[0].children[0].advantage == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("rule", ["child-weighted", "child-mean", "leaf-mean"])
+def test_a_turn_tells_how_its_value_came_about(rule):
+    cfg = replace(CFG, value=rule, advantage="td")
+    root = root_of((0, [(0, 1.0), (math.log(3), 0.0), (.5, 0.0)]), (math.log(2), [(0, .4)]))
+    at2po.assign_advantages(root, cfg)
+    a, b = root.children
+    value, advantage = at2po.how(a, root, cfg)
+    assert value.startswith(f"V = {a.value:.3f} = ")
+    if rule != "leaf-mean":  # the terms that are shown are the value; children of one value are one
+        terms = re.findall(r"([.\d]+) \(([-.\d]+)\)", value)
+        total = sum(float(weight) * float(of_child) for weight, of_child in terms)
+        assert len(terms) == 2 and total == pytest.approx(a.value, abs=2e-3)
+    words = re.fullmatch(r"A = (\S+) = V - V\(parent\) = (\S+) - \((\S+)\)", advantage).groups()
+    shown, of_turn, of_parent = map(float, words)
+    assert shown == pytest.approx(of_turn - of_parent, abs=2e-3)
+    assert shown == pytest.approx(a.advantage, abs=2e-3)
+    assert "that of its one child" in at2po.how(b, root, cfg)[0]
+    for leaf in root.leaves():
+        said = at2po.how(leaf, root, cfg)[0]
+        reward, mean, std = re.search(r"\((\S+) - (\S+)\) / (\S+)$", said).groups()
+        assert (float(reward) - float(mean)) / float(std) == pytest.approx(leaf.value, abs=1e-2)
+    flat = root_of((0, [(0, 1.0), (1, 1.0)]), (0, 1.0))
+    at2po.assign_advantages(flat, cfg)
+    assert at2po.how(flat.children[0], flat, cfg) == [
+        "all 3 leaves have reward 1: no advantage, nothing to learn"]
+
+
 def test_equal_rewards_teach_nothing():
     root = root_of((0, [(0, 1.0), (1, 1.0)]), (0, 1.0))
     assert not at2po.assign_advantages(root, CFG)
@@ -160,26 +188,24 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
     flat = [right_or_wrong(root_of((0, 1.0), (0, 1.0))) for _ in range(3)]
     spread = [right_or_wrong(root_of((0, 1.0), (0, 0.0))) for _ in range(3)]
     roots = [flat[0], spread[0], flat[1], spread[1], flat[2], spread[2]]
-    dapo = replace(CFG, loss="dapo", questions_per_step=2)
-    assert baselines.chosen_to_learn(roots, dapo) == spread[:2]
-    assert baselines.chosen_to_learn(roots, replace(dapo, questions_per_step=4)) == [*spread, flat[0]]
-    assert baselines.chosen_to_learn(roots, CFG) == roots
-    assert baselines.questions_drawn(dapo) == 6 and baselines.questions_drawn(CFG) == 64
+    assert baselines.chosen_to_learn("dapo", roots, 2) == spread[:2]
+    assert baselines.chosen_to_learn("dapo", roots, 4) == [*spread, flat[0]]
+    assert baselines.chosen_to_learn("atpo", roots, 2) == roots
+    assert baselines.questions_drawn("dapo", 2) == 6 and baselines.questions_drawn("atpo", 64) == 64
 
 
 def test_dynamic_sampling_counts_right_answers_not_the_overlong_penalty():
     all_wrong = right_or_wrong(root_of((0, 0.0), (0, 0.0)), penalty=.5)
     spread = right_or_wrong(root_of((0, 1.0), (0, 0.0)))
     assert training.has_spread(all_wrong.rewards())
-    dapo = replace(CFG, loss="dapo", questions_per_step=2)
-    assert baselines.chosen_to_learn([all_wrong, spread], dapo) == [spread]
-    assert baselines.chosen_to_learn([all_wrong], dapo) == []
+    assert baselines.chosen_to_learn("dapo", [all_wrong, spread], 2) == [spread]
+    assert baselines.chosen_to_learn("dapo", [all_wrong], 2) == []
 
 
 def test_dapo_s_settings_are_those_of_its_row():
     cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo"])
     assert (cfg.clip_low, cfg.clip_high, cfg.kl_coef) == (.2, .28, 0)
-    assert (cfg.rollout, cfg.name, baselines.DRAWN) == ("chains", "dapo-m-q-seed0", 3)
+    assert (cfg.expansion, cfg.name, baselines.DRAWN) == ("none", "dapo-m-q-seed0", 3)
     assert baselines.BASELINES["dapo"].token_mean and not baselines.BASELINES["dapo"].dual_clip
 
 
@@ -225,8 +251,7 @@ def test_random_expansion_is_seeded_without_replacement_and_knows_the_root():
 
 
 def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
-    cfg = replace(CFG, steps=10, group_size=4, token_budget="auto")
-    budget = baselines.TokenBudget(cfg)
+    budget = baselines.TokenBudget("auto", steps=10, group_size=4)
     assert budget.limit(0) == math.inf and budget.share(0) == 0
     for _ in range(2):  # steps of three questions, trees of 600 tokens in all
         row = {"rollout/tokens": 600, "rollout/chain_tokens": 50.0}
@@ -238,7 +263,7 @@ def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
     budget.spent["tokens"] = 3000
     assert budget.share(2) == .5
     for given, limit in ((0, math.inf), (7, 7)):
-        assert baselines.TokenBudget(replace(cfg, token_budget=given)).limit(2) == limit
+        assert baselines.TokenBudget(given, 10, 4).limit(2) == limit
 
 
 def test_what_chooses_is_not_tested_on():

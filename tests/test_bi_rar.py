@@ -21,7 +21,7 @@ from common.page import steps as page
 from common.world import tiny
 from tests.conftest import Scripted, sample
 
-CFG = bi_rar.parse_args([])
+CFG = bi_rar.parse_args(["--world", "plain"])
 
 
 # ---- distances (Eq 2-4)
@@ -196,6 +196,9 @@ def test_a_row_says_how_often_a_search_was_made_before():
     assert page.prediction(t, question, bi_rar.turn_label, bi_rar.step_reward)["repeats"] == 1
     shares = [node["cascade_TA"] for node in row["nodes"][1:]]
     assert sum(shares) == pytest.approx(bi_rar.cascade([bi_rar.step_reward(.5)] * 5))
+    second = row["nodes"][2]["how"]
+    assert second[0].startswith("distance to the answer d = 0.500 (Eq 4), r = exp(-d) = 0.607 (Eq 7)")
+    assert "adds 0.607 x 0.393 = 0.239" in second[0] and len(second) == 2
 
 
 def test_another_tokenizer_reads_the_text_and_never_the_ids(scorer):
@@ -495,8 +498,8 @@ def test_a_passage_cannot_close_its_tag_or_answer(qwen):
 # ---- every stage, small
 
 TINY = (
-    "--warmup-steps 25 --questions-per-step 4 --mini-batch 2 --group-size 3 --eval-limit 10 --limit 40 "
-    "--lr 1e-3 --steps 2 --save-every 1 --explain-limit 4 --lambdas .25,.75"
+    "--world plain --warmup-steps 25 --questions-per-step 4 --mini-batch 2 --group-size 3 --eval-limit 10 "
+    "--limit 40 --lr 1e-3 --steps 2 --save-every 1 --explain-limit 4 --lambdas .25,.75"
 ).split()
 
 
@@ -545,8 +548,12 @@ def test_all_stages(whole):
         )
     table = json.loads((whole / "a-table.json").read_text())
     assert [r[0] for r in table["rows"]] == [
-        "initial", "baseline", "forward", "backward", "lambda 0.25", "lambda 0.75"
+        "initial", "baseline", "forward", "backward", "merged 0.25", "merged 0.75"
     ]
+    repeats = table["header"].index("made before")
+    for row, stage in zip(table["rows"], ("initial", "baseline", "forward", "backward"), strict=False):
+        made = json.loads((whole / f"a-{stage}/eval_test.json").read_text())["predictions"]
+        assert row[repeats] == f"{sum(p['repeats'] for p in made) / len(made):.2f}"
     assert (
         (whole / "a-distances.png").stat().st_size > 5000
         and (whole / "a-curves.png").stat().st_size > 5000

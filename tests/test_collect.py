@@ -78,7 +78,7 @@ AT2PO_SAYS = ("<think> who made it? </think> <search> Red Hill </search>",
 @pytest.mark.parametrize("more", [{}, {"stop_at_answer": True, "prompt_form": "chat"}])
 def test_at2po_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeypatch, more):
     tokenizer = models.load_tokenizer(small)
-    cfg = at2po.Config(warmup_data=str(tmp_path / "r.jsonl"), flaw_rate=0, **more)
+    cfg = at2po.Config(warmup_data=str(tmp_path / "r.jsonl"), **more)
     prompt_ids = at2po.render_prompt(tokenizer, QUESTION.question, cfg.prompt_form)
 
     async def play(policy, search):
@@ -94,7 +94,7 @@ def test_at2po_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeyp
 def test_bi_rar_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeypatch, max_observation):
     tokenizer = models.load_tokenizer(small)
     cfg = bi_rar.Config(
-        warmup_data=str(tmp_path / "r.jsonl"), flaw_rate=0, max_observation=max_observation)
+        warmup_data=str(tmp_path / "r.jsonl"), max_observation=max_observation)
     says = ("<think> who? </think> <search> Red Hill </search>",
             "<think> Bo Moss. </think> <answer> Bo Moss </answer>")
 
@@ -108,7 +108,7 @@ def test_bi_rar_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkey
 
 def test_mujica_learns_the_tokens_of_planner_and_worker(tmp_path, small, monkeypatch):
     tokenizer = models.load_tokenizer(small)
-    cfg = mygo_mujica.Config(warmup_data=str(tmp_path / "r.jsonl"), flaw_rate=0)
+    cfg = mygo_mujica.Config(warmup_data=str(tmp_path / "r.jsonl"))
     place = mygo_mujica.Place("text", "x", [QUESTION], OnePage())
     says = ("<search> Who directed Red Hill? </search>",
             "<select> [0] </select> <sentence> Bo Moss did. </sentence>", "<answer> Bo Moss </answer>")
@@ -250,7 +250,7 @@ def test_a_mark_of_a_role_is_not_learned(tmp_path, small, monkeypatch, capsys):
         rows.append(row)
     file = tmp_path / "r.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cfg = at2po.Config(warmup_data=str(file), flaw_rate=0)
+    cfg = at2po.Config(warmup_data=str(file))
     found = learned(at2po, monkeypatch, cfg, small, Split("x", [], OnePage()))
     assert [t.question_id for t in found] == ["0"]
     assert "1 conversations; 1: write a mark of the chat template" in capsys.readouterr().out
@@ -263,7 +263,7 @@ def test_another_script_s_conversations_are_refused(tmp_path, small):
         {"from": "human", "value": "Who?"}, {"from": "gpt", "value": "<answer> Bo </answer>"}]}
     file = tmp_path / "r.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    cfg = at2po.Config(warmup_data=str(file), flaw_rate=0)
+    cfg = at2po.Config(warmup_data=str(file))
     with pytest.raises(data.DataError, match="conversations of bi_rar.py"):
         at2po.warmed_up(cfg, small, Split("x", [], OnePage()))
     file.write_text(json.dumps({**row, "question": 3}) + "\n")

@@ -132,7 +132,7 @@ def groups(model, lag):
 
 def of_at2po(model, optimizer, groups, **more):
     """A step of at2po.train on these samples."""
-    cfg = at2po.Config(rollout="chains", loss="atpo", questions_per_step=1, lr=0.0, **more)
+    cfg = at2po.Config(expansion="none", loss="atpo", questions_per_step=1, lr=0.0, **more)
     roots = [tree(g) for g in groups]
     questions = [data.Question("q", "Who?", ["x"])]
     row = {}

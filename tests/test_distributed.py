@@ -263,7 +263,7 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all(pair, folder, tmp_path
 
 @pytest.mark.parametrize("flags", [(), ("--lora", "4", "--loss", "grpo")])
 def test_a_run_of_at2po_is_that_of_one_process(pair, tmp_path, flags):
-    args = [*SMALL, *TREES, *flags, "--steps", 2, "--name", "a", "--gradient-checkpointing", "on"]
+    args = [*SMALL, *TREES, *flags, "--steps", 2, "--name", "a"]
     play("at2po", *args, "--out", tmp_path / "one")
     pair(play, "at2po", *args, "--out", tmp_path / "two")
     rows = same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a")
@@ -283,8 +283,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path, lora):
 
 
 OTHERS = {
-    "bi_rar": "--stage forward --group-size 3 --max-turn 30 --max-searches 2 --explain-limit 3 "
-              "--kl-coef .01",
+    "bi_rar": "--world plain --stage forward --group-size 3 --max-turn 30 --max-searches 2 "
+              "--explain-limit 3 --kl-coef .01",
     "mygo_mujica": "--envs text --stage all --sft-trajectories 4 --sft-epochs 1 --max-attempts 4 "
                    "--max-turn 20 --max-rounds 2",
     "omne_r1": "--stage ppo --group-size 3 --max-turn 12 --kl-coef .01",

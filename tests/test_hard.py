@@ -15,7 +15,7 @@ from common import metrics, retriever, rollout, run, world
 from common.files import read_jsonl
 from common.page import trees
 from common.warmup import demonstrations
-from common.world import hard
+from common.world import hard, tiny
 from common.world.splits import OTHER_RELATIONS, world_split
 
 KNOBS = hard.Level(elastic=.3, partial=.5)
@@ -208,11 +208,12 @@ def test_a_level_is_for_the_world_alone():
 def test_its_settings_are_the_scripts_own():
     cfg = at2po.parse_args(["--world", "hard"])
     assert (cfg.epochs, cfg.chains, cfg.rounds, cfg.eval_limit) == (2, 4, 3, 500)
-    assert (cfg.warmup_steps, cfg.flaw_rate) == (1550, .8)
-    assert at2po.parse_args([]) == cfg and at2po.parse_args(["--world", "plain"]).warmup_steps == 900
+    assert at2po.parse_args([]) == cfg != at2po.parse_args(["--world", "plain"])
+    assert tiny.warm_up_of(cfg.world) == (1550, .8) and tiny.warm_up_of("plain") == (900, .6)
     assert at2po.parse_args(["--world=hard:elastic=.3"]).chains == 4
-    cfg = bi_rar.parse_args(["--world", "hard"])
-    assert (cfg.scorer, cfg.warmup_steps, cfg.flaw_rate) == ("lines", 3000, .4)
+    cfg = bi_rar.parse_args(["--world", "hard:elastic=.3"])
+    assert bi_rar.parse_args([]) == cfg and cfg.scorer == "lines"
+    assert bi_rar.parse_args(["--world", "plain"]).scorer == ""
 
 
 # ---------------------------------------------------------------- gates

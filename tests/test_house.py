@@ -1,6 +1,7 @@
 """The house stays readable: arrows run down only, one thought a line, docs say what is there."""
 
 import ast
+import dataclasses
 import io
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from common import flags
 from docs import differences, metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +86,24 @@ def test_imports_run_down_in_no_circle_and_inside_functions_through_doors_alone(
         for other in inside:
             if floor[other] != 2:
                 wrong.append(f"{module} -> {other}, inside a function, is no door")
+    assert not wrong, "\n".join(wrong)
+
+
+# read Config of the one script that they serve: its section 2 has a dozen settings
+OF_A_SCRIPT = ("graph_questions.py",)
+
+
+def test_common_reads_of_cfg_the_flags_that_every_script_has():
+    """What a paper talks about is handed over as a value."""
+    shared = {field.name for field in dataclasses.fields(flags.PassageFlags)}
+    wrong = []
+    for path in LOWER:
+        if path.name in OF_A_SCRIPT:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("cfg"):
+                if node.attr not in shared:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
     assert not wrong, "\n".join(wrong)
 
 

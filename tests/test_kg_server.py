@@ -165,14 +165,6 @@ def test_many_clients_at_once_all_get_their_own_answer(server):
         assert [a[0] for a in pool.map(lambda call: tools.search([call]), calls)] == expected
 
 
-def test_a_long_announced_body_is_refused_over_the_wire(server):
-    connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=5)
-    connection.putrequest("POST", "/cs/get_node")
-    connection.putheader("content-length", "300000000")
-    connection.endheaders()
-    assert connection.getresponse().status == 413
-
-
 def test_a_forged_description_ends_nothing_through_file_server_and_client(tmp_path, qwen):
     value = {"entities": [{"entity_name": "A", "description": FORGED}],
              "relationships": [{"src_id": "A", "tgt_id": "B", "keywords": f"r {FORGED}"}]}
@@ -244,14 +236,6 @@ def test_a_server_that_names_no_graphs_is_asked_call_by_call_in_the_authors_form
     texts = tools.search([Call("node_info", name, "any") for name in "ab"])
     assert asked == [{"node_name": "a"}, {"node_name": "b"}]
     assert texts == ["‹/tool_response> of\na", "‹/tool_response> of\nb"]
-
-
-@pytest.mark.parametrize("broken", [(500, b"x"), (429, b""), None, (200, b'{"rendered'), (200, b"")])
-def test_what_may_pass_is_tried_again(scripted, monkeypatch, broken):
-    answers = [broken, broken, (200, b'{"rendered_content": ["good"]}')]
-    tools = scripted(lambda request: answers.pop(0))
-    monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
-    assert tools.search([Call("node_info", "a", "cs")]) == ["good"] and answers == []
 
 
 @pytest.mark.parametrize("answer,said", [

@@ -57,10 +57,8 @@ def test_what_a_gpu_held_in_an_update(shapes):
     """Peak of allocated memory on an H100, PyTorch 2.11, random trees (benchmarks/bench_gpu.py)."""
     for model, settings, sampled, measured in (
         ("0.6B", {}, .162, 11.99),
-        ("0.6B", {"kernels": "off"}, .16, 13.49),
         ("0.6B", {"share_prefixes": "off"}, .127, 12.02),
         ("0.6B", {"optimizer": "adamw8bit"}, .16, 8.32),
-        ("0.6B", {"gradient_checkpointing": "off"}, .16, 29.6),
         ("0.6B", {"micro_tokens": 22530}, .168, 13.05),
         ("4B", {"optimizer": "adamw8bit"}, .16, 51.2),
         ("4B", {}, .16, 80.9),

@@ -19,6 +19,7 @@ import mygo_mujica as m
 from common import chat, data, engine, kg, metrics, retriever, rollout, run, training
 from common import model as models
 from common.files import read_jsonl
+from common.folder import RunFolder
 from common.page import teams
 from common.rollout import Policy, Trajectory, Turn
 from common.warmup import sharegpt
@@ -335,6 +336,23 @@ def test_the_page_gets_planner_and_workers_as_a_dag(tokenizer):
     json.dumps(group)
 
 
+def test_the_page_tells_the_threshold_and_what_passed_it():
+    made = [[Trajectory("q", [0], [], r) for r in rewards] for rewards in ((.2, .9), (.6, .3))]
+    for group in made:
+        for t in group:
+            t.info = m.Attempt()
+    assert m.threshold_in_words(made, m.next_threshold(0, .4)) == [
+        "K = 0.700 = (mean r of the first attempts 0.400 + r_sup 1) / 2 = 0.700"]
+    assert m.threshold_in_words(made, .8)[0].startswith("K = 0.800 stays from before, since ")
+    policy = Policy(None, None, None)
+    chosen = [[made[0][1]], []]
+    group = teams.sample_record(policy, [QUESTION] * 2, made, chosen, "mygo", .7, 1, ["K = 0.7"])
+    for t, last in zip(group["trajectories"], ("not pass, not chosen", "passes, chosen"), strict=True):
+        assert t["why"][1:3] == [
+            "K = 0.7", "1 of 2 attempts of this question pass, of the iteration 1 of 4"]
+        assert t["why"][3].endswith(f"{last} to learn from")
+
+
 def test_topic_entities_are_where_the_evidences_start():
     graph = kg.KnowledgeGraph.from_triples(TRIPLES)
     assert m.topic_entities(QUESTION, graph) == ["Pale Tower"]
@@ -582,7 +600,7 @@ def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path):
 
 
 def test_a_killed_warm_up_writes_its_rows_once(tokenizer, tmp_path):
-    folder = run.RunFolder(tmp_path, "mygo_mujica", "x", {})
+    folder = RunFolder(tmp_path, "mygo_mujica", "x", {})
     folder.create()
     for _ in range(2):
         folder.rewind(-1)
@@ -716,7 +734,7 @@ def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen,
     common = [
         "--model", str(qwen), "--data", str(sample(train)), "--envs", env, *flags, *small.split(),
         "--name", "seed0",
-        "--out", str(tmp_path), "--gradient-checkpointing", "on" if env == "text" else "off",
+        "--out", str(tmp_path),
     ]
     # the rest has no part that depends on the environment
     stages = ("all", "offline", "grpo", "star", "raft", "raft++") if env == "text" else ("all", "grpo")
@@ -766,7 +784,7 @@ def test_the_real_policy_of_random_weights_runs_through_the_real_engine(qwen, tm
 
 TINY = (
     "--warmup-steps 60 --eval-limit 12 --questions-per-step 6 --steps 2 --max-attempts 4 --limit 60 "
-    "--mini-batch 4 --lr 1e-3 --eval-data test --max-turn 60 --max-rounds 2"
+    "--mini-batch 4 --lr 1e-3 --max-turn 60 --max-rounds 2"
 ).split()
 
 
@@ -787,12 +805,13 @@ def lucky(monkeypatch):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """The default run, small: few-shot, warm-up and MyGO, in text and graph, on one of its two sets."""
+    """The default run, small, in text and graph: few-shot, warm-up and MyGO."""
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(m.metrics, "f1", by_length)
         patch.setattr(m.metrics, "exact_match", right_by_length)
-        m.main([*TINY, "--sft-trajectories", "4", "--sft-epochs", "1", "--out", str(folder)])
+        more = "--envs text,kg --sft-trajectories 4 --sft-epochs 1".split()
+        m.main([*TINY, *more, "--out", str(folder)])
     return folder / "mygo_mujica"
 
 
@@ -813,8 +832,8 @@ def test_mygo_learns_in_text_and_graph(tmp_path):
     the gains over it began at .07 (warm-up) and .08 (MyGO) or above, and MyGO had 2 to 14 of 200 more right
     than the warm-up, which so few iterations do not decide."""
     flags = (
-        "--eval-limit 200 --steps 5 --questions-per-step 48 --sft-trajectories 150 --sft-epochs 2 "
-        "--eval-data test"
+        "--envs text,kg --eval-limit 200 --steps 5 --questions-per-step 48 --sft-trajectories 150 "
+        "--sft-epochs 2"
     ).split()
     m.main([*flags, "--out", str(tmp_path)])
     for env in ("text", "kg"):
@@ -858,7 +877,8 @@ def test_mygo_killed_while_it_trains_goes_on_with_its_threshold(tmp_path, lucky)
 
 
 def test_the_world_is_tried_on_relations_that_were_never_trained_on():
-    train, [test, other] = m.load_splits(m.parse_args(["--limit", "300", "--eval-limit", "60"]))
+    train, [test, other] = m.load_splits(m.parse_args(
+        "--eval-data test,other-relations --limit 300 --eval-limit 60".split()))
     assert (test.name, other.name) == ("test", "other-relations") and len(test.questions) == 60
 
     def needs_other(q):
@@ -888,6 +908,11 @@ def test_what_the_stages_leave_adds_up(world):
         )
         K = [r["select/threshold"] for r in learned]
         assert K == sorted(K) and 0.5 < K[0] and K[-1] < 1
+        table = json.loads((world / f"seed0-{env}-table.json").read_text())
+        shown = dict(zip(table["header"], table["rows"][-1], strict=True))
+        chosen = sum(r["select/trajectories"] for r in learned)
+        assert shown["method"] == "mygo" and shown["chosen"] == f"{chosen:,.0f}"
+        assert (shown["K from"], shown["to"]) == (f"{K[0]:.2f}", f"{K[-1]:.2f}")
         assert len(read_jsonl(folder / "sharegpt.jsonl")) == sum(r["select/examples"] for r in learned)
 
 

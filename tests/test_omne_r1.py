@@ -24,11 +24,12 @@ from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
 from common.graphs import conversations, graph_questions, kg_files, kg_tools
+from common.page import calls
 from common.page.calls import is_standard
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
 from common.warmup import sharegpt
-from common.world import demonstrations, graph_policy, graphs, make_world, tiny
+from common.world import demonstrations, graphs, make_world, tiny
 from tests.conftest import Scripted, forked, sample
 from tests.test_retriever import serving
 
@@ -231,6 +232,11 @@ def test_advantages_are_whitened_over_the_step():
     sampled = batch.advantages[batch.response_mask]
     assert sampled.tolist() == pytest.approx([1, 1, -1, -1], abs=1e-4)
     assert batch.returns[batch.response_mask].tolist() == [1, 1, 0, 0]
+    credit = calls.credit_of([batch], 1.0, 1.0)
+    assert list(credit) == [(id(t), 0) for t in made]
+    first = credit[id(made[0]), 0]
+    assert first["value"] == 0 and first["advantage"] == pytest.approx(1, abs=1e-4)
+    assert first["how"][0].endswith("A = return - V = 1.000 - (0.000) = 1.000")
 
 
 def test_gae_across_two_observations_by_hand():
@@ -468,9 +474,9 @@ def test_the_fast_path_has_the_same_loss_and_gradient(policy_folder, tokenizer):
         model = models.load_model(policy_folder)
         if fast:
             hidden = models.hidden_states(model, batch)
-            loss = omne_r1.fused_sft_loss(model, batch, weights, 7.0, hidden, "off")
+            loss = omne_r1.fused_sft_loss(model, batch, weights, 7.0, hidden, "reference")
         else:
-            loss = omne_r1.weighted_sft_loss(model, batch, weights, 7.0, "off")
+            loss = omne_r1.weighted_sft_loss(model, batch, weights, 7.0)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
     for one, other in zip(*found):
@@ -631,7 +637,7 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
         facts = [(h, graphs.spoken(r), small_world.facts[h, r]) for h, r in row["plan"]]
         questions.append(asked(row["answer"], hops=row["hops"], evidences=facts))
     place = graph_questions.Task("train", questions, tools)
-    made = omne_r1.template_rows(CFG, place, graph_policy.thoughts, rollout.no_progress)
+    made = omne_r1.template_rows(CFG, place, graphs.thoughts, rollout.no_progress)
     for row, question in zip(made, questions):
         said = [m["value"] for m in row["conversations"] if m["from"] == "gpt"]
         question = next(q for q in questions if q.answers[0] == row["golden_answer"])
@@ -648,7 +654,7 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
 
 
 def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call(tokenizer):
-    p = graph_policy
+    p = graphs
     for slot in (p.FILLERS, p.PLANS, p.FOUND, p.STARTS, p.ENDS):
         assert len(set(slot)) == len(slot) >= 10
     path = [["Emma Marsh", "spouse", "Boris Reed"], ["Boris Reed", "place of birth", "Little Acacia"]]
@@ -656,7 +662,7 @@ def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call
     for number in range(200):
         question = asked(id=str(number), evidences=path)
         calls = omne_r1.template_calls(question)
-        for call, thought in zip(calls, graph_policy.thoughts(question, calls, None)):
+        for call, thought in zip(calls, graphs.thoughts(question, calls, None)):
             for i, text in enumerate((thought, omne_r1.written(call))):
                 tokens[call.tool][i] += len(tokenizer(text, add_special_tokens=False)["input_ids"])
     for thought, call in tokens.values():
@@ -1019,6 +1025,20 @@ def test_stage_3_goes_on_from_the_folded_adapters_of_stage_2(tmp_path, policy_fo
     assert all(torch.allclose(merged[k], ended[k], atol=1e-5) for k in merged)
 
 
+def test_the_world_shows_three_stages_and_the_paper_six_rows():
+    def rows_of(*line):
+        return [(name, cfg.think) for name, _, cfg in omne_r1.stages_of(omne_r1.parse_args(line))]
+
+    first = [("base", "on"), ("stage1", "on")]
+    thinking = [("sft-think", "on"), ("rl-think", "on")]
+    without = [("sft-no-think", "off"), ("rl-no-think", "off")]
+    assert rows_of() == first + thinking
+    assert rows_of("--think", "off") == first + without
+    six = rows_of("--stage", "all")
+    assert sorted(six) == sorted(first + thinking + without)
+    assert rows_of("--model", "m", "--graph", "g.graphml") == six
+
+
 def test_the_whole_ladder_and_its_table(tmp_path, policy_folder):
     args = [*SMALL, "--model", str(policy_folder), "--data", "world", "--out", str(tmp_path), "--steps", "1",
             "--sft-epochs", "1"]
@@ -1048,8 +1068,8 @@ def test_rows_of_tables_are_what_they_say():
         jobs, folders = ladder.jobs_of(recipe, Path("runs/omne_r1"), "t", 0, [])
         by_run = {job.run.name: omne_r1.stages_of(omne_r1.parse_args(job.flags)) for job in jobs}
         for label, folder in folders.items():
-            stage, = (s for run, made in by_run.items() for s in made if f"{run}-{s[0]}" == folder.name)
-            found[label] = stage
+            found[label], = ((name, *of) for run, made in by_run.items() for name, of in made.items()
+                             if f"{run}-{name}" == folder.name)
         return found
 
     weights = list(configs("table5").values())[1:]
@@ -1062,7 +1082,7 @@ def test_rows_of_tables_are_what_they_say():
         ("stage1", "12"), ("stage1", "3"), ("stage1", "mix")]
     assert [(kind, cfg.think) for _, kind, cfg in list(configs("table2").values())[1:]] == [
         ("direct", "on"), ("direct", "off")]
-    assert list(configs("table8")) == [name for name, _, _ in omne_r1.stages_of(CFG)]
+    assert list(configs("table8")) == list(omne_r1.stages_of(CFG))
 
 
 def printed(number):
@@ -1238,9 +1258,10 @@ def test_a_run_whose_server_is_gone_ends_in_one_line_and_goes_on_when_it_is_back
 
     real = omne_r1.rollouts
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
+    monkeypatch.setattr(kg_tools.HTTPTools.__init__, "__defaults__", (60.0, 0))  # no retries
     args = ["--checkpoint", str(policy_folder), "--graph", url, "--data", str(questions), "--stage", "ppo",
             "--steps", "3", "--questions-per-step", "4", "--eval-limit", "4", "--max-turn", "12",
-            "--save-every", "1", "--search-retries", "0", "--out", str(tmp_path), "--name", "a"]
+            "--save-every", "1", "--out", str(tmp_path), "--name", "a"]
     with pytest.raises(SystemExit) as ended:
         omne_r1.main(args)
     assert re.match(rf"error: no graph service at {url} after 1 tries .*serve graph[^\n]*$", ended.value.code)
@@ -1262,7 +1283,7 @@ def test_an_evaluation_counts_what_a_server_ended_and_a_template_is_left_out(tok
     assert summary["lost"] == 1 and summary["em"] == 0 and predicted[0]["problem"] == "a tool's server failed"
     known = asked(evidences=[["Velia", "director", "Torin"]])
     place = graph_questions.Task("train", [known], broken)
-    assert omne_r1.template_rows(CFG, place, graph_policy.thoughts, rollout.no_progress) == []
+    assert omne_r1.template_rows(CFG, place, graphs.thoughts, rollout.no_progress) == []
     assert "without a step in what the tools said: left out" in capsys.readouterr().out
 
 
@@ -1275,7 +1296,7 @@ def test_a_template_whose_step_a_cut_answer_does_not_show_is_left_out(tokenizer,
     whole, cut = (graph_questions.Task("train", [known], tool) for tool in (tools, Cut()))
     calls = omne_r1.template_calls(known)
     assert not omne_r1.path_is_shown(known, calls, Cut().search(calls, 3))
-    assert omne_r1.template_rows(CFG, cut, graph_policy.thoughts, rollout.no_progress) == []
+    assert omne_r1.template_rows(CFG, cut, graphs.thoughts, rollout.no_progress) == []
     shown = [f"1. Entity: {call.node_name}" for call in calls[1:]] + ["Torin --director--"]
     assert omne_r1.path_is_shown(known, calls, shown)
     assert whole.questions == cut.questions
@@ -1297,7 +1318,7 @@ def test_the_variant_without_thoughts_trains_whole_weights():
 
     def ranks(*args):
         stages = omne_r1.stages_of(omne_r1.parse_args([*graph, *args]))
-        return {name: cfg.sft_lora for name, kind, cfg in stages if kind == "sft"}
+        return {name: cfg.sft_lora for name, (kind, cfg) in stages.items() if kind == "sft"}
 
     for think in ("on", "off"):  # each stage has its own way of thinking
         assert ranks("--think", think) == {"sft-think": 8, "sft-no-think": 0}

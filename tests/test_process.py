@@ -4,6 +4,7 @@ SIGTERM at any moment, flags and their help."""
 import dataclasses
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -184,8 +185,10 @@ def test_handlers_are_put_back_and_errors_are_one_line():
 
 
 def help_of(script, capsys):
+    before = signal.getsignal(signal.SIGPIPE)
     with pytest.raises(SystemExit):
         script.parse_args(["--help"])
+    signal.signal(signal.SIGPIPE, before)
     return " ".join(re.sub("[─│╭╮╰╯]", " ", capsys.readouterr().out).split())
 
 
@@ -202,8 +205,14 @@ def test_every_flag_has_words(script, capsys):
 def test_help_shows_the_papers_numbers_and_says_the_world_s(capsys):
     shown = help_of(at2po, capsys)
     assert "training steps | sec. 5.1 (default: 240)" in shown
-    assert "in the embedded world: data world" in shown and "steps 60" in shown
+    assert "in the embedded world: data=world" in shown and "steps=60" in shown
     assert "python at2po.py --model Qwen/Qwen3-4B" in shown
+
+
+def test_help_into_a_pipe_that_closes_ends_without_a_word():
+    line = f"{shlex.quote(sys.executable)} at2po.py --help | head -n 1"
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    assert "error" not in done.stderr and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
 @pytest.mark.parametrize("cuda, there, chosen", [

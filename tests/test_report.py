@@ -2,22 +2,25 @@
 their fault and stay silent without it."""
 
 import base64
+import gzip
 import json
 import math
 import shutil
 import sqlite3
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
 import at2po
 from common import data, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
+from common.folder import RunFolder
 from common.page import __main__ as folders
 from common.page import record, teams, write_page
 from common.report import __main__ as comparison
-from common.run import RunFolder, open_tracker
+from common.run import open_tracker
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -46,7 +49,7 @@ def tree(number, rewards=(1, 0, 0), **question):
             (a, 0, "search: film", turn("<search> film </search>", seen)),
             (b, a, "answer", turn(f"answer {i} {ATTACK}")),
         ):
-            facts = {"label": label, "advantage": reward - 0.5, "value": 0.1}
+            facts = {"label": label, "advantage": reward - 0.5, "value": 0.1, "how": [f"V = 0.1 {ATTACK}"]}
             pieces = {"pieces": [t.text[:3], t.text[3:9], t.text[9:]], "logprobs": t.logprobs}
             nodes.append(record.turn_node(k, [parent], t, **facts) | pieces)
         trajectories.append({
@@ -96,14 +99,17 @@ def browser():
         b.close()
 
 
-def open_page(browser, folder, **options):
+def open_page(browser, folder, hash="", **options):
     page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)
+    page.set_default_timeout(10_000)
     page.problems, page.requests = [], []
     page.on("pageerror", lambda e: page.problems.append(str(e)))
     page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
     page.on("request", lambda r: r.url.startswith(("file:", "data:")) or page.requests.append(r.url))
     page.on("dialog", lambda d: page.problems.append("dialog"))
-    page.goto(f"file://{folder / 'trajectories.html'}")
+    if folder.suffix != ".html":
+        folder = folder / "trajectories.html"
+    page.goto(f"file://{folder}#{hash}")
     page.wait_for_selector("#list li")
     return page
 
@@ -115,21 +121,22 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     page = open_page(browser, run)
     assert page.title() == "at2po / x" and not page.problems and not page.requests
     assert page.locator("#list li").count() == 9
-    assert page.locator("#graph circle").count() == 6 and page.locator("#graph rect").count() == 1
+    assert page.locator(".graph circle").count() == 4 and page.locator(".graph rect").count() == 1
     assert ATTACK in page.locator("#main").inner_text()
     assert ATTACK in page.locator("pre.seen").first.inner_text()
     assert page.locator("#main img, #main script").count() == 0
     assert page.locator("mark").first.inner_text() == "Its director was Ada Holt."
     assert page.locator(".turn").count() == 2
+    assert page.locator(".how").first.inner_text() == f"V = 0.1 {ATTACK}"
     assert page.locator(".why").inner_text().startswith("right · reward 1")
     page.keyboard.press("l")
     assert page.locator(".why").inner_text().startswith("wrong · reward 0")
-    page.locator("#graph circle").nth(5).click()
+    page.locator(".graph g").nth(4).click()
     assert page.locator(".paths button[aria-pressed=true]").count() == 1
     assert page.locator(".paths button").nth(2).get_attribute("aria-pressed") == "true"
-    assert "film 8" in page.locator("h2").inner_text()  # newest first
+    assert "film 0" in page.locator("h2").inner_text()
     page.keyboard.press("j")
-    assert "film 7" in page.locator("h2").inner_text()
+    assert "film 1" in page.locator("h2").inner_text()
     page.keyboard.press("k")
     page.keyboard.press("3")
     assert page.locator("#list li").count() == 1 and "film 2" in page.locator("h2").inner_text()
@@ -147,10 +154,7 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     assert page.locator("#list li").count() == 1
     page.locator("#search").fill("nothing like it")
     assert "No question passes" in page.locator("#main").inner_text()
-    page.locator("#search").fill("")
-    page.select_option("#type", "")
-    page.keyboard.press("Escape")
-    page.locator("#list").focus()
+    page.locator("#search").press("Escape")
     page.keyboard.press("s")
     spans = page.locator("pre >> span")
     assert spans.count() >= 6 and "probability 0.135" in spans.nth(1).get_attribute("title")
@@ -158,6 +162,167 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     assert page.locator("#curves").evaluate("d => d.open")
     assert page.locator("#curves-image").evaluate("i => i.naturalWidth") > 400
     assert page.title() == "at2po / x" and not page.problems and not page.requests
+    page.close()
+
+
+def test_it_opens_on_an_early_tree_with_a_long_way_to_a_right_answer(tmp_path, browser):
+    long = tree(1)
+    nodes, first = long["nodes"], long["trajectories"][0]
+    nodes.append(nodes[2] | {"id": 90, "parents": [first["path"][-1]]})
+    first["path"].append(90)
+    late = json.loads(json.dumps(long)) | {"step": 90, "question": "late"}
+    flat = tree(0, (1, 1, 1))
+    run = make_run(tmp_path / "at2po/x", [flat, tree(2), long, tree(3), late])
+    write_page(run)
+    page = open_page(browser, run)
+    assert "film 1" in page.locator("h2").inner_text()
+    page.close()
+
+
+def test_equal_turns_of_siblings_are_one_node_until_a_click(tmp_path, browser):
+    group = tree(0, (1, 0, 0, 0))
+    for number in (6, 8):  # the last two answer as the second does
+        group["nodes"][number] |= {"text": group["nodes"][4]["text"]}
+    run = make_run(tmp_path / "at2po/x", [group])
+    write_page(run)
+    page = open_page(browser, run)
+    counts = page.locator(".graph .count")
+    assert counts.all_text_contents() == ["×4", "×3"]
+    assert [text.split() for text in page.locator(".paths button").all_inner_texts()] == [["1"], ["0", "×3"]]
+    counts.nth(1).click()
+    assert page.locator(".graph circle").count() == 5 and page.locator(".paths button").count() == 4
+    counts.nth(1).click()
+    assert page.locator(".graph circle").count() == 3
+    counts.first.click()
+    assert page.locator(".graph circle").count() == 8
+    assert not page.problems
+    page.close()
+
+
+def test_a_link_leads_to_a_turn(tmp_path, browser):
+    run = make_run(tmp_path / "at2po/x", [tree(0), tree(1) | {"question_id": "a/b #1"}])
+    write_page(run)
+    page = open_page(browser, run)
+    page.keyboard.press("j")
+    page.locator(".paths button").nth(1).click()
+    page.locator(".anchor").nth(1).click()
+    assert page.url.endswith("#a%2Fb%20%231/1/2")
+    other = open_page(browser, run, hash=page.url.split("#")[1])
+    assert "film 1" in other.locator("h2").inner_text() and other.locator(".turn.picked").count() == 1
+    assert other.locator(".why").inner_text().startswith("wrong")
+    for odd in ("%ZZ", "a%2Fb%20%231/99/99", "nowhere/0", "q0/x/y", "__proto__"):
+        other.goto(other.url.split("#")[0] + "#" + odd)
+        assert other.locator("h2").is_visible() and not other.problems
+    page.close()
+    other.close()
+
+
+def evaluated(folder, right, when=("_before", "")):
+    """A run with an evaluation before and after: right = the EM of each question, before and after."""
+    make_run(folder, [])
+    for suffix, ems in zip(when, right, strict=True):
+        rows = [{"id": f"q{i}", "em": em, "f1": em, "tokens": 9} | tree(i, (em,)) for i, em in enumerate(ems)]
+        mean = sum(ems) / len(ems)
+        summary = {"em": mean, "em_low": mean, "em_high": mean, "f1": mean, "n": len(ems)}
+        text = json.dumps({"summary": summary, "predictions": rows})
+        (folder / f"eval_test{suffix}.json").write_text(text)
+    return folder
+
+
+def test_before_and_after_stand_beside_each_other(tmp_path, browser):
+    run = evaluated(tmp_path / "at2po/x", [(0, 0, 1), (1, 0, 1)])
+    write_page(run)
+    page = open_page(browser, run)
+    assert page.locator("#list li").count() == 3
+    assert page.locator("h3").all_inner_texts() == ["before training", "after training"]
+    reasons = page.locator(".why").all_inner_texts()
+    assert reasons[0].startswith("wrong") and reasons[1].startswith("right")
+    page.get_by_role("button", name="changed").click()
+    assert page.locator("#list li").count() == 1
+    assert ATTACK in page.locator(".side").nth(1).inner_text() and page.locator("#main img").count() == 0
+    page.locator(".anchor").nth(3).click()
+    assert page.url.endswith("#q0/1/2") and page.locator(".turn.picked").count() == 1
+    assert page.title() == "at2po / x" and not page.problems and not page.requests
+    page.close()
+
+
+def test_two_runs_stand_beside_each_other_with_their_table(tmp_path, browser, capsys):
+    a = evaluated(tmp_path / "r/a", [(0, 1, 0)], [""])
+    b = evaluated(tmp_path / "r/b", [(1, 1, 0)], [""])
+    (b / "config.json").write_text(json.dumps({"lr": 3e-4, "name": ATTACK}))
+    comparison.main([str(a), str(b), "--page", str(tmp_path / "both.html")])
+    assert f"page: {tmp_path}/both.html" in capsys.readouterr().out.replace("\n", "")
+    page = open_page(browser, tmp_path / "both.html")
+    assert page.locator("h3").all_inner_texts() == ["a", "b"]
+    page.get_by_role("button", name="changed").click()
+    assert page.locator("#list li").count() == 1
+    page.locator("#open-table").click()
+    assert "+0.333" in page.locator("#table").inner_text()
+    page.keyboard.press("Escape")
+    page.locator("#open-config").click()
+    rows = page.locator("#config tr").all_inner_texts()
+    assert rows[1].split() == ["lr", "0.0001", "0.0003"] and ATTACK in rows[-1]
+    assert not page.problems and not page.requests
+    page.close()
+
+
+def test_a_file_of_the_run_is_added_and_runs_nothing(tmp_path, browser):
+    run = make_run(tmp_path / "at2po/x", [tree(i, (1, 0)) for i in range(90)])
+    write_page(run)
+    page = open_page(browser, run)
+    assert page.locator("#list li").count() == 60
+    assert "60 of the 90 groups" in page.locator("#left-out").inner_text()
+    page.locator("#load").set_input_files(str(run / "samples.jsonl"))
+    page.wait_for_function("document.querySelectorAll('#list li').length === 150")
+    (tmp_path / "odd.json").write_text('{"predictions": ["<img src=x onerror=alert(1)>"]}')
+    page.locator("#load").set_input_files(str(tmp_path / "odd.json"))
+    page.get_by_text("odd.json holds no trajectories").wait_for()
+    odd = tree(0) | {"question": ATTACK}
+    odd["nodes"][1]["advantage"] = math.nan
+    (tmp_path / "more.jsonl").write_text(json.dumps(odd) + "\n")
+    page.locator("#load").set_input_files(str(tmp_path / "more.jsonl"))
+    page.wait_for_function("document.querySelectorAll('#list li').length === 151")
+    assert page.title() == "at2po / x" and not page.problems and not page.requests
+    page.close()
+
+
+def test_a_tree_is_saved_as_a_picture_that_runs_nothing(tmp_path, browser):
+    group = tree(0)
+    group["nodes"][1]["label"] = f"search: {ATTACK}"
+    group["trajectories"][0]["answer"] = ATTACK
+    run = make_run(tmp_path / "at2po/x", [group])
+    write_page(run)
+    page = open_page(browser, run)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    picture = ElementTree.parse(download.value.path()).getroot()
+    page.close()
+    tags = {node.tag.split("}")[1] for node in picture.iter()}
+    assert tags == {"svg", "g", "path", "circle", "rect", "text", "title"}
+    assert any("owned" in (node.text or "") for node in picture.iter())
+    shapes = [node for node in picture.iter() if node.tag.endswith("circle")]
+    assert all(node.get("fill").startswith("rgb(") for node in shapes)
+
+
+def test_only_filters_that_tell_anything_are_shown(tmp_path, browser):
+    run = make_run(tmp_path / "askit/x", [tree(0, (1,)), tree(3, (1,)) | {"type": "comparison"}])
+    write_page(run)
+    page = open_page(browser, run)
+    names = "where", "hops", "type", "outcome", "shade"
+    shown = {name: page.locator(f"#{name}").is_visible() for name in names}
+    assert shown == {"where": False, "hops": False, "type": True, "outcome": False, "shade": True}
+    page.close()
+
+
+def test_settings_that_are_not_the_paper_s_come_first(tmp_path, browser):
+    run = make_run(tmp_path / "at2po/x", [tree(0)])
+    config = {"lr": 1e-4, "steps": 6, "name": ATTACK, "changed": ["steps"], "run_id": "f00"}
+    (run / "config.json").write_text(json.dumps(config))
+    write_page(run)
+    page = open_page(browser, run)
+    page.locator("#open-config").click()
+    assert page.locator("#config tr").all_inner_texts()[0].split() == ["steps", "6"]
+    assert page.locator("#config tr").count() == 3 and ATTACK in page.locator("#config").inner_text()
     page.close()
 
 
@@ -171,8 +336,37 @@ def test_a_dag_with_several_parents_is_drawn(tmp_path, browser):
     run = make_run(tmp_path / "mygo/x", [g])
     write_page(run)
     page = open_page(browser, run)
-    assert page.locator("#graph path").count() == 5 and page.locator("#graph rect").count() == 2
+    assert page.locator(".graph path").count() == 5 and page.locator(".graph rect").count() == 2
     assert not page.problems
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 760, 1024, 1400])
+def test_a_tree_fits_and_its_answers_are_whole(tmp_path, browser, width):
+    group = tree(0, (1, 0, -1))
+    answers = "the Holy Roman Empire of the German Nation " * 3, "Oslo", "x" * 150
+    for trajectory, answer in zip(group["trajectories"], answers, strict=True):
+        trajectory["answer"] = answer
+        deep = trajectory["path"]
+        for _ in range(6):
+            nodes = group["nodes"]
+            nodes.append(nodes[deep[-1]] | {
+                "id": len(nodes), "parents": [deep[-1]], "label": "search: " + "y" * 90})
+            deep.append(len(nodes) - 1)
+    run = make_run(tmp_path / "at2po/x", [group])
+    write_page(run)
+    page = open_page(browser, run)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.wait_for_function(f"document.querySelector('.graph svg').width.baseVal.value < {width}")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    sticks_out = """() => {
+      const pane = document.querySelector(".graph").getBoundingClientRect();
+      const texts = [...document.querySelectorAll(".graph text")];
+      return texts.filter(t => t.getBoundingClientRect().right > pane.right).map(t => t.textContent);
+    }"""
+    assert page.evaluate(sticks_out) == []
+    said = "".join(page.locator(".graph text").all_text_contents())
+    assert all(answer.replace(" ", "") in said.replace(" ", "").replace("\xa0", "") for answer in answers)
     page.close()
 
 
@@ -237,8 +431,9 @@ def test_a_page_without_a_browser(tmp_path):
     folders.main([str(run)])
     image = base64.b64encode((run / "curves.png").read_bytes()).decode()
     assert f"data:image/png;base64,{image}" in (run / "trajectories.html").read_text()
-    carried = json.loads(text.split('id="data">')[1].split("</script>")[0])
-    assert carried["groups"][0]["question"].endswith(ATTACK)
+    packed = text.split('id="data">')[1].split("</script>")[0]
+    carried = json.loads(gzip.decompress(base64.b64decode(packed)))
+    assert carried["items"][0]["question"].endswith(ATTACK)
 
 
 # ---- comparison, explanation, tracker
@@ -321,7 +516,7 @@ def test_what_is_below_zero_is_in_the_picture(values, bottom):
 
 
 def test_two_processes_do_not_write_into_one_folder(tmp_path):
-    begin = ("import sys; from common.run import RunFolder; "
+    begin = ("import sys; from common.folder import RunFolder; "
              "folder = RunFolder(sys.argv[1], 'at2po', 'x', {}); folder.create(); "
              "print('held', flush=True); input()")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -419,21 +614,6 @@ def test_the_line_is_drawn_through_the_data_or_through_the_middle_of_many_steps(
         line = axis.lines[-1].get_ydata()
         assert list(line[3:30]) == pytest.approx(falling[3:30], rel=.06 if count > report.MANY else 1e-9)
     plt.close(figure)
-
-
-def test_no_panel_is_empty_and_every_line_of_panels_is_full():
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    for count, per_line in ((1, [1]), (3, [3]), (7, [3, 4]), (9, [3, 3, 3]), (12, [4, 4, 4])):
-        figure = plt.figure()
-        axes = report._axes(figure, count, len(per_line))
-        assert len(axes) == count
-        found = {}
-        for axis in axes:
-            found.setdefault(axis.get_subplotspec().get_topmost_subplotspec().rowspan.start, []).append(axis)
-        assert [len(line) for line in found.values()] == per_line
-        plt.close(figure)
 
 
 def stage(folder, **sets):

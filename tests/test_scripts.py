@@ -24,8 +24,9 @@ from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
+from common.folder import RunFolder, open_stage
 from common.page import trees
-from common.run import RunFolder, load_policy, program, what_is_saved
+from common.run import load_policy, program, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
 from tests.conftest import Scripted, forked, sample
@@ -279,15 +280,19 @@ def test_a_policy_that_knows_no_format_is_told_before_and_at_the_first_step(tmp_
 
 
 def test_the_end_by_token_budget_is_explained(tmp_path, capsys):
-    run(tmp_path, "--steps", 9, "--name", "a", "--token-budget", 200)
+    run(tmp_path, "--steps", 9, "--name", "a", "--token-budget", 200, "--eval-every", 1)
     said = capsys.readouterr().out
     assert (
         "training ends after step" in said
         and "of at most 9" in said
         and "its budget is spent (tokens " in said
     )
-    tokens = rows(tmp_path / "at2po/a/metrics.jsonl")[-1]["rollout/tokens_total"]
+    *earlier, last = rows(tmp_path / "at2po/a/metrics.jsonl")
+    tokens = last["rollout/tokens_total"]
     assert tokens >= 200 and f"(tokens {tokens:,}, " in said
+    # the last step's weights are evaluated once, as the final ones
+    assert all("eval/em" in row for row in earlier) and "eval/em" not in last
+    assert said.count("eval test (n 12)") == 2 + len(earlier)
 
 
 def test_a_long_evaluation_says_how_far_it_is_where_there_is_no_terminal(monkeypatch, capsys):
@@ -670,10 +675,10 @@ def test_a_warm_up_killed_before_its_only_checkpoint_can_go_on(tmp_path):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(asdict(cfg)))
         (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    begun = mygo_mujica.stage_folder(cfg, "text", "warm-up")
+    begun = open_stage(cfg, "mygo_mujica", "text-warm-up", saves="once")
     assert begun.resume and begun.start is None
     with pytest.raises(RunError, match="checkpoint/ is gone"):
-        mygo_mujica.stage_folder(cfg, "text", "mygo")
+        open_stage(cfg, "mygo_mujica", "text-mygo")
 
 
 def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
@@ -681,10 +686,10 @@ def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
     (tmp_path / "bi_rar/a-forward/.lock").touch()
     cfg = bi_rar.parse_args(["--name", "a", "--out", str(tmp_path), "--resume"])
     with pytest.raises(RunError, match="holds no stage of a run called a"):
-        bi_rar.stage_folder(cfg, "forward")
+        open_stage(cfg, "bi_rar", "forward")
     (tmp_path / "bi_rar/a-baseline").mkdir()
     (tmp_path / "bi_rar/a-baseline/config.json").touch()
-    folder = bi_rar.stage_folder(cfg, "forward")
+    folder = open_stage(cfg, "bi_rar", "forward")
     assert not folder.resume and folder.start is None
 
 
@@ -712,7 +717,7 @@ def test_a_stopped_run_names_its_folders_and_survives_a_damaged_checkpoint(tmp_p
     with program():
         assert what_is_saved() == "nothing was written"
         RunFolder(tmp_path, "bi_rar", "a-initial", {"name": "a"})
-        assert what_is_saved() == "nothing was written to the run folder yet"
+        assert what_is_saved() == "nothing was written"
         RunFolder(tmp_path, "bi_rar", "a-merged-0.5", {"name": "a"}, resume=True)
         (folder / "trainer.json").write_text('{"step": 7}')
         said = what_is_saved()
@@ -934,7 +939,7 @@ def test_a_question_drawn_twice_gets_two_trees(qwen):
     model, tokenizer = models.load_policy(str(qwen))
     policy = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer))
     cfg = at2po.parse_args(
-        ["--model", "x", "--rollout", "chains", "--group-size", "2", "--max-response", "8"]
+        ["--model", "x", "--expansion", "none", "--group-size", "2", "--max-response", "8"]
     )
     q = data.Question("1", "Who?", ["a"])
     a, b = at2po.rollout_trees(policy, None, [q, q], cfg, 1)

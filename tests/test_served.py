@@ -10,7 +10,7 @@ import bi_rar
 import mygo_mujica
 from common import chat, rollout
 from common.files import RunError, read_jsonl
-from common.serve import served
+from common.serve import chat_client, served
 from tests.served_model import Model
 
 QUESTION = {"id": "q1", "question": "Who directed Red Hill?", "answer": "Bo Moss", "type": "bridge"}
@@ -96,17 +96,18 @@ def test_the_other_scripts_agents_do_too(files):
     assert "stop" not in model.requests[0]
 
 
-def test_what_was_said_is_on_file_and_not_asked_for_again(files):
+def test_what_was_said_is_on_file_and_not_asked_for_again(files, monkeypatch):
+    monkeypatch.setattr(chat_client.Chat.__init__, "__defaults__", (0,))  # no retries
     answers = ("<search> Red Hill ", (500, ""), (500, ""), (500, ""), (500, ""))
     model = Model(*answers)
     with pytest.raises(SystemExit, match="1") as stop:
-        evaluate(at2po, files, model.url, "--search-retries", 0)
+        evaluate(at2po, files, model.url)
     assert "a run with --resume" in str(stop.value.code)
     (row,) = read_jsonl(files / "at2po/e/said_q.jsonl")
     assert row["text"] == "<search> Red Hill </search>"
     asked = len(model.requests)
     model.answers = ["<think> b </think> <answer> \\boxed{Bo Moss} </answer>"]
-    evaluate(at2po, files, model.url, "--resume", "--search-retries", 0)
+    evaluate(at2po, files, model.url, "--resume")
     assert len(model.requests) == asked + 1
     assert summary(files, "at2po", "e")["summary"]["em"] == 1
 
@@ -182,7 +183,7 @@ def test_the_key_comes_from_the_environment_and_is_written_nowhere(files, monkey
         assert f"HTTP {status}" in str(stop.value.code) and "sk-secret-1" not in str(stop.value.code)
     monkeypatch.setenv("OPENAI_API_KEY", "two words")
     with pytest.raises(RunError, match="no key has"):
-        served.ServedEngine(model.url, "m", served.TextTokenizer(), 0)
+        served.ServedEngine(model.url, "m", served.TextTokenizer())
 
 
 @pytest.mark.parametrize("flags, message", [

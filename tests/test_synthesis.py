@@ -631,7 +631,7 @@ def test_an_answer_without_a_text_is_counted_and_a_run_of_them_stops(openai, tmp
     server = openai(lambda prompt: (200, body))
     with pytest.raises(files.RunError, match=f"30 unusable answers in a row, the last: '{reason}"):
         synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90)
-    assert rules(tmp_path) == [rule] * 30 and len(server.asked) < 40
+    assert set(rules(tmp_path)) == {rule} and len(server.asked) == 30
 
 
 def test_nonsense_stops_after_thirty_and_a_better_teacher_goes_on(openai, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from common import model as models
-from common.world import start_weights, tiny
+from common.world import __main__ as start_weights
+from common.world import tiny
 
 READY = {" ".join(command): command for command in start_weights.commands()}
 commands = pytest.mark.parametrize("command", READY.values(), ids=list(READY))
@@ -63,7 +64,7 @@ def test_another_recipe_makes_its_own(flags, monkeypatch, tmp_path):
     assert folder.parent == tmp_path / "fivehop"
 
 
-@pytest.mark.parametrize("flags", ["--engine vllm", "--flaw-rate .3", "--world hard:elastic=.3"])
+@pytest.mark.parametrize("flags", ["--engine vllm", "--top-k 2", "--world hard:elastic=.3"])
 def test_other_flags_are_another_recipe(flags):
     if "vllm" in flags:
         pytest.importorskip("vllm")

@@ -211,7 +211,7 @@ def test_two_steps_of_at2po_and_one_more(half_is_right, tmp_path):
 
 
 def test_two_steps_of_bi_rar(half_is_right, tmp_path):
-    flags = "--stage forward --group-size 4 --explain-limit 2 --out".split()
+    flags = "--world plain --stage forward --group-size 4 --explain-limit 2 --out".split()
     bi_rar.main([*SMALL, *flags, str(tmp_path)])
     assert_no_drift(last_rows(tmp_path / "bi_rar/a-forward"))
 

@@ -135,7 +135,7 @@ def test_what_is_claimed_has_to_be_read_and_is_told_when_it_was():
     assert "Oslo. The year of Wet Wood is 1999. So the answer" in thoughts[2]
 
 
-def test_what_is_left_out_is_counted_by_its_reason_and_flaws_come_as_often_as_asked(small):
+def test_what_is_left_out_is_counted_by_its_reason(small):
     rows = [HOTPOT, WIKI, MUSIQUE, {"question": "Who?", "answer": "Bo"}]
     questions = [data.parse_question(row) for row in rows]
     index = retriever.make_retriever("bm25", data.pool_contexts(questions[:3]))
@@ -152,16 +152,6 @@ def test_what_is_left_out_is_counted_by_its_reason_and_flaws_come_as_often_as_as
     assert fate == {"longer than the agent's limits": 1, "does not earn reward 1": 1, "demonstrated": 1,
                     "no gold evidence that can be followed": 1}
     assert [[d.flaw for d in made] for made in kept] == [[None]]
-    for flaw_rate, low, high in ((1.0, 3, 3), (.5, 1, 2)):
-        kept, _ = demonstrations.of_questions(
-            questions[:3], index, render, lambda made, question: 1, 1, flaw_rate=flaw_rate)
-        flaws = sum(bool(d.flaw) for (d,) in kept)
-        assert low <= flaws <= high, flaw_rate
-    import random
-    same = [questions[0], questions[0]]
-    assert demonstrations.another_answer(questions[0], same, random.Random(0)) == "unknown"
-    drawn = {demonstrations.another_answer(questions[0], questions[:2], random.Random(n)) for n in range(9)}
-    assert drawn == {"Oslo"}
 
 
 def test_what_the_agent_could_not_finish_is_not_demonstrated(tmp_path, small, capsys):
@@ -312,23 +302,10 @@ def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
         {"from": "human", "value": "Who?"},
         {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
     cfg = omne_r1.Config(model=str(small), warmup_data=write(tmp_path / "c.jsonl", [row]), warmup_steps=2,
-                         data="x", out=str(tmp_path), name="a", flaw_rate=0.0)
+                         data="x", out=str(tmp_path), name="a")
     source = omne_r1.base_weights(cfg)
     before, after = (models.load_model(f).state_dict() for f in (small, source))
     assert any(not torch.equal(before[k], after[k]) for k in before)
-
-
-def test_flawed_demonstrations_on_request():
-    question = data.parse_question(WIKI)
-    demo = demonstrated(WIKI)
-    import random
-    kinds = {demonstrations.flawed(demo, "Rome", random.Random(seed)).flaw for seed in range(30)}
-    assert kinds == set(demonstrations.FLAWS)
-    for seed in range(30):
-        bad = demonstrations.flawed(demo, "Rome", random.Random(seed))
-        assert len(bad.hops) < len(demo.hops) or bad.flaw == "bad format"
-        assert len(bad.thoughts()) == len(bad.hops) + 1
-    assert question.answers == ["Oslo"]
 
 
 def test_a_file_without_evidence_is_one_line(tmp_path, small, capsys):

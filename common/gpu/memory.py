@@ -59,64 +59,62 @@ def shape_of(config):
     )
 
 
-def estimate(shape, flags, cuda, ranks=1, frozen=0, longest=8192, sampled=.4, trains=True):
-    """Estimate of one of `ranks` processes that share weights and moments. flags: flags.PolicyFlags.
+def estimate(shape, cfg, cuda, ranks=1, frozen=0, longest=8192, sampled=.4, trains=True):
+    """Estimate of one of `ranks` processes that share weights and moments. cfg: flags.PolicyFlags.
 
     frozen: models of this size beside the policy: reference, scorer, sampler. longest: tokens of a sequence.
     sampled: share of the tokens that the policy samples, the rest being prompts and passages.
     trains: False = weights that are only sampled; every rank has them whole."""
-    s, f = shape, flags
-    in_bf16 = f.precision == "bf16" or f.precision == "auto" and cuda
+    s = shape
+    in_bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and cuda
     width = 2 if in_bf16 else 4
     if not trains:
-        loaded = width if f.engine == "vllm" else 4  # (run.load_policy)
-        rollout = sampling(s, f, cuda, in_bf16, 1, longest)
+        loaded = width if cfg.engine == "vllm" else 4  # (run.load_policy)
+        rollout = sampling(s, cfg, cuda, in_bf16, 1, longest)
         return Estimate({"weights": loaded * s.weights}, {}, rollout)
-    trained = s.adapters * f.lora if f.lora else s.weights
-    base = s.weights if f.lora else 0
+    trained = s.adapters * cfg.lora if cfg.lora else s.weights
+    base = s.weights if cfg.lora else 0
     held = {
         "trained weights": 4 * trained / ranks,
         "weights below adapters": width * base / ranks,
-        "moments": (2.03 if f.optimizer == "adamw8bit" else 8) * trained / ranks,
+        "moments": (2.03 if cfg.optimizer == "adamw8bit" else 8) * trained / ranks,
         "frozen models": width * s.weights * frozen / ranks,
     }
     flex = cuda  # FlexAttention
-    checkpointing = f.gradient_checkpointing == "on" or f.gradient_checkpointing == "auto" and cuda
-    layer = f.micro_tokens * layer_activations(s, in_bf16, flex)
-    copies = 2 * s.matrices * (in_bf16 and not f.lora and ranks == 1)  # one layer's where they are cut
-    head = logits(s, int(f.micro_tokens * sampled), cuda and f.kernels != "off")
+    layer = cfg.micro_tokens * layer_activations(s, in_bf16, flex)
+    copies = 2 * s.matrices * (in_bf16 and not cfg.lora and ranks == 1)  # one layer's where they are cut
+    head = logits(s, int(cfg.micro_tokens * sampled), cuda)
     update = {"gradients": 4 * trained / ranks}
-    if f.share_prefixes == "on" and not flex:  # a mask of bits, and as numbers: on a CPU every layer's own
-        pack = min(f.micro_tokens, 4 * s.hidden)  # model.pack_tokens
-        own = 1 if checkpointing else s.layers
-        update["attention mask"] = f.micro_tokens * pack * (3 + width * own)
+    if cfg.share_prefixes == "on" and not flex:  # a mask of bits, and as numbers: on a CPU every layer's own
+        pack = min(cfg.micro_tokens, 4 * s.hidden)  # model.pack_tokens
+        update["attention mask"] = cfg.micro_tokens * pack * (3 + width * s.layers)
     if ranks > 1:  # FSDP puts together embedding and head, whole all the time, and a layer
         ends = s.vocabulary * s.hidden * (1 if s.tied else 2)
-        update["gathered weights"] = 4 * (ends + s.matrices / s.layers) * (1 if f.lora else 2)
-    if checkpointing:  # a forward pass, the head and a layer's backward pass come one after the other
-        update["inputs of layers"] = f.micro_tokens * s.layers * 4 * s.hidden
+        update["gathered weights"] = 4 * (ends + s.matrices / s.layers) * (1 if cfg.lora else 2)
+    if cuda:  # layers are computed again: forward pass, head and a layer's backward pass, one after the other
+        update["inputs of layers"] = cfg.micro_tokens * s.layers * 4 * s.hidden
         update["bf16 copies, logits, or a layer"] = max(copies, head, 1.5 * layer)
     else:
         update["activations"] = s.layers * layer
         update["bf16 copies and logits"] = copies + head
-    return Estimate(held, update, sampling(s, f, cuda, in_bf16, ranks, longest))
+    return Estimate(held, update, sampling(s, cfg, cuda, in_bf16, ranks, longest))
 
 
-def sampling(s, f, cuda, in_bf16, ranks, longest):
+def sampling(s, cfg, cuda, in_bf16, ranks, longest):
     """What a rollout holds beside the policy. vLLM: all weights, and caches at once, for sequences as long as
     the model knows. Our engine shares the trainer's weights, but for bf16 copies of fp32 matrices."""
-    vllm = f.engine == "vllm"
+    vllm = cfg.engine == "vllm"
     in_bf16 = in_bf16 or vllm and cuda  # whatever --precision says
     width = 2 if in_bf16 else 4
     a_token = 2 * s.layers * s.keys * width
     most = MAX_BATCH * (s.positions if vllm else longest) * a_token
-    caches = 2 * min(f.cache_gb * 2**30, most)  # of running sequences, and of finished turns
+    caches = 2 * min(cfg.cache_gb * 2**30, most)  # of running sequences, and of finished turns
     if vllm:
         return {"the sampler's weights": width * s.weights, "keys and values": caches}
     weights = 0
     if ranks > 1:  # the trainer's are cut
-        weights = (width if f.lora else 4) * s.weights
-    if in_bf16 and not f.lora:
+        weights = (width if cfg.lora else 4) * s.weights
+    if in_bf16 and not cfg.lora:
         weights += 2 * s.matrices + (2 if cuda else 4) * s.vocabulary * s.hidden  # a CPU's head is fp32
     mask = s.attention // s.keys * longest * (1 + width)  # bits, and the numbers PyTorch makes of them
     layer = width * (3 * s.inner + 2 * (s.attention + s.keys))
@@ -163,7 +161,7 @@ def device_bytes():
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def check(flags, name, frozen=0, longest=8192, trains=True):
+def check(cfg, name, frozen=0, longest=8192, trains=True):
     """Ends the program where the device cannot hold the training of `name` (folder or hub id), with so many
     frozen models beside it, or, where it is not trained, its sampling. On a CPU it is ended for weights,
     moments and gradients alone, and warned of the rest: small runs seldom reach limits on tokens and caches.
@@ -176,31 +174,29 @@ def check(flags, name, frozen=0, longest=8192, trains=True):
     except (AttributeError, ValueError, OSError, KeyError, RuntimeError):  # loading says what it is
         return
     cuda = default_device() == "cuda"
-    found = estimate(shape, flags, cuda, distributed.world(), frozen, longest, trains=trains)
+    found = estimate(shape, cfg, cuda, distributed.world(), frozen, longest, trains=trains)
     if found.peak <= have:
         return
-    said = f"about {found.peak / 1e9:.1f} GB, here are {have / 1e9:.1f}; {remedies(flags, found)}"
+    said = f"about {found.peak / 1e9:.1f} GB, here are {have / 1e9:.1f}; {remedies(cfg, found)}"
     sure = sum(found.held.values()) + found.update.get("gradients", 0)
     if cuda or sure > have:
         sys.exit(f"error: {name} with these flags wants {said}")
     warn(f"{name} may want {said}")
 
 
-def remedies(flags, found):
+def remedies(cfg, found):
     """The largest parts, and what to turn, largest gain first."""
     parts = found.held | found.update | found.rollout
     largest = sorted(parts, key=parts.get, reverse=True)[:4]
     told = ", ".join(f"{what} {parts[what] / 1e9:.1f}" for what in largest)
     ways = []
-    if not flags.lora and found.update:
+    if not cfg.lora and found.update:
         ways.append("--lora 64 (adapters on a frozen base)")
-        if flags.optimizer == "adamw" and distributed.world() == 1:
+        if cfg.optimizer == "adamw" and distributed.world() == 1:
             ways.append("--optimizer adamw8bit (saves three quarters of the moments)")
     if found.update.get("activations", found.update.get("inputs of layers", 0)) > .1 * found.peak:
-        ways.append(f"--micro-tokens {flags.micro_tokens // 2}")
-        if "activations" in found.update:
-            ways.append("--gradient-checkpointing on")
+        ways.append(f"--micro-tokens {cfg.micro_tokens // 2}")
     if found.rollout["keys and values"] > .2 * found.peak:
-        ways.append(f"--cache-gb {flags.cache_gb / 2:g}")
+        ways.append(f"--cache-gb {cfg.cache_gb / 2:g}")
     ways.append("more GPUs (torchrun --nproc-per-node N)")
     return f"{told}. Try {'; '.join(ways)}"

@@ -3,14 +3,13 @@ what they were made with; and thoughts that a language model writes for them.
 
     sft-data/  settings.json  sampled.jsonl  answers.jsonl  sharegpt.jsonl  dataset_info.json"""
 
-import json
 import re
 from functools import partial
 
 from common import chat, data
-from common.files import RunError, read_json, write_atomic, write_json
+from common.files import RunError, read_json, write_json, write_jsonl
 from common.graphs.graph_questions import GRAPH_TYPE
-from common.serve.chat_client import NEVER_READ, UNREADABLE, BadAnswer, filled, read_object
+from common.serve.chat_client import UNREADABLE, BadAnswer, filled, read_object
 from common.warmup import sharegpt
 
 FIELDS = ("id", "graph_type", "question")
@@ -49,9 +48,8 @@ def write(folder, rows):
     if not rows:
         raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question has "
                        "a known path for a template")
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
-    write_atomic(folder / "sharegpt.jsonl", text)
+    write_jsonl(folder / "sharegpt.jsonl", rows)
 
 
 # ---------------------------------------------------------------- thoughts of a language model
@@ -87,11 +85,7 @@ def thoughts_by_teacher(teacher, answers):
     where the model's answer cannot be read. (The paper does not print its prompt: THOUGHTS is ours.)
 
     teacher: a synthesis.Teacher. answers: a files.Keyed of what it said."""
-    unread = []     # in a row
-
     def think_of(question, calls, shown):
-        if len(unread) >= NEVER_READ:  # another thread has ended it
-            return None
         steps = []
         for number, (call, text) in enumerate(zip(calls, shown, strict=True), 1):
             steps.append(f"{number}. {call.tool}({call.node_name!r})\n{text}")
@@ -104,14 +98,8 @@ def thoughts_by_teacher(teacher, answers):
             count=str(count),
         )
         try:
-            thoughts = teacher.asked(question.id, prompt, partial(read_thoughts, count=count), answers)
-        except BadAnswer as bad:
-            unread.append(bad)
-            if len(unread) == NEVER_READ:
-                raise RunError(f"--teacher {teacher.url}: {NEVER_READ} answers in a row could not be read, "
-                               f"the last: {bad.reason}") from None
+            return teacher.asked(question.id, prompt, partial(read_thoughts, count=count), answers)
+        except BadAnswer:
             return None
-        unread.clear()
-        return thoughts
 
     return think_of

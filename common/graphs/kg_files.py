@@ -1,8 +1,5 @@
 """Knowledge graphs on disk: every form that is read.
 
-    load_graph("triples.jsonl")            a file or a LightRAG working folder
-    load_graphs("cs=FILE,legal=FILE")      several, by graph_type; or a folder of graphs
-
 Triples, 2WikiMultihopQA's evidences, LightRAG's custom_kg, and GraphML of LightRAG, networkx, Neo4j, Gephi
 and yEd: docs/data.md, section Graphs. What comes of them is described in kg.py. Two edges between a pair that
 differ in their words stay two.
@@ -63,7 +60,7 @@ def is_graph_folder(folder):
 
 
 def load_graph(path, encoder=""):
-    """KnowledgeGraph of a file or a folder; that of a LightRAG working folder has its vectors."""
+    """KnowledgeGraph of a file, or of a LightRAG working folder with its vectors."""
     path = Path(path)
     stored = None
     if path.is_dir():
@@ -96,7 +93,7 @@ def graph_of(source, questions):
 
 
 def read_file(path):
-    """The graph of a file; what is in a .json decides how it is read."""
+    """What is in a .json decides how it is read."""
     suffix = path.suffix.lower()
     if suffix == ".graphml":
         return read_graphml(path)
@@ -225,9 +222,8 @@ NUMBER = re.compile(r"(?=.*\d|.*://)\S+")  # "n0", "17", "http://example.org/Osl
 
 
 def read_graphml(path):
-    """LightRAG's (undirected) or nano-graphrag's file, or one of networkx, Neo4j, Gephi, yEd. Names lose the
-    literal quotes of older files, many-valued fields their <SEP>. Nodes without a name are left out and
-    counted."""
+    """LightRAG's (undirected) or nano-graphrag's file, or one of networkx, Neo4j, Gephi, yEd. Nodes without a
+    name are left out and counted."""
     read = _networkx_graph(path)
     lightrag = any("entity_type" in node for _, node in read.nodes(data=True))
     graph = empty_graph(read.is_directed())
@@ -294,7 +290,6 @@ def _attributes(rows):
 
 
 def _first(row, keys, quotes=False):
-    """The first text in some attributes, however their names are written."""
     row = {key.lower(): value for key, value in row.items()}
     found = (plain(row.get(key), quotes) for key in keys)
     return next(filter(None, found), "")
@@ -310,7 +305,6 @@ def _add_edge(graph, head, tail, row, quotes=False):
 # ---------------------------------------------------------------- custom_kg
 
 def _of_custom_kg(path, value):
-    """The graph of a custom_kg object. path: where it was read, for errors."""
     graph = empty_graph(directed=False)
     for row, (name,) in _rows(path, value, "entities", "entity_name"):
         description = plain(row.get("description"), quotes=True)

@@ -1,8 +1,7 @@
 """Vectors of entity names, and the names nearest to a query.
 
-    Index(names, encoder="")                 character n-grams (tf-idf): no download
-    Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk under a hash of
-                                             names, encoder and prefix
+    Index(names)                             character n-grams (tf-idf): no download
+    Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk
     Index(names, encoder, Stored)            the vectors of LightRAG's vdb_entities.json (kg_files.py)
 """
 
@@ -24,12 +23,9 @@ class VectorsError(UserError):
 
 
 class Index:
-    """search(queries, k) among names.
-
-    stored: vectors of these names. Names that have none there are encoded; without an encoder they have none,
-    a query that is such a name's exact spelling is answered by its vector, and any other by tf-idf.
-    left_out, encoded: how many names have no stored vector and stay without, or get one. cache: the folder of
-    encoded names."""
+    """stored: vectors of these names; names that have none there are encoded. Without an encoder a query that
+    is a name's exact spelling is answered by its stored vector, any other by tf-idf. left_out, encoded: how
+    many names have no stored vector and stay without, or get one."""
 
     def __init__(self, names, encoder="", stored=None, cache=None):
         self.names = names
@@ -45,12 +41,13 @@ class Index:
             _, self.prefix = prefixes(encoder, self.model)  # names among names: both sides as passages
         if stored is not None:
             self._use_stored()
-        elif encoder:
+        elif not encoder:
+            self.numbers = self.numbers[:0]
+        else:
             folder = Path(cache or Path.home() / CACHE)
             name = fingerprint(encoder, [json.dumps(names)], self.prefix)
             path = folder / f"entities-{name}.npy"
             self.vectors = kept_vectors(path, lambda: self._encode(names))
-        self.row_of = {int(i): row for row, i in enumerate(self.numbers)}
         if not encoder:
             self._count_characters()
 
@@ -58,7 +55,7 @@ class Index:
         from sklearn.feature_extraction.text import TfidfVectorizer
         self.tfidf = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 3)).fit(self.names)
         self.columns = self.tfidf.transform(self.names).T.tocsr()  # (features, n): a query reads its own rows
-        self.number_of = {name: i for i, name in enumerate(self.names)}
+        self.row_of = {self.names[i]: row for row, i in enumerate(self.numbers)}
 
     def _use_stored(self):
         rows = [self.stored.rows.get(name, -1) for name in self.names]
@@ -68,37 +65,29 @@ class Index:
         if not self.encoder:
             self.left_out = len(missing)
         elif missing:
-            encoded = self._of_same_size([self.names[i] for i in missing])
+            encoded = self._encode([self.names[i] for i in missing])
             vectors = np.concatenate([vectors, encoded])
             known += missing
             self.encoded = len(missing)
         else:
-            self._of_same_size(self.names[:1])
+            self._encode(self.names[:1])
         self.numbers = np.array(known)
         self.vectors = vectors
 
-    def _of_same_size(self, texts):
-        """Encoded texts, to stand beside stored vectors."""
-        vectors = self._encode(texts)
-        expected = self.stored.vectors.shape[1]
-        if vectors.shape[1] != expected:
-            raise VectorsError(f"{self.stored.path}: its vectors have {expected:,} numbers, those of "
-                             f"{self.encoder} {vectors.shape[1]:,}: give the encoder that made them, or "
-                             "the .graphml alone, whose names are then encoded")
-        return vectors
-
     def _encode(self, texts):
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # (half a character is no text)
-        return encode(self.model, texts, self.prefix, "document", progress=len(texts) > 5000)
+        vectors = encode(self.model, texts, self.prefix, "document", progress=len(texts) > 5000)
+        if self.stored is not None and vectors.shape[1] != self.stored.vectors.shape[1]:
+            raise VectorsError(f"{self.stored.path}: its vectors have {self.stored.vectors.shape[1]:,} "
+                               f"numbers, those of {self.encoder} {vectors.shape[1]:,}: give the encoder "
+                               "that made them, or the .graphml alone, whose names are then encoded")
+        return vectors
 
     def search(self, queries, k):
         """For each query at most k (number of a name, cosine), best first; equal ones in the names' order."""
-        if not self.encoder and self.vectors is None:
-            return self._by_characters(queries, k)
         if self.encoder:
-            encode_some = self._encode if self.stored is None else self._of_same_size
-            return self._by_vectors(encode_some(queries), k)
-        rows = [self.row_of.get(self.number_of.get(query)) for query in queries]
+            return self._by_vectors(self._encode(queries), k)
+        rows = [self.row_of.get(query) for query in queries]
         others = [query for query, row in zip(queries, rows, strict=True) if row is None]
         by_characters = iter(self._by_characters(others, k))
         found = []

@@ -3,8 +3,8 @@
     tools = make_tools("cs=FILE,legal=FOLDER", encoder)    or make_tools("http://127.0.0.1:8100")
     tools.search([Call("node_info", "Pays de Caux", "agriculture", question)], k=5)  ->  [text]
 
-They are called as retrievers are, so rollout.BatchedSearch takes them. Every call has a text, also one for a
-name or a graph that there is not (kg.py). Over HTTP the form is that of the authors' server:
+Every call has a text, also one for a name or a graph that there is not (kg.py). Over HTTP the form is that of
+the authors' server:
 
     POST /{graph_type}/get_precise_entity_names, /{graph_type}/get_node    {"node_name": …}
     -> {"rendered_content": …}
@@ -37,15 +37,26 @@ class Call:
     question: str = ""
 
 
-def alike(calls):
-    """{(graph_type, tool): indices of its calls}"""
-    groups = {}
-    for i, call in enumerate(calls):
-        groups.setdefault((call.graph_type, call.tool), []).append(i)
-    return groups
+class Tools:
+    """What both kinds have: `graphs` by their names, None where nobody says which there are."""
+
+    def search(self, calls, k=MATCHES):
+        """The texts of calls. k: how many entities entity_matcher shows, where it is not a server's own."""
+        groups = {}
+        for i, call in enumerate(calls):
+            groups.setdefault((call.graph_type, call.tool), []).append(i)
+        texts = [""] * len(calls)
+        for (graph_type, tool), group in groups.items():
+            if self.graphs is not None and graph_type not in self.graphs:
+                answers = [kg.render_unknown_graph(graph_type, self.graphs)] * len(group)
+            else:
+                answers = self.answers(graph_type, tool, [calls[i] for i in group], k)
+            for i, answer in zip(group, answers, strict=True):
+                texts[i] = answer
+        return texts
 
 
-class LocalTools:
+class LocalTools(Tools):
     """Both tools on graphs of this process. graphs: {graph_type: KnowledgeGraph}."""
     remote = False
 
@@ -59,20 +70,9 @@ class LocalTools:
         for graph in self.graphs.values():
             graph.index  # noqa: B018
 
-    def search(self, calls, k=MATCHES):
-        """The texts of calls. k: how many entities entity_matcher shows."""
-        texts = [""] * len(calls)
-        for (graph_type, tool), group in alike(calls).items():
-            asked = [calls[i] for i in group]
-            if graph_type not in self.graphs:
-                answers = [kg.render_unknown_graph(graph_type, self.graphs)] * len(group)
-            elif tool == ENTITY_MATCHER:
-                answers = self._matches(self.graphs[graph_type], asked, k)
-            else:
-                answers = self._nodes(self.graphs[graph_type], asked)
-            for i, answer in zip(group, answers, strict=True):
-                texts[i] = answer
-        return texts
+    def answers(self, graph_type, tool, calls, k):
+        graph = self.graphs[graph_type]
+        return self._matches(graph, calls, k) if tool == ENTITY_MATCHER else self._nodes(graph, calls)
 
     def _matches(self, graph, calls, k):
         names = [call.node_name[:MAX_NAME] for call in calls]
@@ -93,8 +93,8 @@ class LocalTools:
         return texts
 
 
-class HTTPTools(http_client.Client):
-    """Client of a server with these tools.
+class HTTPTools(Tools, http_client.Client):
+    """Client of a server with these tools. A text is None for a call that was lost.
 
     A graph that the server does not have is an answer, as it is in this process. A call that gets none,
     though the server lives and has answered others, has None for a text and is counted in `lost`: it must not
@@ -118,20 +118,15 @@ class HTTPTools(http_client.Client):
             return None
 
     def search(self, calls, k=MATCHES):
-        """The texts of calls, None for one that was lost. k is the server's own."""
         self.cancelled.clear()
-        texts = [""] * len(calls)
+        return super().search(calls, k)
+
+    def answers(self, graph_type, tool, calls, k):
+        path = f"/{quote(graph_type, safe='')}/{PATHS[tool]}"
         at_once = 1 if self.graphs is None else CALLS_A_REQUEST
-        for (graph_type, tool), group in alike(calls).items():
-            path = f"/{quote(graph_type, safe='')}/{PATHS[tool]}"
-            asked = [calls[i] for i in group]
-            answers = []
-            if self.graphs is not None and graph_type not in self.graphs:
-                answers = [kg.render_unknown_graph(graph_type, self.graphs)] * len(group)
-            for start in range(len(answers), len(group), at_once):
-                answers += self._texts(path, asked[start:start + at_once])
-            for i, answer in zip(group, answers, strict=True):
-                texts[i] = answer
+        texts = []
+        for start in range(0, len(calls), at_once):
+            texts += self._texts(path, calls[start:start + at_once])
         return texts
 
     def _texts(self, path, calls, few=False):
@@ -185,7 +180,7 @@ class HTTPTools(http_client.Client):
 
 
 def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES, max_words=kg.MAX_WORDS, **patience):
-    """The tools that `--graph spec` names. patience: timeout (seconds a request) and retries of a server."""
+    """patience: timeout (seconds a request) and retries of a server."""
     if spec.startswith(("http://", "https://")):
         return HTTPTools(spec, **patience)
     graphs = kg_files.load_graphs(spec, encoder)

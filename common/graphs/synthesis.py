@@ -5,24 +5,14 @@
 
 Seed nodes take turns. In each, a teacher drafts a path near the node, a question and its answer; path_fault
 and name_fault check them, and the teacher judges what is left. A draft that fails goes back with what was
-wrong. The folder has
-
-    questions.jsonl   {"id", "graph_type", "question", "golden_answer", "path", "relations", "hops", "kind",
-                      "seed_node", "ambiguous"}, relations[i] from path[i] to path[i + 1]
-    rejected.jsonl    a row a draft: {"id", "graph_type", "kind", "rule", "path", "question", "answer",
-                      "reason"}
-    questions.md      the paper's table 1, and the rejected drafts by rule
-    answers.jsonl     what a model said and could be read, on file as soon as it was said
-
-The order of the work is always the same, and no answer that is on file is asked for again. So the same
-command goes on with an interrupted synthesis and comes to the same rows.
+wrong. docs/data.md has the files of the folder. The order of the work is always the same, and no answer that
+is on file is asked for again: the same command goes on with an interrupted synthesis, to the same rows.
 
 A path is a list of names. An edge joins two nodes from either end, as the tools show it; where a directed
 graph's edge is gone against its direction, its label is "inverse of …".
 """
 
 import itertools
-import json
 import random
 import re
 import unicodedata
@@ -33,7 +23,7 @@ from dataclasses import dataclass
 import networkx
 
 from common import kg
-from common.files import Keyed, Progress, RunError, say, warn, write_atomic
+from common.files import Keyed, Progress, RunError, say, warn, write_atomic, write_jsonl
 from common.http_client import RETRIES
 from common.rollout import stable_seed
 from common.serve.chat_client import (
@@ -100,7 +90,7 @@ def seeds(graph, largest=LARGEST):
 
 
 def subgraph(around, node):
-    """{node: steps from this one}, nearest first. around: an undirected networkx graph."""
+    """{node: steps from this one}, nearest first."""
     return networkx.single_source_shortest_path_length(around, node, cutoff=DEPTH)
 
 
@@ -119,7 +109,7 @@ def split_seeds(graph, test_share=0.1, largest=LARGEST):
 # ---------------------------------------------------------------- paths
 
 def steps(graph, node):
-    """[(relation, node it leads to)]: the node's facts and, in a directed graph, those it is the tail of."""
+    """[(relation, node it leads to)], in a directed graph also against its edges."""
     found = [(relation, tail) for _, relation, tail in graph.facts(node)]
     if graph.graph.graph.get("directed", True):
         for head, _, relation in graph.graph.in_edges(node, data="relation"):
@@ -350,8 +340,7 @@ Output in JSON format only, don't add markdown code delimiter or anything else, 
 
 
 def generation_prompt(graph, item, previous=None):
-    """The prompt for a path, a question and an answer. previous: the last draft, and what was wrong with it,
-    which the appendix prints in gray."""
+    """previous: the last draft, and what was wrong with it, which the appendix prints in gray."""
     prompt = "Relations(entity_1 - entity_2: the relation):\n"
     prompt += "".join(f"{line}\n" for line in relation_lines(graph, item.seed_node))
     prompt += TASK[item.kind]
@@ -405,11 +394,11 @@ def read_verdict(text):
 
 
 class Teacher(Chat):
-    """A model behind an OpenAI-compatible address, up to and with "/v1". model: its name there.
-    answers: a files.Keyed of what it said."""
+    """A model behind an OpenAI-compatible address. answers: a files.Keyed of what it said."""
 
     def __init__(self, url, model, retries=RETRIES):
         super().__init__(url, model, "--teacher", "teacher", retries)
+        self.unread = 0  # answers in a row that could not be read
 
     def draft(self, graph, item, attempt, previous, answers):
         prompt = generation_prompt(graph, item, previous)
@@ -424,14 +413,25 @@ class Teacher(Chat):
 
     def asked(self, key, prompt, read, answers):
         """read(the model's answer). One that can be read is kept, and not asked for again; for any other
-        BadAnswer is raised."""
+        BadAnswer is raised, and RunError where the teacher cannot be understood."""
         def ask():
             text = self.ask(prompt)
             read(text)
             return {"text": text}
 
         own = stable_seed(self.model, prompt)  # of another model or graph the key is another
-        return read(answers.of(f"{key}/{own}", ask)["text"])
+        try:
+            if self.unread >= NEVER_READ:  # another thread has ended it
+                raise BadAnswer(NO_ANSWER, "it was given up")
+            found = read(answers.of(f"{key}/{own}", ask)["text"])
+        except BadAnswer as bad:
+            self.unread += 1
+            if self.unread == NEVER_READ:
+                raise RunError(f"--teacher {self.url}: {NEVER_READ} unusable answers in a row, the last: "
+                               f"{bad.reason[:200]!r}. With a better one the same command goes on") from None
+            raise
+        self.unread = 0
+        return found
 
 
 # ---------------------------------------------------------------- one question
@@ -451,7 +451,6 @@ def attempt_all(graph, teacher, item, answers, attempts, unique):
 
 
 def attempt_one(graph, teacher, item, attempt, previous, answers, unique):
-    """A Draft, checked and judged."""
     draft = Draft([], "", "")
     try:
         draft = teacher.draft(graph, item, attempt, previous, answers)
@@ -549,10 +548,9 @@ class Made:
         self.questions = []
         self.rejected = []
         self.seen = set()
-        self.unread = 0     # answers in a row that could not be read
 
     def enter(self, item, tried):
-        """Whether an item became a question. RunError where the teacher cannot be understood."""
+        """Whether an item became a question."""
         last = tried[-1]
         if not last.rule and (last.question, last.answer) in self.seen:
             last.rule = DUPLICATE
@@ -563,12 +561,6 @@ class Made:
                     "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "rule": draft.rule,
                     "path": draft.path, "question": draft.question, "answer": draft.answer,
                     "reason": draft.reason})
-            self.unread += 1
-            if draft.rule not in (UNREADABLE, NO_ANSWER):
-                self.unread = 0
-            if self.unread == NEVER_READ:
-                raise RunError(f"the teacher gave {NEVER_READ} unusable answers in a row, the last: "
-                               f"{draft.reason[:200]!r}. With a better one the same command goes on")
         if last.rule:
             return False
         self.seen.add((last.question, last.answer))
@@ -580,9 +572,8 @@ class Made:
         return True
 
     def write(self, folder):
-        for name, rows in (("questions", self.questions), ("rejected", self.rejected)):
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-            write_atomic(folder / f"{name}.jsonl", "".join(lines))
+        write_jsonl(folder / "questions.jsonl", self.questions)
+        write_jsonl(folder / "rejected.jsonl", self.rejected)
         tables = table("Graph Type", "graph_type", self.questions) + table("rejected", "rule", self.rejected)
         write_atomic(folder / "questions.md", "\n".join(tables))
 

@@ -1,6 +1,10 @@
-"""trajectories.html of a run folder: one self-contained file that runs no text of a model."""
+"""trajectories.html of a run folder, or of several: one self-contained file that runs no text of a model.
+
+The page knows no paper. Its data is JSON, packed so that a default run stays under 2 MB; trajectories.js says
+what an item and its sides are, record.py what a node and a trajectory are."""
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -9,75 +13,155 @@ import re
 from pathlib import Path
 
 from common.files import read_jsonl, write_atomic
-from common.report import evaluations, interval
+from common.report import config_of, evaluations, interval
 
 HERE = Path(__file__).parent
+GROUPS = 60  # of samples.jsonl that a page holds, evenly spaced
+QUESTIONS = 400  # of an evaluation
+OF_THE_PROCESS = ("run_id", "threads", "machine", "date", "changed")  # of config.json: no settings
 
 
 def write_page(folder):
-    """The page: sampled groups of training, 400 final predictions of a set, and the folder's curves.png.
-    Returns its path."""
+    """The page of one run: sampled groups of training, the questions of its evaluations before and after
+    training beside each other, its curves. Returns its path."""
     folder = Path(folder)
-    rows = read_jsonl(folder / "metrics.jsonl")
-    groups = _training_groups(folder)
+    items, left_out = training_items(folder)
     summaries = []
-    for name, result in evaluations(folder).items():
-        shown = result["predictions"][:400]
-        groups += [g | {"where": name} for g in shown if "nodes" in g]
+    after, before = evaluations(folder), evaluations(folder, "before")
+    for name, result in after.items():
         s = result["summary"]
         summaries.append(f"{name} EM {interval(s)} n {s['n']}")
-    if rows:
-        summaries.append(f"{len(rows)} steps")
+        sides = {"after training": result["predictions"]}
+        if name in before:
+            sides = {"before training": before[name]["predictions"]} | sides
+        found, more = paired_items(name, sides)
+        items += found
+        left_out += more
+    steps = len(read_jsonl(folder / "metrics.jsonl"))
+    if steps:
+        summaries.append(f"{steps} steps")
     title = f"{folder.parent.name} / {folder.name}"
-    content = {
-        "title": title,
+    return fill(folder / "trajectories.html", title, {
         "summary": " · ".join(summaries),
-        "config": json.loads((folder / "config.json").read_text()),
-        "groups": [_for_the_page(g) for g in groups],
-        "curves": _curves(folder),
-    }
+        "settings": settings({folder.name: config_of(folder)}),
+        "items": items,
+        "left_out": " ".join(left_out),
+        "curves": picture(folder / "curves.png"),
+    })
+
+
+def write_comparison(path, runs, curves, table):
+    """The page of {name: run folder}: the questions that all were evaluated on, side by side; table: of their
+    differences, {"header", "rows"}; curves: a PNG."""
+    results = {name: evaluations(folder) for name, folder in runs.items()}
+    items, left_out = [], []
+    for set_name in set.intersection(*map(set, results.values())):
+        sides = {name: found[set_name]["predictions"] for name, found in results.items()}
+        found, more = paired_items(set_name, sides)
+        items += found
+        left_out += more
+    if not items:
+        left_out.append("These runs keep no trajectories of questions that all were asked.")
+    return fill(path, " and ".join(runs), {
+        "summary": f"{len(items)} questions",
+        "settings": settings({name: config_of(folder) for name, folder in runs.items()}),
+        "items": items,
+        "left_out": " ".join(left_out),
+        "curves": picture(curves),
+        "table": table,
+    })
+
+
+# ---------------------------------------------------------------- items
+
+def training_items(folder):
+    """(items of at most GROUPS groups of samples.jsonl, [what is left out, in words])"""
+    samples = read_jsonl(folder / "samples.jsonl")
+    groups = [g for g in samples if g.get("nodes") and g.get("trajectories")]
+    keep = {round(i * (len(groups) - 1) / (GROUPS - 1)) for i in range(GROUPS)}
+    items = [item(g, "training", {"": g}) for i, g in enumerate(groups) if i in keep]
+    left_out = []
+    if len(items) < len(groups):
+        left_out.append(f"{len(items)} of the {len(groups)} groups in samples.jsonl are here.")
+    return items, left_out
+
+
+def paired_items(where, sides):
+    """The same of the questions that {side: predictions} have in common, at most QUESTIONS."""
+    by_id = {}
+    for name, predictions in sides.items():
+        by_id[name] = {row["question_id"]: row for row in predictions if row.get("nodes")}
+    common = [id for id in next(iter(by_id.values())) if all(id in rows for rows in by_id.values())]
+    items = []
+    for id in common[:QUESTIONS]:
+        found = {name: rows[id] for name, rows in by_id.items()}
+        items.append(item(found[name], where, found))
+    left_out = []
+    if len(items) < len(common):
+        left_out.append(f"{len(items)} of the {len(common)} questions of {where} are here.")
+    return items, left_out
+
+
+def item(group, where, sides):
+    """A question and {side's name: its group} of it."""
+    names = ("question_id", "question", "type", "hops", "gold", "evidence", "step")
+    about = {key: group.get(key) for key in names}
+    shown = []
+    for name, of_side in sides.items():
+        nodes = [for_the_page(node) for node in of_side["nodes"]]
+        side = {"name": name, "nodes": nodes, "trajectories": of_side["trajectories"]}
+        shown.append(side | {"beside": of_side.get("beside")})
+    return about | {"where": where, "sides": shown}
+
+
+def for_the_page(node):
+    """Without token ids, and with log-probs as short as anyone reads them."""
+    node = {k: v for k, v in node.items() if k not in ("ids", "observation_ids")}
+    if "logprobs" in node:
+        node["logprobs"] = [round(x, 3) for x in node["logprobs"]]
+    return node
+
+
+# ---------------------------------------------------------------- settings, curves, the file
+
+def settings(configs):
+    """Rows of {run: config.json}; of one run those come first that are not the paper's, of several those that
+    differ."""
+    keys = dict.fromkeys(key for config in configs.values() for key in config if key not in OF_THE_PROCESS)
+    first, rest = [], []
+    for key in keys:
+        values = [config.get(key) for config in configs.values()]
+        differ = any(value != values[0] for value in values)
+        if len(configs) == 1:
+            differ = key in next(iter(configs.values())).get("changed", [])
+        (first if differ else rest).append([key, *values])
+    about = "not the paper's default" if len(configs) == 1 else "different"
+    return {"runs": list(configs), "about": about, "first": first, "rest": rest}
+
+
+def picture(file):
+    """A PNG as the page carries it, where there is one."""
+    file = Path(file)
+    if not file.exists() or file.suffix != ".png":
+        return ""
+    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+
+
+def fill(path, title, content):
+    """Writes the page and returns its path."""
+    content = json.dumps(finite({"title": title} | content), ensure_ascii=False, allow_nan=False)
     script = (HERE / "trajectories.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
-    packed = json.dumps(finite(content), ensure_ascii=False, allow_nan=False)
-    fill = {
+    parts = {
         "TITLE": html.escape(title),
-        "DATA": packed.replace("<", "\\u003c"),
+        "DATA": base64.b64encode(gzip.compress(content.encode("utf-8", "replace"), mtime=0)).decode(),
         "SCRIPT": script,
         "SCRIPT_HASH": "sha256-" + base64.b64encode(digest).decode(),
     }
     template = (HERE / "trajectories.html").read_text(encoding="utf-8")
-    page = re.sub("@(TITLE|DATA|SCRIPT|SCRIPT_HASH)@", lambda m: fill[m[1]], template)
-    write_atomic(folder / "trajectories.html", page)
-    return folder / "trajectories.html"
-
-
-def _training_groups(folder):
-    """At most 60 of samples.jsonl, evenly spaced, the newest first."""
-    samples = read_jsonl(folder / "samples.jsonl")
-    groups = [g for g in samples if g.get("nodes") and g.get("trajectories")]
-    keep = {round(i * (len(groups) - 1) / 59) for i in range(60)}
-    kept = [g | {"where": "training"} for i, g in enumerate(groups) if i in keep]
-    return kept[::-1]
-
-
-def _for_the_page(group):
-    """Without token ids, and with log-probs as short as anyone reads them."""
-    nodes = []
-    for node in group["nodes"]:
-        node = {k: v for k, v in node.items() if k not in ("ids", "observation_ids")}
-        if "logprobs" in node:
-            node["logprobs"] = [round(x, 3) for x in node["logprobs"]]
-        nodes.append(node)
-    rest = {k: v for k, v in group.items() if k != "prompt_ids"}
-    return rest | {"id": group["question_id"], "nodes": nodes}
-
-
-def _curves(folder):
-    """The run's curves.png as the page carries it, where there is one."""
-    image = folder / "curves.png"
-    if not image.exists():
-        return ""
-    return "data:image/png;base64," + base64.b64encode(image.read_bytes()).decode()
+    page = re.sub("@(TITLE|DATA|SCRIPT|SCRIPT_HASH)@", lambda m: parts[m[1]], template)
+    write_atomic(path, page)
+    return path
 
 
 def finite(value):

@@ -32,7 +32,7 @@ CALLS = {
 WEIGHTED = {
     "train/loss": Metric("the weighted loss, mean of the updates", "weighted loss", "loss {:.4f}"),
     "train/lr": Metric("learning rate of the step's last update"),
-    "sft/weight": Metric("mean weight of a learned token"),
+    "sft/weight": Metric("mean weight of a learned token", line="weight {:.2f}"),
     "sft/tokens": Metric("tokens that the step's updates learned from"),
 }
 EVALUATED = ("em", "normalised", "f1", "searches", "rounds", "tokens", "repetitions", "standard")
@@ -114,26 +114,41 @@ def is_standard(trajectory):
 
 # ---------------------------------------------------------------- records
 
-def nodes_of(trajectory, first, label, tokenizer):
-    """A trajectory's turns as nodes below the question."""
-    nodes = []
-    parents = [0]
-    for k, turn in enumerate(trajectory.turns, first):
-        nodes.append(record.turn_node(k, parents, turn, tokenizer, label=label(turn)))
-        parents = [k]
-    return nodes
+def group_record(trajectories, question, label, tokenizer=None, credit=None, **extra):
+    """Trajectories of one question. credit: {(id(trajectory), turn): what credit_of says of it}."""
+    def of_turn(t, k):
+        known = credit.get((id(t), k), {}) if credit else {}
+        return {"label": label(t.turns[k]), **known}
+
+    def why(t):
+        return reasons(t.info, question.answers[0])
+
+    return record.group_of(question, trajectories, of_turn, why, tokenizer, **extra)
 
 
-def group_record(trajectories, question, label, tokenizer=None, **extra):
-    """Trajectories of one question."""
-    nodes = [record.root_node()]
-    done = []
-    for t in trajectories:
-        own = nodes_of(t, len(nodes), label, tokenizer)
-        nodes += own
-        path = [0, *(node["id"] for node in own)]
-        done.append(record.outcome(t, path, reasons(t.info, question.answers[0])))
-    return record.group(question, nodes, done, **extra)
+def credit_of(batches, gamma, lam):
+    """{(id(trajectory), turn): value and advantage of a round, and how they came about} of this rank's
+    batches, whose advantages are whitened."""
+    found = {}
+    for b in batches:
+        for i, trajectory in enumerate(b.trajectories):
+            for k, turn in enumerate(trajectory.turns):
+                tokens = b.turn_ids[i] == k
+                if not tokens.any():
+                    continue
+                value = float(b.values[i][tokens][0])
+                returned = float(b.returns[i][tokens][0])
+                advantage = float(b.advantages[i][tokens].mean())
+                found[id(trajectory), k] = {
+                    "value": value,
+                    "advantage": advantage,
+                    "how": [
+                        f"GAE (gamma {gamma:g}, lambda {lam:g}) at its first token: A = return - V = "
+                        f"{returned:.3f} - ({value:.3f}) = {returned - value:.3f}",
+                        f"mean of its {len(turn.ids)} tokens, whitened over the step: {advantage:.3f}",
+                    ],
+                }
+    return found
 
 
 def reasons(info, gold):
@@ -149,13 +164,13 @@ def reasons(info, gold):
     return said
 
 
-def sample_record(policy, done, questions, step, group_size, label):
-    """The step's first question with different rewards, else its first."""
+def sample_record(policy, done, questions, step, group_size, label, credit):
+    """The step's first question with different rewards, else its first. credit: see credit_of."""
     groups = [done[i:i + group_size] for i in range(0, len(done), group_size)]
     rewards = [[t.reward for t in group] for group in groups]
     i = record.first_with_spread(rewards)
-    more = {"step": step, "prompt_ids": groups[i][0].prompt_ids}
-    return group_record(groups[i], questions[i], label, policy.tokenizer, **more)
+    more = {"step": step, "prompt_ids": groups[i][0].prompt_ids, "beside": "value"}
+    return group_record(groups[i], questions[i], label, policy.tokenizer, credit, **more)
 
 
 def prediction(trajectory, question, label):
@@ -175,9 +190,8 @@ def direct_prediction(trajectory, question, verdict):
     row = {"id": question.id, "standard": 0.0, "tokens": trajectory.sampled_tokens}
     for name in "answer problem em normalised f1 searches repetitions".split():
         row[name] = getattr(trajectory.info, name)
-    nodes = [record.root_node(), record.turn_node(1, [0], trajectory.turns[0])]
     why = [f"judge: {verdict}"] if verdict else []
-    return row | record.group(question, nodes, [record.outcome(trajectory, [0, 1], why)])
+    return row | record.group_of(question, [trajectory], lambda t, k: {}, lambda t: why)
 
 
 # ---------------------------------------------------------------- conversations to learn from
@@ -202,9 +216,9 @@ def keep_learned(folder, policy, examples, label):
     shown = []
     for t in examples[:1] + examples[-1:]:
         question = data.Question(t.question_id, t.question_id, [""])
-        nodes = [record.root_node(), *nodes_of(t, 1, label, policy.tokenizer)]
-        path = [node["id"] for node in nodes]
-        outcome = record.outcome(t, path, [f"from: {t.info.source}"])
-        more = {"step": 0, "prompt_ids": t.prompt_ids}
-        shown.append(record.group(question, nodes, [outcome], **more))
+        shown.append(record.group_of(
+            question, [t],
+            lambda t, k: {"label": label(t.turns[k])},
+            lambda t: [f"from: {t.info.source}"],
+            policy.tokenizer, step=0, prompt_ids=t.prompt_ids))
     folder.append("samples.jsonl", shown)

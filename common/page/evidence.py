@@ -63,8 +63,8 @@ def path_metrics(paths, max_evidence):
 
 # ---------------------------------------------------------------- records for the page
 
-def path_nodes(policy, path, first=1):
-    """A node for each action, with what else was offered."""
+def path_nodes(policy, path, first=1, credit=None):
+    """A node for each action, with what else was offered. credit: (R_t, A_t) of each."""
     case, nodes = path.case, []
     moves = path.moves[path.given:]
     for t, (state, action, logprob) in enumerate(
@@ -75,41 +75,49 @@ def path_nodes(policy, path, first=1):
             label, text = "asks", f"asks: {moves[t].text}"
         else:
             label = text = "submit"
-        nodes.append({
+        node = {
             "id": first + t,
             "parents": [first + t - 1 if t else 0],
             "label": label,
             "text": text,
-            "observation": offered(policy, state, action),
             "probability": math.exp(logprob),
             "gold": action in case.gold,
-        })
+            "how": offered(policy, state, action),
+        }
+        if credit:
+            reward, advantage = credit[t]
+            node["advantage"] = advantage
+            node["how"].append(
+                f"A = R - b(s) = {reward:.3f} - {reward - advantage:.3f} = {advantage:.3f}, b the mean "
+                "return of other paths through this evidence")
+        nodes.append(node)
     return nodes
 
 
 def offered(policy, state, action):
-    """The actions of a state and their probabilities, the likeliest first; gold is starred."""
+    """Lines of the actions of a state and their probabilities, the likeliest first; gold is starred."""
     case, moves = state
     known = policy.cache.get(state)
     if not known and action < 0:
         # a policy whose sub-questions search elsewhere: it sees none of them, and took no sentence itself
         known = policy.cache.get((case, tuple(m for m in moves if isinstance(m, int))))
     if not known:
-        return ""
-    lines = ["offered (* gold):"]
+        return []
+    lines = [f"{len(known[0])} actions were offered (* gold), p = softmax of their scores:"]
     for a, x in sorted(zip(*known, strict=True), key=lambda pair: -pair[1]):
         mark = "* " if a in case.gold else ""
         name = {SUBMIT: "submit", ASK: "ask"}.get(a) or case.texts[a]
-        lines.append(f"{math.exp(x):.3f}  {mark}{name}")
-    return "\n".join(lines)
+        taken = " <- taken" if a == action else ""
+        lines.append(f"p {math.exp(x):.3f}  {mark}{name}{taken}")
+    return lines
 
 
-def group_record(policy, paths, **extra):
-    """Paths of one question for the page."""
-    case = paths[0].case
+def group_record(policy, paths, credit=None, **extra):
+    """Paths of one question for the page. credit: {id(path): (R_t, A_t) of each action}."""
+    case, credit = paths[0].case, credit or {}
     nodes, done = [record.root_node()], []
     for p in paths:
-        mine = path_nodes(policy, p, len(nodes))
+        mine = path_nodes(policy, p, len(nodes), credit.get(id(p)))
         nodes += mine
         em, f1, precision, recall = evidence_scores(case, p.taken)
         done.append({
@@ -123,21 +131,23 @@ def group_record(policy, paths, **extra):
                 f"{ending(case, p.taken)[0]}, log p {p.logprob:.2f}",
             ],
         })
-    return record.group(case.question, nodes, done, **extra)
+    return record.group(case.question, nodes, done, beside="probability", **extra)
 
 
-def sample_record(policy, paths, size, step):
-    """The step's first question whose paths have different rewards; `size` paths a question."""
+def sample_record(policy, paths, size, step, credit):
+    """The step's first question whose paths have different rewards; `size` paths a question. credit: (R_t,
+    A_t) of each action of each path."""
+    credit = {id(path): of_path for path, of_path in zip(paths, credit, strict=True)}
     groups = [paths[i:i + size] for i in range(0, len(paths), size)]
     mixed = [g for g in groups if len({p.reward for p in g}) > 1]
-    return group_record(policy, (mixed or groups)[0], step=step)
+    return group_record(policy, (mixed or groups)[0], credit, step=step)
 
 
 def show_path(policy, path):
     """A search on the terminal."""
     for node in path_nodes(policy, path):
         console.print(f"[bold]{plain(node['text'])}[/bold]  ({node['probability']:.2f})")
-        for line in node["observation"].split("\n")[1:]:
+        for line in node["how"][1:]:
             console.print(f"  [dim]{plain(line)}[/dim]")
 
 
@@ -345,6 +355,7 @@ COLUMNS = {
     "precision": ("eval", "precision", ".3f"),
     "recall": ("eval", "recall", ".3f"),
     "sentences": ("eval", "sentences", ".2f"),
+    "Spearman": ("eval", "spearman", "interval"),
 }
 
 

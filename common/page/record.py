@@ -4,15 +4,18 @@ A group is a question with the trajectories sampled for it:
 
     question_id question type hops gold evidence step    evidence: gold sentences,
                                                          marked where they are observed
-    nodes         [{id, parents [ids], text, observation, entropy, …}]
-                                                         what else a script adds is shown as it is
+    nodes         [{id, parents [ids], label, text, observation, entropy, advantage, how, clipped, …}]
+                  how: lines that say how value and advantage came about, with the numbers put in; what
+                  else a script adds is shown as it is
     trajectories  [{path [node ids], reward, answer, problem, correct, why [lines]}]
+    beside        the fact of a node that stands beside it in the tree, such as "value"
 """
 
 from common.files import console, plain
 from common.metrics import normalize_answer
 
-PRIVATE = ("id", "parents", "text", "observation", "ids", "observation_ids", "logprobs", "pieces", "label")
+PRIVATE = ("id", "parents", "text", "observation", "ids", "observation_ids", "logprobs", "pieces", "label",
+           "how")
 
 
 def group(question, nodes, trajectories, **extra):
@@ -30,6 +33,23 @@ def group(question, nodes, trajectories, **extra):
     }
 
 
+def group_of(question, trajectories, of_turn, why, tokenizer=None, **extra):
+    """The record of a question's trajectories; a turn that paths share is one node.
+
+    of_turn(trajectory, k) -> {"label", …}: what is told of its turn k. why(trajectory) -> lines that say what
+    led to its reward."""
+    nodes, done, number = [root_node()], [], {}
+    for t in trajectories:
+        path = [0]
+        for k, turn in enumerate(t.turns):
+            if id(turn) not in number:
+                number[id(turn)] = len(nodes)
+                nodes.append(turn_node(len(nodes), path[-1:], turn, tokenizer, **of_turn(t, k)))
+            path.append(number[id(turn)])
+        done.append(outcome(t, path, why(t)))
+    return group(question, nodes, done, **extra)
+
+
 def root_node():
     return {"id": 0, "parents": [], "label": "question", "sampled": False}
 
@@ -45,8 +65,8 @@ def turn_node(number, parents, turn, tokenizer=None, **extra):
         "stopped by": turn.stop_reason,
         "tokens": len(turn.ids),
         "entropy": round(turn.entropy, 4),
-        **extra,
     }
+    node |= {key: value for key, value in extra.items() if value is not None}
     if tokenizer is not None:
         node["ids"] = turn.ids
         node["observation_ids"] = turn.observation_ids
@@ -137,6 +157,8 @@ def explain(group, index):
                 short = f"{value:.4g}" if isinstance(value, float) else value
                 facts.append(f"{key} {short}")
         console.print(f"  [cyan]{plain(', '.join(facts))}[/cyan]")
+        for line in node.get("how", ()):
+            console.print(f"  [cyan]{plain(line)}[/cyan]")
         console.print(f"    {plain(node['text'])}")
         if node.get("observation"):
             console.print(f"    [dim]{plain(node['observation'][:400])}[/dim]")

@@ -54,10 +54,13 @@ def step_metrics(groups, retriever):
 
 # ---------------------------------------------------------------- records
 
+CASCADES = {"TA": ("answer", "forward cascade (Eq 5)"), "TQ": ("question", "backward cascade (Eq 6)")}
+
+
 def cascade_facts(trajectory, step_reward):
-    """A dict a turn: its distances, their rewards, and what each adds to its cascade."""
+    """A dict a turn: its distances, their rewards, what each adds to its cascade, and how."""
     facts = [{} for _ in trajectory.turns]
-    for name in ("TA", "TQ"):
+    for name, (end, words) in CASCADES.items():
         left = 1.0
         along = getattr(trajectory.info, f"d_{name}") or []
         for d, of_turn in zip(along, facts, strict=False):
@@ -65,11 +68,11 @@ def cascade_facts(trajectory, step_reward):
             of_turn[f"d_{name}"] = d
             of_turn[f"r_{name}"] = r
             of_turn[f"cascade_{name}"] = left * r
+            of_turn.setdefault("how", []).append(
+                f"distance to the {end} d = {d:.3f} (Eq 4), r = exp(-d) = {r:.3f} (Eq 7); {words}: adds "
+                f"{r:.3f} x {left:.3f} = {left * r:.3f}, {left:.3f} the product of 1 - r before it")
             left *= 1 - r
     return facts
-
-
-WHY = {"forward cascade (Eq 5)": "cascade_TA", "backward cascade (Eq 6)": "cascade_TQ"}
 
 
 def why(trajectory, question, facts):
@@ -79,28 +82,32 @@ def why(trajectory, question, facts):
     compared = record.compared(info.answer, question.answers)
     lines = [f"exact match: {compared}: {equal}"]
     if info.d_TA is not None:
-        for words, key in WHY.items():
-            total = sum(of_turn.get(key, 0.0) for of_turn in facts)
-            lines.append(f"{words}: {total:.4f}, counted where the answer is right")
+        for name, (_, words) in CASCADES.items():
+            added = [of_turn[f"cascade_{name}"] for of_turn in facts if f"cascade_{name}" in of_turn]
+            terms = " + ".join(f"{x:.3f}" for x in added)
+            lines.append(f"{words}: {terms} = {sum(added):.4f}, counted where the answer is right")
     return lines
 
 
 def group_record(trajectories, question, label, step_reward, tokenizer=None, **extra):
     """Trajectories of one question for the page."""
-    nodes, done = [record.root_node()], []
-    for t in trajectories:
-        path = [0]
-        facts = cascade_facts(t, step_reward)
-        advantages = t.advantages or [None] * len(t.turns)
-        for turn, advantage, of_turn in zip(t.turns, advantages, facts, strict=True):
-            more = {"label": label(turn), "advantage": advantage, **of_turn}
-            number = len(nodes)
-            node = record.turn_node(number, path[-1:], turn, tokenizer, **more)
-            nodes.append(node)
-            path.append(number)
-        reasons = why(t, question, facts)
-        done.append(record.outcome(t, path, reasons))
-    return record.group(question, nodes, done, **extra)
+    facts = {id(t): cascade_facts(t, step_reward) for t in trajectories}
+    rewards = [t.reward for t in trajectories]
+
+    def of_turn(t, k):
+        advantage = t.advantages[k] if t.advantages else None
+        return {"label": label(t.turns[k]), "advantage": advantage, **facts[id(t)][k]}
+
+    def reasons(t):
+        lines = why(t, question, facts[id(t)])
+        if t.advantages and len(rewards) > 1:
+            mean = sum(rewards) / len(rewards)
+            lines.append(
+                f"advantage of every turn (Eq 8): (reward {t.reward:.4f} - mean {mean:.4f}) / standard "
+                f"deviation of {len(rewards)} = {t.advantages[0]:.3f}")
+        return lines
+
+    return record.group_of(question, trajectories, of_turn, reasons, tokenizer, beside="d_TA", **extra)
 
 
 def prediction(trajectory, question, label, step_reward):
@@ -123,7 +130,15 @@ PAPER = {  # Table 1: Qwen2.5-3B-Instruct, mean of the seven sets
     "baseline": "0.336 (Search-R1)",
     "forward": "0.384",
     "backward": "0.377",
-    "lambda 0.25": "0.397",
+    "merged 0.25": "0.397",
+}
+COLUMNS = {  # header: (how, key, form), see report.method_table
+    "F1": ("eval", "f1", ".3f"),
+    "tokens": ("minus", "tokens", ".1f"),
+    "searches": ("minus", "searches", ".2f"),
+    "made before": ("eval", "repeats", ".2f"),
+    "sampled in training": ("sum", "rollout/tokens", ",.0f"),
+    "training s": ("sum", "time/rollout time/train", ".0f"),
 }
 
 
@@ -135,7 +150,7 @@ def show_table(cfg, stages, paper_eval):
     merged = f"{cfg.name}-merged-"
     for folder in sorted(base.glob(f"{merged}*")):
         lam = folder.name.removeprefix(merged)
-        named[f"lambda {lam}"] = folder
+        named[f"merged {lam}"] = folder
     folders, runs = {}, {}
     for label, folder in named.items():
         if list(folder.glob("eval_*.json")):
@@ -148,7 +163,7 @@ def show_table(cfg, stages, paper_eval):
 
     path = base / cfg.name
     title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
-    report.method_table(path, title, runs, "baseline", paper)
+    report.method_table(path, title, runs, "baseline", paper, COLUMNS)
     report.draw_methods(path, title, runs)
     plot_distances(folders, base / f"{cfg.name}-distances.png")
 
@@ -162,7 +177,7 @@ def plot_distances(runs, path):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    trained = {label: folder for label, folder in runs.items() if not label.startswith("lambda")}
+    trained = {label: folder for label, folder in runs.items() if not label.startswith("merged")}
     runs = trained or runs
     figure, axes = plt.subplots(
         2,

@@ -121,7 +121,7 @@ def worker_node(number, parent, worker, tokenizer, advantage):
 
 def group_record(trajectories, question, tokenizer=None, chosen_by=None, **extra):
     """Trajectories of one question for the page: the DAG of planner turns and the workers between them.
-    chosen_by: (the rule in words, the chosen trajectories)."""
+    chosen_by: (lines that say the rule, trajectory -> what it made of it, the chosen trajectories)."""
     nodes, done = [record.root_node()], []
     for t in trajectories:
         advantage = t.advantages[0] if t.advantages else None
@@ -148,9 +148,9 @@ def why(trajectory, question, chosen_by):
     strings = record.compared(info.answer, question.answers)
     lines = [f"F1 (sec. 4.1): {strings}: {trajectory.reward:.2f}"]
     if chosen_by:
-        rule, chosen = chosen_by
+        rule, passed, chosen = chosen_by
         was = "chosen" if any(trajectory is c for c in chosen) else "not chosen"
-        lines.append(f"{rule}{was} to learn from")
+        lines += [*rule, f"{passed(trajectory)}{was} to learn from"]
     if info.faults:
         counted = [f"{name} {n}" for name, n in info.faults.items()]
         lines.append("counted: " + ", ".join(counted))
@@ -173,13 +173,24 @@ def prediction(trajectory, question):
     return row | group_record([trajectory], question)
 
 
-def sample_record(policy, questions, made, chosen, stage, K, step):
-    """The iteration's first question with different rewards."""
+def sample_record(policy, questions, made, chosen, stage, K, step, rule):
+    """The iteration's first question with different rewards. rule: lines on the threshold K."""
     rewards = [[t.reward for t in group] for group in made]
     i = record.first_with_spread(rewards)
-    rule = f"K of this iteration {K:.3f}: " if stage in ("mygo", "offline") else ""
+
+    def passed(trajectory):
+        if stage not in BY_THRESHOLD:
+            return ""
+        if trajectory.reward > K:
+            return f"r = {trajectory.reward:.3f} > K = {K:.3f} passes, "
+        return f"r = {trajectory.reward:.3f} <= K = {K:.3f} does not pass, "
+
+    if stage in BY_THRESHOLD:
+        counts = [sum(t.reward > K for t in group) for group in (made[i], *made)]
+        rule = [*rule, f"{counts[0]} of {len(made[i])} attempts of this question pass, of the iteration "
+                       f"{sum(counts[1:])} of {sum(map(len, made))}"]
     more = {"step": step, "prompt_ids": made[i][0].prompt_ids}
-    chosen_by = rule, chosen[i]
+    chosen_by = rule, passed, chosen[i]
     return group_record(made[i], questions[i], policy.tokenizer, chosen_by, **more)
 
 
@@ -201,8 +212,20 @@ PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki
 }
 
 
+COLUMNS = {  # header: (how, key, form), see report.method_table
+    "F1": ("eval", "f1", ".3f"),
+    "K from": ("min", "select/threshold", ".2f"),
+    "to": ("max", "select/threshold", ".2f"),
+    "attempts": ("sum", "select/attempts", ",.0f"),
+    "chosen": ("sum", "select/trajectories", ",.0f"),
+    "sampled in training": ("sum", "rollout/tokens", ",.0f"),
+    "training s": ("sum", "time/rollout time/train", ".0f"),
+}
+
+
 def show_table(cfg, env, stages):
-    """<name>-<env>-table.json: every stage's EM and F1 beside what it cost, differences to the warm-up."""
+    """<name>-<env>-table.json: every stage's EM and F1, what it chose and what it cost, differences to the
+    warm-up."""
     base = Path(cfg.out) / "mygo_mujica"
     folders = {stage: [base / f"{cfg.name}-{env}-{stage}"] for stage in stages}
 
@@ -211,5 +234,5 @@ def show_table(cfg, env, stages):
         return PAPER.get(env, {}).get(stage, "") if of_paper else ""
 
     title = f"Mujica {cfg.name}, {env} (paper: EM / F1 of Qwen2.5-7B, 2Wiki)"
-    report.method_table(base / f"{cfg.name}-{env}", title, folders, "warm-up", paper)
+    report.method_table(base / f"{cfg.name}-{env}", title, folders, "warm-up", paper, COLUMNS)
     report.draw_methods(base / f"{cfg.name}-{env}", title, folders)

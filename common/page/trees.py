@@ -1,7 +1,7 @@
 """Trees of turns (at2po.Node) in numbers, and as records for the page.
 
 label(turn) -> what a turn is called there; why(trajectory, question) -> lines that say what led to its
-reward. cfg is at2po.Config.
+reward.
 """
 
 import torch
@@ -27,10 +27,11 @@ TREES = {
 }
 
 
-def step_metrics(roots, learned, meter, cfg):
-    """A step's row: of all its trees, of those learned from, and of its updates (training.Meter)."""
+def step_metrics(roots, learned, meter, expanded):
+    """A step's row: of all its trees, of those learned from, and of its updates (training.Meter). expanded:
+    they are AT2PO's, and no baseline's groups."""
     row = meter.means() | rollout_metrics(roots)
-    if cfg.rollout == "tree":
+    if expanded:
         row |= credit_metrics(learned)
     if "moved" in meter.total:
         row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
@@ -86,72 +87,66 @@ def credit_metrics(roots):
 
 def prediction(trajectory, question, label, why):
     """A row of eval_<set>.json."""
-    nodes = []
-    for k, turn in enumerate(trajectory.turns):
-        parents = [k - 1] if k else []
-        said = label(turn)
-        node = record.turn_node(k, parents, turn, label=said)
-        nodes.append(node)
-    path = list(range(len(nodes)))
-    reasons = why(trajectory, question)
-    done = record.outcome(trajectory, path, reasons)
-    shown = record.group(question, nodes, [done])
+    shown = record.group_of(
+        question, [trajectory],
+        lambda t, k: {"label": label(t.turns[k])},
+        lambda t: why(t, question))
     row = {"id": question.id, **vars(trajectory.info)}
     row["tokens"] = trajectory.sampled_tokens
     return row | shown
 
 
 @torch.no_grad()
-def turn_ratios(model, leaves, cfg):
-    """{leaf: [probability of each of its turns now, to that when it was sampled, per token]}"""
-    leaf_of = {id(leaf.trajectory): leaf for leaf in leaves}
+def turn_ratios(model, leaves, cfg, temperature):
+    """{turn's id(): its probability now, to that when it was sampled, per token}"""
     ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
     pack_tokens = models.pack_tokens(model, cfg.micro_tokens)
     batch = rollout.collate(ordered, cfg.share_prefixes == "on", pack_tokens).to(model.device)
-    moved = models.token_logprobs(model, batch, cfg.temperature, cfg.kernels) - batch.rollout_logprobs
+    moved = models.token_logprobs(model, batch, temperature) - batch.rollout_logprobs
     total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
     ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
-    return {leaf_of[id(t)]: ratio for t, ratio in zip(ordered, ratios, strict=True)}
+    found = {}
+    for t, of_turns in zip(ordered, ratios, strict=True):
+        for turn, ratio in zip(t.turns, of_turns, strict=False):
+            found.setdefault(id(turn), ratio)
+    return found
 
 
-def sample_record(policy, roots, questions, step, cfg, label, why):
+def sample_record(policy, roots, questions, step, cfg, temperature, window, label, why, how):
     """The step's first tree with right and wrong leaves: every node with value, advantage, and how far the
-    step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on."""
+    step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on. window: how far
+    a turn's ratio may fall and rise, None where ratios are no turn's. how(node, root) -> lines."""
     rewards = [root.rewards() for root in roots]
     shown = record.first_with_spread(rewards)
     root, question = roots[shown], questions[shown]
     leaves = root.leaves()
-    number = {node: i for i, node in enumerate(root.nodes())}
-    ratios = turn_ratios(policy.model, leaves, cfg)
-    above = record.root_node()
-    nodes = [above | {"value": root.value}]
-    for n in root.nodes()[1:]:
-        leaf = next(leaf for leaf in leaves if n in leaf.lineage())
-        k = len(n.lineage()) - 1
-        ratio = ratios[leaf][k]
-        advantages = leaf.trajectory.advantages
-        advantage = advantages[k] if advantages else 0.0
-        more = {
-            "label": label(n.turn),
-            "value": n.value,
+    ratios = turn_ratios(policy.model, leaves, cfg, temperature)
+    node_of = {id(node.turn): node for node in root.nodes()}
+
+    def of_turn(trajectory, k):
+        node = node_of[id(trajectory.turns[k])]
+        ratio, advantage = ratios[id(node.turn)], 0.0
+        if trajectory.advantages:
+            advantage = trajectory.advantages[k]
+        told = {
+            "label": label(node.turn),
+            "value": node.value,
             "advantage": advantage,
             "ratio": ratio,
-            "branched": n.regenerated,
+            "branched": node.regenerated or None,
+            "how": how(node, root),
         }
-        if cfg.loss == "atpo":  # whose ratios are a turn's
-            too_high = ratio > 1 + cfg.clip_high and advantage > 0
-            too_low = ratio < 1 - cfg.clip_low and advantage < 0
-            more["clip window"] = "past" if too_high or too_low else "inside"
-        parents = [number[n.parent]]
-        own = number[n]
-        node = record.turn_node(own, parents, n.turn, policy.tokenizer, **more)
-        nodes.append(node)
-    done = []
-    for leaf in leaves:
-        lineage = leaf.lineage()
-        path = [0] + [number[n] for n in lineage]
-        reasons = why(leaf.trajectory, question)
-        done.append(record.outcome(leaf.trajectory, path, reasons))
-    first = leaves[0].trajectory
-    more = {"step": step, "prompt_ids": first.prompt_ids}
-    return record.group(question, nodes, done, **more)
+        if window and trajectory.advantages:
+            low, high = 1 - window[0], 1 + window[1]
+            past = ratio > high and advantage > 0 or ratio < low and advantage < 0
+            verdict = "clipped" if past else "not clipped"
+            told["clipped"] = past
+            told["how"].append(f"ratio after the step {ratio:.3f}, window {low:g} to {high:g}: {verdict}")
+        return told
+
+    more = {"step": step, "prompt_ids": leaves[0].trajectory.prompt_ids, "beside": "value"}
+    trajectories = [leaf.trajectory for leaf in leaves]
+    group = record.group_of(
+        question, trajectories, of_turn, lambda t: why(t, question), policy.tokenizer, **more)
+    group["nodes"][0]["value"] = root.value
+    return group

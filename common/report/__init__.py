@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from common import committed, guards
@@ -20,7 +21,7 @@ from common.metrics import bootstrap_interval, paired_difference, seed_interval,
 
 
 def config_of(folder):
-    """The flags of a run folder or of a committed run, or None."""
+    """The flags of a run folder or of a committed run; None where it has none."""
     name = committed.name_of(folder)
     if name:
         return committed.config(name)
@@ -41,7 +42,7 @@ def evaluations(folder, when=""):
     if name:
         return committed.evaluations(name, when or "after")
     found = {}
-    for file in sorted(Path(folder).glob("eval_*.json")):
+    for file in sorted(Path(folder).glob("eval_*.json"), key=lambda file: file.stem):
         parts = re.fullmatch(r"eval_(.*?)(_(before|last|step\d+))?\.json", file.name)
         name, _, suffix = parts.groups()
         if (suffix or "") == when:
@@ -71,18 +72,13 @@ def with_evaluations(folder):
 def mean_along(folder):
     """EM along a run: the mean over the tokens sampled so far, a straight line between evaluations, the one
     before the first step among them. None where there are fewer than two evaluations, or no tokens."""
-    points = []
-    tokens = 0
-    for row in with_evaluations(folder):
-        tokens += row.get("rollout/tokens", 0)
-        if "eval/em" in row:
-            points.append((tokens, row["eval/em"]))
-    area = 0.0
-    length = 0
-    for (begin, first), (end, last) in itertools.pairwise(points):
-        area += (end - begin) * (first + last) / 2
-        length += end - begin
-    return area / length if length else None
+    steps = pd.DataFrame(with_evaluations(folder)).reindex(columns=["rollout/tokens", "eval/em"])
+    tokens = steps["rollout/tokens"].fillna(0).cumsum()
+    there = steps["eval/em"].notna()
+    length = np.ptp(tokens[there]) if there.any() else 0
+    if not length:
+        return None
+    return float(np.trapezoid(steps["eval/em"][there], tokens[there]) / length)
 
 
 def panels_of(*folders):
@@ -134,7 +130,9 @@ def verdict(gain):
     up, down, open_ = VERDICTS
     if low > 0:
         return up
-    return down if high < 0 else open_
+    if high < 0:
+        return down
+    return open_
 
 
 WIDTH = 100   # columns of a table on the terminal
@@ -147,7 +145,8 @@ def show(title, header, rows, labels=1):
     filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
     width = {}
     for i in filled:
-        width[i] = 3 + max(len(str(cell)) for cell in (header[i], *(row[i] for row in rows)))
+        cells = [header[i], *(row[i] for row in rows)]
+        width[i] = 3 + max(len(str(cell)) for cell in cells)
     width[0] = min(width[0], 3 + LABEL)
     first = [i for i in filled if i < labels]
     parts = [first]
@@ -212,9 +211,9 @@ def pool(results, groups):
     an average weighted by questions. A group of which fewer than two sets are there has none."""
     pooled = {}
     for label, names in groups.items():
-        there = [n for n in names if n in results]
+        there = [results[name]["predictions"] for name in names if name in results]
         if len(there) > 1:
-            rows = [row for n in there for row in results[n]["predictions"]]
+            rows = list(itertools.chain(*there))
             pooled[label] = {"summary": summarize(rows), "predictions": rows}
     return pooled
 
@@ -314,27 +313,30 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
     header = ["method", "set", "n", "paper", f"{title_of_key} by seed", title_of_key]
     header += ["minus", "by question", "by seed"]
     for name, (how, *_) in columns.items():
-        header += [name, f"{name} minus"] if how in ("minus", "along") else [name]
+        header.append(name)
+        if how in ("minus", "along"):
+            header.append(f"{name} minus")
     rows = []
     averages = []
     moved = {}
     for label, own in runs.items():
         other = minus.get(label, "") if isinstance(minus, dict) else minus
         base = runs.get(other, {}) if other != label else {}
-        sets = dict.fromkeys(name for run in own.values() for name in run.sets)
+        sets = {}  # without those whose em is something else ("names")
+        for run in own.values():
+            sets |= {name: None for name, result in run.sets.items() if "names" not in result["summary"]}
         counted = [name for name in sets if not _by_rule(own, name)]
         for names in [*([name] for name in sets), counted]:
             average = names is counted
             if average and (not means or len(names) < 2):
                 continue
-            line = _line(label, own, base, other, names, key)
+            line, gain = _line(label, own, base, other, names, key)
             if not line:
                 continue
             line[3] = paper(label, names) if paper else ""
             for how, column, form in columns.values():
                 line += _cells(how, column, form, own, base, names)
             (averages if average else rows).append(line)
-            gain = gain_of(own, base, names, key)
             if gain:
                 of = f"{title_of_key} on {line[1]} against {other}"
                 moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
@@ -349,6 +351,7 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
     if path:
         write_json(f"{path}-table.json", {"header": header, "rows": rows})
         say(f"table: {path}-table.json")
+    return {"header": header, "rows": rows}
 
 
 def _by_rule(runs, name):
@@ -356,22 +359,20 @@ def _by_rule(runs, name):
 
 
 def _line(label, own, base, other, names, key):
-    """The scores of a line: bootstrap over questions for one seed, Student's t for several, the seed being
-    the unit. None where no prediction has the key."""
+    """(the scores of a line, the interval of its difference): bootstrap over questions for one seed,
+    Student's t for several, the seed being the unit. (None, None) where no prediction has the key."""
     scores = scores_of(own, names, key)
     if scores.empty:
-        return None
+        return None, None
     means = scores.groupby(level=0).mean().mean()  # of the sets' means; (seeds,)
     by_seed = " ".join(f"{mean:.3f}" for mean in means) if len(means) > 1 else ""
     value = over_seeds(means)
     if len(means) == 1 and len(names) == 1:
         value = signed(bootstrap_interval(scores.iloc[:, 0]), ".3f")
-    differences = paired(scores, scores_of(base, names, key))
-    if len(names) > 1:  # a mean of sets is no mean of questions
-        differences = "", differences[1]
+    *differences, gain = difference(own, base, names, key)
     label_of_sets = names[0] if len(names) == 1 else f"mean of {len(names)} sets"
     there = other if any(differences) else ""
-    return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences]
+    return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences], gain
 
 
 def scores_of(runs, names, key="em"):
@@ -387,38 +388,27 @@ def scores_of(runs, names, key="em"):
     return pd.DataFrame(columns)
 
 
-def gains_of(own, base):
-    """The difference of two scores_of, (questions, seeds), of those that both have."""
-    if own.empty or base.empty:
-        return pd.DataFrame()
-    gains = own - base.reindex(own.index)
-    return gains.dropna(axis=1, how="all").dropna(how="all")
-
-
-def gain_of(own, base, names, key):
-    """(mean, low, high) of the difference to the runs in base, over seeds where there are several, else over
-    questions; None where nothing can be paired."""
-    gains = gains_of(scores_of(own, names, key), scores_of(base, names, key))
-    if len(gains.columns) > 1:
-        return seed_interval(gains.mean())
-    if gains.empty or len(names) > 1:  # a mean of sets is no mean of questions
-        return None
-    return bootstrap_interval(gains.iloc[:, 0])
-
-
-def paired(own, base, form="+.3f"):
-    """(by question, by seed): the difference of two scores_of with 95 % intervals. A question counts once,
-    with its mean over the seeds; by seed the seed is the unit."""
-    gains = gains_of(own, base)
-    if gains.empty:
-        return "", ""
+def difference(own, base, names, key, form="+.3f"):
+    """What the runs {seed: Run} of `own` have more of a number than those of `base`: (by question, by seed),
+    as text with 95 % intervals, and the interval that the verdict goes by. A question counts once, with its
+    mean over the seeds; by seed the seed is the unit."""
+    scores = scores_of(own, names, key)
+    gains = scores - scores_of(base, names, key).reindex(scores.index)
+    gains = gains.dropna(axis=1, how="all").dropna(how="all")
+    by_question = by_seed = ""
+    gain = None
     several = len(gains.columns) > 1
     if several:
         gains = gains.sort_index()  # the order that the numbers in results/ were drawn in
-    by_question = signed(bootstrap_interval(gains.mean(axis=1)), form)
-    if len(gains) < len(own):
-        by_question += f" (n {len(gains)})"
-    return by_question, over_seeds(gains.mean(), form) if several else ""
+    if len(gains) and len(names) == 1:  # a mean of sets is no mean of questions
+        gain = bootstrap_interval(gains.mean(axis=1))
+        by_question = signed(gain, form)
+        if len(gains) < len(scores):
+            by_question += f" (n {len(gains)})"
+    if several:
+        gain = seed_interval(gains.mean())
+        by_seed = signed(gain, form)
+    return by_question, by_seed, gain
 
 
 def _cells(how, key, form, own, base, names):
@@ -435,19 +425,21 @@ def _cells(how, key, form, own, base, names):
         return [_mean([summed_up(run.steps, key.split(), how) for run in own.values()], form)]
     summaries = []
     for run in own.values():
-        sets = evaluations(run.folder, "before") if how == "before" else run.sets
+        sets = run.sets
+        if how == "before":
+            sets = evaluations(run.folder, "before")
         summaries += [sets[name]["summary"] for name in names if name in sets]
-    if form == "interval" and len(summaries) == 1:
-        return [interval(summaries[0], key) if key in summaries[0] else ""]
+    if form == "interval":
+        if len(summaries) == 1 and key in summaries[0]:
+            return [interval(summaries[0], key)]
+        form = ".3f"
+    values = [s.get(key) for s in summaries]
     if key == "open":  # searches for evidence have no guessing, and nothing beside it
-        values = [s[key]["em"] if {"open", "guess"} <= s.keys() else None for s in summaries]
-    else:
-        values = [s.get(key) for s in summaries]
-    shown = _mean(values, ".3f" if form == "interval" else form)
+        values = [s.get(key, {}).get("em") if "guess" in s else None for s in summaries]
+    shown = _mean(values, form)
     if how != "minus":
         return [shown]
-    difference, _ = paired(scores_of(own, names, key), scores_of(base, names, key), "+" + form)
-    return [shown, difference if len(names) == 1 else ""]
+    return [shown, difference(own, base, names, key, "+" + form)[0]]
 
 
 def _along(runs):
@@ -508,13 +500,13 @@ def draw_curves(runs, path, title, panels, x="step"):
     lines = 1 if len(panels) < 4 else -(-len(panels) // 4)
     widest = max(1, -(-len(panels) // lines))
     with plt.rc_context(FONT):
-        width = PANEL[0] * max(2, widest)
-        height = PANEL[1] * lines + .6
-        figure = plt.figure(figsize=(width, height), layout="constrained")
-        axes = _axes(figure, len(panels), lines)
-        for axis, (name, keys) in zip(axes, panels.items(), strict=True):
+        size = PANEL[0] * max(2, widest), PANEL[1] * lines + .6
+        figure, axes = plt.subplots(lines, widest, squeeze=False, figsize=size, layout="constrained")
+        for axis in axes.flat[len(panels):]:
+            axis.remove()
+        for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
             _draw_panel(plt, axis, name, keys, runs, x)
-        for axis in axes[-widest:]:
+        for axis in figure.axes[-widest:]:
             axis.set_xlabel(AXES.get(x, x))
         figure.suptitle(title, x=.01, ha="left", fontsize=11)
         if len(runs) > 1:
@@ -524,17 +516,6 @@ def draw_curves(runs, path, title, panels, x="step"):
             figure.legend(swatches, runs, loc="outside lower left", frameon=False, ncols=widest + 1)
         save(figure, path)
         plt.close(figure)
-
-
-def _axes(figure, count, lines):
-    """Axes in lines that are all full: of seven panels four stand above three wider ones."""
-    grid = figure.add_gridspec(lines, 1)
-    axes = []
-    for line in range(lines):
-        own = (count + line) // lines  # the last lines have one more
-        row = grid[line].subgridspec(1, max(1, own))
-        axes += [figure.add_subplot(row[column]) for column in range(own)]
-    return axes
 
 
 def colour_of(number):

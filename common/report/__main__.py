@@ -3,6 +3,7 @@
     python -m common.report RUN RUN …    curves over one another; a line a run, with its difference to the
                                          first, paired by question; a line a method over its seeds (…seed0…)
     python -m common.report 'results/hard/at2po/frozen-*'
+    python -m common.report RUN RUN --page     also comparison.html, their questions side by side
 """
 
 import argparse
@@ -12,13 +13,14 @@ from pathlib import Path
 
 from common import committed
 from common.files import UserError, say, warn
+from common.page import write_comparison
 from common.report import COLUMNS, draw_curves, evaluations, method_table, panels_of, steps_of
 
 
-def compare(folders, out="comparison.png", key="em"):
+def compare(folders, out="comparison.png", key="em", page=""):
     """Curves of several runs over one another, and tables of their final scores: of each run, differences
     paired by question with the first one; and where the names differ by their seed (mygo-seed0,
-    seed1-text-star), of each method over its seeds."""
+    seed1-text-star), of each method over its seeds. page: where to write the runs' questions side by side."""
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = map(str, folders)
@@ -45,7 +47,9 @@ def compare(folders, out="comparison.png", key="em"):
         "EM of the rest": ("eval", "open", ".3f"),
     } | COLUMNS
     each = {name: [folder] for name, folder in runs.items()}
-    method_table(None, "final evaluations", each, next(iter(runs)), None, columns, key, means=False)
+    table = method_table(None, "final evaluations", each, next(iter(runs)), None, columns, key, means=False)
+    if page:
+        say(f"page: {write_comparison(page, runs, out, table)}")
     if methods:
         along = {"EM along the run": ("along", "", ".3f")}
         method_table(None, "over seeds", methods, next(iter(methods)), None, along, key, means=False)
@@ -69,6 +73,13 @@ def main(argv=None):
         default="em",
         help="what the tables compare: em, f1, or another number of the predictions",
     )
+    parser.add_argument(
+        "--page",
+        nargs="?",
+        const="comparison.html",
+        default="",
+        help="also a page with the questions of all runs side by side and the table; the runs come before it",
+    )
     args = parser.parse_args(argv)
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
         sys.exit(f"error: --out {args.out}: a name that ends in .png, .pdf or .svg")
@@ -79,7 +90,7 @@ def main(argv=None):
             sys.exit(f"error: {run} holds no run (no config.json), and results/ keeps none of that name")
         folders += found
     try:
-        compare(folders, args.out, args.score)
+        compare(folders, args.out, args.score, args.page)
     except UserError as error:
         sys.exit(f"error: {error}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -7,13 +7,12 @@ The model is given question, gold answer and prediction, and says whether the pr
 that cannot be read is no verdict, and counted.
 """
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 from common import data, metrics
-from common.files import Keyed, Progress, RunError, say, write_atomic
+from common.files import Keyed, Progress, RunError, say, write_jsonl
 from common.rollout import stable_seed
 from common.serve.chat_client import NEVER_READ, UNREADABLE, BadAnswer, Chat, filled, read_object
 
@@ -101,14 +100,14 @@ def score_answers(file, url, model):
     unfinished = file.with_suffix(".verdicts.jsonl")
     with Progress("verdicts") as progress:
         found = verdicts(url, model, asked, unfinished, progress)
-    lines = []
+    rows = []
     for (question, gold, answer), (right, why) in zip(asked, found, strict=True):
         row = {"question": question, "golden_answer": gold, "answer": answer, "correct": right}
-        lines.append(json.dumps(row | {"reason": why}, ensure_ascii=False) + "\n")
+        rows.append(row | {"reason": why})
     out = file.with_suffix(".judged.jsonl")
-    write_atomic(out, "".join(lines))
+    write_jsonl(out, rows)
     unfinished.unlink()
     mean, low, high = metrics.bootstrap_interval([float(bool(right)) for right, _ in found])
     unread = sum(right is None for right, _ in found)
-    say(f"{len(lines)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be "
+    say(f"{len(rows)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be "
         f"read and count as wrong: {out}")

@@ -26,7 +26,7 @@ UNNAMED = object()      # of servers that do not say what ended a text
 def policy(cfg):
     """The rollout.Policy of --policy and --policy-model; it has no weights."""
     tokenizer = TextTokenizer()
-    return Policy(None, tokenizer, ServedEngine(cfg.policy, cfg.policy_model, tokenizer, cfg.search_retries))
+    return Policy(None, tokenizer, ServedEngine(cfg.policy, cfg.policy_model, tokenizer))
 
 
 # ---------------------------------------------------------------- text as ids
@@ -98,8 +98,8 @@ class TextTokenizer:
 class ServedEngine:
     """The interface of common/engine.py over a chat client. Log-probs are 0: nobody asks for them."""
 
-    def __init__(self, url, model, tokenizer, retries):
-        self.chat = Chat(url, model, "--policy", "language model", retries)
+    def __init__(self, url, model, tokenizer):
+        self.chat = Chat(url, model, "--policy", "language model")
         self.tokenizer = tokenizer
         self.pool = ThreadPoolExecutor(CONCURRENT)
         self.pending = {}   # the thread's future: the agent's

@@ -13,7 +13,6 @@ reads it. What a thought claims to have found has to stand there, too. Thoughts 
 rendered as foreign text, which can write no tag.
 """
 
-import random
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from common.metrics import normalize_answer, stands_in
 from common.rollout import Turn, no_progress
 
 QUOTED = 30  # words of a sentence that a thought repeats
-FLAWS = {"bad format": .4, "too few hops": .3, "from nowhere": .3}  # kind: its share
 
 
 # ---------------------------------------------------------------- turns, of this and of the embedded world
@@ -54,7 +52,7 @@ class Demonstration:
     """What to search for and what to answer; a script renders it in its own tags."""
     hops: list[Hop]
     answer: str
-    flaw: str | None = None  # a key of FLAWS; "bad format" is for the script to render
+    flaw: str | None = None  # those of the embedded world have some
 
     def queries(self):
         return [hop.queries[0] for hop in self.hops]
@@ -247,31 +245,12 @@ def says(text, claim):
     return stands_in([claim], text) or len(begins) > 4 and begins in f" {normalize_answer(text)}"
 
 
-def flawed(demo, other_answer, rng):
-    """The demonstration with a flaw of FLAWS, so that reinforcement learning has something to mend."""
-    flaw = rng.choices(list(FLAWS), list(FLAWS.values()))[0]
-    if flaw == "bad format":
-        return replace(demo, flaw=flaw)
-    if flaw == "too few hops" and len(demo.hops) > 1:
-        cut = demo.hops[:rng.randrange(1, len(demo.hops))]
-        return replace(demo, hops=cut, answer=plain_title(cut[-1].title), flaw=flaw)
-    return replace(demo, hops=[], answer=other_answer, flaw="from nowhere")
-
-
-def another_answer(question, questions, rng):
-    """That of another question, and not right for this one; "unknown" where all are."""
-    right = set(map(normalize_answer, question.answers))
-    wrong = [q.answers[0] for q in questions if normalize_answer(q.answers[0]) not in right]
-    return rng.choice(wrong) if wrong else "unknown"
-
-
-def of_questions(questions, index, render, reward, top_k, max_passage=None, flaw_rate=0.0,
-                 progress=no_progress):
+def of_questions(questions, index, render, reward, top_k, max_passage=None, progress=no_progress):
     """([[Trajectory]], Counter of what became of the questions): demonstrations as a script renders them.
 
     index, top_k, max_passage: see demonstrate. render(question, Demonstration) -> [Trajectory];
     reward(trajectories, question) is the script's own, None where its agent could not go so far, and only
-    what earns 1 is kept. With probability flaw_rate one is then replaced by a flawed one."""
+    what earns 1 is kept."""
     kept, fate = [], Counter()
     for number, q in enumerate(questions, 1):
         demo, problem = demonstrate(q, index, top_k, max_passage)
@@ -281,9 +260,6 @@ def of_questions(questions, index, render, reward, top_k, max_passage=None, flaw
             problem = "longer than the agent's limits"
         elif earned != 1:
             problem = "does not earn reward 1"
-        rng = random.Random(f"{q.id}/flaw")
-        if not problem and rng.random() < flaw_rate:
-            rendered = render(q, flawed(demo, another_answer(q, questions, rng), rng))
         if not problem:
             kept.append(rendered)
         fate[problem or "demonstrated"] += 1

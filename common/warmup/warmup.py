@@ -19,6 +19,7 @@ import torch
 from common import chat, checkpoint, data, distributed, rollout, run, training
 from common import model as models
 from common.files import Progress, locked, say, weights_in
+from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
 from common.warmup import demonstrations, sharegpt
@@ -26,6 +27,7 @@ from common.warmup import demonstrations, sharegpt
 VERSION = "2"  # change it when demonstrations or training are made otherwise
 BATCH = 8      # demonstrations an update
 EPOCHS = 3     # over them, unless --warmup-steps says otherwise
+WEIGHT_DECAY = .01
 METRICS = STEP | UPDATE | {
     "train/loss": Metric("mean -log p of a demonstrated token", "loss (nats a token)", "loss {:.3f}"),
     "train/lr": Metric("learning rate"),
@@ -51,7 +53,7 @@ def warmed_up(cfg, script, source, examples):
             found = checkpoint.find(place / "checkpoint")
             decided = [not found or checkpoint.read_state(found)["step"] < steps]
         if distributed.gather(decided)[0]:
-            run_folder(replace(cfg, steps=steps), recipe, source, root, name, examples)
+            run_folder(cfg, steps, recipe, source, root, name, examples)
     say(f"warmed up: {place}")
     trained = checkpoint.find(place / "checkpoint")
     return distributed.first(models.folded, trained, place / "folded")
@@ -77,7 +79,7 @@ def recipe_of(cfg, script, source, examples, steps):
         "lora": cfg.lora,
         "precision": cfg.precision,
         "optimizer": cfg.optimizer,
-        "weight_decay": cfg.weight_decay,
+        "weight_decay": WEIGHT_DECAY,
         "warmup_lr": cfg.warmup_lr,
     }
 
@@ -85,7 +87,7 @@ def recipe_of(cfg, script, source, examples, steps):
 # ---------------------------------------------------------------- examples
 
 def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, script, prompt, top_k,
-                max_passage=None, flaw_rate, longest, skip_bad):
+                max_passage=None, longest, skip_bad):
     """[[Trajectory]], one list a demonstration of --warmup-data's `files`, with commas; says how many of each
     there are and why not more.
 
@@ -118,7 +120,7 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
             with Progress(f"demonstrations of {file}") as progress:
                 kept, fate = demonstrations.of_questions(
                     questions, index, lambda q, d: render(tokenizer, q, d), reward,
-                    top_k, max_passage, flaw_rate, progress)
+                    top_k, max_passage, progress)
             told = f"{fate.pop('demonstrated', 0)} of {len(questions)} questions demonstrated"
             told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
         lengths = [t.length for example in kept for t in example]
@@ -168,18 +170,17 @@ def said_ids(tokenizer, trajectory):
 
 # ---------------------------------------------------------------- training
 
-def run_folder(cfg, recipe, source, root, name, examples):
+def run_folder(cfg, steps, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
     memory.check(cfg, source)
     cfg = replace(cfg, eval_every=0, save_every=recipe["save_every"], log="")
-    resume = run.begun(root / "warm-up" / name)
-    folder = run.RunFolder(root, "warm-up", name, recipe, resume)
+    resume = begun(root / "warm-up" / name)
+    folder = RunFolder(root, "warm-up", name, recipe, resume)
     if resume:
-        folder.start = run.checkpoint_of(folder)
+        folder.start = checkpoint_of(folder, recipe["save_every"])
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
-        folder.start or str(source), cfg.lora, gradient_checkpointing=cfg.gradient_checkpointing,
-        precision=cfg.precision)
+        folder.start or str(source), cfg.lora, gradient_checkpointing="auto", precision=cfg.precision)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
         lines = []  # for somebody who looks
@@ -189,29 +190,29 @@ def run_folder(cfg, recipe, source, root, name, examples):
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         if distributed.rank() == 0:
             (folder.path / "demonstrations.jsonl").write_text("".join(lines))
-        train(cfg, folder, policy, examples)
+        train(cfg, steps, folder, policy, examples)
 
 
-def train(cfg, folder, policy, examples):
+def train(cfg, steps, folder, policy, examples):
     """Minus the log-likelihood of what the demonstrations say, a cosine over all updates; each is the mean
     over its tokens."""
-    optimizer = training.make_optimizer(policy.model, cfg.warmup_lr, cfg.weight_decay, kind=cfg.optimizer)
+    optimizer = training.make_optimizer(policy.model, cfg.warmup_lr, WEIGHT_DECAY, kind=cfg.optimizer)
     micro_tokens = cfg.micro_tokens
     if policy.model.device.type == "cpu":  # an update then says how far it is
         micro_tokens = min(cfg.micro_tokens, 2048)
-    for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, label="warm-up | "):
+    for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, steps, label="warm-up | "):
         if step == 1:
-            say(f"the first of {cfg.steps} updates, on {BATCH} demonstrations")
+            say(f"the first of {steps} updates, on {BATCH} demonstrations")
         chosen = data.batch_of_step(examples, step, BATCH, "warm-up")
         trajectories = [t for example in chosen for t in example]
         num_tokens = sum(t.sampled_tokens for t in trajectories)
-        peak, warm = cfg.warmup_lr, min(20, cfg.steps // 10)
-        row["train/lr"] = training.cosine_lr(step - 1, cfg.steps, peak, peak / 20, warmup=warm)
+        peak, warm = cfg.warmup_lr, min(20, steps // 10)
+        row["train/lr"] = training.cosine_lr(step - 1, steps, peak, peak / 20, warmup=warm)
         training.set_lr(optimizer, row["train/lr"])
         meter = training.Meter(keep=folder.nonfinite(step))
         batches = training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes)
         for b in batches:
-            logprobs = models.token_logprobs(policy.model, b, 1.0, cfg.kernels)   # (B, T)
+            logprobs = models.token_logprobs(policy.model, b, 1.0)   # (B, T)
             loss = -logprobs.sum() / num_tokens
             (loss * b.weight).backward()
             meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)

@@ -12,12 +12,11 @@ Relations carry their Wikidata labels and questions come in the four types of 2W
 
 import hashlib
 import itertools
-import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
+from common.files import UserError, write_json, write_jsonl
 from common.world.words import (
     BRIDGES,
     DATE,
@@ -37,6 +36,10 @@ from common.world.words import (
 )
 
 SPLITS = ("warmup", "train", "dev", "test")
+
+
+class WorldError(UserError):
+    """A world that cannot be as large, or as small, as it is asked to be."""
 
 
 @dataclass
@@ -65,15 +68,13 @@ class World:
         """questions.json (official 2Wiki form), corpus.jsonl (Search-R1 form), triples.jsonl."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        questions = json.dumps(self.questions, indent=1)
         passages = []
         for row in self.corpus():
             contents = f'"{row["title"]}"\n{row["text"]}'
-            passages.append(json.dumps({"id": row["id"], "contents": contents}) + "\n")
-        triples = [json.dumps(triple) + "\n" for triple in self.triples]
-        (folder / "questions.json").write_text(questions, encoding="utf-8")
-        (folder / "corpus.jsonl").write_text("".join(passages), encoding="utf-8")
-        (folder / "triples.jsonl").write_text("".join(triples), encoding="utf-8")
+            passages.append({"id": row["id"], "contents": contents})
+        write_json(folder / "questions.json", self.questions)
+        write_jsonl(folder / "corpus.jsonl", passages)
+        write_jsonl(folder / "triples.jsonl", self.triples)
 
 
 def _entities(split, rng, size):
@@ -89,10 +90,12 @@ def _entities(split, rng, size):
         rng.shuffle(own)
         count = max(4, round(count * size))
         if count > len(own):
-            raise ValueError(f"world size {size} asks for {count} entities of type {kind}; "
+            raise WorldError(f"--world-size {size} asks for {count} entities of type {kind}; "
                              f"the word lists give {len(own)} a split")
         for name in own[:count]:
             kinds[name] = kind
+    if len(kinds) < 60:
+        raise WorldError(f"--world-size {size} has {len(kinds)} entities, too few to ask about")
     years = {}
     for name, kind in kinds.items():
         if kind in DATE:
@@ -272,7 +275,7 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
     as if they belonged there. vague: share of the compositional questions that are vaguely put. mix: MIX,
     or another table like it."""
     if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
+        raise WorldError(f"the world has no split {split!r}: one of {', '.join(SPLITS)}")
     rng = random.Random(f"fivehop/{split}/{seed}/{size}")
     kinds, years = _entities(split, rng, size)
     world = World(split, kinds, _triples(kinds, years, rng))
@@ -283,8 +286,7 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
     while len(world.questions) < questions:
         tries += 1
         if tries > 300 * questions + 1000:
-            raise ValueError(f"a world of size {size} does not hold {questions} different questions; "
-                             "enlarge --world-size")
+            raise WorldError(f"--world-size {size} does not hold {questions} different questions")
         hops = rng.choices((1, 2, 3, 4), hop_mix)[0]
         types = (mix or MIX)[hops]
         kind = rng.choices(list(types), list(types.values()))[0]
@@ -386,11 +388,3 @@ def vocabulary(vague=False):
         text = text.replace(".", " . ").replace("-", " - ")
         words |= dict.fromkeys(text.split())
     return list(words)
-
-
-def main(out: Path, split: Literal[SPLITS] = "test", seed: int = 0, size: float = 1.0, questions: int = 400):
-    """Writes a split as public-format files, so that it can be used with other code."""
-    made = make_world(split, seed, size, questions)
-    made.write(out)
-    print(f"{len(made.kinds)} entities, {len(made.triples)} triples, "
-          f"{len(made.questions)} questions -> {out}")

@@ -1,7 +1,5 @@
-"""The embedded world as graphs that LightRAG might have built, one a domain, and questions along their paths.
-
-    graph_for(world, "film")                    kg.KnowledgeGraph
-    path_questions(world, "film", 100, seed=0)  rows in the world's own form, with their `plan`
+"""The embedded world as graphs that LightRAG might have built, one a domain, questions along their paths, and
+what a tiny policy that calls their tools is warmed up on.
 
 A node has a kind and a description, an edge a keyword. Years are no nodes: they would be hubs that every
 path leads through; they stand in the descriptions. An edge has no direction and its two names no order but
@@ -11,8 +9,11 @@ facts that are wrong.
 """
 
 import random
+from dataclasses import replace
 
 from common import kg
+from common.graphs.kg_tools import Call, LocalTools
+from common.rollout import stable_seed
 from common.world import DATE, DOMAIN_OF, FACTS, FEMALE, _compose, chain_question, spoken
 
 DOMAINS = ("film", "music", "literature", "business")
@@ -58,7 +59,6 @@ def graph_for(world, domain, noise=True):
 
 
 def described(world, name, kind):
-    """What a node says of itself: its kind and its year."""
     year = world.facts.get((name, DATE.get(kind)))
     return f"{name} is a {kind}." if year is None else f"{name} is a {kind} of {year}."
 
@@ -76,7 +76,6 @@ def add_fact(graph, head, relation, tail, keywords):
 
 
 def stated(kind, head, relation, tail):
-    """The sentence of a fact, as the world's passages have it."""
     possessive = "Its"
     if kind == "person":
         possessive = "Her" if head.split()[0] in FEMALE else "His"
@@ -155,3 +154,178 @@ def path_questions(world, domain, count, seed):
             "plan": list(zip(subjects, relations, strict=True)),
         })
     return rows
+
+
+# ---------------------------------------------------------------- the tiny policy
+#
+# A language model's thoughts are long, varied and partly void. These are so on purpose: a paper that counts
+# thoughts for less than calls is only put to the test where thoughts are worth it.
+
+TOOL_WORDS = """
+    entity_matcher node_info node_name graph_type Found entities matching ' Entity Description Type
+    Edges | more edges left out those above share most words with the question There is no entity named
+    in this graph The nearest names Use a name exactly as it written there Error must be for call find
+    found now nothing answer expected not one and else syntax closed or quote within escaped bracket
+    tools arguments missing given twice related tool_response Python s
+    """.split()
+REFUSED = .06   # of the base's calls, at first
+TAGS = """
+    <think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <answer> </answer>
+    """.split()
+FILLERS = (
+    "okay let us try to figure this out step by step",
+    "wait but I am not sure about this yet",
+    "hmm let me think about it once more",
+    "well this is a question that needs some care",
+    "let me see what is known so far and what is not",
+    "alright first things first then the rest",
+    "I should not hurry here and look closely",
+    "maybe there is another way to see it but go on",
+    "it could be that I am wrong so let me check",
+    "good now this looks like the right way to go",
+)
+PLANS = (
+    "the next thing to look for is the {relation} of {subject}",
+    "now I need the {relation} of {subject} from the graph",
+    "so the {relation} of {subject} comes next",
+    "what is missing is the {relation} of {subject}",
+    "the edge for the {relation} of {subject} should tell",
+    "to go on one must know the {relation} of {subject}",
+    "I will read the node for the {relation} of {subject}",
+    "from here the {relation} of {subject} leads further",
+    "the question wants the {relation} of {subject} first",
+    "let me get the {relation} of {subject} with the tool",
+)
+FOUND = (
+    "the graph says the {relation} is {found}",
+    "there it is the {relation} is {found}",
+    "from the edges the {relation} is {found}",
+    "so I have found that the {relation} is {found}",
+    "the answer of the tool shows the {relation} is {found}",
+    "one edge tells that the {relation} is {found}",
+    "it is clear now the {relation} is {found}",
+    "this means the {relation} is {found}",
+    "reading the node the {relation} is {found}",
+    "the {relation} is {found} as the graph has it",
+)
+STARTS = (
+    "the question begins with {subject} so find that entity",
+    "first I must locate {subject} in the graph",
+    "the place to start is {subject}",
+    "let me match the name {subject} before anything else",
+    "the only name given is {subject} and it has to be found",
+    "the question names {subject} so that is what to match",
+    "without the entity {subject} there is no way to go on",
+    "I begin by looking for {subject} among the names",
+    "{subject} is where the path starts so let me find it",
+    "what I have is the name {subject} and no more",
+)
+ENDS = (
+    "that is all the question asks for",
+    "nothing is left to look up",
+    "this must be the answer",
+    "now I can say the answer",
+    "the path is at its end here",
+    "with that the question is answered",
+    "so this is what was wanted",
+    "no more calls are needed for this",
+    "everything on the way has been found",
+    "it only remains to write it down",
+)
+
+
+def words(max_edges):
+    signs = "( ) = \" ; … : .".split()
+    numbers = [str(n) for n in range(max_edges + 60)]
+    phrases = " ".join([*FILLERS, *PLANS, *FOUND, *STARTS, *ENDS])
+    thoughts = phrases.format(relation="", subject="", found="").split()
+    return [*TOOL_WORDS, *DOMAINS, *thoughts, *signs, *numbers]
+
+
+def planned(rng, *parts):
+    """A training thought, nearly twice as long as a call: what matters, and fillers around it."""
+    said = [part for part in parts if part]
+    fillers = rng.sample(FILLERS, 2 if len(said) < 2 or rng.random() < .5 else 1)
+    for number, filler in enumerate(fillers):
+        said.insert(number * len(said), filler)
+    return " ".join(said)
+
+
+def thoughts(question, calls, shown, seed=0):
+    """A thought for each call along a question's path and one for the answer, in these phrases. (The calls,
+    and what the tools showed, are read by other writers.)"""
+    rng = random.Random(stable_seed(seed, "thoughts", question.id))
+    start = question.evidences[0][0]
+    said = [rng.choice(STARTS).format(subject=start)]
+    found = ""
+    for head, relation, tail in question.evidences:
+        plan = rng.choice(PLANS).format(relation=relation, subject=head)
+        said.append(planned(rng, found, plan))
+        found = rng.choice(FOUND).format(relation=relation, found=tail)
+    said[0] = planned(rng, said[0])
+    return [*said, planned(rng, found, rng.choice(ENDS))]
+
+
+def habit(rng, part):
+    """A thought of a policy that nobody has trained to be brief: mostly a filler and the plan, sometimes a
+    filler alone."""
+    chance = rng.random()
+    if chance < .05:
+        return f"{rng.choice(FILLERS)} {rng.choice(FILLERS)}"
+    if chance < .5:
+        return f"{rng.choice(FILLERS)} {part}"
+    return part
+
+
+def tools_of(made, max_edges, max_words):
+    """The tools on a world's graphs; its questions become those along their paths."""
+    made.questions = []
+    for domain in DOMAINS:
+        made.questions += path_questions(made, domain, 375, 0)
+    all_of_them = {domain: graph_for(made, domain) for domain in DOMAINS}
+    return LocalTools(all_of_them, max_edges, max_words)
+
+
+def lines_of(question, demo, written):
+    """The lines of a demonstration (common/warmup/scripted.py), with the habits of a policy that nobody
+    trained: fillers for thoughts, names matched that are known, calls made twice, calls that the tool refuses
+    at first.
+
+    written(call) -> how it is written."""
+    seed = stable_seed(question["_id"], demo.answer, len(demo.steps), demo.flaw or "")
+    rng = random.Random(seed)
+    lines = []
+
+    def line(thought, act, stop):
+        lines.append((stop, f"<think> {habit(rng, thought)} </think> {act}"))
+
+    def call(tool, name, thought):
+        made = Call(tool, name, question["domain"], question["question"])
+        if rng.random() < REFUSED:
+            line(thought, flawed_call(rng, made, written), "</tool_call>")
+        line(thought, written(made), "</tool_call>")
+
+    found = ""
+    known = set()
+    for step in demo.steps:
+        relation = spoken(step.relation)
+        subject = step.subject
+        if not known or subject not in known or rng.random() < .25:
+            call("entity_matcher", subject, f"{found} find {subject}".strip())
+            found = ""
+        times = 2 if rng.random() < .08 else 1
+        for _ in range(times):
+            call("node_info", subject, f"{found} now {relation} of {subject}".strip())
+        found = f"found {relation} {step.found or 'nothing'}"
+        known |= {subject, step.found}
+    opened = "" if demo.flaw == "bad format" else "<answer> "
+    line(f"{found} answer".strip(), f"{opened}{demo.answer} </answer>", "</answer>")
+    return lines
+
+
+def flawed_call(rng, call, written):
+    """A call as no tool takes it: for another graph, or with its first quote left out."""
+    if rng.random() < .5:
+        others = [domain for domain in DOMAINS if domain != call.graph_type]
+        return written(replace(call, graph_type=rng.choice(others)))
+    return written(call).replace('"', "", 1)

@@ -51,7 +51,6 @@ CUES = {
 
 @dataclass(frozen=True)
 class Level:
-    """What --world hard:… sets."""
     elastic: float = 0.0
     partial: float = 0.0
     lists: float = 0.0

@@ -11,14 +11,12 @@ def world_split(name, size=1.0, questions=400, spec="bm25", level=None, graph_of
     Test questions come from the world of seed 1 (second level: 2), first evaluated after the learning rate
     had been chosen on dev (the test world of seed 0 was in view when clip window and warm-up were set); every
     other split is the world of seed 0."""
-    try:
-        if level:
-            seed = hard.TEST_SEED if name == "test" else 0
-            made = hard.make_hard_world(name, seed, size, questions, level)
-        else:
-            made = world.make_world(name, 1 if name == "test" else 0, size, questions)
-    except (ValueError, IndexError) as error:  # too large for its words, or too small for its questions
-        raise data.DataError(f"--world-size {size}: {error}") from error
+    if level:
+        seed = hard.TEST_SEED if name == "test" else 0
+        made = hard.make_hard_world(name, seed, size, questions, level)
+    else:
+        seed = 1 if name == "test" else 0
+        made = world.make_world(name, seed, size, questions)
     return data.Split(
         name,
         data.load_questions(made.questions),
@@ -48,14 +46,11 @@ OTHER_RELATIONS = (
 
 def load_apart(eval_data, limit, eval_limit, spec, size, level, graph_of):
     """The same apart by relations: training and evaluation never need one of OTHER_RELATIONS, the set
-    "other-relations" always does. At the second level, whose questions are as long as they are few, that set
-    has to be asked for."""
+    "other-relations" always does."""
     most = eval_limit or 400
     drawn = most * 4
-    default = "test,other-relations"
-    if level:
+    if level:  # whose questions are as long as they are few
         drawn = most * 2
-        default = "test"
 
     def needs_other(question):
         return any(relation in OTHER_RELATIONS for _, relation, _ in question.evidences)
@@ -68,7 +63,7 @@ def load_apart(eval_data, limit, eval_limit, spec, size, level, graph_of):
         return split
 
     evals = []
-    for name in (eval_data or default).split(","):
+    for name in (eval_data or "test").split(","):
         source = "test" if name == "other-relations" else name
         evals.append(part(name, source, drawn))
         evals[-1].questions = evals[-1].questions[:most]

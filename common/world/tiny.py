@@ -7,8 +7,6 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,7 +15,7 @@ from pathlib import Path
 import torch
 
 from common import distributed, retriever, rollout, training, world
-from common.files import locked, say
+from common.files import made_once, say
 from common.model import token_logprobs
 from common.world import demonstrations, hard
 
@@ -30,7 +28,6 @@ START = Path(__file__).parent / "start"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a tiny policy is made by; a folder of one goes by it."""
     script: str                     # who renders, with what its rendering depends on beside top_k
     steps: int                      # of the warm-up, eight demonstrations each
     flaw_rate: float                # share of the demonstrations that are flawed
@@ -40,9 +37,15 @@ class Recipe:
     engine: str = "transformers"    # vllm: without the bias that its Qwen3 lacks
 
 
+def warm_up_of(level, steps="auto", plain=(900, .6), hard=(1550, .8)):
+    """(steps, flaw rate) of a Recipe at a level of the world. steps: --warmup-steps, where it is a number.
+    flaw rate: of the last fifth of the steps; before, the plain level has a sixth of it."""
+    usual, flaw_rate = plain if level == "plain" else hard
+    return (usual if steps == "auto" else steps), flaw_rate
+
+
 def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
-    """Folder of the warmed-up tiny policy:
-    supervised on flawed demonstrations in worlds that training never sees.
+    """Folder of the tiny policy, learned from flawed demonstrations in worlds that training never sees.
 
     words, tags: what the script writes besides the world's words.
     render(tokenizer, question row, demonstration, index) -> [Trajectory].
@@ -97,7 +100,6 @@ class Making:
         return model, tokenizer
 
     def groups(self, tokenizer):
-        """Yields the trajectories of each warm-up step."""
         render = functools.partial(self.render, tokenizer)
         make = demonstrations.groups
         if self.level:
@@ -137,21 +139,27 @@ def bm25(made):
     return retriever.BM25Retriever(made.corpus())
 
 
+def word_level(words, unknown, signs):
+    """A tokenizers.Tokenizer of one id a word; signs: a pattern of what is split off."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    ids = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    core = Tokenizer(models.WordLevel(ids, unk_token=unknown))
+    core.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.WhitespaceSplit(),
+        pre_tokenizers.Split(Regex(signs), "isolated"),
+    ])
+    return core
+
+
 def tiny_tokenizer(words, tags):
     """Word-level tokenizer: one id a word, punctuation mark or tag.
 
     Its chat template leaves out system messages, since the tiny policy learns its format from demonstrations
     and reads no instructions."""
-    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
     special = ["[PAD]", "[UNK]", "[EOS]", "[USER]", "[ASSISTANT]"]
-    known = dict.fromkeys([*special, *tags, *words])
-    vocabulary = {w: i for i, w in enumerate(known)}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.WhitespaceSplit(),
-        pre_tokenizers.Split(Regex(r"[^\w\s]"), "isolated"),
-    ])
+    core = word_level([*special, *tags, *words], "[UNK]", r"[^\w\s]")
     core.add_special_tokens(special)
     core.add_tokens([AddedToken(t, normalized=False) for t in tags])
     tokenizer = PreTrainedTokenizerFast(
@@ -219,8 +227,7 @@ def tiny_model(tokenizer, width=128, seed=0):
 
 
 def warm_up(model, batches, total, lr=2e-3):
-    """Supervised training on the sampled tokens of demonstrations;
-    `batches` yields `total` times a rollout.Batch. Returns the losses."""
+    """The losses of supervised training on the sampled tokens of `total` batches."""
     began = time.time()
     losses = []
     optimizer = training.make_optimizer(model, lr, betas=(.9, .98))
@@ -243,21 +250,16 @@ def warm_up(model, batches, total, lr=2e-3):
 
 def cached_policy(recipe, build):
     """Folder of the policy that `build() -> (model, tokenizer)` makes, kept under a hash of `recipe` (JSON),
-    VERSION and torch's.
-
-    Two processes that ask at once build it once: the second waits on a lock."""
+    VERSION and torch's."""
     recipe = recipe | {"version": VERSION, "torch": torch.__version__}
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fivehop"
     text = json.dumps(recipe, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder = cache / f"policy-{digest}"
-    with locked(cache / f"policy-{digest}.lock"):
-        if not (folder / "recipe.json").exists():
-            model, tokenizer = build()
-            new = Path(tempfile.mkdtemp(dir=cache))
-            model.save_pretrained(new)
-            tokenizer.save_pretrained(new)
-            (new / "recipe.json").write_text(json.dumps(recipe, indent=1))
-            shutil.rmtree(folder, ignore_errors=True)
-            new.rename(folder)
-    return folder
+
+    def write(folder):
+        model, tokenizer = build()
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "recipe.json").write_text(json.dumps(recipe, indent=1))
+
+    return made_once(cache / f"policy-{digest}", write)

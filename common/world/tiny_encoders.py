@@ -4,27 +4,22 @@ real T5 for what writes questions, all of two layers."""
 import torch
 
 from common import world
-from common.model import ENCODERS
+from common.encoders import ENCODERS
+from common.world.tiny import word_level
 
 
 def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
     """The world's words and BERT's special tokens, or another model's."""
-    from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
-    from tokenizers import models as kinds
+    from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
-    known = dict.fromkeys([*special, "<sep>", ",", ":", *words, *world.vocabulary(vague=True)])
-    ids = {word: i for i, word in enumerate(known)}
+    known = [*special, "<sep>", ",", ":", *words, *world.vocabulary(vague=True)]
     pad, unknown, first, end = special
-    core = Tokenizer(kinds.WordLevel(ids, unk_token=unknown))
-    core.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.WhitespaceSplit(),
-        pre_tokenizers.Split(Regex(r"<sep>|[^\w\s<>]"), "isolated"),
-    ])
+    core = word_level(known, unknown, r"<sep>|[^\w\s<>]")
     core.post_processor = processors.TemplateProcessing(
         single=f"{first} $A {end}",
         pair=f"{first} $A {end} $B:1 {end}:1",
-        special_tokens=[(t, ids[t]) for t in (first, end)],
+        special_tokens=[(t, core.token_to_id(t)) for t in (first, end)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=core,

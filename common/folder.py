@@ -1,0 +1,252 @@
+"""A run's folder: what it holds, what --resume may go on from, the folders of a run's stages.
+
+    runs/<script>/<name>/  config.json  metrics.json  metrics.jsonl  samples.jsonl  eval_<set>.json
+                           curves.png  trajectories.html  checkpoint/
+
+Everything is JSON, PNG or HTML and can be read without this code; docs/runs.md has every file. A stage's
+folder is <name>-<stage>."""
+
+import fcntl
+import glob
+import json
+import math
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from common import chat, checkpoint, distributed, process, report
+from common.files import RunError, read_evaluation, read_json, read_jsonl, say, warn, write_atomic, write_json
+
+FREE_ON_RESUME = (
+    "cache_gb",  # a run that was killed for its memory goes on with less
+    "steps", "eval_every", "save_every", "log", "resume", "out", "collect")
+opened = []  # the folders of this process, for what Ctrl-C says
+
+
+class RunFolder:
+    """runs/<script>/<name>. A new run never overwrites one that exists;
+    a resumed one must be configured as it was.
+
+    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded,
+    and keeps other processes out until this one ends. `id` names the run in its checkpoints, `saved` is the
+    configuration it was begun with, `start` the checkpoint that it goes on from."""
+
+    def __init__(self, root, script, name, config, resume=False, free_to_change=()):
+        one_word = name == Path(name).name and "\\" not in name and name.isprintable()
+        if not one_word or name.startswith(".") or len(name) > 200:
+            raise RunError(f"--name {name[:200]!r}: the name of a folder in {root}/{script}, of at most 200 "
+                           "letters on one line, without slashes or a dot before it")
+        self.path = Path(root) / script / name
+        self.config = config
+        self.resume = resume
+        self.tracker = None
+        self.start = None
+        if not resume and begun(self.path):
+            raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
+        if resume and not (self.path / "config.json").exists():
+            raise RunError(f"--resume: {self.path} holds no run (no config.json)")
+        self.saved = {}
+        if resume:
+            self.saved = read_json(self.path / "config.json", dict)
+        self.id = self.saved.get("run_id") or os.urandom(8).hex()
+        if resume:
+            self._refuse_changes(free_to_change)
+            self.take_up()
+        opened.append(self)
+
+    def take_up(self):
+        """A run goes on with the date in its prompts that it was begun with, and with as many threads: a sum
+        over others rounds otherwise."""
+        chat.today = self.saved.get("date", chat.today)
+        threads = self.saved.get("threads")
+        here = torch.get_num_threads()
+        if not isinstance(threads, int) or threads < 1 or threads == here:
+            return
+        if process.settled is None:
+            warn(f"{self.path} was begun with {threads} threads, here are {here}: "
+                 "it will not go on bit for bit")
+        else:
+            torch.set_num_threads(threads)
+
+    def _refuse_changes(self, free_to_change):
+        for key, value in self.config.items():
+            if key in free_to_change:
+                continue
+            if self.saved.get(key) != json.loads(json.dumps(value)):
+                flag = "--" + key.replace("_", "-")
+                raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, "
+                               f"not {value!r}; leave {flag} as it was")
+
+    def create(self, **facts):
+        """Makes the folder. facts: what else config.json keeps of the process that began the run."""
+        distributed.once(self._create, facts)
+
+    def _create(self, facts):
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = open(self.path / ".lock", "w")
+        except OSError as error:
+            raise RunError(f"cannot create {self.path}: {error.strerror}") from error
+        try:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise RunError(f"another process is writing to {self.path}: wait for it, "
+                           "or choose another --name") from error
+        except OSError:
+            warn(f"{self.path}: this file system has no locks; see that no other process writes there")
+        if not self.resume and (self.path / "config.json").exists():
+            # begun and ended while this one was loading
+            raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
+        config = self.config | {"run_id": self.id} | facts
+        write_atomic(self.path / "config.json", json.dumps(config, indent=1))
+
+    def rewind(self, step):
+        """Drops the lines of steps after `step`, which a killed run may have written past its last
+        checkpoint, from every .jsonl file of the folder."""
+        distributed.once(self._rewind, step)
+
+    def _rewind(self, step):
+        written = {f.name for f in self.path.glob("*.jsonl")}
+        # (one that cannot be read: nothing is dropped)
+        for name in sorted({"metrics.jsonl", "samples.jsonl"} | written):
+            rows = read_jsonl(self.path / name)
+            for number, row in enumerate(rows, 1):
+                if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                    raise RunError(f"{self.path / name}: line {number} has no step; nothing was changed")
+            kept = [json.dumps(r) + "\n" for r in rows if r["step"] <= step]
+            write_atomic(self.path / name, "".join(kept))
+
+    def append(self, name, rows):
+        """Adds rows to metrics.jsonl or samples.jsonl, flushed to disk."""
+        if distributed.rank() > 0:
+            return
+        try:
+            with open(self.path / name, "a", encoding="utf-8", errors="replace") as f:
+                lines = [json.dumps(r, ensure_ascii=False) + "\n" for r in rows]
+                f.write("".join(lines))
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / name}: {error.strerror}") from error
+
+    def write(self, name, value):
+        distributed.once(write_json, self.path / name, value)
+
+    def kept(self, name, make):
+        """What make() returns: lists, kept in a file for when the run goes on."""
+        if not (self.path / name).exists():
+            self.write(name, make())
+        return read_json(self.path / name, list)
+
+    def log(self, row):
+        """A line of metrics.jsonl, and the same to the tracker of --log."""
+        self.append("metrics.jsonl", [row])
+        if self.tracker:
+            numbers = {k: v for k, v in row.items() if k != "step"}
+            self.tracker.log(numbers, step=row["step"])
+
+    def is_done(self, steps, splits, newer_than=0):
+        """Whether a resumed run has made all its steps, and the final evaluation of every split, which has to
+        be younger than a time. Says so."""
+        rows = read_jsonl(self.path / "metrics.jsonl")
+        made = rows[-1]["step"] if rows else 0
+        files = [self.path / f"eval_{s.name}.json" for s in splits]
+        evaluated = all(f.exists() and f.stat().st_mtime > newer_than for f in files)
+        done = self.resume and made >= steps and evaluated
+        if done:
+            say(f"{self.path}: done before")
+        return done
+
+    def evaluation(self, split, when=""):
+        """{"summary", "predictions"} of an evaluation that was made."""
+        return read_evaluation(self.path / f"eval_{split.name}{when}.json")
+
+    def nonfinite(self, step):
+        """How the files begin that keep the batches of a skipped update."""
+        return self.path / f"nonfinite_step{step}"
+
+    def forget_evaluations(self):
+        """The final ones, of fewer steps, where training goes on."""
+        distributed.once(self._forget_evaluations)
+
+    def _forget_evaluations(self):
+        for file in [*self.path.glob("eval_*.json"), self.path / "results.json"]:
+            if not re.search(r"_(before|step\d+)\.json$", file.name):
+                file.unlink(missing_ok=True)
+
+
+def begun(folder):
+    """Whether a run folder holds anything but the lock of a run that wrote nothing."""
+    folder = Path(folder)
+    return folder.is_dir() and any(f.name != ".lock" for f in folder.iterdir())
+
+
+def open_folder(cfg, script, name, free=(), saves=True):
+    """The RunFolder of a run, checked, with the checkpoint that --resume goes on from. It may go on with
+    other FREE_ON_RESUME and other `free` flags. saves: False = it has no checkpoints, "once" = one, at its
+    end."""
+    return _open(cfg, script, name, cfg.resume, free, saves)
+
+
+def open_stage(cfg, script, stage, free=(), saves=True):
+    """The same of a stage, whose folder is <name>-<stage>. --resume begins one that was not begun yet, where
+    another stage of the run was."""
+    base, name = Path(cfg.out) / script, f"{cfg.name}-{stage}"
+    if cfg.resume and not any(map(begun, base.glob(f"{glob.escape(cfg.name)}-*"))):
+        raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
+    return _open(cfg, script, name, cfg.resume and begun(base / name), free, saves)
+
+
+def in_turn(folders):
+    """Yields (stage, its RunFolder) of {stage: RunFolder}, each taken up as it was begun."""
+    for stage, folder in folders.items():
+        folder.take_up()
+        yield stage, folder
+
+
+def _open(cfg, script, name, resume, free, saves):
+    folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
+    if resume and saves:
+        every = 0 if saves == "once" else folder.saved.get("save_every", 0)
+        folder.start = checkpoint_of(folder, every)
+    return folder
+
+
+def left_by(cfg, script, stage, needed_by, flag="--checkpoint", called=""):
+    """The checkpoint that a stage of this run left; refused in words where it is not there. flag: that names
+    another one. called: the stage's name for --stage, where its folder's is another."""
+    place = Path(cfg.out) / script / f"{cfg.name}-{stage}" / "checkpoint"
+    found = checkpoint.find(place)
+    if found is None:
+        raise checkpoint.ModelError(f"{needed_by} goes on from {stage}, and {place} does not exist: run "
+                                    f"--stage {called or stage} first, or give {flag}")
+    return found
+
+
+def checkpoint_of(folder, save_every):
+    """The checkpoint that --resume goes on from, all its files as they were saved; None where none was saved
+    yet. save_every: steps between two of them, 0 = it is saved at the end alone.
+
+    Refuses, and has changed nothing, where the checkpoint is gone, damaged or another run's."""
+    found = checkpoint.find(folder.path / "checkpoint")
+    rows = read_jsonl(folder.path / "metrics.jsonl")
+    if found is None:
+        if rows and (report.evaluations(folder.path) or len(rows) > (save_every or math.inf)):
+            raise RunError(f"--resume: {folder.path} has {len(rows)} steps in metrics.jsonl, "
+                           "and its checkpoint/ is gone: restore it, or start anew with another --name")
+        if rows:
+            warn(f"{folder.path}: no checkpoint was saved before it stopped (--save-every); "
+                 "beginning again at step 1")
+        return None
+    state = checkpoint.read_state(found)
+    if state.get("run", folder.id) != folder.id:
+        raise checkpoint.ModelError(f"{found}: checkpoint of another run; put this run's own back, "
+                                "or start anew with another --name")
+    logged = max((row["step"] for row in rows if isinstance(row, dict) and "step" in row), default=0)
+    if logged < state["step"]:
+        raise RunError(f"--resume: {folder.path} has a checkpoint of step {state['step']}, and metrics.jsonl "
+                       f"ends at step {logged}: restore it, or start anew with another --name")
+    return found

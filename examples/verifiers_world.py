@@ -1,0 +1,91 @@
+"""The embedded world as an environment of verifiers 0.4 (pip install verifiers uv), scored as here.
+
+    PYTHONPATH=.:examples vf-eval verifiers_world -m MODEL --env.taskset.questions 100
+    env = load_environment(split="test", questions=100)         # from Python
+
+at2po.py's own agent plays. Where it samples a turn, the model is asked for a message; what a search finds is
+the user's next message (in at2po.py it stands inside the assistant's). Prompt, limits, format rule and exact
+match are those of at2po.py.
+"""
+
+from common import process  # noqa: F401  (first: torch reads thread settings once)
+
+# isort: split
+import verifiers.v1 as vf
+
+import at2po
+from common import data
+from common.engine import Generation
+from common.rollout import Policy, Trajectory
+from common.serve.served import TextTokenizer, ending
+from common.world import splits
+
+CONFIG = at2po.Config(prompt_form="chat", stop_at_answer=True, top_k=1)
+STOPS = [at2po.SEARCH[1], at2po.ANSWER[1]]
+
+
+class Question(vf.TaskData):
+    answers: list[str] = []
+
+
+class WorldConfig(vf.TasksetConfig):
+    split: str = "test"
+    questions: int = 100
+
+
+class World(vf.Taskset[vf.Task[Question], WorldConfig]):
+    """Each task is a question of the embedded world's first level."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.world = splits.world_split(config.split, questions=config.questions)
+
+    def load(self):
+        for q in self.world.questions:
+            row = Question(id=q.id, prompt=q.question, system_prompt=at2po.SYSTEM_PROMPT, answers=q.answers)
+            yield vf.Task[Question](row, self.config.task)
+
+
+class SearchConfig(vf.EnvConfig):
+    agent: vf.AgentConfig = vf.AgentConfig(
+        harness={"id": "null"}, runtime={"type": "subprocess"}, sampling={"stop": STOPS})
+
+
+class Said:
+    """Stands where an engine stands: a turn is the model's next message."""
+
+    def __init__(self, talk, tokenizer, prompt_ids):
+        self.talk, self.tokenizer, self.read = talk, tokenizer, len(prompt_ids)
+
+    async def generate(self, prompt_ids, stop, max_tokens, temperature, seed):
+        observed = self.tokenizer.decode(prompt_ids[self.read:]).strip()
+        segment = await self.talk.turn(observed or None)
+        found = ending(segment.last_reply, stop)    # servers leave the stop string out
+        ids = self.tokenizer.said(segment.last_reply + found)
+        self.read = len(prompt_ids) + len(ids)
+        return Generation(ids, [0.0] * len(ids), found or "eos")
+
+
+class SearchWorld(vf.Env[SearchConfig]):
+    async def run(self, task, agents):
+        async def search(query, k):
+            return self.taskset.world.retriever.search([query], k)[0]
+
+        row = task.data
+        tokenizer = TextTokenizer()
+        prompt_ids = at2po.render_prompt(tokenizer, row.prompt, CONFIG.prompt_form)
+        async with agents.agent.interaction(task) as talk:
+            policy = Policy(None, tokenizer, Said(talk, tokenizer, prompt_ids))
+            leaf = await at2po.play(policy, search, prompt_ids, CONFIG, 0, 1.0, at2po.Node(), "verifiers")
+            played = Trajectory(row.id, prompt_ids, leaf.turns())
+            at2po.score(played, data.Question(row.id, row.prompt, row.answers), CONFIG)
+            talk.trace.record_reward("exact_match", played.reward)
+            talk.trace.record_metric("searches", played.info.searches)
+
+
+def load_environment(**taskset):
+    """taskset: fields of WorldConfig."""
+    return vf.load_environment(vf.resolve_env_config({"taskset": {"id": "verifiers_world", **taskset}}))
+
+
+__all__ = ["SearchWorld", "World"]

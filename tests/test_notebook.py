@@ -1,0 +1,175 @@
+"""docs/at2po.ipynb: made of the walkthrough, and run; its exercises accept the right answers alone."""
+
+import ast
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import at2po
+from docs import exercises
+from docs import notebook as made
+from tests.conftest import ROOT
+
+
+def test_the_notebook_is_that_of_the_walkthrough():
+    written = (ROOT / "docs/at2po.ipynb").read_text(encoding="utf-8")
+    assert written == made.written(), "docs/at2po.ipynb is not what python -m docs.notebook writes"
+    assert len(written) < 40_000
+    book = json.loads(written)
+    assert len({cell["id"] for cell in book["cells"]}) == len(book["cells"])
+    for line in (ROOT / "docs/walkthrough.md").read_text(encoding="utf-8").split("\n"):
+        code = line.removeprefix(">>> ").removeprefix("... ")
+        assert line == "..." or line.startswith("```") or json.dumps(code)[1:-1] in json.dumps(book), line
+
+
+def run_cell(source, names):
+    """Runs a cell as a notebook does. Returns the value of its last expression."""
+    body = ast.parse(source).body
+    last = None
+    if isinstance(body[-1], ast.Expr):
+        last = ast.Expression(body.pop().value)
+    exec(compile(ast.Module(body, []), "cell", "exec"), names)
+    return last and eval(compile(last, "cell", "eval"), names)  # noqa: S307  (our own notebook)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT / "docs")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    names = {"__name__": "notebook"}
+    for cell in json.loads((ROOT / "docs/at2po.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "markdown":
+            continue
+        capsys.readouterr()
+        value = run_cell(cell["source"], names)
+        wanted = "".join(out["text"] for out in cell["outputs"])
+        if wanted:
+            shown = "" if value is None else repr(value) + "\n"
+            assert capsys.readouterr().out + shown == wanted
+    rows = (Path(names["folder"]) / "at2po/ten/metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 10 and math.isfinite(json.loads(rows[-1])["train/loss"])
+    frame = value_of_page(names)
+    assert frame.startswith("<iframe srcdoc=") and "&lt;script" in frame and "<script" not in frame
+
+
+def value_of_page(names):
+    page = names["Framed"](Path(names["folder"], "at2po/ten/trajectories.html").read_text(encoding="utf-8"))
+    return page._repr_html_()
+
+
+# ---------------------------------------------------------------- exercises
+
+def best(node):
+    return node.value if node.done else max(best(child) for child in node.children)
+
+
+def worst(node):
+    return node.value if node.done else min(worst(child) for child in node.children)
+
+
+def mean(node):
+    values = [mean(child) for child in node.children]
+    return node.value if node.done else sum(values) / len(values)
+
+
+def first(node):
+    return node.value if node.done else first(node.children[0])
+
+
+def last_turn_only(node):
+    """Best of the children, each worth Eq 3's mean."""
+    return node.value if node.done else max(mean(child) for child in node.children)
+
+
+@pytest.mark.parametrize("answer", [worst, mean, first, last_turn_only, lambda node: .7])
+def test_the_credit_rule_is_the_best_continuation(answer):
+    assert exercises.best_continuation(best).startswith("right")
+    assert exercises.best_continuation(answer).startswith("not yet")
+
+
+def whole_response(batch):
+    mask = batch.response_mask.clone()
+    for row, trajectory in enumerate(batch.trajectories):
+        mask[row, len(trajectory.prompt_ids):trajectory.length] = True
+    return mask
+
+
+def observations_alone(batch):
+    return whole_response(batch) & ~batch.response_mask
+
+
+def prompt_too(batch):
+    mask = whole_response(batch)
+    for row, trajectory in enumerate(batch.trajectories):
+        mask[row, :len(trajectory.prompt_ids)] = True
+    return mask
+
+
+def padding_too(batch):
+    mask = whole_response(batch)
+    mask[:, 3:] = True
+    return mask
+
+
+def between_turns_alone(batch):
+    """Not the observation that a row ends in."""
+    mask = whole_response(batch)
+    for row in range(len(mask)):
+        last = batch.response_mask[row].nonzero().max()
+        mask[row, last + 1:] = False
+    return mask
+
+
+def written_in_place(batch):
+    batch.response_mask |= whole_response(batch)
+    return batch.response_mask
+
+
+@pytest.mark.parametrize("answer", [
+    lambda batch: batch.response_mask, observations_alone, prompt_too, padding_too, between_turns_alone,
+    written_in_place])
+def test_the_broken_mask_is_the_whole_response(answer):
+    said = exercises.observations_in_the_mask(whole_response)
+    assert said.startswith("right: 6 tokens") and "4 tokens were clipped, 0 are" in said
+    assert exercises.observations_in_the_mask(answer).startswith("not yet")
+
+
+def flipped(logprobs, old_logprobs, advantages, *rest):
+    return at2po.atpo_loss(logprobs, old_logprobs, -advantages, *rest)[0]
+
+
+def minus(*given):
+    return -at2po.atpo_loss(*given)[0]
+
+
+def the_loss_itself(*given):
+    return at2po.atpo_loss(*given)[0]
+
+
+def ratio_turned(logprobs, old_logprobs, *rest):
+    return at2po.atpo_loss(old_logprobs, logprobs, *rest)[0]
+
+
+def without_the_clip(logprobs, old_logprobs, advantages, mask, turns, clip_low, clip_high):
+    return at2po.atpo_loss(logprobs, old_logprobs, -advantages, mask, turns, .99, 99)[0]
+
+
+def window_turned(logprobs, old_logprobs, advantages, mask, turns, clip_low, clip_high):
+    return minus(logprobs, old_logprobs, advantages, mask, turns, -clip_high, -clip_low)
+
+
+def detached(logprobs, *rest):
+    return flipped(logprobs.detach(), *rest) + 0 * logprobs.sum()
+
+
+@pytest.mark.parametrize("answer", [
+    minus, the_loss_itself, ratio_turned, without_the_clip, window_turned, detached,
+    lambda *given: torch.zeros((), requires_grad=True)])
+def test_the_sign_belongs_to_the_advantages(answer):
+    assert exercises.unlearn(flipped).startswith("right")
+    assert exercises.unlearn(answer).startswith("not yet")
+    assert ("wrong side" in exercises.unlearn(answer)) == (answer is minus)
