@@ -672,13 +672,11 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         assign_credit(everything, cfg)
         row |= calls.critic_metrics(everything)
         credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
-        row["sample"] = calls.sample_record(
-            policy, done, questions, step, cfg.group_size, turn_label, credit)
+        row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, turn_label, credit)
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, folder.nonfinite(step), cfg.sampler_correction, cfg.epochs)
-        mini_batches = list(zip(parts, prepared, strict=True))
-        for part, batches in cfg.epochs * mini_batches:
+        for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)

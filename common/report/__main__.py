@@ -13,7 +13,6 @@ from pathlib import Path
 
 from common import committed
 from common.files import UserError, say, warn
-from common.page import write_comparison
 from common.report import COLUMNS, draw_curves, evaluations, method_table, panels_of, steps_of
 
 
@@ -49,6 +48,7 @@ def compare(folders, out="comparison.png", key="em", page=""):
     each = {name: [folder] for name, folder in runs.items()}
     table = method_table(None, "final evaluations", each, next(iter(runs)), None, columns, key, means=False)
     if page:
+        from common.page import write_comparison
         say(f"page: {write_comparison(page, runs, out, table)}")
     if methods:
         along = {"EM along the run": ("along", "", ".3f")}
