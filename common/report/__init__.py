@@ -233,9 +233,10 @@ def show_results(folder, before, after, groups):
         new = a["summary"]
         for by, label in (("by_hops", "{}-hop"), ("by_type", "{}")):
             for value, part in new[by].items():
+                if value in ("", "0"):  # questions of one's own say neither type nor hops
+                    continue
                 em = old[by][value]["em"]
-                kind = label.format(value) or "-"
-                parts.append([name, kind, part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
+                parts.append([name, label.format(value), part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
         both = [[row["em"] for row in result["predictions"]] for result in (b, a)]
         gain = paired_difference(*both)
         moved.append(f"What moved: EM on {name} {signed(gain)}, {new['n']} questions: {verdict(gain)}.")
@@ -253,7 +254,8 @@ def show_results(folder, before, after, groups):
         }
         rows.append(list(cells.values()))
     header = list(cells)
-    show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
+    if parts:
+        show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
     show(f"{folder.path}: before and after, 95 % intervals", header, rows)
     say("\n".join(moved))
     folder.write("results.json", {"header": header, "rows": rows})
