@@ -711,6 +711,7 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
 
     chains = rollout.run_agents([answer(q) for q in split.questions], policy.engine, search, progress)
     rows = [trees.prediction(t, q, turn_label, why) for t, q in zip(chains, split.questions, strict=True)]
+    run.collect(cfg, chains, split.questions, conversation)  # (--collect)
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows)
 
@@ -928,6 +929,17 @@ def render_demonstration(tokenizer, question, demo, retriever, cfg, box=("\\boxe
     return Trajectory(question.id, prompt_ids, leaf.turns())
 
 
+def conversation(trajectory, question):
+    """The row of --collect: results without their tags."""
+    from common.warmup import sharegpt
+
+    def shown(observation):
+        return observation.removeprefix(f" {RESULT[0]}\n").removesuffix(f"\n{RESULT[1]}")
+
+    asked = question.question
+    return [sharegpt.row(trajectory, SYSTEM_PROMPT, asked, shown, script="at2po", question=asked)]
+
+
 def warmed_up(cfg, source, split):
     """Folder of `source` after --warmup-data, with Figure 7's words around the answer."""
     from common.warmup import warmup
@@ -947,14 +959,18 @@ def warmed_up(cfg, source, split):
             return None  # the agent could not go so far
         return score(made[0], question, cfg).reward
 
+    def prompt(tokenizer, row):
+        return render_prompt(tokenizer, row["question"], cfg.prompt_form)
+
     def reply(tokenizer, turn_ids, observation):
         return render_result(tokenizer, observation)[1]
 
     tokenizer = models.load_tokenizer(source)
     ends = "none" if cfg.stop_at_answer else "last"
     examples = warmup.examples_of(
-        cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, ends, top_k=cfg.top_k,
-        max_passage=cfg.max_passage, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
+        cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, ends, script="at2po",
+        prompt=prompt, top_k=cfg.top_k, max_passage=cfg.max_passage, longest=cfg.micro_tokens,
+        skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "at2po", source, examples)
 
 

@@ -140,7 +140,7 @@ HARD = WORLD | dict(
     eval_limit=500,
     scorer="lines",
     lambdas=".5",
-    steps=30,
+    steps=40,
     lr=2e-4,
     questions_per_step=16,
     mini_batch=4,
@@ -178,14 +178,18 @@ def render_prompt(tokenizer, question):
 
 
 def render_observation(tokenizer, passages, limit=500, max_passage=4000):
-    """(text, ids) of a search result. No passage can write a tag or a special token (chat.Foreign). A result
-    of more than `limit` tokens loses its end, but not the closing tag."""
-    close = chat.encode(tokenizer, "</information>\n\n")[1]
+    """(text, ids) of a search result."""
     quote = '"'
     if chat.is_tiny(tokenizer):  # the world's policy was warmed up without it
         quote = ""
-    shown = chat.Foreign(render_information(passages, quote, max_passage))
-    text, ids = chat.encode(tokenizer, "\n\n<information>", shown)
+    return render_result(tokenizer, render_information(passages, quote, max_passage), limit)
+
+
+def render_result(tokenizer, shown, limit):
+    """The same of what it shows. No passage can write a tag or a special token (chat.Foreign). A result of
+    more than `limit` tokens loses its end, but not the closing tag."""
+    close = chat.encode(tokenizer, "</information>\n\n")[1]
+    text, ids = chat.encode(tokenizer, "\n\n<information>", chat.Foreign(shown))
     if len(ids) + len(close) > limit:
         ids = ids[: limit - len(close)]
         text = tokenizer.decode(ids)
@@ -611,6 +615,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
     for t, question in pairs:
         t.reward = t.info.em
         rows.append(page.prediction(t, question, turn_label, step_reward))
+    run.collect(cfg, done, split.questions, conversation)  # (--collect)
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows, ("em", "f1", "searches", "tokens", "repeats"))
 
@@ -853,6 +858,18 @@ def render_demonstration(tokenizer, question, demo, index, cfg):
     return scripted.play(tokenizer, lines, index, agent)
 
 
+def conversation(trajectory, question):
+    """The row of --collect: the prompt around the question, results without their tags."""
+    from common.warmup import sharegpt
+
+    def shown(observation):
+        return observation.removeprefix("\n\n<information>").removesuffix("</information>\n\n")
+
+    asked = question.question
+    request = PROMPT.replace("{question}", asked)
+    return [sharegpt.row(trajectory, "", request, shown, script="bi_rar", question=asked)]
+
+
 def warmed_up(cfg, source, index):
     """Folder of `source` after --warmup-data."""
     def render(tokenizer, question, demo):
@@ -862,15 +879,17 @@ def warmed_up(cfg, source, index):
         too_long = len(made[0].turns) > cfg.max_searches + 1
         return None if too_long else made[0].info.em
 
+    def prompt(tokenizer, row):
+        return render_prompt(tokenizer, row["question"])
+
     def reply(tokenizer, turn_ids, observation):
-        shown = chat.Foreign(observation)
-        return chat.encode(tokenizer, "\n\n<information>", shown, "</information>\n\n")[1]
+        return render_result(tokenizer, observation, cfg.max_observation)[1]
 
     from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
-        cfg.warmup_data, tokenizer, index, render, reward, reply, top_k=cfg.top_k,
-        max_passage=cfg.max_passage, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
+        cfg.warmup_data, tokenizer, index, render, reward, reply, script="bi_rar", prompt=prompt,
+        top_k=cfg.top_k, max_passage=cfg.max_passage, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "bi_rar", source, examples)
 
 

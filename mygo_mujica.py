@@ -753,6 +753,7 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
     agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
     trajectories = team.run(agents, progress)
     rows = [team_page.prediction(t, q) for t, q in zip(trajectories, place.questions, strict=True)]
+    run.collect(cfg, trajectories, place.questions, lambda t, q: learned_rows(t, q, place.env))  # (--collect)
     about = {
         "set": place.name,
         "seed": cfg.seed,
@@ -1059,11 +1060,25 @@ def record_warm_up(folder, kept, tokenizer, env):
 def write_sharegpt(folder, trajectories, env, step):
     """sharegpt.jsonl: each planner's conversation and its workers', as LLaMA-Factory reads them."""
     from common.warmup import sharegpt
-    table = "kg" if env == "kg" else "text"
-    learned = [c for t in trajectories for c in conversations(t)]
-    rows = [sharegpt.row(c, SYSTEM[table, c.info.role], c.info.request, step) for c in learned]
+    rows = [row for t in trajectories for row in rows_of(t, env, step=step)]
     folder.append("sharegpt.jsonl", rows)
     folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
+
+
+def rows_of(trajectory, env, **more):
+    from common.warmup import sharegpt
+    table = "kg" if env == "kg" else "text"
+    rows = []
+    for c in conversations(trajectory):
+        rows.append(sharegpt.row(c, SYSTEM[table, c.info.role], c.info.request, **more))
+    return rows
+
+
+def learned_rows(trajectory, question, env):
+    """The rows of --collect. A worker that was cut off is left out."""
+    rows = rows_of(trajectory, env, script="mygo_mujica", question=question.question)
+    whole = [c.turns[-1].stop_reason != "length" for c in conversations(trajectory)]
+    return list(itertools.compress(rows, whole))
 
 
 # ---------------------------------------------------------------- ask
@@ -1241,13 +1256,17 @@ def warmed_up(cfg, source, place):
             return None
         return made[0].reward
 
+    def prompt(tokenizer, row):
+        request = chat.Foreign(row["conversations"][0]["value"])
+        return chat.render_chat(tokenizer, [("system", row["system"]), ("user", request)])
+
     def reply(tokenizer, turn_ids, observation):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
-        cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", top_k=cfg.top_k,
-        longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
+        cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", script="mygo_mujica",
+        prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 

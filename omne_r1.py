@@ -738,6 +738,10 @@ def right_row(trajectory, question):
     """The ShareGPT row of a trajectory that is right in answer and form; None of any other."""
     if trajectory.info.em != 1 or trajectory.info.problem:
         return None
+    return row_of(trajectory, question)
+
+
+def row_of(trajectory, question):
     said = [turn.text for turn in trajectory.turns]
     replies = [turn.observation for turn in trajectory.turns[:-1]]
     return sharegpt_row(question, said, replies, "sampled")
@@ -851,7 +855,7 @@ class Taught(Outcome):
     source: str = ""            # where the conversation is from: "sampled", "template" or a file's word
 
 
-def conversation_of(tokenizer, row, think):
+def conversation_of(tokenizer, row, think, apart=True):
     """The Trajectory that a ShareGPT row teaches. Without thoughts it is the same row, stripped."""
     prompt_ids = render_prompt(tokenizer, row["question"], row["graph_type"], think)
     turns = []
@@ -860,7 +864,7 @@ def conversation_of(tokenizer, row, think):
             text = message["value"]
             if think == "off":
                 text = THOUGHT.sub("", text).strip()
-            ids = encode_turn(tokenizer, text)
+            ids = encode_turn(tokenizer, text, apart)
             turns.append(Turn(ids, [0.0] * len(ids), "", text))
         else:
             turn = turns[-1]
@@ -869,14 +873,15 @@ def conversation_of(tokenizer, row, think):
     return Trajectory(row["id"], prompt_ids, turns, info=Taught(source=row.get("source", "")))
 
 
-def encode_turn(tokenizer, text):
-    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is. Tags are encoded
-    apart, so that Algorithm 1 finds them also where a tokenizer has several tokens for one."""
-    ids = []
-    for i, part in enumerate(re.split(r"(</?(?:think|tool_call|answer)>)", text)):
-        tag = i % 2 == 1
-        ids += chat.encode(tokenizer, part if tag else chat.Foreign(part))[1]
-    return ids
+def encode_turn(tokenizer, text, apart=True):
+    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is. apart: tags are
+    encoded by themselves, so that Algorithm 1 finds them also where a tokenizer has several tokens for one.
+    """
+    parts = re.split(r"(</?(?:think|tool_call|answer)>)", text)
+    parts[::2] = map(chat.Foreign, parts[::2])
+    if not apart:
+        return chat.encode(tokenizer, *parts)[1]
+    return [i for part in parts for i in chat.encode(tokenizer, part)[1]]
 
 
 def think_weights(labels, start_ids, end_ids, weight):
@@ -992,6 +997,7 @@ def evaluate(policy, task, cfg, progress):
     for t in done:
         t.reward = t.info.em
     rows = [calls.prediction(t, q, turn_label) for t, q in zip(done, task.questions, strict=True)]
+    run.collect(cfg, done, task.questions, lambda t, q: [row_of(t, q)])  # (--collect)
     about = {"set": task.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | calls.summary(rows, done, task.name)
 
@@ -1139,6 +1145,8 @@ def check(cfg):
     for name in ("gamma", "lam", "lr_warmup"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
+    if cfg.collect and cfg.stage == "direct":
+        flags.refuse("collect", cfg.collect, "is for answers with tools, and not for --stage direct")
     if cfg.lora and cfg.stage == "sft":
         flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
     graph_questions.check(cfg)
@@ -1289,7 +1297,8 @@ def warmed_up(cfg, source):
     tokenizer = models.load_tokenizer(source)
     examples = []
     for file in cfg.warmup_data.split(","):
-        examples += [[conversation_of(tokenizer, row, cfg.think)] for row in conversations.read(file)]
+        for row in conversations.read(file):
+            examples.append([conversation_of(tokenizer, row, cfg.think, apart=False)])
     return warmup.warmed_up(cfg, "omne_r1", source, examples)
 
 

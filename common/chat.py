@@ -196,6 +196,13 @@ def end_of_turn(tokenizer):
     return ids[0] if ids and ids[0] in added_tokens(tokenizer)[0] else None
 
 
+def role_marks(tokenizer):
+    """Ids of the added tokens by which the chat template tells who speaks, and of the end of sequence. What a
+    policy learns to say must not write them."""
+    written = render_chat(tokenizer, [("user", "")])
+    return added_tokens(tokenizer)[0].intersection([*written, tokenizer.eos_token_id])
+
+
 def is_tiny(tokenizer):
     """Whether it is the embedded world's, whose policies know no instructions and no examples."""
     return "[USER]" in tokenizer.all_special_tokens

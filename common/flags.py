@@ -61,6 +61,8 @@ class PolicyFlags(Flags):
     # OPENAI_API_KEY
     policy: str = ""
     policy_model: str = ""        # the name it knows the model by
+    # with --eval-only: new file for the right trajectories on training questions, which --warmup-data learns
+    collect: str = ""
 
     # real questions with gold evidence, or ShareGPT conversations, that --model learns the format from first:
     # files with commas
@@ -142,6 +144,7 @@ def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
         refuse("log", cfg.log, f"not installed here; pip install {cfg.log}")
     if isinstance(cfg, PolicyFlags):
         check_warmup(cfg)
+        check_collect(cfg)
         check_machine(cfg)
     if isinstance(cfg, PassageFlags):
         check_search(cfg)
@@ -188,6 +191,21 @@ def check_warmup(cfg):
                "its own")
     if cfg.warmup_data and cfg.checkpoint:
         refuse("warmup_data", cfg.warmup_data, "begins with --model; --checkpoint has learned already")
+
+
+def check_collect(cfg):
+    """Refuses to collect where nothing is evaluated, and a file that is there or could not be written."""
+    if not cfg.collect:
+        return
+    file = Path(cfg.collect).expanduser()
+    if not cfg.eval_only or cfg.ask:
+        refuse("collect", cfg.collect, "goes with --eval-only, and without --ask")
+    if cfg.data == "world":
+        refuse("collect", cfg.collect, "is for --data FILE; the embedded world has demonstrations of its own")
+    if file.exists():
+        refuse("collect", cfg.collect, "exists, and is not written over: choose another name")
+    if not file.parent.is_dir():
+        refuse("collect", cfg.collect, f"there is no folder {file.parent}")
 
 
 def check_search(cfg):

@@ -22,7 +22,7 @@ from common.files import RunError, read_evaluation, read_json, read_jsonl, say, 
 
 FREE_ON_RESUME = (
     "cache_gb",  # a run that was killed for its memory goes on with less
-    "steps", "eval_every", "save_every", "log", "resume", "out")
+    "steps", "eval_every", "save_every", "log", "resume", "out", "collect")
 opened = []  # the folders of this process, for what Ctrl-C says
 
 

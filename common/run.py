@@ -231,6 +231,13 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
     return found
 
 
+def collect(cfg, trajectories, questions, rows_of):
+    """--collect: the right trajectories of an evaluation as rows_of(trajectory, question) writes them."""
+    if cfg.collect:
+        from common.warmup import sharegpt
+        sharegpt.collect(cfg.collect, trajectories, questions, rows_of)
+
+
 # ---------------------------------------------------------------- around a paper's training step
 
 SHOW_EVERY = 10  # steps between the best and the worst trajectory on the terminal

@@ -55,10 +55,11 @@ def _questions_of(cfg, paper_eval, live):
     """(training questions or None, {evaluation set: its questions})"""
     own = [n for n in TRAINING_SETS if n != "nq" or not cfg.eval_only]
     of_paper = cfg.data.removesuffix("-train") in own
+    collects = getattr(cfg, "collect", "")  # (askit.py has no such flag)
     train = None
     if cfg.ask and not live:
         names = []
-    elif cfg.eval_only or cfg.ask:
+    elif (cfg.eval_only or cfg.ask) and not collects:
         listed = cfg.eval_data or (paper_eval if of_paper else cfg.data)
         names = listed.split(",")
         if cfg.checkpoint and not cfg.eval_data and not of_paper:
@@ -68,7 +69,9 @@ def _questions_of(cfg, paper_eval, live):
         train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad, role="train")
         listed = cfg.eval_data or (paper_eval if of_paper else "")
         names = [n for n in listed.split(",") if n]
-    sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
+    sets = {}
+    if not collects:
+        sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
     if train and not names:  # a file of one's own: its last tenth is held out, and not too few
         if len(train) < 2:
             raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; "
@@ -77,10 +80,12 @@ def _questions_of(cfg, paper_eval, live):
         held = min(held, cfg.eval_limit or len(train))
         if held < FEW:
             warn(f"{cfg.data}: {held} questions are held out; so few decide nothing, whatever their interval")
-        say(f"{cfg.data}: the last {held} of {len(train)} questions are held out and evaluated")
+        say(f"{cfg.data}: the last {held} of {len(train)} questions are held out")
         name = cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout"  # (no benchmark's)
         sets = {name: train[-held:]}
         train = train[:-held]
+    if collects:  # from what a run learns from, never from what it is tested on
+        train, sets = None, {cfg.data: train}
     return train, sets
 
 

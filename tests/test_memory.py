@@ -247,7 +247,7 @@ def test_vllm_takes_its_caches_at_once_and_a_reference_beside_adapters_is_whole(
     assert beside.peak - alone.peak == 2 * shape.weights  # Mujica's reference, whole beside adapters
 
 
-RECIPES = sorted((ROOT / "recipes").glob("*.args"))
+RECIPES = sorted((ROOT / "recipes").glob("*x*.args"))  # small-*.args name no model
 
 
 def test_every_recipe_parses_and_fits_its_machine(shapes, monkeypatch):
@@ -267,6 +267,20 @@ def test_every_recipe_parses_and_fits_its_machine(shapes, monkeypatch):
         assert ranks == 1 or 4 * shape.weights < GB[machine]  # every rank loads it whole
     named = {f"{s}-{machine}" for s in ("at2po", "bi_rar", "mygo_mujica", "omne_r1") for machine in GB}
     assert named <= {file.stem for file in RECIPES}
+
+
+def test_the_small_recipes_fit_a_laptop_and_one_gpu(shapes):
+    smollm2 = memory.shape_of(LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True))
+    assert round(smollm2.weights / 1e6) == 135
+    for machine, shape, room in (("cpu", smollm2, 8), ("gpu", shapes["Qwen/Qwen3-1.7B"], .9 * 24)):
+        file = ROOT / f"recipes/small-{machine}.args"
+        assert f"at2po.py @recipes/{file.name}" in file.read_text()
+        cfg = at2po.parse_args([f"@{file}", "--model", "m", "--data", "my.jsonl", "--corpus", "c.jsonl"])
+        assert cfg.retriever == "bm25"
+        found = memory.estimate(shape, cfg, cuda=machine == "gpu")
+        assert found.peak < room * 2**30, found
 
 
 def test_flag_files(tmp_path, capsys):

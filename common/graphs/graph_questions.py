@@ -167,18 +167,20 @@ def load(cfg, folder):
     if cfg.data:
         train = read_questions(cfg.data, tools.graphs)
         train = some(train, cfg.limit or len(train))
-    elif not (cfg.eval_data and cfg.eval_only):
+    elif cfg.collect or not (cfg.eval_data and cfg.eval_only):
         train, test = make_questions(cfg, folder, tools.graphs)
     if cfg.eval_data:
         for file in cfg.eval_data.split(","):
             test += read_questions(file, tools.graphs)
-    if not test and cfg.eval_only:
+    if not test and cfg.eval_only and not cfg.collect:
         train, test = [], train
     if not test:
         test = [q for q in train if held_out(q)]
         train = [q for q in train if not held_out(q)]
         if not test or not train:
             raise data.DataError(f"{cfg.data}: too few questions to hold a tenth out; give --eval-data")
+    if cfg.collect:  # from what a run learns from, never from what it is tested on
+        train, test = [], train
     return (Task("train", train, tools) if train else None), apart(test, tools, cfg.eval_limit)
 
 

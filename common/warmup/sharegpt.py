@@ -1,9 +1,11 @@
 """Conversations as ShareGPT rows, which LLaMA-Factory and others train on: human (or observation) and gpt in
-turn, gpt is learned."""
+turn, gpt is learned. `--collect FILE` writes them, `--warmup-data FILE` learns them."""
 
+from collections import Counter
 from pathlib import Path
 
-from common import data
+from common import data, distributed
+from common.files import Lines, say, warn
 
 
 def dataset_info(name):
@@ -13,18 +15,65 @@ def dataset_info(name):
     return {name: {"file_name": "sharegpt.jsonl", "formatting": "sharegpt", "columns": columns}}
 
 
-def row(trajectory, system, request, step):
-    """A trajectory that began with `system` and the user's `request`; observations are the human's."""
+def row(trajectory, system, request, shown=str, **more):
+    """A trajectory that began with `system` and the user's `request`. Observations are the human's, as
+    shown(observation) gives them back. more: what else the row says."""
     said = [{"from": "human", "value": request}]
     for turn in trajectory.turns:
         said.append({"from": "gpt", "value": turn.text})
-        said.append({"from": "human", "value": turn.observation})
+        said.append({"from": "human", "value": shown(turn.observation)})
     return {
-        "step": step,
+        **more,
         "id": trajectory.question_id,
         "system": system,
         "conversations": said[:-1],
     }
+
+
+# ---------------------------------------------------------------- --collect
+
+def collect(file, trajectories, questions, rows_of):
+    """Adds the right trajectories of an evaluation to a file, and says how many they are and why not more.
+
+    rows_of(trajectory, question) -> rows, the script's. The row of a policy's own conversation has "script",
+    and is learned in that script's prompt and tags."""
+    rows, fate = [], Counter()
+    for trajectory, question in zip(trajectories, questions, strict=True):
+        why = why_not(trajectory)
+        fate[why] += 1
+        if not why:
+            rows += rows_of(trajectory, question)
+    right = fate.pop("", 0)
+    told = f"{right} of {len(trajectories)} trajectories are right"
+    told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
+    if not rows:
+        return warn(f"{told}. Nothing was written to {file}: ask a stronger model")
+    distributed.once(_add, file, rows)
+    say(f"{file}: {told}. --warmup-data {file} learns them")
+
+
+def _add(file, rows):
+    lines = Lines(Path(file).expanduser())
+    for made in rows:
+        lines.add(made)
+    lines.close()
+
+
+def why_not(trajectory):
+    """Why nobody should learn from a trajectory; empty where somebody may."""
+    info = trajectory.info
+    if info.problem:
+        return info.problem
+    if info.em < 1:
+        return "wrong answer"
+    if any(turn.stop_reason == "length" for turn in trajectory.turns):
+        return "a turn was cut off"
+    if info.searches < len(trajectory.turns) - 1:
+        return "a turn that neither searched nor answered"
+    return ""
+
+
+# ---------------------------------------------------------------- reading
 
 
 def is_file(file):
@@ -44,8 +93,11 @@ def read(file, names=("id", "question")):
     for number, row in data.read_records(Path(file)):
         row = row if isinstance(row, dict) else {}
         said = row.get("conversations")
-        if not isinstance(said, list) or not all(isinstance(row.get(name), str) for name in names):
-            raise data.DataError(f"{file}: line {number}: expected {', '.join(names)} and conversations")
+        needed = names
+        if "script" in row:  # --collect wrote it
+            needed = ("script", "id", "question", "system")
+        if not isinstance(said, list) or not all(isinstance(row.get(name), str) for name in needed):
+            raise data.DataError(f"{file}: line {number}: expected {', '.join(needed)} and conversations")
         row = with_our_roles(row)
         said = row["conversations"]
         roles = [m.get("from") if isinstance(m, dict) else None for m in said]

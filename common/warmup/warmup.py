@@ -86,7 +86,7 @@ def recipe_of(cfg, script, source, examples, steps):
 
 # ---------------------------------------------------------------- examples
 
-def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, top_k,
+def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, script, prompt, top_k,
                 max_passage=None, longest, skip_bad):
     """[[Trajectory]], one list a demonstration of --warmup-data's `files`, with commas; says how many of each
     there are and why not more.
@@ -95,17 +95,26 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
     render(tokenizer, question, Demonstration) -> [Trajectory], the script's; reward(trajectories, question):
     what the first of them earns, by the script's own rule; None where it passes the agent's limits.
     reply(tokenizer, turn ids, observation) -> ids, of conversations on file; ends: which of their messages
-    the policy is to end itself, "all", the "last" or "none", where its agent stops it at a tag; longest: in
-    tokens, of those that are learned."""
+    the policy is to end itself, "all", the "last" or "none", where its agent stops it at a tag.
+    prompt(tokenizer, row) -> ids, of the rows that --collect of this `script` wrote. longest: in tokens, of
+    those that are learned."""
     examples = []
     for file in files.split(","):
         if sharegpt.is_file(file):
             rows = sharegpt.read(file, ())
-            every = [of_conversation(tokenizer, row, reply, ends) for row in rows]
-            kept = [[t] for t in every if t.length <= longest]
+            others = {row.get("script", script) for row in rows} - {script}
+            if others:
+                raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its "
+                                     f"prompt and tags; {script}.py --collect writes its own")
+            every = [of_conversation(tokenizer, row, reply, ends, prompt) for row in rows]
+            marks = chat.role_marks(tokenizer)
+            safe = [t for t in every if marks.isdisjoint(said_ids(tokenizer, t))]
+            kept = [[t] for t in safe if t.length <= longest]
             told = f"{len(kept)} conversations"
-            if len(kept) < len(every):
-                told += f"; {len(every) - len(kept)}: longer than --micro-tokens {longest}"
+            if len(safe) < len(every):
+                told += f"; {len(every) - len(safe)}: write a mark of the chat template"
+            if len(kept) < len(safe):
+                told += f"; {len(safe) - len(kept)}: longer than --micro-tokens {longest}"
         else:
             questions = data.load_questions(file, None, skip_bad, role="train")
             with Progress(f"demonstrations of {file}") as progress:
@@ -128,14 +137,17 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
     return examples
 
 
-def of_conversation(tokenizer, row, reply, ends="none"):
+def of_conversation(tokenizer, row, reply, ends="none", prompt=None):
     """The Trajectory that a ShareGPT row teaches: what gpt says is learned, with the end of sequence where
     `ends` wants one (files hold none)."""
     first, *messages = row["conversations"]
-    asked = []
-    if isinstance(row.get("system"), str):
-        asked = [("system", row["system"])]
-    prompt_ids = chat.render_chat(tokenizer, [*asked, ("user", first["value"])])
+    if "script" in row:
+        prompt_ids = prompt(tokenizer, row)
+    else:
+        asked = [("user", first["value"])]
+        if isinstance(row.get("system"), str):
+            asked.insert(0, ("system", row["system"]))
+        prompt_ids = chat.render_chat(tokenizer, asked)
     said = [message for message in messages if message["from"] == "gpt"]
     turns = []
     for message in messages:
@@ -149,6 +161,11 @@ def of_conversation(tokenizer, row, reply, ends="none"):
             turns[-1].observation = message["value"]
             turns[-1].observation_ids = reply(tokenizer, turns[-1].ids, message["value"])
     return rollout.Trajectory(str(row.get("id", "")), prompt_ids, turns)
+
+
+def said_ids(tokenizer, trajectory):
+    """Ids of what its turns say, without the ends that are put behind them."""
+    return [i for turn in trajectory.turns for i in chat.encode(tokenizer, turn.text)[1]]
 
 
 # ---------------------------------------------------------------- training
