@@ -14,16 +14,19 @@ On a CPU (or with --loss): the turn-level loss as the formula and in one step a 
 turns. Clip decisions flipped against fp64 on both.
 """
 
-import argparse
 import csv
 import itertools
 import math
 import platform
 import subprocess
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
+import tyro
 
 from kernels.turn_logprob import matmul_fp32, triton, turn_logprob
 from kernels.turn_loss import find_spans, turn_loss
@@ -546,35 +549,27 @@ def versions():
             f"commit {commit or 'unknown'}")
 
 
+@dataclass
+class Args:
+    model: tuple[Literal[tuple(HEADS)], ...] = ("qwen3-0.6b", "qwen3-4b", "qwen3-8b")
+    rows: tuple[int, ...] = (8192,)
+    fraction: tuple[float, ...] = (1.0, .4)  # of rows that the policy sampled
+    zero: tuple[float, ...] = (0.0, .5)      # of those, with upstream gradient 0
+    repeats: int = 30
+    skip: tuple[str, ...] = ()  # leave out providers whose names contain one of these
+    loss: bool = False          # the loss against the loop, and clip decisions, only
+    out: Path | None = None     # folder for kernels.md and kernels.csv
+
+
 def parse_args():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", nargs="+", choices=list(HEADS), default=["qwen3-0.6b", "qwen3-4b", "qwen3-8b"])
-    parser.add_argument("--rows", nargs="+", type=int, default=[8192])
-    parser.add_argument(
-        "--fraction", nargs="+", type=float, default=[1.0, .4],
-        help="of rows that the policy sampled")
-    parser.add_argument(
-        "--zero", nargs="+", type=float, default=[0.0, .5],
-        help="of those, with upstream gradient 0")
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument(
-        "--skip", nargs="+", default=[],
-        help="leave out providers whose names contain one of these")
-    parser.add_argument(
-        "--loss", action="store_true",
-        help="the loss against the loop, and clip decisions, only")
-    parser.add_argument("--out", type=Path, help="folder for kernels.md and kernels.csv")
-    args = parser.parse_args()
-    counts = [*args.rows, args.repeats]
+    args = tyro.cli(Args, description=__doc__)
     fractions = all(0 < f <= 1 for f in args.fraction)
     zeros = all(0 <= z < 1 for z in args.zero)
-    if min(counts) < 1 or not fractions or not zeros:
-        parser.error("--rows and --repeats at least 1, --fraction above 0 and at most 1, "
-                     "--zero at least 0 and below 1")
+    if min(*args.rows, args.repeats) < 1 or not fractions or not zeros:
+        sys.exit("--rows and --repeats at least 1, --fraction above 0 and at most 1, "
+                 "--zero at least 0 and below 1")
     if any(int(n * f) < 1 for n in args.rows for f in args.fraction):
-        parser.error("--fraction of --rows leaves no row")
+        sys.exit("--fraction of --rows leaves no row")
     return args
 
 

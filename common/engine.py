@@ -8,6 +8,8 @@ An engine has five methods, and agents know the first alone:
     engine.sync(model)   the weights of `model`, now; forgets what was computed with the old ones
     engine.sleep()       gives its memory to the trainer until the next sync
 
+`asked` is the first prompt since the last sync, with its stop strings (common/card.py).
+
 There are this one, gpu/vllm_engine.py, and serve/served.py for --policy. This one batches continuously:
 whoever waits joins at the next token, whoever stops leaves, and keys and values of what was read before
 (earlier turns, the common start of siblings) are reused. (transformers' own `generate_batch` takes one seed
@@ -190,6 +192,7 @@ class TransformersEngine:
         self._drop_cancelled()
         if self.busy:
             raise RuntimeError("sync while generations are running")
+        self.asked = None
         if model is not self.model:
             own = dict(self.model.named_parameters())
             with torch.no_grad():
@@ -241,6 +244,7 @@ class TransformersEngine:
         if not prompt_ids or max_tokens < 1:
             raise ValueError("generate needs a prompt and max_tokens >= 1, "
                              f"got {len(prompt_ids)} ids and {max_tokens}")
+        self.asked = self.asked or (list(prompt_ids), tuple(stop))
         future = asyncio.get_running_loop().create_future()
         random = np.random.Generator(np.random.Philox(seed))
         uniforms = random.random(max_tokens)

@@ -1,6 +1,7 @@
 """--keep-data: of a run's weights those with the highest EM on a set that chooses and is not tested on."""
 
 import sys
+from dataclasses import replace
 
 from common import checkpoint, data, run
 from common.files import say
@@ -42,4 +43,4 @@ def better_of_last_and_best(cfg, folder, policy, last):
     if state["best"] <= last:
         return policy
     say(f"--keep-data: step {state['step']} ({state['best']:.3f}), not the last ({last:.3f})")
-    return run.load_policy(cfg, found, trains=False)
+    return replace(run.load_policy(cfg, found, trains=False), saved_in="best")

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import chat, checkpoint, distributed, guards, metrics, process, report, rollout
+from common import card, chat, checkpoint, distributed, guards, metrics, process, report, rollout
 from common import model as models
 from common.engine import TransformersEngine
 from common.files import (
@@ -226,6 +226,8 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
             folder.write(file.name, {"summary": summary, "predictions": rows})
         found[split.name] = read_evaluation(file)
         say(report.summary_line(split.name, found[split.name]["summary"]))
+    if not suffix:
+        distributed.once(card.write, folder, policy, found)
     return found
 
 

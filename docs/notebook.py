@@ -17,7 +17,9 @@ the cloud, clone the project and `pip install -r requirements.txt` first."""
 BEGIN = """\
 import os
 if not os.path.exists("at2po.py"):    # Jupyter begins beside the notebook
-    os.chdir("..")"""
+    os.chdir("..")
+from common import process
+process.settle_threads()              # before torch is imported"""
 
 
 def text_cell(text):

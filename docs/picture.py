@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 
 from common.page import write_page
 
-WIDTH, HEIGHT = 960, 560
+WIDTH, HEIGHT = 1000, 540
 CAPTION = """text => {
   const old = document.getElementById("caption");
   if (old) old.remove();
@@ -95,7 +95,7 @@ def frames(page):
         stage = [deepest, depth, False]
         shoot("Values go up: a turn is worth the weighted mean of its children (Eq 3)", 800, stage)
     shoot("The update: dashed turns moved past the clip window", 2500, [deepest, 0, True])
-    page.evaluate("choose('changed')")
+    page.evaluate("choose('differ')")
     right = "shown.findIndex(item => outcomes(last(item.sides))[0] === 'right')"
     page.evaluate(f"show(Math.max(0, {right}))")
     shoot("A test question, before training and after", 3500)

@@ -16,12 +16,14 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import at2po
 from common import data, rollout, run
+from common.folder import open_folder
 from common.retriever import Passage
 from common.warmup import scripted
 from common.world import tiny
 
 SIGNS = {"plus": "+", "times": "*", "modulo": "%"}
 APPLY = {"+": operator.add, "*": operator.mul, "%": operator.mod}
+TAGS = [*at2po.THINK, *at2po.SEARCH, *at2po.RESULT, *at2po.ANSWER, "\\boxed{", "}"]
 
 
 class Calculator:
@@ -34,68 +36,90 @@ class Calculator:
         match = re.fullmatch(r"([0-9]{1,3}) ?([+*%]) ?([1-9][0-9]{0,2})", query)
         if not match:
             return "nothing"
-        return str(APPLY[match[2]](int(match[1]), int(match[3])))
+        left, sign, right = match.groups()
+        return str(APPLY[sign](int(left), int(right)))
 
 
-def question(number):
-    """The question of that number: "What is 7 plus 3 then times 4 ?"."""
-    rng = random.Random(number)
-    first, *numbers = [rng.randrange(2, 10) for _ in range(3)]
-    words = rng.choices(list(SIGNS), k=2)
-    value = str(first)
-    for word, other in zip(words, numbers, strict=True):
-        value = Calculator().result(f"{value} {SIGNS[word]} {other}")
-    text = f"What is {first} {words[0]} {numbers[0]} then {words[1]} {numbers[1]} ?"
-    return data.Question(str(number), text, [value])
+def solved(text, sign_of):
+    """(queries, result) of a question, its operations one after the other. sign_of(word) is the operator."""
+    value, *rest = re.findall(r"\d+|plus|times|modulo", text)
+    queries = []
+    for word, number in zip(rest[::2], rest[1::2], strict=True):
+        queries.append(f"{value} {sign_of(word)} {number}")
+        value = Calculator().result(queries[-1])
+    return queries, value
 
 
-def demonstration(tokenizer, asked, flaw_rate, cfg):
-    """The agent itself says it, so that nothing else has to know the format."""
-    first, *steps = re.findall(r"\d+|plus|times|modulo", asked.question)
+def question(n):
+    """The n-th: "What is 7 plus 3 then times 4 ?"."""
+    rng = random.Random(n)
+    a, b, c = (rng.randrange(2, 10) for _ in range(3))
+    first, second = rng.choices(list(SIGNS), k=2)
+    text = f"What is {a} {first} {b} then {second} {c} ?"
+    _, answer = solved(text, SIGNS.get)
+    return data.Question(str(n), text, [answer])
+
+
+def demonstration(tokenizer, asked, cfg):
+    """Half of its operators are drawn at random. The agent itself plays it, in its own format."""
     rng = random.Random(asked.id)
-    value, lines = first, []
-    for word, other in zip(steps[::2], steps[1::2], strict=True):
-        if rng.random() < flaw_rate:
-            word = rng.choice(list(SIGNS))
-        query = f"{value} {SIGNS[word]} {other}"
-        value = Calculator().result(query)
-        lines.append(("</search>", f"<think> {word} </think> <search> {query} </search>"))
-    lines.append(("</answer>", f"<think> so </think> <answer> \\boxed{{ {value} }} </answer>"))
+
+    def drawn(word):
+        return rng.choice([SIGNS[word], rng.choice("+*%")])
+
+    queries, value = solved(asked.question, drawn)
+    lines = []
+    for query in queries:
+        said = f"<think> so </think> <search> {query} </search>"
+        lines.append(("</search>", said))
+    said = f"<think> so </think> <answer> \\boxed{{ {value} }} </answer>"
+    lines.append(("</answer>", said))
     prompt_ids = at2po.render_prompt(tokenizer, asked.question, cfg.prompt_form)
 
     def agent(policy, search):
         return at2po.play(policy, search, prompt_ids, cfg, 0, 1.0, at2po.Node(), "demonstration")
+
     leaf = scripted.play(tokenizer, lines, Calculator(), agent)
     return rollout.Trajectory(asked.id, prompt_ids, leaf.turns())
 
 
 def warmed_up(cfg):
     """(model, tokenizer) after a warm-up on eight demonstrations a step."""
-    words = [*map(str, range(1000)), *SIGNS, *SIGNS.values()]
-    words += 'What is then ? so result nothing Page : "'.split()
-    tags = [*at2po.THINK, *at2po.SEARCH, *at2po.RESULT, *at2po.ANSWER, "\\boxed{", "}"]
-    tokenizer = tiny.tiny_tokenizer(words, tags)
+    words = 'What is then ? so result nothing Page : "'.split()
+    words += [*SIGNS, *SIGNS.values()]
+    words += map(str, range(1000))
+    tokenizer = tiny.tiny_tokenizer(words, TAGS)
     model = tiny.tiny_model(tokenizer)
     batches = []
     for step in range(cfg.warmup_steps):
-        asked = [question(-1 - 8 * step - i) for i in range(8)]
-        batches.append(rollout.collate([demonstration(tokenizer, q, .5, cfg) for q in asked]))
+        numbers = range(-8 * step - 8, -8 * step)
+        batch = [demonstration(tokenizer, question(n), cfg) for n in numbers]
+        batches.append(rollout.collate(batch))
     tiny.warm_up(model, batches, cfg.warmup_steps)
     return model, tokenizer
 
 
+def sets():
+    """(questions to train on, others to test on)"""
+    train = list(map(question, range(1000)))
+    seen = {q.question for q in train}
+    test = [q for q in map(question, range(1000, 1300)) if q.question not in seen]
+    tool = Calculator()
+    return data.Split("train", train, tool), data.Split("test", test, tool)
+
+
 def main(argv=None):
     with run.program():
+        usual = "--world plain --warmup-steps 400 --steps 20".split()
         given = sys.argv[1:] if argv is None else argv
-        cfg = at2po.parse_args(["--world", "plain", "--warmup-steps", "400", "--steps", "20", *given])
-        folder = run.open_folder(cfg, "calculator", cfg.name)
+        cfg = at2po.parse_args([*usual, *given])
+        folder = open_folder(cfg, "calculator", cfg.name)
         recipe = {"script": "calculator", "steps": cfg.warmup_steps}
-        start = folder.start or tiny.cached_policy(recipe, lambda: warmed_up(cfg))
+        start = folder.start
+        if not start:
+            start = tiny.cached_policy(recipe, lambda: warmed_up(cfg))
         policy = run.load_policy(cfg, start)
-        train = data.Split("train", [question(n) for n in range(1000)], Calculator())
-        seen = {q.question for q in train.questions}
-        others = [question(n) for n in range(1000, 1300)]
-        test = data.Split("test", [q for q in others if q.question not in seen], Calculator())
+        train, test = sets()
         with run.stage(cfg, folder, at2po.METRICS, "AT2PO with a calculator"):
             run.evaluate_all(cfg, folder, policy, [test], at2po.evaluate, "_before")
             at2po.train(cfg, folder, policy, None, train, None)

@@ -32,24 +32,32 @@ class ATPOTrainer(GRPOTrainer):
     def __init__(self, model, cfg, tokenizer, retriever, **how):
         """cfg: at2po.Config; its tree has as many leaves as there are num_generations."""
         super().__init__(
-            model, rollout_func=grow, reward_funcs=exact_match, processing_class=tokenizer, **how)
-        self.cfg, self.retriever = cfg, retriever
-        self.sampler = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer))
+            model,
+            rollout_func=grow,
+            reward_funcs=exact_match,
+            processing_class=tokenizer,
+            **how,
+        )
+        self.cfg = cfg
+        self.retriever = retriever
+        engine = TransformersEngine(model, tokenizer)
+        self.sampler = rollout.Policy(model, tokenizer, engine)
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)    # which leaves a leaf in each input
         leaves = [row["leaf"] for row in inputs]
-        for root in dict.fromkeys(leaf.lineage()[0].parent for leaf in leaves):
+        for root in dict.fromkeys(map(root_of, leaves)):
             at2po.assign_advantages(root, self.cfg)
         turn_ids = torch.full_like(output["completion_ids"], -1)                            # (B, T)
         advantages = torch.zeros(turn_ids.shape, device=turn_ids.device)
         for row, leaf in enumerate(leaves):
             start = 0
-            of_turns = leaf.trajectory.advantages or [0.0] * len(leaf.turns())              # flat tree: none
-            for k, (turn, advantage) in enumerate(zip(leaf.turns(), of_turns, strict=True)):
-                turn_ids[row, start:start + len(turn.ids)] = k
-                advantages[row, start:start + len(turn.ids)] = advantage
-                start += len(turn.ids) + len(turn.observation_ids)
+            for k, turn in enumerate(leaf.turns()):
+                span = slice(start, start + len(turn.ids))
+                turn_ids[row, span] = k
+                if leaf.trajectory.advantages:  # a flat tree has none
+                    advantages[row, span] = leaf.trajectory.advantages[k]
+                start = span.stop + len(turn.observation_ids)
         return output | {"advantages": advantages, "turn_ids": turn_ids}
 
     def _compute_loss(self, model, inputs):
@@ -58,37 +66,59 @@ class ATPOTrainer(GRPOTrainer):
         T = inputs["completion_ids"].shape[1]
         logprobs, _, _ = self._get_per_token_logps_and_entropies(model, ids, attention, T)  # (B, T)
         old_logprobs = inputs.get("old_per_token_logps", logprobs.detach())
-        sampled = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        sampled = inputs["completion_mask"] * inputs["tool_mask"]
         loss, stats = at2po.atpo_loss(
-            logprobs, old_logprobs, inputs["advantages"], sampled, inputs["turn_ids"],
-            self.epsilon_low, self.epsilon_high)
-        self._metrics["train"]["clip_ratio/turns"].append(stats["clipped_tokens"] / stats["tokens"])
+            logprobs,
+            old_logprobs,
+            inputs["advantages"],
+            sampled.bool(),
+            inputs["turn_ids"],
+            self.epsilon_low,
+            self.epsilon_high,
+        )
+        clipped = stats["clipped_tokens"] / stats["tokens"]
+        self._metrics["train"]["clip_ratio/turns"].append(clipped)
         return loss / self.current_gradient_accumulation_steps
+
+
+def root_of(leaf):
+    return leaf.lineage()[0].parent
 
 
 def grow(prompts, trainer):
     """TRL's rollout_func. It gets each prompt num_generations times; the tree's leaves take their places."""
-    trainer.sampler.engine.sync(trainer.accelerator.unwrap_model(trainer.model))
-    questions = [data.Question(text, text, []) for text in prompts[::trainer.num_generations]]
-    roots = at2po.rollout_trees(
-        trainer.sampler, trainer.retriever, questions, trainer.cfg, trainer.state.global_step)
-    rows = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "leaf": []}
-    for leaf in [leaf for root in roots for leaf in root.leaves()]:
-        ids, logprobs, mask = [], [], []
-        for turn in leaf.turns():
-            unseen = len(turn.observation_ids)
-            ids += turn.ids + turn.observation_ids
-            logprobs += turn.logprobs + [0.0] * unseen
-            mask += [1] * len(turn.ids) + [0] * unseen
-        for name, value in zip(rows, (leaf.trajectory.prompt_ids, ids, logprobs, mask, leaf), strict=True):
-            rows[name].append(value)
-    return rows
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    trainer.sampler.engine.sync(model)
+    asked = prompts[::trainer.num_generations]
+    questions = [data.Question(text, text, []) for text in asked]
+    step = trainer.state.global_step
+    roots = at2po.rollout_trees(trainer.sampler, trainer.retriever, questions, trainer.cfg, step)
+    rows = [row_of(leaf) for root in roots for leaf in root.leaves()]
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def row_of(leaf):
+    """A completion as TRL knows it, with the leaf that it is."""
+    ids, logprobs, mask = [], [], []
+    for turn in leaf.turns():
+        observed = turn.observation_ids
+        ids += turn.ids + observed
+        logprobs += turn.logprobs + [0.0] * len(observed)
+        mask += [1] * len(turn.ids) + [0] * len(observed)
+    return {
+        "prompt_ids": leaf.trajectory.prompt_ids,
+        "completion_ids": ids,
+        "logprobs": logprobs,
+        "env_mask": mask,
+        "leaf": leaf,
+    }
 
 
 def exact_match(completions, answer, leaf, **other_columns):
     """Eq 14-16. Reads what the policy sampled, so that an observation cannot answer."""
     for node, golds in zip(leaf, answer, strict=True):
-        at2po.score(node.trajectory, data.Question("", "", golds), at2po.Config())
+        asked = data.Question("", "", golds)
+        at2po.score(node.trajectory, asked, at2po.Config())
     return [node.trajectory.reward for node in leaf]
 
 

@@ -42,26 +42,37 @@ class World(vf.Taskset[vf.Task[Question], WorldConfig]):
 
     def load(self):
         for q in self.world.questions:
-            row = Question(id=q.id, prompt=q.question, system_prompt=at2po.SYSTEM_PROMPT, answers=q.answers)
+            row = Question(
+                id=q.id,
+                prompt=q.question,
+                system_prompt=at2po.SYSTEM_PROMPT,
+                answers=q.answers,
+            )
             yield vf.Task[Question](row, self.config.task)
 
 
 class SearchConfig(vf.EnvConfig):
     agent: vf.AgentConfig = vf.AgentConfig(
-        harness={"id": "null"}, runtime={"type": "subprocess"}, sampling={"stop": STOPS})
+        harness={"id": "null"},
+        runtime={"type": "subprocess"},
+        sampling={"stop": STOPS},
+    )
 
 
 class Said:
     """Stands where an engine stands: a turn is the model's next message."""
 
     def __init__(self, talk, tokenizer, prompt_ids):
-        self.talk, self.tokenizer, self.read = talk, tokenizer, len(prompt_ids)
+        self.talk = talk
+        self.tokenizer = tokenizer
+        self.read = len(prompt_ids)
 
     async def generate(self, prompt_ids, stop, max_tokens, temperature, seed):
-        observed = self.tokenizer.decode(prompt_ids[self.read:]).strip()
-        segment = await self.talk.turn(observed or None)
-        found = ending(segment.last_reply, stop)    # servers leave the stop string out
-        ids = self.tokenizer.said(segment.last_reply + found)
+        observed = self.tokenizer.decode(prompt_ids[self.read:])
+        segment = await self.talk.turn(observed.strip() or None)
+        text = segment.last_reply
+        found = ending(text, stop)      # servers leave the stop string out
+        ids = self.tokenizer.said(text + found)
         self.read = len(prompt_ids) + len(ids)
         return Generation(ids, [0.0] * len(ids), found or "eos")
 
@@ -69,23 +80,28 @@ class Said:
 class SearchWorld(vf.Env[SearchConfig]):
     async def run(self, task, agents):
         async def search(query, k):
-            return self.taskset.world.retriever.search([query], k)[0]
+            found = self.taskset.world.retriever.search([query], k)
+            return found[0]
 
         row = task.data
         tokenizer = TextTokenizer()
         prompt_ids = at2po.render_prompt(tokenizer, row.prompt, CONFIG.prompt_form)
         async with agents.agent.interaction(task) as talk:
             policy = Policy(None, tokenizer, Said(talk, tokenizer, prompt_ids))
-            leaf = await at2po.play(policy, search, prompt_ids, CONFIG, 0, 1.0, at2po.Node(), "verifiers")
+            root = at2po.Node()
+            leaf = await at2po.play(policy, search, prompt_ids, CONFIG, 0, 1.0, root, "verifiers")
             played = Trajectory(row.id, prompt_ids, leaf.turns())
-            at2po.score(played, data.Question(row.id, row.prompt, row.answers), CONFIG)
+            asked = data.Question(row.id, row.prompt, row.answers)
+            at2po.score(played, asked, CONFIG)
             talk.trace.record_reward("exact_match", played.reward)
             talk.trace.record_metric("searches", played.info.searches)
 
 
 def load_environment(**taskset):
     """taskset: fields of WorldConfig."""
-    return vf.load_environment(vf.resolve_env_config({"taskset": {"id": "verifiers_world", **taskset}}))
+    named = {"id": "verifiers_world", **taskset}
+    config = vf.resolve_env_config({"taskset": named})
+    return vf.load_environment(config)
 
 
 __all__ = ["SearchWorld", "World"]

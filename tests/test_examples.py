@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import doctest
-import importlib.util
+import importlib
 import json
 import sys
 import types
@@ -164,7 +164,9 @@ def test_the_plain_loop_learns(capsys):
 @pytest.fixture
 def world(monkeypatch):
     """The example's module; where verifiers is not installed, over classes that have what it uses of 0.4."""
-    if importlib.util.find_spec("verifiers") is None:
+    try:
+        import verifiers.v1  # noqa: F401
+    except ImportError:
         class Any:
             def __init__(self, *given, **fields):
                 vars(self).update(fields)
@@ -254,9 +256,12 @@ def test_a_policy_learns_what_to_ask_the_calculator(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = example("calculator")
     cfg = at2po.parse_args(["--world", "plain"])
-    asked = made.question(3)
-    shown = made.demonstration(TextTokenizer(), asked, 0.0, cfg)
-    assert at2po.score(shown, asked, cfg).reward == 1.0 and len(shown.turns) == 3
+    rewards = []
+    for asked in map(made.question, range(40)):
+        shown = made.demonstration(TextTokenizer(), asked, cfg)
+        rewards.append(at2po.score(shown, asked, cfg).reward)
+        assert len(shown.turns) == 3 and not shown.info.problem
+    assert 10 < sum(rewards) < 30, "some demonstrations are flawed, not all"
     small = ("--warmup-steps 3 --steps 1 --questions-per-step 2 --chains 2 --rounds 1 --expand 2 "
              "--max-response 60 --name x --out").split()
     made.main([*small, str(tmp_path)])

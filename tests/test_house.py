@@ -17,7 +17,7 @@ from docs import differences, metrics
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(ROOT.glob("*.py"))
 LOWER = sorted((ROOT / "common").rglob("*.py")) + sorted((ROOT / "kernels").glob("*.py"))
-CODE = SCRIPTS + LOWER + sorted((ROOT / "benchmarks").glob("*.py"))
+CODE = SCRIPTS + LOWER + sorted((ROOT / "benchmarks").glob("*.py")) + sorted((ROOT / "examples").glob("*.py"))
 ROOMS = ("gpu", "graphs", "page", "serve", "warmup", "world")  # doors: a flag or a device opens them
 
 

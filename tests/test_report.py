@@ -3,6 +3,7 @@ their fault and stay silent without it."""
 
 import base64
 import gzip
+import hashlib
 import json
 import math
 import shutil
@@ -237,7 +238,7 @@ def test_before_and_after_stand_beside_each_other(tmp_path, browser):
     assert page.locator("h3").all_inner_texts() == ["before training", "after training"]
     reasons = page.locator(".why").all_inner_texts()
     assert reasons[0].startswith("wrong") and reasons[1].startswith("right")
-    page.get_by_role("button", name="changed").click()
+    page.get_by_role("button", name="differ").click()
     assert page.locator("#list li").count() == 1
     assert ATTACK in page.locator(".side").nth(1).inner_text() and page.locator("#main img").count() == 0
     page.locator(".anchor").nth(3).click()
@@ -254,7 +255,7 @@ def test_two_runs_stand_beside_each_other_with_their_table(tmp_path, browser, ca
     assert f"page: {tmp_path}/both.html" in capsys.readouterr().out.replace("\n", "")
     page = open_page(browser, tmp_path / "both.html")
     assert page.locator("h3").all_inner_texts() == ["a", "b"]
-    page.get_by_role("button", name="changed").click()
+    page.get_by_role("button", name="differ").click()
     assert page.locator("#list li").count() == 1
     page.locator("#open-table").click()
     assert "+0.333" in page.locator("#table").inner_text()
@@ -385,7 +386,7 @@ def test_dark_and_narrow(tmp_path, browser, scheme, width):
 def test_five_hundred_trajectories_open(tmp_path, browser):
     predictions = [{"id": f"q{i}", "em": 1.0} | tree(i, (1,)) for i in range(400)]
     run = make_run(tmp_path / "at2po/x", [tree(i, (1,) * 10) for i in range(10)], predictions)
-    write_page(run)
+    assert write_page(run).stat().st_size < 2e6
     page = open_page(browser, run)
     page.keyboard.press("j")
     assert page.locator("h2").is_visible() and "500 trajectories" in page.locator("#count").inner_text()
@@ -425,15 +426,23 @@ def test_a_page_without_a_browser(tmp_path):
     """What the file says to any reader: one script with a matching hash, no tag from the data, no address."""
     run = make_run(tmp_path / "at2po/x", [tree(0)], rows=ROWS)
     text = write_page(run).read_text()
+    script = text.rsplit("<script>", 1)[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    assert policy in text
     assert text.count("<script") == 2 and "owned'</script>" not in text and "https://" not in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert "data:image/png;base64," not in text  # no curves are drawn yet
+    first = carried_by(run)
+    assert first["curves"] == "" and first["items"][0]["question"].endswith(ATTACK)
     folders.main([str(run)])
     image = base64.b64encode((run / "curves.png").read_bytes()).decode()
-    assert f"data:image/png;base64,{image}" in (run / "trajectories.html").read_text()
-    packed = text.split('id="data">')[1].split("</script>")[0]
-    carried = json.loads(gzip.decompress(base64.b64decode(packed)))
-    assert carried["items"][0]["question"].endswith(ATTACK)
+    assert carried_by(run)["curves"] == f"data:image/png;base64,{image}"
+
+
+def carried_by(run):
+    """The data of its page."""
+    packed = (run / "trajectories.html").read_text().split('id="data">')[1].split("</script>")[0]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
 # ---- comparison, explanation, tracker

@@ -84,7 +84,7 @@ def test_a_run_as_a_subprocess(tmp_path):
         assert {k for k in m if k != "step" and not k.startswith("guard/")} <= set(table)
     assert (folder / "curves.png").stat().st_size > 10_000
     config = json.loads((folder / "config.json").read_text())
-    assert config["rollout"] == "tree" and config["steps"] == 2 and config["name"] == "a"
+    assert config["expansion"] == "entropy" and config["steps"] == 2 and config["name"] == "a"
     assert f"torch {torch.__version__}" in config["machine"] and "cores" in config["machine"]
     for name in ("eval_test_before.json", "eval_test.json"):
         result = json.loads((folder / name).read_text())
@@ -115,7 +115,7 @@ def test_aepo_runs_as_chains_that_branch(tmp_path):
     run(tmp_path, "--loss", "aepo", "--steps", 2)
     folder = tmp_path / "at2po/aepo-hard-seed0"
     config = json.loads((folder / "config.json").read_text())
-    assert config["rollout"] == "branches" and config["credit"] == "outcome" and not config["kl_coef"]
+    assert config["expansion"] == "branches" and config["credit"] == "outcome" and not config["kl_coef"]
     for row in rows(folder / "metrics.jsonl"):
         assert row["rollout/leaves"] == 3 * 4
 
@@ -139,7 +139,7 @@ def test_branches_share_what_comes_before():
 def test_baselines_run_as_chains(tmp_path, loss):
     run(tmp_path, "--loss", loss, "--steps", 1)
     config = json.loads((tmp_path / f"at2po/{loss}-hard-seed0/config.json").read_text())
-    assert config["rollout"] == "chains" and (config["kl_coef"] == 1e-3) == (loss == "grpo")
+    assert config["expansion"] == "none" and (config["kl_coef"] == 1e-3) == (loss == "grpo")
     sampled = 3 if loss == "dapo" else 1  # questions for each that is learned from
     assert rows(tmp_path / f"at2po/{loss}-hard-seed0/metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
 
@@ -959,8 +959,8 @@ def test_the_papers_settings_are_the_defaults_with_a_model():
         0, "system", False, 1000, "auto"
     )
     grpo = at2po.parse_args(["--model", "Qwen/Qwen3-4B", "--loss", "grpo"])
-    assert (grpo.rollout, grpo.group_size, grpo.clip_low, grpo.clip_high, grpo.kl_coef) == (
-        "chains", 16, 0.2, 0.2, 1e-3
+    assert (grpo.expansion, grpo.group_size, grpo.clip_low, grpo.clip_high, grpo.kl_coef) == (
+        "none", 16, 0.2, 0.2, 1e-3
     )
     assert at2po.parse_args([]).data == "world" == at2po.parse_args(["--eval-only", "--checkpoint", "x"]).data
 

@@ -328,6 +328,7 @@ class VllmEngine:
                 "--cache-gb, or use --engine transformers")
         if self.vllm.holder is not self or self.vllm.asleep:
             raise RuntimeError("sync before sampling: vLLM sleeps, or has the weights of another policy")
+        self.asked = self.asked or (list(prompt_ids), tuple(stop))
         params = SamplingParams(
             temperature=temperature,
             seed=seed,
@@ -392,6 +393,7 @@ class VllmEngine:
                 engine._drop_cancelled()
         if self.llm.has_unfinished_requests():
             raise RuntimeError("sync while generations are running")
+        self.asked = None
         wakes = self.vllm.asleep and self.gpu
         if wakes:
             self.llm.wake_up(["weights"])

@@ -68,7 +68,7 @@ def write_comparison(path, runs, curves, table):
         "items": items,
         "left_out": " ".join(left_out),
         "curves": picture(curves),
-        "table": table,
+        "table": table and without_empty_columns(table),
     })
 
 
@@ -137,6 +137,12 @@ def settings(configs):
         (first if differ else rest).append([key, *values])
     about = "not the paper's default" if len(configs) == 1 else "different"
     return {"runs": list(configs), "about": about, "first": first, "rest": rest}
+
+
+def without_empty_columns(table):
+    columns = zip(table["header"], *table["rows"], strict=True)
+    header, *rows = zip(*[column for column in columns if any(column[1:])], strict=True)
+    return {"header": header, "rows": rows}
 
 
 def picture(file):

@@ -69,8 +69,8 @@ def cascade_facts(trajectory, step_reward):
             of_turn[f"r_{name}"] = r
             of_turn[f"cascade_{name}"] = left * r
             of_turn.setdefault("how", []).append(
-                f"distance to the {end} d = {d:.3f} (Eq 4), r = exp(-d) = {r:.3f} (Eq 7); {words}: adds "
-                f"{r:.3f} x {left:.3f} = {left * r:.3f}, {left:.3f} the product of 1 - r before it")
+                f"distance to the {end} d = {d:.3f} (Eq 4), r = exp(-d) = {r:.3f} (Eq 7), adds "
+                f"{r:.3f} x {left:.3f} = {left * r:.3f} to the {words}")
             left *= 1 - r
     return facts
 
@@ -134,9 +134,9 @@ PAPER = {  # Table 1: Qwen2.5-3B-Instruct, mean of the seven sets
 }
 COLUMNS = {  # header: (how, key, form), see report.method_table
     "F1": ("eval", "f1", ".3f"),
-    "tokens": ("minus", "tokens", ".1f"),
     "searches": ("minus", "searches", ".2f"),
     "made before": ("eval", "repeats", ".2f"),
+    "tokens": ("eval", "tokens", ".1f"),
     "sampled in training": ("sum", "rollout/tokens", ",.0f"),
     "training s": ("sum", "time/rollout time/train", ".0f"),
 }

@@ -105,7 +105,7 @@ async function load(files) {
 }
 
 // The page opens on a tree that shows a method at work: early, with right and wrong leaves, the longest way
-// to a right one.
+// to a right one; without such a tree on a question whose sides differ.
 function telling(list) {
   const lastStep = Math.max(0, ...list.map(item => item.step || 0));
   const early = item => item.step <= Math.max(5, lastStep / 3);
@@ -115,7 +115,7 @@ function telling(list) {
   const mixed = list.filter(item => item.sides.length === 1 && isMixed(item));
   const pool = mixed.some(early) ? mixed.filter(early) : mixed;
   pool.sort((a, b) => longest(b) - longest(a) || (a.step || 0) - (b.step || 0));
-  return Math.max(0, list.indexOf(pool[0]));
+  return Math.max(0, pool.length ? list.indexOf(pool[0]) : list.findIndex(differs));
 }
 
 // ---------------------------------------------------------------- filters and the list
@@ -132,13 +132,13 @@ function fillFilters() {
   }
   const met = new Set(items.flatMap(item => outcomes(last(item.sides))));
   const kinds = Object.keys(COLOUR).filter(kind => met.has(kind));
-  if (items.some(changed)) kinds.push("changed");
+  if (items.some(differs)) kinds.push("differ");
   $("outcome").replaceChildren(...["all", ...kinds].map(kind =>
     button(kind, () => choose(kind), { value: kind === "all" ? "" : kind })));
   $("outcome").hidden = kinds.length < 2;
 }
 
-const changed = item => item.sides.length > 1 && outcomes(item.sides[0])[0] !== outcomes(last(item.sides))[0];
+const differs = item => item.sides.length > 1 && outcomes(item.sides[0])[0] !== outcomes(last(item.sides))[0];
 
 function choose(kind) {
   state.outcome = kind === "all" ? "" : kind;
@@ -147,8 +147,8 @@ function choose(kind) {
 
 function passes(item) {
   const { outcome } = state;
-  if (outcome === "changed" && !changed(item)) return false;
-  if (outcome && outcome !== "changed" && !outcomes(last(item.sides)).includes(outcome)) return false;
+  if (outcome === "differ" && !differs(item)) return false;
+  if (outcome && outcome !== "differ" && !outcomes(last(item.sides)).includes(outcome)) return false;
   if (Object.keys(CHOICES).some(key => $(key).value && String(item[key]) !== $(key).value)) return false;
   return item.haystack.includes(state.text);
 }
@@ -338,18 +338,23 @@ function draw(side, at, width) {
   }
   const longest = Math.max(40, ...boxes.map(box => widthOf(box.answer + box.count)));
   const answers = Math.min(longest, .3 * width) + 30;
-  const short = boxes.some(box => box.depth === deepest && box.label) ? 0 : SHORT; // the last branches
-  const column = (width - answers - 14 - short) / Math.max(1, deepest - (short ? 1 : 0));
-  const outline = column < 105;
+  const columns = Array(deepest + 1).fill(0); // each as its longest label wants, all as the pane allows
   for (const box of boxes) {
-    box.x = 12 + box.depth * (outline ? 14 : column);
-    if (!outline && box.answer && !box.label && box.depth) box.x += SHORT - column;
+    const wanted = box.label ? Math.min(260, widthOf(box.label) + 70) : SHORT;
+    if (box.depth) columns[box.depth] = Math.max(columns[box.depth], wanted);
+  }
+  const stretch = (width - answers - 14) / columns.reduce((sum, wanted) => sum + wanted, 1);
+  const outline = stretch < .6;
+  for (const box of boxes) {
+    box.x = 12 + stretch * columns.slice(0, box.depth + 1).reduce((sum, wanted) => sum + wanted);
+    if (box.answer && !box.label && box.depth) box.x = Math.max(...box.parents.map(p => p.x)) + SHORT;
+    if (outline) box.x = 12 + 14 * box.depth;
     const room = outline ? width - box.x - box.r - 44 : answers - 16 - widthOf(box.count);
     box.lines = box.answer ? wrapped(box.answer, Math.max(40, room)) : [];
   }
   const height = box => Math.max(1, outline ? box.lines.length : (box.lines.length + 1) / 2);
   const rows = placeRows(boxes, outline, height);
-  const tall = outline ? 20 : Math.max(23, Math.min(34, .44 * innerHeight / rows));
+  const tall = outline ? 20 : Math.max(26, Math.min(34, .44 * innerHeight / rows));
   const picture = svg("svg", { width, height: 20 + rows * tall, role: "img",
     "aria-label": `${side.nodes.length} turns, ${side.trajectories.length} trajectories` });
   for (const box of boxes) {
@@ -390,9 +395,11 @@ function drawn(box, side, at, outline, width) {
     right += widthOf(label) + 5;
   }
   if (!outline && box.parents.length) {
-    say(fitted(box.label, x - r - from - widthOf(beside) - 8), from, y - 6);
-    say(beside, x - r - 3, y - 6, { class: "value", "text-anchor": "end" });
-  } else if (!box.answer) say(beside, right + widthOf(count) + 4, outline ? y + 4 : y - 6, { class: "value" });
+    say(fitted(box.label, x - r - from - 2), from, y - 5);
+    say(beside, x - r - 3, y + 11, { class: "value", "text-anchor": "end" });
+  } else if (!box.answer) {
+    say(beside, right + widthOf(count) + 4, outline ? y + 4 : y + 11, { class: "value" });
+  }
   group.append(dot, svg("title", {}, [n.label, box.count, ...factsOf(n)].filter(Boolean).join(" · ")));
   if (count || state.open.has(n.id)) {
     const beneath = outline || box.answer;
@@ -547,7 +554,8 @@ function render(item) {
   const scroll = item === render.item ? $("main").scrollTop : 0;
   render.item = item;
   const { type, hops, id, where, step } = item;
-  const known = Object.entries({ gold: (item.gold || []).join(" | "), type, hops, id, in: where, step });
+  const gold = (item.gold || []).join(" | ");
+  const known = Object.entries({ gold, type, hops: hops || "", id, in: where, step });
   const facts = el("div", { class: "facts" }, ...known.filter(([, value]) => (value ?? "") !== "").map(
     ([name, value]) => el("span", {}, name + " ", el("b", {}, number(value)))));
   const sides = el("div", { class: "sides" });

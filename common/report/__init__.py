@@ -173,34 +173,29 @@ def summary_line(name, summary):
     in what was read."""
     names = {"em": "EM", "f1": "F1"} | summary.get("names", {})
     line = f"eval {name} (n {summary['n']}): {names['em']} {interval(summary)}"
-    if "em_valid" in summary:
-        line += f" (in valid format {summary['em_valid']:.3f})"
+    numbers = summary | summary.get("reading", {})
+    if "two_way" not in summary:
+        numbers.pop("open", None)
+        numbers.pop("guess", None)
     forms = {
-        "f1": names["f1"] + " {:.3f}",
-        "searches": "searches {:.2f}",
-        "tokens": "tokens {:.0f}",
-        "precision": "precision {:.3f}",
-        "recall": "recall {:.3f}",
-        "sentences": "sentences {:.2f}",
-        "format": "format {:.2f}",
+        "em_valid": " (in valid format {:.3f})",
+        "f1": f" | {names['f1']} {{:.3f}}",
+        "searches": " | searches {:.2f}",
+        "tokens": " | tokens {:.0f}",
+        "precision": " | precision {:.3f}",
+        "recall": " | recall {:.3f}",
+        "sentences": " | sentences {:.2f}",
+        "format": " | format {:.2f}",
+        "two_way": " | two-way {0[em]:.3f} (n {0[n]})",
+        "open": ", others {0[em]:.3f} (n {0[n]})",
+        "guess": ", guessing {:.3f}",
+        "read": " | answer read {:.2f}",
+        "em_read": ", EM there {:.3f}",
+        "copied": ", answers copied right {:.2f}",
     }
     for key, form in forms.items():
-        if key in summary:
-            line += " | " + form.format(summary[key])
-    if "two_way" in summary:
-        two_way, others = summary["two_way"], summary.get("open")
-        line += f" | two-way {two_way['em']:.3f} (n {two_way['n']})"
-        if others:
-            line += f", others {others['em']:.3f} (n {others['n']})"
-        if "guess" in summary:
-            line += f", guessing {summary['guess']:.3f}"
-    parts = summary.get("reading", {})
-    if "read" in parts:
-        line += f" | answer read {parts['read']:.2f}"
-    if "em_read" in parts:
-        line += f", EM there {parts['em_read']:.3f}"
-    if "copied" in parts:
-        line += f", answers copied right {parts['copied']:.2f}"
+        if key in numbers:
+            line += form.format(numbers[key])
     return line
 
 
@@ -236,31 +231,29 @@ def show_results(folder, before, after, groups):
         a = after[name]
         old = b["summary"]
         new = a["summary"]
-        for by in ("by_hops", "by_type"):
+        for by, label in (("by_hops", "{}-hop"), ("by_type", "{}")):
             for value, part in new[by].items():
                 if value in ("", "0"):  # questions of one's own say neither type nor hops
                     continue
-                label = f"{value}-hop" if by == "by_hops" else value
                 em = old[by][value]["em"]
-                parts.append([name, label, part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
+                parts.append([name, label.format(value), part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
         both = [[row["em"] for row in result["predictions"]] for result in (b, a)]
         gain = paired_difference(*both)
         moved.append(f"What moved: EM on {name} {signed(gain)}, {new['n']} questions: {verdict(gain)}.")
-        rows.append([
-            name,
-            new["n"],
-            interval(old),
-            interval(new),
-            signed(gain),
-            f"{new['em_valid']:.3f}" if "em_valid" in new else "",
-            f"{new['format']:.2f}",
-            f"{new['f1']:.3f}",
-            f"{old['searches']:.2f} → {new['searches']:.2f}",
-            f"{old['tokens']:.0f} → {new['tokens']:.0f}",
-        ])
-    header = [
-        "set", "n", "EM before", "EM after", "difference (paired)", "EM in valid format", "format", "F1",
-        "searches", "tokens"]
+        cells = {
+            "set": name,
+            "n": new["n"],
+            "EM before": interval(old),
+            "EM after": interval(new),
+            "difference (paired)": signed(gain),
+            "EM in valid format": f"{new['em_valid']:.3f}" if "em_valid" in new else "",
+            "format": f"{new['format']:.2f}",
+            "F1": f"{new['f1']:.3f}",
+            "searches": f"{old['searches']:.2f} → {new['searches']:.2f}",
+            "tokens": f"{old['tokens']:.0f} → {new['tokens']:.0f}",
+        }
+        rows.append(list(cells.values()))
+    header = list(cells)
     if parts:
         show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
     show(f"{folder.path}: before and after, 95 % intervals", header, rows)
@@ -337,21 +330,37 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
             for how, column, form in columns.values():
                 line += _cells(how, column, form, own, base, names)
             (averages if average else rows).append(line)
-            if gain:
-                of = f"{title_of_key} on {line[1]} against {other}"
-                moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
+            gains = {title_of_key: gain} | _gains(columns, own, base, names)
+            for name, gain in gains.items():
+                if gain:
+                    of = f"{name} on {line[1]} against {other}"
+                    moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
     rows += averages
     if not rows:
         return warn(f"{title}: no evaluation with {key!r}, no table")
     title += ": 95 % intervals, over questions or, of several seeds, over seeds"
     show(title, header, rows, labels=2)
-    for of, verdicts in moved.items():
-        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
-        say(f"What moved: {of}: {'; '.join(told)}.")
+    _tell_what_moved(moved)
     if path:
         write_json(f"{path}-table.json", {"header": header, "rows": rows})
         say(f"table: {path}-table.json")
     return {"header": header, "rows": rows}
+
+
+def _gains(columns, own, base, names):
+    """{column: the interval of its difference}, of those that have one."""
+    found = {}
+    for name, (how, key, _) in columns.items():
+        if how == "minus":
+            *_, found[name] = difference(own, base, names, key)
+    return found
+
+
+def _tell_what_moved(moved):
+    """moved: {what: {verdict: [label]}}"""
+    for of, verdicts in moved.items():
+        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
+        say(f"What moved: {of}: {'; '.join(told)}.")
 
 
 def _by_rule(runs, name):
