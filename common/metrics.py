@@ -73,7 +73,11 @@ def evidence_scores(predicted, gold):
     As update_sp of hotpot_evaluate_v1.py: f1 is 0 where nothing is shared, em asks for equal sets. MuSiQue's
     script compares paragraphs' indices (Question.support_paragraphs), because two of them may have one
     title."""
-    predicted, gold = ({tuple(x) if isinstance(x, list) else x for x in given} for given in (predicted, gold))
+    def facts(given):
+        return {tuple(x) if isinstance(x, list) else x for x in given}
+
+    predicted = facts(predicted)
+    gold = facts(gold)
     right = len(predicted & gold)
     precision = right / len(predicted) if predicted else 0.0
     recall = right / len(gold) if gold else 0.0
