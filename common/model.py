@@ -122,8 +122,8 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
 
 
 def _aligned(model):
-    """The model with its weights where PyTorch puts its own, at multiples of 64 bytes. A file's may lie between
-    them; there a CPU adds in another order, and a resumed run differs in the last digits."""
+    """The model with its weights where PyTorch puts its own, at multiples of 64 bytes. Those of a file lie
+    anywhere; a CPU then adds in another order, and a resumed run differs in the last digits."""
     for p in model.parameters():
         if p.data_ptr() % 64:
             p.data = p.data.clone()
