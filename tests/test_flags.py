@@ -149,8 +149,8 @@ def test_a_pair_that_is_not_there_is_all_that_merge_says(tmp_path, capsys):
 
 @pytest.mark.parametrize("script, line, message", [
     ("omne_r1", "--stage rl", "goes on from sft-think"),
-    ("mygo_mujica", "--stage mygo --envs text", "goes on from text-warm-up|goes on from warm-up"),
-    ("bi_rar", "--scorer nosuch", "nosuch"),
+    ("mygo_mujica", "--stage mygo --envs text", "mygo goes on from warm-up"),
+    ("bi_rar", "--scorer ./nosuch", "nosuch"),
 ])
 def test_what_a_stage_goes_on_from_is_missed_before_data_are_read(
         script, line, message, tmp_path, monkeypatch):
