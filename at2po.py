@@ -835,59 +835,14 @@ def why(trajectory, question):
     return lines
 
 
-def how(node, root, cfg):
-    """How a turn's value and advantage came about (Eq 3, Table 2), with the numbers put in."""
-    rewards = root.rewards()
-    if not training.has_spread(rewards):
-        return [f"all {len(rewards)} leaves have reward {rewards[0]:g}: no advantage, nothing to learn"]
-    mean = sum(rewards) / len(rewards)
-    value = f"V = {node.value:.3f}"
-    if node.done:
-        far = max(root.leaves(), key=lambda leaf: abs(leaf.value))
-        std = (far.trajectory.reward - mean) / far.value
-        numbers = f"({node.trajectory.reward:g} - {mean:.3f}) / {std:.3f}"
-        lines = [f"{value} = (R - mean) / std of {len(rewards)} leaves = {numbers}"]
-    elif len(node.children) == 1:
-        lines = [f"{value}, that of its one child"]
-    else:
-        lines = [f"{value} = {weighted(node, cfg.value)}"]
-    kinds = {
-        "value": "V",
-        "td": f"V - V(parent) = {node.value:.3f} - ({node.parent.value:.3f})",
-        "global": f"V - V(root) = {node.value:.3f} - ({root.value:.3f})",
-        "combined": "(V - V(parent)) + (V - V(root)) = "
-                    f"{node.value - node.parent.value:.3f} + ({node.value - root.value:.3f})",
-    }
-    if cfg.credit == "turn":
-        lines.append(f"A = {node.advantage:.3f} = {kinds[cfg.advantage]}")
-    elif cfg.credit == "outcome":
-        lines.append("A = V of the leaf, for all turns before it (--credit outcome)")
-    return lines
-
-
-def weighted(node, rule):
-    """The sum of node_value in words; children of one value are one term."""
-    if rule == "leaf-mean":
-        return f"mean of V over its {len(node.leaves())} leaves"
-    weights = [1.0] * len(node.children)
-    if rule == "child-weighted":
-        weights = [math.exp(child.turn.entropy) for child in node.children]
-    terms = {}
-    for child, weight in zip(node.children, weights, strict=True):
-        shown = f"{child.value:.3f}"
-        terms[shown] = terms.get(shown, 0.0) + weight / sum(weights)
-    added = " + ".join(f"{weight:.3f} ({shown})" for shown, weight in terms.items())
-    weighting = "softmax(H)" if rule == "child-weighted" else "1/n"
-    return f"sum of {weighting} V over {len(node.children)} children (Eq 3) = {added}"
-
-
 def sample_record(policy, roots, questions, step, cfg):
     """A tree of the step, for the page."""
     window = None
     if cfg.loss == "atpo":  # the ratios are a turn's
         window = cfg.clip_low, cfg.clip_high
+    how = partial(trees.how, value=cfg.value, advantage=cfg.advantage, credit=cfg.credit)
     return trees.sample_record(
-        policy, roots, questions, step, cfg, cfg.temperature, window, turn_label, why, partial(how, cfg=cfg))
+        policy, roots, questions, step, cfg, cfg.temperature, window, turn_label, why, how)
 
 
 def ask(cfg, policy, split):

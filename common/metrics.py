@@ -67,78 +67,27 @@ def f1_precision_recall(prediction, gold, yes_no_rule=True):
     return _harmonic(precision, recall), precision, recall
 
 
-def evidence_scores(predicted, gold, normalize=None):
+def evidence_scores(predicted, gold):
     """(em, f1, precision, recall) of two sets of supporting facts [title, sentence] or paragraph indices.
 
-    As update_sp of hotpot_evaluate_v1.py: f1 is 0 where nothing is shared, em asks for equal sets. HotpotQA's
-    titles are compared as they are, 2Wiki's with normalize=wiki_fact; MuSiQue's script compares paragraphs'
-    indices (Question.support_paragraphs), because two of them may have one title.
-
-    normalize: applied to each fact, after repeated ones have gone, as 2Wiki's script does."""
+    As update_sp of hotpot_evaluate_v1.py: f1 is 0 where nothing is shared, em asks for equal sets. MuSiQue's
+    script compares paragraphs' indices (Question.support_paragraphs), because two of them may have one
+    title."""
     def facts(given):
-        distinct = {tuple(x) if isinstance(x, list) else x for x in given}
-        if normalize:
-            return [normalize(x) for x in distinct]
-        return distinct
+        return {tuple(x) if isinstance(x, list) else x for x in given}
 
     predicted = facts(predicted)
     gold = facts(gold)
-    right = sum(x in gold for x in predicted)
-    missed = sum(x not in predicted for x in gold)
+    right = len(predicted & gold)
     precision = right / len(predicted) if predicted else 0.0
-    recall = right / (right + missed) if gold else 0.0
-    em = float(right == len(predicted) and not missed)
-    return em, _harmonic(precision, recall), precision, recall
+    recall = right / len(gold) if gold else 0.0
+    return float(predicted == gold), _harmonic(precision, recall), precision, recall
 
 
 def _harmonic(precision, recall):
     if precision + recall == 0:
         return 0.0
     return 2 * precision * recall / (precision + recall)
-
-
-def wiki_fact(fact):
-    """A supporting fact as 2Wiki's script compares it.
-
-    >>> wiki_fact(("The Zone (2017 film)", 0))
-    ('the zone (2017 film)', 0)
-    """
-    title, index = fact
-    return title.lower(), index
-
-
-def wiki_triple(triple):
-    """An evidence triple as 2Wiki's script compares it: articles stay, unlike in answers.
-
-    >>> wiki_triple(["The Zone", "director", "Denys  Desjardins."])
-    ('the zone', 'director', 'denys desjardins')
-    """
-    parts = [part.lower().translate(_PUNCTUATION).split() for part in triple]
-    return tuple(map(" ".join, parts))
-
-
-def evidence_scores_2wiki(predicted, gold, gold_ids=(), aliases=None):
-    """(em, f1, precision, recall) of evidence triples, as 2wikimultihop_evaluate_v1.1.py.
-
-    gold_ids: Question.evidences_id; aliases: {Wikidata id: [other names]}. A gold triple is then met by any
-    other name of its subject or its object. Two predictions that meet one gold triple by two names count
-    twice, there and here, so recall can pass 1."""
-    predicted = set(map(wiki_triple, predicted))
-    accepted = []  # for each gold triple, what counts as it
-    for number, (subject, relation, object_) in enumerate(gold):
-        subjects = {subject}
-        objects = {object_}
-        if aliases and gold_ids:
-            subject_id, _, object_id = gold_ids[number]
-            subjects.update(aliases.get(subject_id, ()))
-            objects.update(aliases.get(object_id, ()))
-        names = [(s, relation, o) for s in subjects for o in objects]
-        accepted.append(set(map(wiki_triple, names)))
-    right = sum(any(triple in names for names in accepted) for triple in predicted)
-    precision = right / len(predicted) if predicted else 0.0
-    recall = right / len(accepted) if accepted else 0.0
-    em = float(right == len(predicted) == len(accepted))
-    return em, _harmonic(precision, recall), precision, recall
 
 
 def bootstrap_interval(values, inside=None):

@@ -14,6 +14,7 @@ import at2po
 from at2po import Config, Node, Trajectory, Turn
 from common import baselines, rollout, training
 from common import model as models
+from common.page import trees
 from common.world import tiny
 
 CFG = Config()
@@ -102,7 +103,7 @@ def test_a_turn_tells_how_its_value_came_about(rule):
     root = root_of((0, [(0, 1.0), (math.log(3), 0.0), (.5, 0.0)]), (math.log(2), [(0, .4)]))
     at2po.assign_advantages(root, cfg)
     a, b = root.children
-    value, advantage = at2po.how(a, root, cfg)
+    value, advantage = trees.how(a, root, cfg.value, cfg.advantage, cfg.credit)
     assert value.startswith(f"V = {a.value:.3f} = ")
     if rule != "leaf-mean":  # the terms that are shown are the value; children of one value are one
         terms = re.findall(r"([.\d]+) \(([-.\d]+)\)", value)
@@ -112,14 +113,14 @@ def test_a_turn_tells_how_its_value_came_about(rule):
     shown, of_turn, of_parent = map(float, words)
     assert shown == pytest.approx(of_turn - of_parent, abs=2e-3)
     assert shown == pytest.approx(a.advantage, abs=2e-3)
-    assert "that of its one child" in at2po.how(b, root, cfg)[0]
+    assert "that of its one child" in trees.how(b, root, cfg.value, cfg.advantage, cfg.credit)[0]
     for leaf in root.leaves():
-        said = at2po.how(leaf, root, cfg)[0]
+        said = trees.how(leaf, root, cfg.value, cfg.advantage, cfg.credit)[0]
         reward, mean, std = re.search(r"\((\S+) - (\S+)\) / (\S+)$", said).groups()
         assert (float(reward) - float(mean)) / float(std) == pytest.approx(leaf.value, abs=1e-2)
     flat = root_of((0, [(0, 1.0), (1, 1.0)]), (0, 1.0))
     at2po.assign_advantages(flat, cfg)
-    assert at2po.how(flat.children[0], flat, cfg) == [
+    assert trees.how(flat.children[0], flat, cfg.value, cfg.advantage, cfg.credit) == [
         "all 3 leaves have reward 1: no advantage, nothing to learn"]
 
 

@@ -209,6 +209,7 @@ function pick(side, path, id) {
 // ---------------------------------------------------------------- a link: #id/trajectory/turn
 
 function link(side, path, id) {
+  if (location.protocol === "about:") return;  // in a notebook's frame
   const item = shown[state.at];
   const before = item.sides.slice(0, side).reduce((n, s) => n + s.trajectories.length, 0);
   const parts = [encodeURIComponent(item.id), before + path];

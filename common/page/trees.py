@@ -4,6 +4,8 @@ label(turn) -> what a turn is called there; why(trajectory, question) -> lines t
 reward.
 """
 
+import math
+
 import torch
 
 from common import model as models
@@ -83,6 +85,53 @@ def credit_metrics(roots):
 
 
 # ---------------------------------------------------------------- records
+
+def how(node, root, value, advantage, credit):
+    """How a turn's value and advantage came about (Eq 3, Table 2), with the numbers put in.
+
+    value, advantage, credit: at2po.Config's."""
+    rewards = root.rewards()
+    if not training.has_spread(rewards):
+        return [f"all {len(rewards)} leaves have reward {rewards[0]:g}: no advantage, nothing to learn"]
+    mean = sum(rewards) / len(rewards)
+    found = f"V = {node.value:.3f}"
+    if node.done:
+        far = max(root.leaves(), key=lambda leaf: abs(leaf.value))
+        std = (far.trajectory.reward - mean) / far.value
+        numbers = f"({node.trajectory.reward:g} - {mean:.3f}) / {std:.3f}"
+        lines = [f"{found} = (R - mean) / std of {len(rewards)} leaves = {numbers}"]
+    elif len(node.children) == 1:
+        lines = [f"{found}, that of its one child"]
+    else:
+        lines = [f"{found} = {weighted(node, value)}"]
+    kinds = {
+        "value": "V",
+        "td": f"V - V(parent) = {node.value:.3f} - ({node.parent.value:.3f})",
+        "global": f"V - V(root) = {node.value:.3f} - ({root.value:.3f})",
+        "combined": "(V - V(parent)) + (V - V(root)) = "
+                    f"{node.value - node.parent.value:.3f} + ({node.value - root.value:.3f})",
+    }
+    if credit == "turn":
+        lines.append(f"A = {node.advantage:.3f} = {kinds[advantage]}")
+    elif credit == "outcome":
+        lines.append("A = V of the leaf, for all turns before it (--credit outcome)")
+    return lines
+
+
+def weighted(node, rule):
+    """The sum of node_value in words; children of one value are one term."""
+    if rule == "leaf-mean":
+        return f"mean of V over its {len(node.leaves())} leaves"
+    weights = [1.0] * len(node.children)
+    if rule == "child-weighted":
+        weights = [math.exp(child.turn.entropy) for child in node.children]
+    terms = {}
+    for child, weight in zip(node.children, weights, strict=True):
+        shown = f"{child.value:.3f}"
+        terms[shown] = terms.get(shown, 0.0) + weight / sum(weights)
+    added = " + ".join(f"{weight:.3f} ({shown})" for shown, weight in terms.items())
+    weighting = "softmax(H)" if rule == "child-weighted" else "1/n"
+    return f"sum of {weighting} V over {len(node.children)} children (Eq 3) = {added}"
 
 
 def prediction(trajectory, question, label, why):
