@@ -51,6 +51,7 @@ def _write(folder, model, weights, tokenizer, moments, state):
         if moments is not None:
             save_file(moments, str(new / "optimizer.safetensors"))
         digests = {str(file.relative_to(new)): _digest(file) for file in _files(new)}
+        digests.pop("README.md", None)  # adapters come with one, and the card of the run replaces it
         weights = sum(p.numel() for p in model.parameters())
         about = {**state, "weights": weights, "sha256": digests}
         (new / "trainer.json").write_text(json.dumps(about, indent=1))
