@@ -1307,6 +1307,8 @@ def parse_args(argv=None):
     may_be_zero = "coarse_warmup supervised_warmup fine_layers correlate ask_steps max_questions validate"
     above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
     cfg = flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
+    if cfg.gamma > 1:
+        flags.refuse("gamma", cfg.gamma, "at most 1")
     if cfg.eval_only or cfg.ask:
         cfg = replace(cfg, stage="eval")
     name = cfg.name or flags.run_name(cfg, Path(cfg.encoder).name)

@@ -747,6 +747,8 @@ def reproduce(cfg):
 
     during_training = [chooser] if chooser else evals
     evaluate_now = partial(run.evaluate_all, cfg, folder, policy, during_training, evaluate)
+    if folder.start:  # --resume: the table compares with the weights that the run began with
+        before = {s.name: folder.evaluation(s, "_before") for s in evals}
     run.tell(cfg, cfg.steps)
     with run.stage(cfg, folder, METRICS, f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"):
         if cfg.eval_only:
@@ -755,9 +757,7 @@ def reproduce(cfg):
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
-        if folder.start:  # --resume: the table compares with the weights that the run began with
-            before = {s.name: folder.evaluation(s, "_before") for s in evals}
-        else:
+        if not folder.start:
             before = run.evaluate_all(cfg, folder, policy, evals, evaluate, "_before")
             guards.look_at_start(before, warn)
         train(cfg, folder, policy, reference, split, evaluate_now)

@@ -654,8 +654,9 @@ def main(argv=None):
     with run.program():
         cfg = parse_args(argv)
         # what cannot run is refused before anything large is read
-        if cfg.checkpoint or cfg.model:
-            models.find_model(cfg.checkpoint or cfg.model)
+        for named in (cfg.checkpoint or cfg.model, cfg.scorer):
+            if named and named != "lines":
+                models.find_model(named)
         folders = {}
         for stage in stages_of(cfg):
             saves = stage in TRAINED

@@ -782,6 +782,8 @@ def main(argv=None):
             free = ("stage", "envs", "token_budget")
             folders[env, stage] = open_stage(
                 cfg, "mygo_mujica", f"{env}-{stage}", free, saves.get(stage, False))
+            if cfg.stage in LEARNING:
+                start_weights(cfg, env, stage)
         split, evals = load_splits(cfg)
         run.tell(cfg, cfg.steps)
         places = {}

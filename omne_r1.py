@@ -1061,6 +1061,8 @@ def reproduce(cfg):
     stages, folders = stages_of(cfg), {}
     for name, (kind, settings) in stages.items():
         folders[name] = open_stage(settings, "omne_r1", name, FREE, saves=kind in TRAINS)
+    if cfg.stage == "rl" and not cfg.checkpoint:
+        left_by_sft(cfg)
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
     run.tell(cfg, cfg.steps)
     for name, folder in in_turn(folders):
@@ -1112,9 +1114,13 @@ def start_weights(cfg, kind):
     """The weights a stage begins with: stages 1 and 2 the base, stage 3 those of stage 2."""
     if kind != "rl" or (cfg.checkpoint and cfg.stage == "rl"):     # --stage rl --checkpoint begins there
         return base_weights(cfg)
+    return distributed.first(models.folded, left_by_sft(cfg), folder_of(cfg, "merged"))
+
+
+def left_by_sft(cfg):
+    """The checkpoint of stage 2 that stage 3 goes on from."""
     thinking = "think" if cfg.think == "on" else "no-think"
-    left = left_by(cfg, "omne_r1", f"sft-{thinking}", "--stage rl", called="sft")
-    return distributed.first(models.folded, left, folder_of(cfg, "merged"))
+    return left_by(cfg, "omne_r1", f"sft-{thinking}", "--stage rl", called="sft")
 
 
 def base_weights(cfg):

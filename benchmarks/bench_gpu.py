@@ -20,7 +20,7 @@ import torch
 import at2po
 from benchmarks.bench_kernels import HEADS, markdown, reason, versions
 from common import rollout, run, training
-from common.model import token_logprobs
+from common.model import flex, token_logprobs
 from common.rollout import Trajectory, Turn
 from common.world.tiny import tiny_tokenizer
 
@@ -52,7 +52,10 @@ def random_model(name, cfg, device):
     from transformers import Qwen3Config, Qwen3ForCausalLM
     H, V = HEADS[name]
     config = Qwen3Config(hidden_size=H, vocab_size=V, tie_word_embeddings=True, **LAYERS[name])
-    config._attn_implementation = "tree" if device == "cuda" else "sdpa"
+    config._attn_implementation = "sdpa"
+    if device == "cuda":
+        flex()  # transformers knows "tree" from here on
+        config._attn_implementation = "tree"
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen3ForCausalLM(config)

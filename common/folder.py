@@ -6,6 +6,7 @@
 Everything is JSON, PNG or HTML and can be read without this code; docs/runs.md has every file. A stage's
 folder is <name>-<stage>."""
 
+import datetime
 import fcntl
 import glob
 import json
@@ -61,6 +62,11 @@ class RunFolder:
         """A run goes on with the date in its prompts that it was begun with, and with as many threads: a sum
         over others rounds otherwise."""
         chat.today = self.saved.get("date", chat.today)
+        try:
+            datetime.date.fromisoformat(chat.today)
+        except (TypeError, ValueError):
+            raise RunError(f"{self.path}/config.json is damaged (date {chat.today!r}): restore it, "
+                           "or start anew with another --name") from None
         threads = self.saved.get("threads")
         here = torch.get_num_threads()
         if not isinstance(threads, int) or threads < 1 or threads == here:
@@ -112,12 +118,16 @@ class RunFolder:
         written = {f.name for f in self.path.glob("*.jsonl")}
         # (one that cannot be read: nothing is dropped)
         for name in sorted({"metrics.jsonl", "samples.jsonl"} | written):
-            rows = read_jsonl(self.path / name)
-            for number, row in enumerate(rows, 1):
-                if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-                    raise RunError(f"{self.path / name}: line {number} has no step; nothing was changed")
-            kept = [json.dumps(r) + "\n" for r in rows if r["step"] <= step]
+            kept = [json.dumps(r) + "\n" for r in self.rows(name) if r["step"] <= step]
             write_atomic(self.path / name, "".join(kept))
+
+    def rows(self, name):
+        """The lines of a .jsonl file of steps."""
+        rows = read_jsonl(self.path / name)
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                raise RunError(f"{self.path / name}: line {number} has no step; nothing was changed")
+        return rows
 
     def append(self, name, rows):
         """Adds rows to metrics.jsonl or samples.jsonl, flushed to disk."""
@@ -151,7 +161,7 @@ class RunFolder:
     def is_done(self, steps, splits, newer_than=0):
         """Whether a resumed run has made all its steps, and the final evaluation of every split, which has to
         be younger than a time. Says so."""
-        rows = read_jsonl(self.path / "metrics.jsonl")
+        rows = self.rows("metrics.jsonl")
         made = rows[-1]["step"] if rows else 0
         files = [self.path / f"eval_{s.name}.json" for s in splits]
         evaluated = all(f.exists() and f.stat().st_mtime > newer_than for f in files)
@@ -232,7 +242,9 @@ def checkpoint_of(folder, save_every):
 
     Refuses, and has changed nothing, where the checkpoint is gone, damaged or another run's."""
     found = checkpoint.find(folder.path / "checkpoint")
-    rows = read_jsonl(folder.path / "metrics.jsonl")
+    rows = folder.rows("metrics.jsonl")
+    folder.rows("samples.jsonl")
+    report.evaluations(folder.path, "before")
     if found is None:
         if rows and (report.evaluations(folder.path) or len(rows) > (save_every or math.inf)):
             raise RunError(f"--resume: {folder.path} has {len(rows)} steps in metrics.jsonl, "
@@ -245,7 +257,7 @@ def checkpoint_of(folder, save_every):
     if state.get("run", folder.id) != folder.id:
         raise checkpoint.ModelError(f"{found}: checkpoint of another run; put this run's own back, "
                                 "or start anew with another --name")
-    logged = max((row["step"] for row in rows if isinstance(row, dict) and "step" in row), default=0)
+    logged = max((row["step"] for row in rows), default=0)
     if logged < state["step"]:
         raise RunError(f"--resume: {folder.path} has a checkpoint of step {state['step']}, and metrics.jsonl "
                        f"ends at step {logged}: restore it, or start anew with another --name")

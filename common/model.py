@@ -117,7 +117,17 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         flex()
         model.set_attn_implementation("tree")
     model.in_bf16 = in_bf16
-    return model.to(device).requires_grad_(False) if frozen else model.to(device)
+    model = _aligned(model.to(device))
+    return model.requires_grad_(False) if frozen else model
+
+
+def _aligned(model):
+    """The model with its weights where PyTorch puts its own, at multiples of 64 bytes. Those of a file lie
+    anywhere; a CPU then adds in another order, and a resumed run differs in the last digits."""
+    for p in model.parameters():
+        if p.data_ptr() % 64:
+            p.data = p.data.clone()
+    return model
 
 
 def remove_dropout(name, model):

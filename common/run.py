@@ -407,7 +407,8 @@ def tell_what_next(baseline=None):
         flag, value = baseline
         say(f"      the same command with --{flag} {value}, the baseline")
         its_name = last.path.name.replace(last.config[flag], value, 1)
-        compared.append(last.path.with_name(its_name))
+        if its_name != last.path.name:  # --name was given, and does not tell the baseline
+            compared.append(last.path.with_name(its_name))
     if len(compared) > 1:
         say(f"      python -m common.report {' '.join(map(str, compared))}")
 

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # numbers are compared to the last bit, which only a CPU gives again; a test of CUDA names its device
 model.default_device = lambda: "cpu"
+VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")  # None = all
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -34,6 +35,18 @@ def the_device_is_this_process_s_alone():
     if torch.cuda.is_available():
         torch.cuda.init()
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(scope="module")
+def the_device_is_there_for_what_compiles():
+    """Triton and Inductor count the devices anew."""
+    patch = pytest.MonkeyPatch()
+    if VISIBLE is None:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        patch.setenv("CUDA_VISIBLE_DEVICES", VISIBLE)
+    yield
+    patch.undo()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -313,6 +313,25 @@ def test_candidates_are_not_taken_yet_and_fewer_at_the_end(tiny):
     assert askit.policy_of(policy, [(c, tuple(range(10)))])[0][0] == [SUBMIT]  # full: only submitting is left
 
 
+def test_log_policy_is_what_its_two_models_say(tiny):
+    """A sentence has the logit of class 0, "it comes next"; submitting has minus the mean of the logits with
+    which a reader says "no answer"."""
+    policy, cases = tiny
+    c = cases[0]
+    action, submit = policy.action_tokenizer, policy.submit_tokenizer
+    question, sentences = c.tokens["action"]
+    state = question + action.sep + sentences[0]
+    by_hand = []
+    with torch.no_grad():
+        found = askit.log_policy(policy, [((c, (0,)), [3, 1])])
+        about, texts = c.tokens["submit"]
+        reader = policy.model.submit(**submit.batch([(about, texts[0])], "cpu"))
+        by_hand.append(-(reader.start_logits[0, 0] + reader.end_logits[0, 0]) / 2)
+        for a in (3, 1):
+            by_hand.append(policy.model.action(**action.batch([(state, sentences[a])], "cpu")).logits[0, 0])
+    assert torch.allclose(found, torch.stack(by_hand).log_softmax(0)[None], atol=1e-5)
+
+
 def test_batches_and_the_cache_change_no_score(tiny):
     policy, cases = tiny
     states = [(c, taken) for c in cases for taken in ((), (0,), (3, 1))]

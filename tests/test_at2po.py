@@ -122,6 +122,9 @@ def test_a_turn_tells_how_its_value_came_about(rule):
     at2po.assign_advantages(flat, cfg)
     assert trees.how(flat.children[0], flat, cfg.value, cfg.advantage, cfg.credit) == [
         "all 3 leaves have reward 1: no advantage, nothing to learn"]
+    left_out = root_of((0, 1.0), (0, 0.0))  # as DAPO leaves a tree out
+    said, = trees.how(left_out.children[0], left_out, cfg.value, cfg.advantage, cfg.credit)
+    assert "does not learn from this tree" in said
 
 
 def test_equal_rewards_teach_nothing():

@@ -63,6 +63,13 @@ def test_distances_of_a_toy_language_model_by_hand(monkeypatch):
     assert bi_rar.distances(K) == (min(4, 2) / min(4, 2), min(4, 5) / min(4, 5))
 
 
+def test_the_smaller_complexity_of_each_pair_makes_the_distance():
+    first = {"T|QA": 1, "A|QT": 2, "Q|AT": 3, "T|Q": 4, "A|Q": 5, "T|A": 6, "Q|A": 7}
+    assert bi_rar.distances(first) == (1 / 4, 1 / 6)
+    second = {"T|QA": 7, "A|QT": 2, "Q|AT": 3, "T|Q": 6, "A|Q": 5, "T|A": 8, "Q|A": 4}
+    assert bi_rar.distances(second) == (2 / 5, 3 / 4)
+
+
 def test_a_step_that_gives_the_answer_away_is_near():
     near = dict.fromkeys(("T|QA", "T|Q", "T|A", "Q|A", "Q|AT"), 30.0) | {"A|Q": 6.0, "A|QT": .15}
     assert bi_rar.distances(near) == pytest.approx((.15 / 6, 1))

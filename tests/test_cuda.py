@@ -17,16 +17,8 @@ from common.rollout import Trajectory, Turn
 from common.world import tiny
 from tests.conftest import NEEDS_VLLM, needs_cuda, needs_vllm
 
-pytestmark = needs_cuda
+pytestmark = [needs_cuda, pytest.mark.usefixtures("the_device_is_there_for_what_compiles")]
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def the_device_is_there_for_what_compiles():
-    patch = pytest.MonkeyPatch()
-    patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield
-    patch.undo()
 
 
 @pytest.fixture(scope="module")

@@ -123,6 +123,7 @@ REFUSED = [
     ("askit", "--stage ppo --checkpoint x", "holds no policy"),
     ("askit", "--group-size 1", "at least 2"),
     ("askit", "--candidates 0", "at least 1"),
+    ("askit", "--gamma 2", "--gamma 2.0: at most 1"),
     *((script, "--ask=", "--ask is empty") for script in SCRIPTS),
     *((script, f"--out {__file__}", f"--out {__file__}: is a file") for script in SCRIPTS),
 ]
@@ -144,6 +145,23 @@ def test_a_pair_that_is_not_there_is_all_that_merge_says(tmp_path, capsys):
     with pytest.raises(SystemExit, match="forward/checkpoint does not exist: run --stage forward"):
         bi_rar.main(["--stage", "merge", "--out", str(tmp_path)])
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("script, line, message", [
+    ("omne_r1", "--stage rl", "goes on from sft-think"),
+    ("mygo_mujica", "--stage mygo --envs text", "mygo goes on from warm-up"),
+    ("bi_rar", "--scorer ./nosuch", "nosuch"),
+])
+def test_what_a_stage_goes_on_from_is_missed_before_data_are_read(
+        script, line, message, tmp_path, monkeypatch):
+    def read(*_):
+        raise AssertionError("data were read first")
+
+    monkeypatch.setattr(omne_r1.graph_questions, "load", read)
+    monkeypatch.setattr(mygo_mujica, "load_splits", read)
+    monkeypatch.setattr(bi_rar.splits, "load_splits", read)
+    with pytest.raises(SystemExit, match=message):
+        SCRIPTS[script].main([*line.split(), "--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize("name", ["a\nb", "x" * 201, "../up", ".hidden"])

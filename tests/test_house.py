@@ -78,6 +78,9 @@ def test_imports_run_down_in_no_circle_and_inside_functions_through_doors_alone(
         size = sum(MODULES[m].stat().st_size for m in closure)
         print(f"{script.stem:12} brings {len(closure)} modules along, {size / 1024:.0f} KB")
     wrong = [f"{m} is in a circle" for m in top if m in reached(top, m)]
+    for module, others in whole.items():
+        both = [other for other in others - {module, "benchmarks"} if module in whole[other]]
+        wrong += [f"{module} and {other} import one another" for other in both]
     for module, (above, inside) in found.items():
         for other in above:
             up = floor[other] > floor[module] or floor[other] == 3

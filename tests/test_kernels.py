@@ -17,6 +17,7 @@ import torch
 from kernels import weighted_ce
 from kernels.turn_logprob import turn_logprob, turn_sum
 
+pytestmark = pytest.mark.usefixtures("the_device_is_there_for_what_compiles")
 ours = importlib.import_module("kernels.turn_logprob")  # the module: `kernels.turn_logprob` is the function
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

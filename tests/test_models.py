@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 
 import at2po
 import mygo_mujica
@@ -50,6 +51,16 @@ def policy_of(folder):
     """As the scripts load it: the engine is compared, too."""
     cfg = at2po.Config(engine="transformers", cache_gb=.1)
     return run.load_policy(cfg, folder, trains=False)
+
+
+@pytest.mark.parametrize("more", range(4))
+def test_loaded_weights_lie_where_pytorch_puts_its_own(more, tmp_path):
+    folder = saved(tmp_path, "qwen3")
+    file = tmp_path / "model.safetensors"
+    # the file's header of another length, and with it all places
+    save_file(load_file(file), file, metadata={"format": "pt", "more": "x" * 8 * more})
+    loaded = model.load_model(folder, device="cpu", precision="fp32")
+    assert {p.data_ptr() % 64 for p in loaded.parameters()} == {0}
 
 
 # ---- one check in place of a list of architectures

@@ -773,3 +773,18 @@ def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, ca
     asked = [line for line in capsys.readouterr().out.splitlines() if "--ask" in line]
     assert len(asked) == 1 and asked[0].endswith("# gold: a rm x, 7") and "\x1b" not in asked[0]
     assert """--ask 'Who'"'"'s""" in asked[0]
+
+
+@pytest.mark.parametrize("name, compared", [("atpo-1", ["atpo-1", "grpo-1"]), ("mine", [])])
+def test_a_run_is_compared_with_its_baseline_where_its_name_tells_the_two_apart(
+        name, compared, tmp_path, capsys, monkeypatch):
+    folder = RunFolder(tmp_path, "at2po", name, {"name": name, "loss": "atpo"})
+    folder.create()
+    (folder.path / "trajectories.html").write_text("")
+    (folder.path / "checkpoint").mkdir()
+    (folder.path / "checkpoint/trainer.json").write_text("{}")
+    monkeypatch.setattr(run, "opened", [folder])
+    run.tell_what_next(("loss", "grpo"))
+    before, _, after = capsys.readouterr().out.partition("common.report")
+    assert "--loss grpo, the baseline" in before
+    assert [path.rpartition("/")[2] for path in after.split()] == compared

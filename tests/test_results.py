@@ -2,6 +2,7 @@
 
 import json
 import re
+from fnmatch import fnmatch
 
 import pytest
 
@@ -228,3 +229,28 @@ def test_runs_can_be_packed_without_texts_and_always_are_without_paths(tmp_path,
     assert committed.config("real/a-seed0") == {"model": "smollm2", "data": "a.jsonl,b.json"}
     row = committed.evaluations("real/a-seed0", "after")["test"]["predictions"][0]
     assert not {"question", "gold", "answer"} & row.keys() and row["two_way"] in (0, 1)
+
+
+# what README's table says of the default commands: script, runs, "before" or their final evaluation
+SAID = (
+    ("at2po", "demo/at2po/atpo-seed*", "before"),
+    ("at2po", "demo/at2po/atpo-seed*", "after"),
+    ("at2po", "demo/at2po/grpo-seed*", "after"),
+    ("bi_rar", "demo/bi_rar/seed*-initial", "after"),
+    ("bi_rar", "demo/bi_rar/seed*-forward", "after"),
+    ("bi_rar", "demo/bi_rar/seed*-merged-0.5", "after"),
+    ("bi_rar", "demo/bi_rar/seed*-baseline", "after"),
+    ("mygo_mujica", "demo/mygo_mujica/seed*-text-warm-up", "after"),
+    ("mygo_mujica", "demo/mygo_mujica/seed*-text-mygo", "after"),
+    ("mygo_mujica", "demo/mygo_mujica/seed*-text-grpo", "after"),
+)
+
+
+def test_readme_says_what_the_default_commands_reached():
+    text = (ROOT / "README.md").read_text()
+    row_of = dict(re.findall(r"^\| `(\w+)\.py` \|(.*)$", text, re.MULTILINE))
+    for script, pattern, when in SAID:
+        found = [report.mean_em(committed.evaluations(name, when))
+                 for name in committed.runs() if fnmatch(name, pattern)]
+        mean = sum(found) / len(found)
+        assert f"{mean:.2f}".removeprefix("0") in row_of[script], (pattern, when, mean)

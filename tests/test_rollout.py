@@ -29,7 +29,10 @@ def three_turns():
 
 
 def test_a_literal_trajectory():
-    b = collate([three_turns()])
+    trajectory = three_turns()
+    trajectory.advantages = [.5, -1.0, 2.0]
+    b = collate([trajectory])
+    assert b.advantages.tolist() == [[0, 0, .5, .5, 0, -1, 2, 2, 2]]
     assert b.input_ids.tolist() == [[5, 6, 7, 8, 9, 10, 11, 12, 13]]
     assert b.response_mask.int().tolist() == [[0, 0, 1, 1, 0, 1, 1, 1, 1]]
     assert b.turn_ids.tolist() == [[-1, -1, 0, 0, -1, 1, 2, 2, 2]]  # adjacent turns stay apart

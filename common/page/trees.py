@@ -93,6 +93,8 @@ def how(node, root, value, advantage, credit):
     rewards = root.rewards()
     if not training.has_spread(rewards):
         return [f"all {len(rewards)} leaves have reward {rewards[0]:g}: no advantage, nothing to learn"]
+    if not any(leaf.value for leaf in root.leaves()):
+        return ["the step does not learn from this tree (--loss dapo chooses)"]
     mean = sum(rewards) / len(rewards)
     found = f"V = {node.value:.3f}"
     if node.done:

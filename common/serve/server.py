@@ -299,5 +299,6 @@ def serve(command):
 
 
 def server(app):
-    """uvicorn, whose own limits hold: h11's on the head of a request, keep-alive's on idle connections."""
+    """uvicorn, whose own limits hold: h11's on the size of a request's head, keep-alive's on a connection
+    that is idle after an answer. It has none for a connection that never sends a whole head."""
     return uvicorn.Server(uvicorn.Config(app, http="h11", log_level="warning"))

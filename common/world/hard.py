@@ -28,7 +28,7 @@ from common.world.demonstrations import Demonstration, Step
 
 HOPS = (0, 0, .5, .5)              # shares of 1, 2, 3 and 4 hops
 WARM_UP_HOPS = (.1, .3, .3, .3)
-RATES = (.125, .5, .75, 1)         # of habits, times --flaw-rate; the last is for one other relation, not two
+RATES = (.125, .5, .75, 1)         # of habits, times the flaw rate; the last: for one other relation
 OTHER_FLAWS = .04                  # too few hops, and as many in bad format
 ASKED_TWICE = .15                  # of the demonstrations, where paths are elastic
 SHORTCUT_TAKEN = .5                # of the facts that a passage read before has stated
