@@ -138,7 +138,6 @@ COLUMNS = {  # header: (how, key, form), see report.method_table
     "made before": ("eval", "repeats", ".2f"),
     "tokens": ("eval", "tokens", ".1f"),
     "sampled in training": ("sum", "rollout/tokens", ",.0f"),
-    "training s": ("sum", "time/rollout time/train", ".0f"),
 }
 
 
