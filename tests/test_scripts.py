@@ -275,8 +275,8 @@ def test_a_policy_that_knows_no_format_is_told_before_and_at_the_first_step(tmp_
         "--out", str(tmp_path), "--steps", "1", "--name", "a",
     ])
     said = capsys.readouterr().out
-    assert "format 0.00 before training" in said and "Warm it up first: --warmup-data FILE" in said
-    assert "every group of this step has one reward" in said and "no update" in said
+    assert "format 0.00 before training" in said and "Warm up first: --warmup-data FILE" in said
+    assert "every group has one reward for all its samples" in said and "no update" in said
 
 
 def test_the_end_by_token_budget_is_explained(tmp_path, capsys):
