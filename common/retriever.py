@@ -444,14 +444,13 @@ class HTTPRetriever(http_client.Client):
         return self.text(query[:MAX_QUERY], "queries")
 
 
-def make_retriever(spec, corpus, timeout=60.0, retries=RETRIES, query_prefix="auto", passage_prefix="auto"):
-    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none.
-
-    timeout (seconds a request) and retries are those of a server, the prefixes an encoder's."""
+def make_retriever(spec, corpus, query_prefix="auto", passage_prefix="auto"):
+    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none. The
+    prefixes are an encoder's."""
     if (query_prefix, passage_prefix) != ("auto", "auto") and not spec.startswith("dense:"):
         raise RetrieverError(f"--retriever {spec}: --query-prefix and --passage-prefix are for dense:MODEL")
     if spec.startswith(("http://", "https://")):
-        return HTTPRetriever(spec, timeout, retries)
+        return HTTPRetriever(spec)
     if spec == "bm25":
         return BM25Retriever(corpus)
     if spec.startswith("dense:"):

@@ -41,7 +41,7 @@ class Bigrams:
     def __call__(self, input_ids):
         return SimpleNamespace(logits=self.table[input_ids].log())
 
-    def token_logprobs(self, model, batch, temperature, kernels="auto"):
+    def token_logprobs(self, model, batch, temperature, backend="auto"):
         last = torch.cat([batch.input_ids[:, :1], batch.input_ids[:, :-1]], 1)
         return torch.where(batch.response_mask, self.table[last, batch.input_ids].log(), 0.0)
 

@@ -325,9 +325,9 @@ def test_a_policy_gradient_through_the_kernels_equals_the_reference(monkeypatch)
     ).to(DEVICE)
     advantages = torch.randn(batch.turn_ids.shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     gradients, losses = [], []
-    for kernels in ("on", "off"):
+    for backend in ("triton", "reference"):
         model.zero_grad()
-        logprobs = token_logprobs(model, batch, 0.9, kernels)
+        logprobs = token_logprobs(model, batch, 0.9, backend)
         loss, _ = at2po.atpo_loss(
             logprobs, logprobs.detach() - 0.001, advantages, batch.response_mask, batch.turn_ids
         )

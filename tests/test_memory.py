@@ -105,8 +105,8 @@ UPDATE = PEAK + """
 def updates(model, steps):
     optimizer = training.make_optimizer(model, 1e-6)
     for trees in steps:
-        for batch in training.prepare(model, None, trees, cfg.micro_tokens, kernels="off"):
-            token_logprobs(model, batch, 1.0, "off").sum().backward()
+        for batch in training.prepare(model, None, trees, cfg.micro_tokens, backend="reference"):
+            token_logprobs(model, batch, 1.0, "reference").sum().backward()
         training.clip_gradient(model)
         optimizer.step()
         optimizer.zero_grad()
