@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from common import data, kg, retriever, world
+from common.files import UserError
 from common.graphs import kg_files, kg_index, kg_tools
 from tests.conftest import sample
 
@@ -223,7 +224,7 @@ def test_nodes_without_a_name_are_left_out_counted_and_told(tmp_path, capsys):
     ([("e", "edge", "kind"), ("w", "edge", "weight")], edge("Ada", "Oslo", ("e", "x"), ("w", "1")),
      "a.graphml: no edge has one of .*relation.*; its edges have kind, weight$"),
     ([("e", "edge", 'attr.type="string"')], edge("Ada", "Oslo", ("e", "x")),
-     'a.graphml: <key id="e"> has no attr.name, which would say what it holds'),
+     "a.graphml: not a GraphML file"),
 ])
 def test_graphml_that_names_nothing_is_one_line_with_what_it_has(tmp_path, keys, body, said):
     with pytest.raises(kg.GraphError, match=said):
@@ -395,56 +396,42 @@ def working_folder(folder, names):
 NAMES = ["aab", "bbc", "ccd", "dde", "eef"]
 
 
-def test_stored_vectors_answer_and_names_without_one_are_encoded(tmp_path, letters):
+def test_stored_vectors_answer_and_names_without_one_are_encoded(tmp_path, letters, capsys):
     vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
     letters.encoded = []
     graph = kg_files.load_graph(tmp_path, "letters")
-    assert [f["name"] for f in graph.match(["eeee", "aaaa"], 1)[0]] == ["eef"]
-    assert letters.encoded == ["eef", "eeee", "aaaa"] and not graph.left_out
+    found = graph.match(["eeee", "aaaa"], 9)
+    assert [f["name"] for f in found[0]][:2] == ["eef", "dde"] and found[1][0]["name"] == "aab"
+    assert letters.encoded == ["eef", "eeee", "aaaa"]
+    assert "1 entities without a stored vector are encoded" in capsys.readouterr().out
+    expected = Letters().encode(["aaaa"]) @ Letters().encode(["aab"]).T
+    assert found[1][0]["score"] == pytest.approx(float(expected[0, 0]))
 
 
-def test_without_an_encoder_names_without_a_vector_are_counted_and_left_out(tmp_path):
-    vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
+def test_without_an_encoder_names_are_compared_by_their_letters(tmp_path):
+    (working_folder(tmp_path, NAMES) / "vdb_entities.json").write_text("{")
     graph = kg_files.load_graph(tmp_path)
-    found = graph.match(["aab", "eef"], 9)
-    assert [f["name"] for f in found[0]] == ["aab", "bbc", "ccd", "dde"]  # by its vector, among vectors
-    assert found[0][1]["score"] == pytest.approx(2 / 5, abs=.02)
-    assert len(found[1]) == 5 and found[1][0]["name"] == "eef"  # by spelling, among all
-    assert graph.left_out == {"entities without a vector": 1}
-
-
-def test_what_a_vector_answers_is_not_scored_by_characters(tmp_path, monkeypatch):
-    vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
-    graph = kg_files.load_graph(tmp_path)
-    queries = ["eef", "bbc", "ab", "aab", "aab"]
-    expected = [graph.entity_matcher(query) for query in queries]
-    scored = []
-    by_characters = graph.index._by_characters
-    monkeypatch.setattr(graph.index, "_by_characters",
-                        lambda some, k: scored.extend(some) or by_characters(some, k))
-    assert graph.match(queries) == expected and scored == ["eef", "ab"]
+    assert len(graph.match(["aab"], 9)[0]) == 5 and graph.match(["eef"], 1)[0][0]["name"] == "eef"
 
 
 def test_the_samples_vectors_fit_all_but_three_of_its_names():
     folder = sample("lightrag_graph/christmas_carol")
-    graph = kg_files.load_graph(folder)
-    assert graph.match(["Ebenezer Scrooge"])[0][0]["name"] == "Ebenezer Scrooge"
-    assert graph.left_out == {"entities without a vector": 3}
-    stored = kg_files.read_nano_vectors(folder / "vdb_entities.json")
-    assert stored.vectors.shape == (319, 1536)
-    np.testing.assert_allclose(np.linalg.norm(stored.vectors, axis=1), 1, rtol=1e-5)
+    graph = kg_files.load_graph(folder, "encoder that is not loaded here")
+    assert len(set(graph.graph) - set(graph.stored.rows)) == 3
+    assert graph.stored.vectors.shape == (319, 1536)
+    np.testing.assert_allclose(np.linalg.norm(graph.stored.vectors, axis=1), 1, rtol=1e-5)
 
 
 def test_stored_vectors_of_another_size_or_graph_are_refused(tmp_path, letters):
     vectors_file(working_folder(tmp_path, NAMES), NAMES, dimension=5)
-    with pytest.raises(kg_index.VectorsError, match="its vectors have 5 numbers, those of letters 8"):
+    with pytest.raises(UserError, match="its vectors have 5 numbers, those of letters 8"):
         kg_tools.LocalTools({"a": kg_files.load_graph(tmp_path, "letters")}).prepare()
     vectors_file(tmp_path, ["aab", "x", "y"])
     with pytest.raises(kg.GraphError, match="vectors of another graph: 1 of the graph's 5"):
-        kg_files.load_graph(tmp_path)
+        kg_files.load_graph(tmp_path, "letters")
     vectors_file(tmp_path, [*NAMES, *[f"other {i}" for i in range(6)]])
     with pytest.raises(kg.GraphError, match="5 of the graph's 5 entities are among its 11"):
-        kg_files.load_graph(tmp_path).match(["aab"])
+        kg_files.load_graph(tmp_path, "letters")
 
 
 @pytest.mark.parametrize("text,message", [
@@ -460,7 +447,7 @@ def test_a_bad_file_of_vectors_is_one_clear_error(tmp_path, text, message):
     working_folder(tmp_path, NAMES)
     (tmp_path / "vdb_entities.json").write_text(text)
     with pytest.raises(kg.GraphError, match=message):
-        kg_files.load_graph(tmp_path)
+        kg_files.load_graph(tmp_path, "letters")
 
 
 def test_encoded_names_are_kept_under_a_hash_of_names_and_encoder(tmp_path, letters):

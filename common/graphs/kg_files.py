@@ -21,7 +21,8 @@ GRAPHML = "graph_chunk_entity_relation.graphml"  # the names of a LightRAG worki
 VECTORS = "vdb_entities.json"
 KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
 # (XML's ParseError is a SyntaxError)
-UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
+UNREADABLE = (OSError, SyntaxError, LookupError, TypeError, ValueError, RecursionError,
+              networkx.NetworkXError)
 
 
 def load_graphs(spec, encoder=""):
@@ -60,16 +61,15 @@ def is_graph_folder(folder):
 
 
 def load_graph(path, encoder=""):
-    """KnowledgeGraph of a file, or of a LightRAG working folder with its vectors."""
+    """KnowledgeGraph of a file, or of a LightRAG working folder: with an encoder its vectors are read too."""
     path = Path(path)
     stored = None
     if path.is_dir():
         if not is_graph_folder(path):
             raise GraphError(f"{path}: a folder without {GRAPHML}")
         graph = read_graphml(path / GRAPHML)
-        if (path / VECTORS).is_file():
-            stored = read_nano_vectors(path / VECTORS)
-            stored.check(graph)
+        if encoder and (path / VECTORS).is_file():
+            stored = read_nano_vectors(path / VECTORS, graph)
     elif not path.is_file():
         raise GraphError(f"--graph {path}: no such file ({KINDS_OF_FILE}; or 'evidences')")
     else:
@@ -100,12 +100,9 @@ def read_file(path):
     try:
         text = path.read_text(encoding="utf-8-sig")
         rows = json.loads(text) if suffix == ".json" else text.split("\n")
-    except UnicodeDecodeError as error:
-        raise GraphError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise GraphError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise GraphError(f"{path}: not valid JSON: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        wanted = "JSON" if suffix == ".json" else "UTF-8 text"
+        raise GraphError(f"{path}: not valid {wanted}: {error}") from None
     if suffix != ".json":
         rows = [line.rstrip("\r") for line in rows if line.strip()]
         return _of_triples(path, rows, json.loads if suffix == ".jsonl" else lambda line: line.split("\t"))
@@ -133,17 +130,14 @@ def _of_triples(path, rows, read=lambda row: row):
 
 def triple(row):
     """(head, relation, tail) of a list or an object. Raises ValueError."""
-    names = ("head", "relation", "tail")
-    if isinstance(row, dict) and row.keys() >= set(names):
-        row = [row[name] for name in names]
-    if not isinstance(row, (list, tuple)) or len(row) != 3:
+    if isinstance(row, dict):
+        row = [row.get(name) for name in ("head", "relation", "tail")]
+    if not isinstance(row, list) or len(row) != 3 or not all(isinstance(part, str) for part in row):
         raise ValueError
-    parts = []
-    for part in row:
-        if not isinstance(part, str) or not part.strip():
-            raise ValueError
-        part = part.strip().encode("utf-8", "replace").decode()  # (half a surrogate pair is no text)
-        parts.append(part)
+    # (half a surrogate pair is no text)
+    parts = [part.strip().encode("utf-8", "replace").decode() for part in row]
+    if not all(parts):
+        raise ValueError
     return tuple(parts)
 
 
@@ -167,12 +161,10 @@ def _of_evidences(path, rows):
 
 # ---------------------------------------------------------------- LightRAG's texts and vectors
 
-def plain(text, quotes=False):
-    """One line without LightRAG's <SEP> between the values of a field and, unless `quotes` are to stay,
-    without the double quotes that nano-graphrag puts around every field."""
-    text = str("" if text is None else text).replace("<SEP>", " ")
-    if not quotes:
-        text = text.replace('"', "")
+def plain(text):
+    """One line without LightRAG's <SEP> between the values of a field, and without the double quotes that
+    nano-graphrag puts around every field."""
+    text = str("" if text is None else text).replace("<SEP>", " ").replace('"', "")
     return " ".join(text.split())
 
 
@@ -183,17 +175,9 @@ class Stored:
     rows: dict
     vectors: np.ndarray
 
-    def check(self, names):
-        """GraphError: they are another graph's."""
-        known = sum(name in self.rows for name in names)
-        strangers = len(self.rows) - known
-        if 2 * known < len(names) or strangers > known:
-            raise GraphError(f"{self.path}: vectors of another graph: {known:,} of the graph's "
-                             f"{len(names):,} entities are among its {len(self.rows):,}")
 
-
-def read_nano_vectors(path):
-    """Stored of LightRAG's vdb_entities.json:
+def read_nano_vectors(path, graph):
+    """Stored of LightRAG's vdb_entities.json for the names of a graph:
 
     {"embedding_dim", "data": [{"entity_name"}], "matrix"}, the matrix float32 in base64. Rows of length 0 are
     left out."""
@@ -202,13 +186,17 @@ def read_nano_vectors(path):
         names = [plain(row["entity_name"]) for row in value["data"]]
         matrix = base64.b64decode(value["matrix"], validate=True)
         vectors = np.frombuffer(matrix, "<f4").reshape(len(names), value["embedding_dim"])  # (n, d)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        if not np.isfinite(lengths).all():
+            raise ValueError("its matrix has numbers that are not finite")
+    except UNREADABLE as error:
         raise GraphError(f"{path}: not a NanoVectorDB file of entities "
                          f"({type(error).__name__}: {error})") from None
-    if not np.isfinite(vectors).all():
-        raise GraphError(f"{path}: its matrix has numbers that are not finite")
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     rows = {name: i for i, name in enumerate(names) if lengths[i] > 0}
+    known = sum(name in rows for name in graph)
+    if 2 * known < len(graph) or len(rows) > 2 * known:
+        raise GraphError(f"{path}: vectors of another graph: {known:,} of the graph's "
+                         f"{len(graph):,} entities are among its {len(rows):,}")
     return Stored(str(path), rows, vectors / np.maximum(lengths, 1e-12))
 
 
@@ -224,7 +212,10 @@ NUMBER = re.compile(r"(?=.*\d|.*://)\S+")  # "n0", "17", "http://example.org/Osl
 def read_graphml(path):
     """LightRAG's (undirected) or nano-graphrag's file, or one of networkx, Neo4j, Gephi, yEd. Nodes without a
     name are left out and counted."""
-    read = _networkx_graph(path)
+    try:
+        read = networkx.read_graphml(path)
+    except UNREADABLE as error:
+        raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
     lightrag = any("entity_type" in node for _, node in read.nodes(data=True))
     graph = empty_graph(read.is_directed())
     left_out = graph.graph["left_out"]
@@ -236,8 +227,7 @@ def read_graphml(path):
         if number not in names:
             left_out["nodes without a name"] += 1
             continue
-        kind = plain(node.get("entity_type"))
-        description = plain(node.get("description"))
+        kind, description = plain(node.get("entity_type")), plain(node.get("description"))
         graph.add_node(names[number], kind=kind, description=description)
     for head, tail, edge in read.edges(data=True):
         if head not in names or tail not in names:
@@ -247,17 +237,6 @@ def read_graphml(path):
             if not lightrag and not _first(edge, RELATIONS):
                 left_out['relations without a name ("related to" stands for them)'] += 1
     return graph
-
-
-def _networkx_graph(path):
-    try:
-        return networkx.read_graphml(path)
-    except UNREADABLE as error:
-        nameless = re.match("Unknown key for id (.*)[.]$", str(error))
-        if nameless:
-            raise GraphError(f'{path}: <key id="{nameless[1]}"> has no attr.name, which would say what it '
-                             "holds: write one into the file") from None
-        raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
 
 
 def _names_behind_numbers(path, read):
@@ -289,16 +268,16 @@ def _attributes(rows):
     return ", ".join(sorted({key for row in rows for key in row} - {"id"}))
 
 
-def _first(row, keys, quotes=False):
+def _first(row, keys):
     row = {key.lower(): value for key, value in row.items()}
-    found = (plain(row.get(key), quotes) for key in keys)
+    found = (plain(row.get(key)) for key in keys)
     return next(filter(None, found), "")
 
 
-def _add_edge(graph, head, tail, row, quotes=False):
+def _add_edge(graph, head, tail, row):
     """Adds an edge beside those that are there, unless it says what one of them says."""
-    relation = _first(row, RELATIONS, quotes) or "related to"
-    description = plain(row.get("description"), quotes)
+    relation = _first(row, RELATIONS) or "related to"
+    description = plain(row.get("description"))
     graph.add_edge(head, tail, (relation, description), relation=relation, description=description)
 
 
@@ -307,11 +286,9 @@ def _add_edge(graph, head, tail, row, quotes=False):
 def _of_custom_kg(path, value):
     graph = empty_graph(directed=False)
     for row, (name,) in _rows(path, value, "entities", "entity_name"):
-        description = plain(row.get("description"), quotes=True)
-        kind = plain(row.get("entity_type"), quotes=True)
-        graph.add_node(name, kind=kind, description=description)
+        graph.add_node(name, kind=plain(row.get("entity_type")), description=plain(row.get("description")))
     for row, (head, tail) in _rows(path, value, "relationships", "src_id", "tgt_id"):
-        _add_edge(graph, head, tail, row, quotes=True)
+        _add_edge(graph, head, tail, row)
     return graph
 
 

@@ -15,7 +15,6 @@ graph's edge is gone against its direction, its label is "inverse of …".
 import itertools
 import random
 import re
-import unicodedata
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,18 +22,10 @@ from dataclasses import dataclass
 import networkx
 
 from common import kg
-from common.files import Keyed, Progress, RunError, say, warn, write_atomic, write_jsonl
-from common.http_client import RETRIES
+from common.files import Keyed, Progress, RunError, say, warn, write_jsonl
+from common.retriever import folded
 from common.rollout import stable_seed
-from common.serve.chat_client import (
-    NEVER_READ,
-    NO_ANSWER,
-    SHOWN,
-    UNREADABLE,
-    BadAnswer,
-    Chat,
-    read_object,
-)
+from common.serve.chat_client import NEVER_READ, SHOWN, UNREADABLE, BadAnswer, Chat, read_object
 
 DEPTH = 3               # of the subgraph around a seed node
 SMALLEST = 20           # nodes of a subgraph
@@ -140,6 +131,8 @@ def reached(graph, start, relations):
 # particles stand at a name
 UNSPACED = "\u0e00-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff\uac00-\ud7ff"
 SPACED = rf"[^\W{UNSPACED}]"
+BEGINS = rf"(?:(?=[{UNSPACED}])|(?<!{SPACED}))"  # word boundaries, which they have on either side of them
+ENDS = rf"(?:(?<=[{UNSPACED}])|(?!{SPACED}))"
 QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2013", "''\"\"---")
 
 
@@ -148,16 +141,7 @@ def fold(text):
     >>> fold("Fianna  FÁIL\\u2019s"), fold("Straße")
     ("fianna fail's", 'strasse')
     """
-    parts = unicodedata.normalize("NFKD", kg.one_line(text).translate(QUOTES))
-    bare = "".join(c for c in parts if not unicodedata.combining(c))
-    return unicodedata.normalize("NFC", bare).casefold()  # (NFKD takes syllables of Hangul apart)
-
-
-def as_words(name):
-    """A pattern of the name between word boundaries, which UNSPACED letters have on either side of them."""
-    begins = rf"(?:(?=[{UNSPACED}])|(?<!{SPACED}))"
-    ends = rf"(?:(?<=[{UNSPACED}])|(?!{SPACED}))"
-    return begins + re.escape(name) + ends
+    return folded(kg.one_line(text).translate(QUOTES))
 
 
 def is_named(name, question):
@@ -172,7 +156,7 @@ def is_named(name, question):
     question = fold(question)
     name = fold(name)
     for form in (name, re.sub(r"\s*\([^()]*\)$", "", name)):
-        if form and re.search(as_words(form), question):
+        if form and re.search(BEGINS + re.escape(form) + ENDS, question):
             return True
     return False
 
@@ -266,9 +250,6 @@ class Template:
 
     def judge(self, draft, item, attempt, answers=None):
         return True, ""
-
-    def cancel(self):
-        pass
 
 
 # ---------------------------------------------------------------- a teacher with one (appendix C)
@@ -396,8 +377,8 @@ def read_verdict(text):
 class Teacher(Chat):
     """A model behind an OpenAI-compatible address. answers: a files.Keyed of what it said."""
 
-    def __init__(self, url, model, retries=RETRIES):
-        super().__init__(url, model, "--teacher", "teacher", retries)
+    def __init__(self, url, model):
+        super().__init__(url, model, "--teacher")
         self.unread = 0  # answers in a row that could not be read
 
     def draft(self, graph, item, attempt, previous, answers):
@@ -421,12 +402,10 @@ class Teacher(Chat):
 
         own = stable_seed(self.model, prompt)  # of another model or graph the key is another
         try:
-            if self.unread >= NEVER_READ:  # another thread has ended it
-                raise BadAnswer(NO_ANSWER, "it was given up")
             found = read(answers.of(f"{key}/{own}", ask)["text"])
         except BadAnswer as bad:
             self.unread += 1
-            if self.unread == NEVER_READ:
+            if self.unread >= NEVER_READ:
                 raise RunError(f"--teacher {self.url}: {NEVER_READ} unusable answers in a row, the last: "
                                f"{bad.reason[:200]!r}. With a better one the same command goes on") from None
             raise
@@ -441,7 +420,12 @@ def attempt_all(graph, teacher, item, answers, attempts, unique):
     tried = []
     previous = None
     for attempt in range(1, attempts + 1):
-        draft = attempt_one(graph, teacher, item, attempt, previous, answers, unique)
+        draft = Draft([], "", "")
+        try:
+            draft = teacher.draft(graph, item, attempt, previous, answers)
+            draft.rule, draft.reason = fault_of(draft, graph, teacher, item, attempt, answers, unique)
+        except BadAnswer as bad:
+            draft.rule, draft.reason = bad.rule, bad.reason
         tried.append(draft)
         if not draft.rule:
             break
@@ -450,31 +434,23 @@ def attempt_all(graph, teacher, item, answers, attempts, unique):
     return tried
 
 
-def attempt_one(graph, teacher, item, attempt, previous, answers, unique):
-    draft = Draft([], "", "")
-    try:
-        draft = teacher.draft(graph, item, attempt, previous, answers)
-        draft.question = " ".join(draft.question.split())
-        fault = path_fault(graph, item.kind, draft.path, draft.answer)
-        draft.path_valid = fault is None
-        fault = fault or name_fault(draft.path, draft.question, draft.answer)
-        if fault:
-            draft.rule, draft.reason = fault
-            return draft
-        if draft.relations is None:
-            draft.relations = relations_along(graph, draft.path)
-        to_answer = draft.relations[:draft.path.index(draft.answer)]
-        others = sorted(reached(graph, draft.path[0], to_answer) - {draft.answer})
-        draft.ambiguous = bool(others)
-        if others and unique:
-            draft.rule = AMBIGUOUS
-            draft.reason = f"The answer is not unique: '{others[0]}' is reached by the same relations."
-            return draft
-        valid, draft.reason = teacher.judge(draft, item, attempt, answers)
-        draft.rule = "" if valid else JUDGED
-    except BadAnswer as bad:
-        draft.rule, draft.reason = bad.rule, bad.reason
-    return draft
+def fault_of(draft, graph, teacher, item, attempt, answers, unique):
+    """(rule, reason) that a draft is no question for; the rule is empty where it is one."""
+    draft.question = " ".join(draft.question.split())
+    fault = path_fault(graph, item.kind, draft.path, draft.answer)
+    draft.path_valid = fault is None
+    fault = fault or name_fault(draft.path, draft.question, draft.answer)
+    if fault:
+        return fault
+    if draft.relations is None:
+        draft.relations = relations_along(graph, draft.path)
+    to_answer = draft.relations[:draft.path.index(draft.answer)]
+    others = sorted(reached(graph, draft.path[0], to_answer) - {draft.answer})
+    draft.ambiguous = bool(others)
+    if others and unique:
+        return AMBIGUOUS, f"The answer is not unique: '{others[0]}' is reached by the same relations."
+    valid, reason = teacher.judge(draft, item, attempt, answers)
+    return "" if valid else JUDGED, reason
 
 
 # ---------------------------------------------------------------- all of them
@@ -488,25 +464,21 @@ def synthesize(graphs, starts, folder, teacher, count, kinds=tuple(KINDS), attem
     unique: a question with another answer by the same relations is rejected, not only marked. What is missing
     is a warning, no question at all RunError; a graph without seed nodes is a warning among others, and
     GraphError alone."""
-    without = [graph_type for graph_type in graphs if not starts.get(graph_type)]
-    if len(without) == len(graphs):
+    if not any(starts.values()):
         raise kg.GraphError("no graph has a seed node for questions (section 2 of Omne-R1): "
                             "give a larger graph, or other bounds (--largest-ball)")
-    for graph_type in without:
-        warn(f"{graph_type}: no seed node that may be used: each has fewer than {SMALLEST} or more than "
-             f"--largest-ball nodes within {DEPTH} steps, or none at that distance")
     folder.mkdir(parents=True, exist_ok=True)
     made = Made()
     answers = Keyed(folder / "answers.jsonl")
     pool = ThreadPoolExecutor(teacher.concurrency)
-    pairs = [(graph_type, kind) for graph_type in graphs if starts.get(graph_type) for kind in kinds]
+    total = count * len(kinds) * sum(map(bool, starts.values()))
 
     def work(item):
         return attempt_all(graphs[item.graph_type], teacher, item, answers, attempts, unique)
 
     try:
         with Progress("questions") as progress:
-            for graph_type, kind in pairs:
+            for graph_type, kind in itertools.product(graphs, kinds):
                 items = items_of(graph_type, kind, starts[graph_type], rounds)
                 found = 0
                 while found < count:
@@ -515,15 +487,13 @@ def synthesize(graphs, starts, folder, teacher, count, kinds=tuple(KINDS), attem
                     if not part:
                         warn(f"{graph_type}, {TITLES[kind]}: {count - found} of {count} questions are "
                              f"missing: all {len(starts[graph_type])} seed nodes had {rounds} turns. "
-                             "rejected.jsonl says why; more attempts may help")
+                             "rejected.jsonl says why; more attempts or another --largest-ball may help")
                         break
                     for item, tried in zip(part, pool.map(work, part), strict=True):
                         found += made.enter(item, tried)
-                        progress(len(made.questions), count * len(pairs))
-    except BaseException as error:
-        teacher.cancel()
-        if isinstance(error, KeyboardInterrupt):
-            warn("interrupted: the answers that are under way are waited for, and kept")
+                        progress(len(made.questions), total)
+    except KeyboardInterrupt:
+        warn("interrupted: the answers that are under way are waited for, and kept")
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -574,28 +544,18 @@ class Made:
     def write(self, folder):
         write_jsonl(folder / "questions.jsonl", self.questions)
         write_jsonl(folder / "rejected.jsonl", self.rejected)
-        tables = table("Graph Type", "graph_type", self.questions) + table("rejected", "rule", self.rejected)
-        write_atomic(folder / "questions.md", "\n".join(tables))
 
     def tell(self, folder, unique):
-        """How many questions there are, and what share of what was fit has several right answers."""
+        """How many questions there are, why not more, and what share of what was fit has several answers."""
+        rules = Counter(row["rule"] for row in self.rejected)
+        rejected = f"{len(self.rejected)} drafts rejected"
+        if rules:
+            rejected += f" ({', '.join(f'{times} {rule}' for rule, times in rules.most_common())})"
         if not self.questions:
-            (rule, times), *_ = Counter(row["rule"] for row in self.rejected).most_common(1)
-            raise RunError(f"no question came of {len(self.rejected)} drafts, {times} of them: {rule}. See "
-                           f"{folder / 'rejected.jsonl'}; another teacher, graph or wording is needed")
-        left_out = sum(row["rule"] == AMBIGUOUS for row in self.rejected)
-        ambiguous = left_out + sum(row["ambiguous"] for row in self.questions)
-        share = ambiguous / (left_out + len(self.questions))
+            raise RunError(f"no question, {rejected}. See {folder / 'rejected.jsonl'}; another teacher, "
+                           "graph or wording is needed")
+        ambiguous = rules[AMBIGUOUS] + sum(row["ambiguous"] for row in self.questions)
+        share = ambiguous / (rules[AMBIGUOUS] + len(self.questions))
         fate = "left out (--no-unique keeps them)" if unique else "kept"
-        say(f"{folder}: {len(self.questions)} questions, {len(self.rejected)} drafts rejected; {ambiguous} "
-            f"({share:.0%} of those that are fit) lead to another answer as well: {fate}")
-
-
-def table(title, key, rows):
-    """Lines of a table in Markdown: rows counted by `key` and kind, the most frequent first."""
-    lines = [f"| {title} | {' | '.join(TITLES.values())} | Total |", "|---|---:|---:|---:|"]
-    parts = {name: [row for row in rows if row[key] == name] for name in sorted({row[key] for row in rows})}
-    for name, part in sorted(parts.items(), key=lambda pair: -len(pair[1])) + [("Total", rows)]:
-        kinds = Counter(row["kind"] for row in part)
-        lines.append(f"| {name} | {kinds['12']} | {kinds['3']} | {len(part)} |")
-    return [*lines, ""]
+        say(f"{folder}: {len(self.questions)} questions, {rejected}; {ambiguous} ({share:.0%} of those that "
+            f"are fit) lead to another answer as well: {fate}")

@@ -5,12 +5,9 @@
 | path | body | of |
 | --- | --- | --- |
 | POST /retrieve | {"queries": […], "topk": 3, "return_scores": false} | Search-R1, verl, ATPO |
-| | the same with "query": one string | SkyRL |
-| POST /search, /batch_search | {"query": …, "top_n": 10, "return_score": false} | ReSearch, ReCall |
-| POST /queries | {"queries": […], "k": 3} | R1-Searcher |
 | GET /health | | |
 
-A count of null or 0 is the default. A list may be empty: Search-R1's client sends one when nobody searches.
+A topk of null or 0 is 3. The list may be empty: Search-R1's client sends one when nobody searches.
 
     python -m common.serve graph --graph cs=FILE,legal=FOLDER --port 8100
 
@@ -37,7 +34,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from common import kg
 from common.data import load_corpus
@@ -95,40 +92,15 @@ def readable(text):
 
 Text = Annotated[str, AfterValidator(readable)]
 TextList = Annotated[list[Text], Field(max_length=4096)]
-Count = Annotated[int, Field(ge=0, le=1000)] | None
 
 
 # ---------------------------------------------------------------- searches
 
 class Retrieve(BaseModel):
-    queries: TextList | None = None
-    query: Text | None = None
-    topk: Count = None
-    topk_rerank: int | None = None
-    return_scores: bool = False
-
-    @model_validator(mode="after")
-    def one_form(self):
-        if (self.queries is None) == (self.query is None):
-            raise ValueError("give queries (a list) or query (a string)")
-        if self.topk_rerank is not None:
-            raise ValueError("this server does not rerank; leave topk_rerank out")
-        return self
-
-
-class OneSearch(BaseModel):
-    query: Text
-    top_n: Count = None
-    return_score: bool = False
-
-
-class BatchSearch(OneSearch):
-    query: TextList
-
-
-class Queries(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # "topk_rerank" is refused, not passed over
     queries: TextList
-    k: Count = None
+    topk: Annotated[int, Field(ge=0, le=1000)] | None = None
+    return_scores: bool = False
 
 
 def document(passage):
@@ -149,29 +121,9 @@ def search_app(retriever):
 
     @app.post("/retrieve")
     def retrieve(request: Retrieve):
-        queries = request.queries if request.query is None else [request.query]
-        results = retriever.search(queries, request.topk or 3)
+        results = retriever.search(request.queries, request.topk or 3)
         row = scored if request.return_scores else document
         return {"result": [[row(p) for p in hits] for hits in results]}
-
-    @app.post("/search")
-    def search(request: OneSearch):
-        hits = retriever.search([request.query], request.top_n or 10)[0]
-        documents = [document(p) for p in hits]
-        return [documents, [p.score for p in hits]] if request.return_score else documents
-
-    @app.post("/batch_search")
-    def batch_search(request: BatchSearch):
-        results = retriever.search(request.query, request.top_n or 10)
-        documents = [[document(p) for p in hits] for hits in results]
-        scores = [[p.score for p in hits] for hits in results]
-        return [documents, scores] if request.return_score else documents
-
-    @app.post("/queries")
-    def queries(request: Queries):
-        results = retriever.search(request.queries, request.k or 3)
-        answers = [[document(p)["contents"] for p in hits] for hits in results]
-        return {"queries": request.queries, "answers": answers}
 
     return app
 
@@ -201,9 +153,7 @@ class Question(BaseModel):
 def graph_app(tools, k=MATCHES):
     """The FastAPI application of LocalTools. k: how many entities entity_matcher shows."""
     app = application("fivehop graphs")
-    for graph in tools.graphs.values():
-        graph.match([""])  # the index stands before the first question, and so do the printed names
-        graph.named("")
+    tools.prepare()
 
     def answer(tool, graph_type, asked):
         if graph_type not in tools.graphs:

@@ -152,7 +152,8 @@ def of_conversation(tokenizer, row, reply, ends="none", prompt=None):
     turns = []
     for message in messages:
         if message["from"] == "gpt":
-            turn = demonstrations.said(tokenizer, "", message["value"])
+            text, ids = chat.encode(tokenizer, message["value"])
+            turn = rollout.Turn(ids, [0.0] * len(ids), "", text)
             if ends == "all" or ends == "last" and message is said[-1]:
                 turn.ids.append(tokenizer.eos_token_id)
                 turn.logprobs.append(0.0)
