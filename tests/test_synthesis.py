@@ -747,7 +747,7 @@ def test_what_may_pass_is_asked_again(openai, tmp_path, monkeypatch, broken):
 
 def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tmp_path):
     with pytest.raises(files.RunError, match=r"--teacher: no answer from http://127.0.0.1:9/v1 "
-                                             r"\(.*refused\).*run the same command again"):
+                                             r"\(.*refused\).*the same command goes on"):
         synthesize({"tree": tree()}, tmp_path, Teacher("http://127.0.0.1:9/v1", "r1"), 2)
     assert rules(tmp_path) == []
     server = openai(good_answers)

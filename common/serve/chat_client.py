@@ -27,6 +27,7 @@ MAX_ANSWER = 20_000   # characters, thoughts apart
 SHOWN = 300           # characters of an answer that an error or a rejection keeps
 NEVER_READ = 30       # answers, and none could be read: the model does not understand what is asked (ours)
 
+REMEDY = "What it answered so far is on file: the same command goes on, a run with --resume"
 UNREADABLE = "unreadable JSON"
 NO_ANSWER = "no answer from the teacher"
 
@@ -77,9 +78,8 @@ class Chat:
         except openai.APIStatusError as error:
             raise self._refused(error) from None
         except openai.APIConnectionError as error:  # a time-out as well
-            raise RunError(f"{self.flag}: no answer from {self.url} ({error.__cause__ or error}). What it "
-                           "answered so far is on file: start it, or correct the address, and run the same "
-                           "command again, a run with --resume") from None
+            raise RunError(f"{self.flag}: no answer from {self.url} ({error.__cause__ or error}). {REMEDY}"
+                           ) from None
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             said = self.hidden(str(answer or error))[:SHOWN]
             raise BadAnswer(NO_ANSWER, f"{self.url} answers, but not as an OpenAI-compatible service does: "
@@ -95,7 +95,7 @@ class Chat:
             return BadAnswer(NO_ANSWER, refused)
         if error.status_code in (401, 403):
             refused += f" (the key is the environment variable {KEY})"
-        return RunError(refused)
+        return RunError(f"{refused}. {REMEDY}")
 
     def hidden(self, text):
         """The text without the key, should a server repeat it."""
