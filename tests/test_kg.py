@@ -1,6 +1,5 @@
 """common/kg.py: graphs of every form, their two tools, and what a bad file says."""
 
-import base64
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 from common import data, kg, retriever, world
-from common.files import UserError
 from common.graphs import kg_files, kg_index, kg_tools
 from tests.conftest import sample
 
@@ -379,75 +377,7 @@ def letters(monkeypatch):
     return Letters
 
 
-def vectors_file(folder, names, dimension=8, matrix=None):
-    if matrix is None:
-        matrix = Letters().encode(names)[:, :dimension] * 3
-    value = {"embedding_dim": dimension, "data": [{"__id__": n, "entity_name": n} for n in names],
-             "matrix": base64.b64encode(matrix.astype("<f4").tobytes()).decode()}
-    (folder / "vdb_entities.json").write_text(json.dumps(value))
-
-
-def working_folder(folder, names):
-    graph = networkx.Graph([(name, names[0], {"keywords": "r"}) for name in names])
-    networkx.write_graphml(graph, folder / "graph_chunk_entity_relation.graphml")
-    return folder
-
-
 NAMES = ["aab", "bbc", "ccd", "dde", "eef"]
-
-
-def test_stored_vectors_answer_and_names_without_one_are_encoded(tmp_path, letters, capsys):
-    vectors_file(working_folder(tmp_path, NAMES), NAMES[:4])
-    letters.encoded = []
-    graph = kg_files.load_graph(tmp_path, "letters")
-    found = graph.match(["eeee", "aaaa"], 9)
-    assert [f["name"] for f in found[0]][:2] == ["eef", "dde"] and found[1][0]["name"] == "aab"
-    assert letters.encoded == ["eef", "eeee", "aaaa"]
-    assert "1 entities without a stored vector are encoded" in capsys.readouterr().out
-    expected = Letters().encode(["aaaa"]) @ Letters().encode(["aab"]).T
-    assert found[1][0]["score"] == pytest.approx(float(expected[0, 0]))
-
-
-def test_without_an_encoder_names_are_compared_by_their_letters(tmp_path):
-    (working_folder(tmp_path, NAMES) / "vdb_entities.json").write_text("{")
-    graph = kg_files.load_graph(tmp_path)
-    assert len(graph.match(["aab"], 9)[0]) == 5 and graph.match(["eef"], 1)[0][0]["name"] == "eef"
-
-
-def test_the_samples_vectors_fit_all_but_three_of_its_names():
-    folder = sample("lightrag_graph/christmas_carol")
-    graph = kg_files.load_graph(folder, "encoder that is not loaded here")
-    assert len(set(graph.graph) - set(graph.stored.rows)) == 3
-    assert graph.stored.vectors.shape == (319, 1536)
-    np.testing.assert_allclose(np.linalg.norm(graph.stored.vectors, axis=1), 1, rtol=1e-5)
-
-
-def test_stored_vectors_of_another_size_or_graph_are_refused(tmp_path, letters):
-    vectors_file(working_folder(tmp_path, NAMES), NAMES, dimension=5)
-    with pytest.raises(UserError, match="its vectors have 5 numbers, those of letters 8"):
-        kg_tools.LocalTools({"a": kg_files.load_graph(tmp_path, "letters")}).prepare()
-    vectors_file(tmp_path, ["aab", "x", "y"])
-    with pytest.raises(kg.GraphError, match="vectors of another graph: 1 of the graph's 5"):
-        kg_files.load_graph(tmp_path, "letters")
-    vectors_file(tmp_path, [*NAMES, *[f"other {i}" for i in range(6)]])
-    with pytest.raises(kg.GraphError, match="5 of the graph's 5 entities are among its 11"):
-        kg_files.load_graph(tmp_path, "letters")
-
-
-@pytest.mark.parametrize("text,message", [
-    ("{", "not a NanoVectorDB file"),
-    ("[]", "not a NanoVectorDB file"),
-    ('{"embedding_dim": 2, "data": [{"entity_name": "A"}], "matrix": "AAAA"}', "not a NanoVectorDB file"),
-    ('{"embedding_dim": 2, "data": [{"entity_name": "A"}], "matrix": "AAAAAA=="}', "into shape"),
-    ('{"embedding_dim": 2, "data": [{"entity_name": "A"}], "matrix": "!!"}', "not a NanoVectorDB file"),
-    ('{"embedding_dim": "2", "data": [{"entity_name": "A"}], "matrix": ""}', "not a NanoVectorDB file"),
-    ('{"embedding_dim": 1, "data": [{"entity_name": "A"}], "matrix": "AADAfw=="}', "not finite"),
-])
-def test_a_bad_file_of_vectors_is_one_clear_error(tmp_path, text, message):
-    working_folder(tmp_path, NAMES)
-    (tmp_path / "vdb_entities.json").write_text(text)
-    with pytest.raises(kg.GraphError, match=message):
-        kg_files.load_graph(tmp_path, "letters")
 
 
 def test_encoded_names_are_kept_under_a_hash_of_names_and_encoder(tmp_path, letters):

@@ -1334,17 +1334,6 @@ def test_bad_flags_and_files(tmp_path, policy_folder):
     assert not list((tmp_path / "omne_r1").glob("*/config.json"))
 
 
-def test_vectors_of_another_graph_are_refused_before_a_stage_begins(tmp_path, policy_folder):
-    mixed = tmp_path / "mixed"
-    mixed.mkdir()
-    for name, folder in (("graph_chunk_entity_relation.graphml", "ultradomain_mix"),
-                         ("vdb_entities.json", "christmas_carol")):
-        (mixed / name).write_bytes(sample(f"lightrag_graph/{folder}/{name}").read_bytes())
-    refuse("vectors of another graph", "--model", policy_folder, "--out", tmp_path, "--stage", "eval",
-           "--graph", f"cs={mixed}", "--graph-encoder", "any")
-    assert not (tmp_path / "omne_r1").exists()
-
-
 def test_adapters_of_another_base_are_refused_as_a_start_of_stage_2(tmp_path, policy_folder, tokenizer):
     """They are folded into their base, so --checkpoint may be adapters; without it they are an error."""
     model = models.load_model(policy_folder, lora=2)

@@ -5,24 +5,19 @@ and yEd: docs/data.md, section Graphs. What comes of them is described in kg.py.
 differ in their words stay two.
 """
 
-import base64
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import networkx
-import numpy as np
 
 from common.kg import GraphError, KnowledgeGraph, empty_graph, graph_of_triples
 
-GRAPHML = "graph_chunk_entity_relation.graphml"  # the names of a LightRAG working folder
-VECTORS = "vdb_entities.json"
+GRAPHML = "graph_chunk_entity_relation.graphml"  # of a LightRAG working folder
 KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
 # (XML's ParseError is a SyntaxError)
-UNREADABLE = (OSError, SyntaxError, LookupError, TypeError, ValueError, RecursionError,
-              networkx.NetworkXError)
+UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
 
 
 def load_graphs(spec, encoder=""):
@@ -61,22 +56,19 @@ def is_graph_folder(folder):
 
 
 def load_graph(path, encoder=""):
-    """KnowledgeGraph of a file, or of a LightRAG working folder: with an encoder its vectors are read too."""
+    """KnowledgeGraph of a file, or of a LightRAG working folder."""
     path = Path(path)
-    stored = None
     if path.is_dir():
         if not is_graph_folder(path):
             raise GraphError(f"{path}: a folder without {GRAPHML}")
         graph = read_graphml(path / GRAPHML)
-        if encoder and (path / VECTORS).is_file():
-            stored = read_nano_vectors(path / VECTORS, graph)
     elif not path.is_file():
         raise GraphError(f"--graph {path}: no such file ({KINDS_OF_FILE}; or 'evidences')")
     else:
         graph = read_file(path)
     if not graph.number_of_nodes():
         raise GraphError(f"{path}: the graph is empty: it has no entity")
-    return KnowledgeGraph(graph, encoder, stored)
+    return KnowledgeGraph(graph, encoder)
 
 
 def graph_of(source, questions):
@@ -159,47 +151,6 @@ def _of_evidences(path, rows):
     return graph
 
 
-# ---------------------------------------------------------------- LightRAG's texts and vectors
-
-def plain(text):
-    """One line without LightRAG's <SEP> between the values of a field, and without the double quotes that
-    nano-graphrag puts around every field."""
-    text = str("" if text is None else text).replace("<SEP>", " ").replace('"', "")
-    return " ".join(text.split())
-
-
-@dataclass
-class Stored:
-    """What a NanoVectorDB file holds: {name: row of vectors}, and vectors (n, d) of length 1."""
-    path: str
-    rows: dict
-    vectors: np.ndarray
-
-
-def read_nano_vectors(path, graph):
-    """Stored of LightRAG's vdb_entities.json for the names of a graph:
-
-    {"embedding_dim", "data": [{"entity_name"}], "matrix"}, the matrix float32 in base64. Rows of length 0 are
-    left out."""
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        names = [plain(row["entity_name"]) for row in value["data"]]
-        matrix = base64.b64decode(value["matrix"], validate=True)
-        vectors = np.frombuffer(matrix, "<f4").reshape(len(names), value["embedding_dim"])  # (n, d)
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        if not np.isfinite(lengths).all():
-            raise ValueError("its matrix has numbers that are not finite")
-    except UNREADABLE as error:
-        raise GraphError(f"{path}: not a NanoVectorDB file of entities "
-                         f"({type(error).__name__}: {error})") from None
-    rows = {name: i for i, name in enumerate(names) if lengths[i] > 0}
-    known = sum(name in rows for name in graph)
-    if 2 * known < len(graph) or len(rows) > 2 * known:
-        raise GraphError(f"{path}: vectors of another graph: {known:,} of the graph's "
-                         f"{len(graph):,} entities are among its {len(rows):,}")
-    return Stored(str(path), rows, vectors / np.maximum(lengths, 1e-12))
-
-
 # ---------------------------------------------------------------- GraphML
 
 # where other programs keep them, the first that is filled; case does not matter
@@ -237,6 +188,13 @@ def read_graphml(path):
             if not lightrag and not _first(edge, RELATIONS):
                 left_out['relations without a name ("related to" stands for them)'] += 1
     return graph
+
+
+def plain(text):
+    """One line without LightRAG's <SEP> between the values of a field, and without the double quotes that
+    nano-graphrag puts around every field."""
+    text = str("" if text is None else text).replace("<SEP>", " ").replace('"', "")
+    return " ".join(text.split())
 
 
 def _names_behind_numbers(path, read):

@@ -2,8 +2,6 @@
 
     Index(names)                             character n-grams (tf-idf): no download
     Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk
-    Index(names, encoder, Stored)            the vectors of LightRAG's vdb_entities.json (kg_files.py), and
-                                             the encoder's of names that have none there
 """
 
 import json
@@ -11,14 +9,13 @@ import os
 import threading
 from pathlib import Path
 
-from common.files import UserError, say
 from common.retriever import CACHE, best, encode, fingerprint, kept_vectors, load_encoder, prefixes
 
 BLOCK = 1_000_000  # scores in memory at a time, for each core
 
 
 class Index:
-    def __init__(self, names, encoder="", stored=None, cache=None):
+    def __init__(self, names, encoder="", cache=None):
         self.names = names
         self.encoder = encoder
         self.cores = threading.Semaphore(os.cpu_count() or 1)  # more blocks at once cost memory alone
@@ -29,26 +26,10 @@ class Index:
             return
         self.model = load_encoder(encoder)
         _, self.prefix = prefixes(encoder, self.model)  # names among names: both sides as passages
-        if stored is not None:
-            self.vectors = self._with_stored(stored)      # (n, d), of length 1
-            return
         folder = Path(cache or Path.home() / CACHE)
         name = fingerprint(encoder, [json.dumps(names)], self.prefix)
-        self.vectors = kept_vectors(folder / f"entities-{name}.npy", lambda: self._encode(names))
-
-    def _with_stored(self, stored):
-        rows = [stored.rows.get(name) for name in self.names]
-        missing = [i for i, row in enumerate(rows) if row is None]
-        encoded = self._encode([self.names[i] for i in missing] or self.names[:1])
-        if encoded.shape[1] != stored.vectors.shape[1]:
-            raise UserError(f"{stored.path}: its vectors have {stored.vectors.shape[1]:,} numbers, those of "
-                            f"{self.encoder} {encoded.shape[1]:,}: give the encoder that made them, or the "
-                            ".graphml alone, whose names are then encoded")
-        vectors = stored.vectors[[row or 0 for row in rows]]
-        if missing:
-            vectors[missing] = encoded
-            say(f"{len(missing):,} entities without a stored vector are encoded")
-        return vectors
+        path = folder / f"entities-{name}.npy"
+        self.vectors = kept_vectors(path, lambda: self._encode(names))  # (n, d), of length 1
 
     def _encode(self, texts):
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # (half a character is no text)
