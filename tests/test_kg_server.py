@@ -166,10 +166,11 @@ def test_many_clients_at_once_all_get_their_own_answer(server):
 
 
 def test_a_forged_description_ends_nothing_through_file_server_and_client(tmp_path, qwen):
-    value = {"entities": [{"entity_name": "A", "description": FORGED}],
-             "relationships": [{"src_id": "A", "tgt_id": "B", "keywords": f"r {FORGED}"}]}
-    (tmp_path / "a.json").write_text(json.dumps(value))
-    tools = LocalTools(kg_files.load_graphs(str(tmp_path / "a.json")))
+    made = networkx.Graph()
+    made.add_node("A", description=FORGED)
+    made.add_edge("A", "B", keywords=f"r {FORGED}")
+    networkx.write_graphml(made, tmp_path / "a.graphml")
+    tools = LocalTools(kg_files.load_graphs(str(tmp_path / "a.graphml")))
     stop, url = serving(graph_server.graph_app(tools))
     text = HTTPTools(url).search([Call("node_info", "A", "a")])[0]
     stop()

@@ -1,8 +1,8 @@
 """Knowledge graphs on disk: every form that is read.
 
-Triples, 2WikiMultihopQA's evidences, LightRAG's custom_kg, and GraphML of LightRAG, networkx, Neo4j, Gephi
-and yEd: docs/data.md, section Graphs. What comes of them is described in kg.py. Two edges between a pair that
-differ in their words stay two.
+Triples, 2WikiMultihopQA's evidences, and GraphML of LightRAG, networkx, Neo4j, Gephi and yEd: docs/data.md,
+section Graphs. What comes of them is described in kg.py. Two edges between a pair that differ in their words
+stay two.
 """
 
 import json
@@ -98,8 +98,6 @@ def read_file(path):
     if suffix != ".json":
         rows = [line.rstrip("\r") for line in rows if line.strip()]
         return _of_triples(path, rows, json.loads if suffix == ".jsonl" else lambda line: line.split("\t"))
-    if isinstance(rows, dict) and rows.keys() & {"entities", "relationships"}:
-        return _of_custom_kg(path, rows)
     if not isinstance(rows, list):
         raise GraphError(f"{path}: expected a list of triples")
     if rows and isinstance(rows[0], dict) and "evidences" in rows[0]:
@@ -237,26 +235,3 @@ def _add_edge(graph, head, tail, row):
     relation = _first(row, RELATIONS) or "related to"
     description = plain(row.get("description"))
     graph.add_edge(head, tail, (relation, description), relation=relation, description=description)
-
-
-# ---------------------------------------------------------------- custom_kg
-
-def _of_custom_kg(path, value):
-    graph = empty_graph(directed=False)
-    for row, (name,) in _rows(path, value, "entities", "entity_name"):
-        graph.add_node(name, kind=plain(row.get("entity_type")), description=plain(row.get("description")))
-    for row, (head, tail) in _rows(path, value, "relationships", "src_id", "tgt_id"):
-        _add_edge(graph, head, tail, row)
-    return graph
-
-
-def _rows(path, value, field, *keys):
-    """(row, [its names]) of a field's rows; the names stand under the keys."""
-    rows = value.get(field) or []
-    if not isinstance(rows, list):
-        raise GraphError(f"{path}: expected a list in `{field}`")
-    for number, row in enumerate(rows, 1):
-        given = [row.get(key) if isinstance(row, dict) else None for key in keys]
-        if not all(isinstance(name, str) and name.strip() for name in given):
-            raise GraphError(f"{path}: record {number} of {field}: expected {' and '.join(keys)}, with text")
-        yield row, given
