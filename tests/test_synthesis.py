@@ -581,8 +581,6 @@ def test_the_key_comes_from_the_environment_and_goes_into_no_file(openai, tmp_pa
     ('{"path": [], "question": "q", "answer": "a"}', "not a path"),
     ('{"path": ["Root", 7], "question": "q", "answer": "a"}', "not a path"),
     ('{"path": ["Root", " "], "question": "q", "answer": "a"}', "not a path"),
-    ('{"path": ["Root"], "question": "' + "q" * 4001 + '", "answer": "a"}', "not a path"),
-    (as_json(["a"] * 51, "q", "a"), "not a path"),
     ("__import__('os').system('true')", "no JSON object"),
     ('{"path": ["' + "x" * 20_000 + '"]}', "more than 20,000 characters"),
 ])

@@ -89,29 +89,24 @@ def read_file(path):
     suffix = path.suffix.lower()
     if suffix == ".graphml":
         return read_graphml(path)
+    wanted = "JSON" if suffix == ".json" else "UTF-8 text"
     try:
         text = path.read_text(encoding="utf-8-sig")
         rows = json.loads(text) if suffix == ".json" else text.split("\n")
     except (OSError, ValueError, RecursionError) as error:
-        wanted = "JSON" if suffix == ".json" else "UTF-8 text"
         raise GraphError(f"{path}: not valid {wanted}: {error}") from None
-    if suffix != ".json":
-        rows = [line.rstrip("\r") for line in rows if line.strip()]
-        return _of_triples(path, rows, json.loads if suffix == ".jsonl" else lambda line: line.split("\t"))
     if not isinstance(rows, list):
         raise GraphError(f"{path}: expected a list of triples")
     if rows and isinstance(rows[0], dict) and "evidences" in rows[0]:
         return _of_evidences(path, rows)
-    return _of_triples(path, rows)
-
-
-# ---------------------------------------------------------------- triples
-
-def _of_triples(path, rows, read=lambda row: row):
     triples = []
     for number, row in enumerate(rows, 1):
         try:
-            triples.append(triple(read(row)))
+            if suffix == ".json":
+                triples.append(triple(row))
+            elif row.strip():
+                parts = json.loads(row) if suffix == ".jsonl" else row.rstrip("\r").split("\t")
+                triples.append(triple(parts))
         except (ValueError, RecursionError):
             raise GraphError(f"{path}: record {number}: "
                              "expected head, relation and tail, three strings") from None
@@ -171,20 +166,27 @@ def read_graphml(path):
     names = {name: plain(name) for name in read if plain(name)}
     if not lightrag:
         names = _names_behind_numbers(path, read) or names
-        _refuse_edges_without_relations(path, read)
     for number, node in read.nodes(data=True):
         if number not in names:
             left_out["nodes without a name"] += 1
             continue
         kind, description = plain(node.get("entity_type")), plain(node.get("description"))
         graph.add_node(names[number], kind=kind, description=description)
+    unnamed = 0
     for head, tail, edge in read.edges(data=True):
         if head not in names or tail not in names:
             left_out["edges of nodes without a name"] += 1
-        else:
-            _add_edge(graph, names[head], names[tail], edge)
-            if not lightrag and not _first(edge, RELATIONS):
-                left_out['relations without a name ("related to" stands for them)'] += 1
+            continue
+        relation = _first(edge, RELATIONS)
+        unnamed += not relation
+        words = relation or "related to", plain(edge.get("description"))  # given twice it is one edge
+        graph.add_edge(names[head], names[tail], words, relation=words[0], description=words[1])
+    if unnamed and not lightrag:
+        left_out['relations without a name ("related to" stands for them)'] = unnamed
+        if unnamed == read.number_of_edges():
+            attributes = _attributes(edge for *_, edge in read.edges(data=True))
+            raise GraphError(f"{path}: no edge has one of {', '.join(RELATIONS)}, which would name its "
+                             f"relation; its edges have {attributes}")
     return graph
 
 
@@ -206,32 +208,16 @@ def _names_behind_numbers(path, read):
     if not found:
         attributes = _attributes(node for _, node in read.nodes(data=True))
         raise GraphError(f"{path}: ids such as {next(iter(read))} are no names, and no node has one of "
-                         f"{', '.join(NAMES)}; its nodes have {attributes or 'no attributes'}")
+                         f"{', '.join(NAMES)}; its nodes have {attributes}")
     twice = Counter(found.values())
     return {number: f"{name} ({number})" if twice[name] > 1 else name for number, name in found.items()}
 
 
-def _refuse_edges_without_relations(path, read):
-    """GraphError: edges have attributes, but none that says how their ends are related."""
-    edges = [edge for _, _, edge in read.edges(data=True)]
-    attributes = _attributes(edges)
-    if attributes and not any(_first(edge, (*RELATIONS, "description")) for edge in edges):
-        raise GraphError(f"{path}: no edge has one of {', '.join(RELATIONS)}, which would name its relation; "
-                         f"its edges have {attributes}")
-
-
 def _attributes(rows):
-    return ", ".join(sorted({key for row in rows for key in row} - {"id"}))
+    return ", ".join(sorted({key for row in rows for key in row} - {"id"})) or "no attributes"
 
 
 def _first(row, keys):
     row = {key.lower(): value for key, value in row.items()}
     found = (plain(row.get(key)) for key in keys)
     return next(filter(None, found), "")
-
-
-def _add_edge(graph, head, tail, row):
-    """Adds an edge beside those that are there, unless it says what one of them says."""
-    relation = _first(row, RELATIONS) or "related to"
-    description = plain(row.get("description"))
-    graph.add_edge(head, tail, (relation, description), relation=relation, description=description)

@@ -66,7 +66,7 @@ class LocalTools(Tools):
         self.max_words = max_words
 
     def prepare(self):
-        """Makes what a first search would: it takes long, and refuses vectors that do not fit the encoder."""
+        """Makes what a first search would: it takes long, and an encoder may be missing."""
         for graph in self.graphs.values():
             graph.match([""])
             graph.named("")

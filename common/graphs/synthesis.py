@@ -32,8 +32,6 @@ SMALLEST = 20           # nodes of a subgraph
 LARGEST = 400           # nodes of a subgraph
 KINDS = {"12": (2, 3), "3": (4, 6)}  # nodes of a path: 1/2-hop; 3+-hop ("at least 4": that 6 is most is ours)
 ROUNDS = 10             # turns that a seed node has at most (ours)
-MAX_QUESTION = 4000     # characters of an answer's texts
-MAX_PATH = 50           # nodes of an answer's path; KINDS says how many are right
 MAX_RELATIONS = 2000    # lines of a prompt, nearest the seed node first (ours)
 INVERSE = "inverse of "
 TITLES = {"12": "1/2 hop", "3": "3+ hop"}
@@ -356,10 +354,10 @@ def read_draft(text):
     """Raises BadAnswer."""
     value = read_object(text)
     path = value.get("path")
-    if not isinstance(path, list) or not 0 < len(path) <= MAX_PATH:
-        path = [None]
-    words = [*path, value.get("question"), value.get("answer")]
-    if not all(isinstance(word, str) and 0 < len(word.strip()) <= MAX_QUESTION for word in words):
+    words = [value.get("question"), value.get("answer")]
+    if isinstance(path, list) and path:
+        words = [*path, *words]
+    if len(words) < 3 or not all(isinstance(word, str) and word.strip() for word in words):
         raise BadAnswer(UNREADABLE, f"not a path, a question and an answer: {text[:SHOWN]}")
     *path, question, answer = [kg.one_line(word) for word in words]
     return Draft(path, question, answer)
@@ -371,7 +369,7 @@ def read_verdict(text):
     reason = value.get("reason", "")
     if not isinstance(value.get("valid"), bool) or not isinstance(reason, str):
         raise BadAnswer(UNREADABLE, f"not a verdict: {text[:SHOWN]}")
-    return value["valid"], kg.one_line(reason)[:MAX_QUESTION]
+    return value["valid"], kg.one_line(reason)
 
 
 class Teacher(Chat):
@@ -526,20 +524,18 @@ class Made:
             last.rule = DUPLICATE
             last.reason = "The question and its answer are there already."
         for draft in tried:
+            row = {
+                "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "path": draft.path,
+                "question": draft.question}
             if draft.rule:
-                self.rejected.append({
-                    "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "rule": draft.rule,
-                    "path": draft.path, "question": draft.question, "answer": draft.answer,
-                    "reason": draft.reason})
-        if last.rule:
-            return False
-        self.seen.add((last.question, last.answer))
-        self.questions.append({
-            "id": item.id, "graph_type": item.graph_type, "question": last.question,
-            "golden_answer": last.answer, "path": last.path, "relations": last.relations,
-            "hops": len(last.path) - 1, "kind": item.kind, "seed_node": item.seed_node,
-            "ambiguous": last.ambiguous})
-        return True
+                self.rejected.append(
+                    row | {"answer": draft.answer, "rule": draft.rule, "reason": draft.reason})
+            else:
+                self.seen.add((draft.question, draft.answer))
+                self.questions.append(row | {
+                    "golden_answer": draft.answer, "relations": draft.relations, "hops": len(draft.path) - 1,
+                    "seed_node": item.seed_node, "ambiguous": draft.ambiguous})
+        return not last.rule
 
     def write(self, folder):
         write_jsonl(folder / "questions.jsonl", self.questions)

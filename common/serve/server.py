@@ -1,24 +1,17 @@
 """The servers of searches and of graphs.
 
     python -m common.serve search --corpus wiki-18.jsonl --retriever bm25 --port 8000
-
-| path | body | of |
-| --- | --- | --- |
-| POST /retrieve | {"queries": […], "topk": 3, "return_scores": false} | Search-R1, verl, ATPO |
-| GET /health | | |
-
-A topk of null or 0 is 3. The list may be empty: Search-R1's client sends one when nobody searches.
+        POST /retrieve {"queries": […], "topk": 3, "return_scores": false}    as Search-R1, verl, ATPO ask
+        GET /health
 
     python -m common.serve graph --graph cs=FILE,legal=FOLDER --port 8100
+        POST /{graph_type}/get_precise_entity_names {"node_name": …}    -> {"rendered_content": …}
+        POST /{graph_type}/get_node {"node_name": …, "question": ""}    -> {"rendered_content": …}
+        GET /health                                                     -> {"status": "ok", "graphs": […]}
 
-| path | body | answer |
-| --- | --- | --- |
-| POST /{graph_type}/get_precise_entity_names | {"node_name": …} | {"rendered_content": …} |
-| POST /{graph_type}/get_node | {"node_name": …, "question": ""} | {"rendered_content": …} |
-| GET /health | | {"status": "ok", "graphs": […]} |
-
-node_name may be a list of names, with a list of as many questions or one for all: the answer is then a list
-of texts. A name that there is not has a text as well, a graph that there is not is 404.
+A topk of null or 0 is 3. The list may be empty: Search-R1's client sends one when nobody searches. node_name
+may be a list of names, with a list of as many questions or one for all: the answer is then a list of texts. A
+name that there is not has a text as well, a graph that there is not is 404.
 
 A query or name is cut to MAX_QUERY characters, and half a character in it replaced: one bad query, written by
 a policy, must not cost the others their answers. A body of more than MAX_BODY bytes is 413.
