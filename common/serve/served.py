@@ -118,12 +118,6 @@ class ServedEngine:
     def sleep(self):
         """Its memory is the server's."""
 
-    def cancel(self):
-        """Nothing new is asked for."""
-        for asked in self.pending:
-            asked.cancel()
-        self.pending = set()
-
     @property
     def busy(self):
         return bool(self.pending)
