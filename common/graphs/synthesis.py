@@ -496,7 +496,8 @@ def synthesize(graphs, starts, folder, teacher, count, kinds=tuple(KINDS), attem
     finally:
         pool.shutdown(cancel_futures=True)
         answers.close()
-        made.write(folder)
+        write_jsonl(folder / "questions.jsonl", made.questions)
+        write_jsonl(folder / "rejected.jsonl", made.rejected)
     made.tell(folder, unique)
     return made.questions
 
@@ -536,10 +537,6 @@ class Made:
                     "golden_answer": draft.answer, "relations": draft.relations, "hops": len(draft.path) - 1,
                     "seed_node": item.seed_node, "ambiguous": draft.ambiguous})
         return not last.rule
-
-    def write(self, folder):
-        write_jsonl(folder / "questions.jsonl", self.questions)
-        write_jsonl(folder / "rejected.jsonl", self.rejected)
 
     def tell(self, folder, unique):
         """How many questions there are, why not more, and what share of what was fit has several answers."""

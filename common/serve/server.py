@@ -78,12 +78,7 @@ def application(title):
     return app
 
 
-def readable(text):
-    """A query or name cut to MAX_QUERY characters, halves of characters replaced."""
-    return BROKEN.sub("\ufffd", text[:MAX_QUERY])
-
-
-Text = Annotated[str, AfterValidator(readable)]
+Text = Annotated[str, AfterValidator(lambda text: BROKEN.sub("\ufffd", text[:MAX_QUERY]))]
 TextList = Annotated[list[Text], Field(max_length=4096)]
 
 

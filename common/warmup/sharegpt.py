@@ -75,7 +75,6 @@ def why_not(trajectory):
 
 # ---------------------------------------------------------------- reading
 
-
 def is_file(file):
     """Whether the first record of a file is a conversation."""
     path = Path(file).expanduser()
