@@ -626,7 +626,7 @@ def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
 ])
 def test_an_answer_without_a_text_is_counted_and_a_run_of_them_stops(openai, tmp_path, body, rule, reason):
     server = openai(lambda prompt: (200, body))
-    with pytest.raises(files.RunError, match=f"30 unusable answers in a row, the last: '{reason}"):
+    with pytest.raises(files.RunError, match=f"30 unusable answers in a row, the last: .{reason}"):
         synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90)
     assert set(rules(tmp_path)) == {rule} and 30 <= len(server.asked) <= 32
 
