@@ -116,8 +116,6 @@ async def _drive(agents, engine, search, progress, results):
         results += [t.result() for t in tasks]
     finally:
         search.cancel()
-        if hasattr(engine, "cancel"):  # a server's
-            engine.cancel()
         for t in tasks:
             t.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

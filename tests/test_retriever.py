@@ -216,53 +216,25 @@ def test_the_form_on_the_wire(server):
         assert reply.status_code == 422 and reply.json()["detail"][0]["msg"]
 
 
-def test_the_forms_of_other_agents(post):
-    rows = CORPUS[0], CORPUS[2]
-    a, c = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for row in rows)
-    assert post("/retrieve", query="Silent Harbor", topk=1) == {"result": [[a]]}  # SkyRL
-    assert post("/search", query="Silent Harbor", top_n=1) == [a]  # ReSearch
-    documents, scores = post("/search", query="Silent Harbor", top_n=2, return_score=True)
-    assert documents[0] == a and scores[0] > scores[1] > 0
-    assert post("/batch_search", query=["Silent Harbor", "Ada"], top_n=1) == [[a], [c]]
-    answer = post("/queries", queries=["Ada"], k=1)  # R1-Searcher
-    assert answer == {"queries": ["Ada"], "answers": [[c["contents"]]]}
-
-
-def test_neither_or_both_of_query_and_queries_are_refused(post):
-    for body in (
-        {},
-        {"queries": ["x"], "query": "x"},
-        {"queries": [], "query": "x"},
-        {"queries": None},
-        {"queries": ["x"], "topk_rerank": 3},
-    ):
+def test_what_this_server_does_not_do_is_refused(post):
+    for body in ({}, {"query": "x"}, {"queries": None}, {"queries": ["x"], "topk_rerank": 3}):
         assert post("/retrieve", **body) == 422
 
 
 def test_search_r1s_empty_list_when_nobody_searches_is_answered(post):
     assert post("/retrieve", queries=[], topk=3, return_scores=True) == {"result": []}
-    assert post("/batch_search", query=[]) == []
-    assert post("/queries", queries=[]) == {"queries": [], "answers": []}
 
 
-def test_a_count_of_null_or_0_is_the_default_and_researchs_default_is_10():
-    stop, url = serving(search_app(BM25Retriever(titled(*[f"film {n}" for n in range(20)]))))
-    import httpx
-
-    client = httpx.Client(trust_env=False, base_url=url)
+def test_a_count_of_null_or_0_is_the_default(post):
     for count in ({}, {"topk": None}, {"topk": 0}):
-        assert len(client.post("/retrieve", json={"queries": ["film"], **count}).json()["result"][0]) == 3
-    for count in ({}, {"top_n": None}, {"top_n": 0}):
-        assert len(client.post("/search", json={"query": "film", **count}).json()) == 10
-        assert len(client.post("/batch_search", json={"query": ["film"], **count}).json()[0]) == 10
-    stop()
+        assert post("/retrieve", queries=["Ada film"], **count) == post(
+            "/retrieve", queries=["Ada film"], topk=3)
 
 
 def test_one_bad_query_does_not_cost_the_others_their_answers(post):
     overlong = "Ada " + "x" * 20_000
     result = post("/retrieve", queries=["Silent Harbor", overlong, "Ada \ud800"], topk=1)["result"]
     assert [hits[0]["id"] for hits in result] == ["a", "c", "c"]
-    assert post("/queries", queries=["Ada \ud800"], k=1)["queries"] == ["Ada \ufffd"]  # an echo must be text
 
 
 def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(server):
@@ -443,7 +415,7 @@ def test_timeout_and_retries_are_options(scripted):
 def test_ctrl_c_need_not_outlast_the_waiting(scripted):
     client = scripted(lambda request: (503, b""))
     threading.Timer(0.2, client.cancel).start()
-    with pytest.raises(RetrieverError, match="gave up waiting"):
+    with pytest.raises(RetrieverError, match="HTTP 503"):
         client.search(["q"], 1)
 
 

@@ -97,7 +97,7 @@ def test_the_other_scripts_agents_do_too(files):
 
 
 def test_what_was_said_is_on_file_and_not_asked_for_again(files, monkeypatch):
-    monkeypatch.setattr(chat_client.Chat.__init__, "__defaults__", (0,))  # no retries
+    monkeypatch.setattr(chat_client, "RETRIES", 0)
     answers = ("<search> Red Hill ", (500, ""), (500, ""), (500, ""), (500, ""))
     model = Model(*answers)
     with pytest.raises(SystemExit, match="1") as stop:
@@ -161,7 +161,7 @@ def test_a_server_that_says_what_ended_a_text_is_believed(files):
 @pytest.mark.parametrize("answer, message", [
     ((400, "no such field"), "refused the request"),
     ((401, ""), "OPENAI_API_KEY"),
-    ((200, "<html>"), "no language model service at http.* no JSON: '<html>'"),
+    ((200, "<html>"), "not as an OpenAI-compatible service does"),
     ((200, '{"choices": []}'), "not as an OpenAI-compatible service does"),
 ])
 def test_a_service_that_cannot_be_used_is_one_line(files, answer, message):

@@ -17,7 +17,7 @@ from common import data, retriever, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.warmup import demonstrations, gguf, sharegpt
+from common.warmup import demonstrations, gguf
 from tests.conftest import sample
 
 HOTPOT = {
@@ -285,10 +285,6 @@ def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
         turns = warmup.of_conversation(tokenizer, row, reply, ends).turns
         ended[ends] = [turn.ids[-1] == tokenizer.eos_token_id for turn in turns]
     assert ended == {"none": [False, False], "last": [False, True], "all": [True, True]}
-    told = [{"from": "system", "value": "Be brief."}, *row["conversations"]]
-    told[2] = told[2] | {"from": "function_call"}
-    (read,) = sharegpt.read(write(tmp_path / "l.jsonl", [{"id": "c", "conversations": told}]), ())
-    assert read == row  # as LLaMA-Factory's other form
     file = write(tmp_path / "c.jsonl", [row])
     at2po.main([*FLAGS, "--model", str(small), "--data", write(tmp_path / "q.jsonl", [HOTPOT]), "--eval-data",
                 str(tmp_path / "q.jsonl"), "--warmup-data", file, "--eval-only", "--max-response", "20",

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 from common import data, distributed, metrics, rollout
-from common.files import read_jsonl, say, warn
+from common.files import read_jsonl, say
 from common.guards import Metric
 from common.page import record
 
@@ -21,8 +21,6 @@ CALLS = {
     "rollout/standard": Metric(
         "share of trajectories that call entity_matcher once, then node_info alone", "answers"),
     "rollout/faults": Metric("calls a trajectory that could not be made", "calls"),
-    "rollout/lost": Metric(
-        "trajectories that were not learned from: a tool's server failed; only where there are any"),
     "train/value_loss": Metric("mean squared error of the critic", "critic", "value {:.3f}"),
     "train/explained_variance": Metric(
         "share of the returns' variance that the critic explains", "critic"),
@@ -42,24 +40,18 @@ DIRECT = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standa
 # ---------------------------------------------------------------- numbers
 
 def rollout_metrics(done, tools):
-    """Means over the step's trajectories, without those that a tool's server ended if there are others."""
-    kept = [t for t in done if not t.info.lost]
-    lost = len(done) - len(kept)
-    kept = kept or done
-    row = {
-        **rollout.means(kept),
-        "reward/rounds": rollout.mean(t.info.format for t in kept),
-        "reward/normalised": rollout.mean(t.info.normalised for t in kept),
-        "rollout/tokens": sum(t.sampled_tokens for t in kept),
-        "rollout/entropy": rollout.entropy([turn for t in kept for turn in t.turns]),
-        "rollout/repetitions": rollout.mean(t.info.repetitions for t in kept),
-        "rollout/standard": rollout.mean(is_standard(t) for t in kept),
-        "rollout/faults": rollout.mean(sum(t.info.faults.values()) for t in kept),
+    """Means over the step's trajectories."""
+    return {
+        **rollout.means(done),
+        "reward/rounds": rollout.mean(t.info.format for t in done),
+        "reward/normalised": rollout.mean(t.info.normalised for t in done),
+        "rollout/tokens": sum(t.sampled_tokens for t in done),
+        "rollout/entropy": rollout.entropy([turn for t in done for turn in t.turns]),
+        "rollout/repetitions": rollout.mean(t.info.repetitions for t in done),
+        "rollout/standard": rollout.mean(is_standard(t) for t in done),
+        "rollout/faults": rollout.mean(sum(t.info.faults.values()) for t in done),
         **rollout.search_repairs(tools),
     }
-    if lost:
-        row["rollout/lost"] = lost
-    return row
 
 
 def critic_metrics(batches):
@@ -96,14 +88,10 @@ def sft_metrics(meter):
     return row
 
 
-def summary(rows, done, name):
-    """Of an evaluation's rows and their trajectories. name: the set's."""
+def summary(rows, done):
+    """Of an evaluation's rows and their trajectories."""
     faults = sum((Counter(t.info.faults) for t in done), Counter())
     about = {"faults": dict(sorted(faults.items())), "patterns": metrics.by_pattern(rows)}
-    lost = sum(t.info.lost for t in done)
-    if lost:
-        about["lost"] = lost
-        warn(f"{name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as wrong")
     return about | metrics.summarize(rows, EVALUATED) | metrics.by_standard(rows)
 
 
@@ -185,13 +173,12 @@ def prediction(trajectory, question, label):
     return row | group_record([trajectory], question, label)
 
 
-def direct_prediction(trajectory, question, verdict):
-    """The same of an answer without calls. verdict: the judge's reason, if there was a judge."""
+def direct_prediction(trajectory, question):
+    """The same of an answer without calls."""
     row = {"id": question.id, "standard": 0.0, "tokens": trajectory.sampled_tokens}
     for name in "answer problem em normalised f1 searches repetitions".split():
         row[name] = getattr(trajectory.info, name)
-    why = [f"judge: {verdict}"] if verdict else []
-    return row | record.group_of(question, [trajectory], lambda t, k: {}, lambda t: why)
+    return row | record.group_of(question, [trajectory], lambda t, k: {}, lambda t: [])
 
 
 # ---------------------------------------------------------------- conversations to learn from

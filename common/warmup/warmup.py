@@ -18,7 +18,7 @@ import torch
 
 from common import chat, checkpoint, data, distributed, rollout, run, training
 from common import model as models
-from common.files import Progress, locked, say, weights_in
+from common.files import Progress, locked, say, weights_in, write_jsonl
 from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
@@ -152,7 +152,8 @@ def of_conversation(tokenizer, row, reply, ends="none", prompt=None):
     turns = []
     for message in messages:
         if message["from"] == "gpt":
-            turn = demonstrations.said(tokenizer, "", message["value"])
+            text, ids = chat.encode(tokenizer, message["value"])
+            turn = rollout.Turn(ids, [0.0] * len(ids), "", text)
             if ends == "all" or ends == "last" and message is said[-1]:
                 turn.ids.append(tokenizer.eos_token_id)
                 turn.logprobs.append(0.0)
@@ -183,13 +184,11 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
         folder.start or str(source), cfg.lora, gradient_checkpointing="auto", precision=cfg.precision)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
-        lines = []  # for somebody who looks
+        shown = []  # for somebody who looks
         for t in (t for e in examples for t in e):
             turns = [{"said": turn.text, "seen": turn.observation} for turn in t.turns]
-            row = {"step": 0, "id": t.question_id, "turns": turns}
-            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-        if distributed.rank() == 0:
-            (folder.path / "demonstrations.jsonl").write_text("".join(lines))
+            shown.append({"step": 0, "id": t.question_id, "turns": turns})
+        distributed.once(write_jsonl, folder.path / "demonstrations.jsonl", shown)
         train(cfg, steps, folder, policy, examples)
 
 

@@ -251,9 +251,8 @@ def planned(rng, *parts):
     return " ".join(said)
 
 
-def thoughts(question, calls, shown, seed=0):
-    """A thought for each call along a question's path and one for the answer, in these phrases. (The calls,
-    and what the tools showed, are read by other writers.)"""
+def thoughts(question, seed=0):
+    """A thought for each call along a question's path and one for the answer, in these phrases."""
     rng = random.Random(stable_seed(seed, "thoughts", question.id))
     start = question.evidences[0][0]
     said = [rng.choice(STARTS).format(subject=start)]
