@@ -183,7 +183,7 @@ class RunFolder:
         distributed.once(self._forget_evaluations)
 
     def _forget_evaluations(self):
-        for file in [*self.path.glob("eval_*.json"), self.path / "results.json"]:
+        for file in self.path.glob("eval_*.json"):
             if not re.search(r"_(before|step\d+)\.json$", file.name):
                 file.unlink(missing_ok=True)
 

@@ -87,12 +87,11 @@ def panels_of(*folders):
     for folder in folders:
         name = committed.name_of(folder)
         file = Path(folder) / "metrics.json"
+        metrics = {}
         if name:
             metrics = committed.metrics_of(name)
         elif file.exists():
             metrics = read_json(file, dict)
-        else:
-            continue
         for panel, keys in guards.panels(metrics).items():
             found.setdefault(panel, {}).update(keys)
     return found
@@ -139,19 +138,19 @@ WIDTH = 100   # columns of a table on the terminal
 LABEL = 30    # of its first one, which is folded
 
 
-def show(title, header, rows, labels=1):
-    """A table on the terminal without empty columns: in parts, each with the first `labels` columns, where it
-    is wider than the terminal may be."""
+def show(title, header, rows):
+    """A table on the terminal without empty columns: in parts, each with the first two columns, where it is
+    wider than the terminal may be."""
     filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
     width = {}
     for i in filled:
         cells = [header[i], *(row[i] for row in rows)]
         width[i] = 3 + max(len(str(cell)) for cell in cells)
     width[0] = min(width[0], 3 + LABEL)
-    first = [i for i in filled if i < labels]
+    first = filled[:2]
     parts = [first]
-    for i in filled[len(first):]:
-        if len(parts[-1]) > len(first) and sum(width[k] for k in (*parts[-1], i)) >= WIDTH:
+    for i in filled[2:]:
+        if len(parts[-1]) > 2 and sum(width[k] for k in (*parts[-1], i)) >= WIDTH:
             parts.append(first)
         parts[-1] = [*parts[-1], i]
     for part in parts:
@@ -220,52 +219,39 @@ def show_averages(results, groups):
 
 
 def show_results(folder, before, after, groups):
-    """results.json and the table of a run: {set: {"summary", "predictions"}} before and after, paired on the
-    same questions. groups: {label: sets} whose averages are the last rows."""
+    """The table of a run: {set: {"summary", "predictions"}} before and after, paired on the same questions.
+    groups: {label: sets} whose averages are the last rows."""
     before = before | pool(before, groups)
     after = after | pool(after, groups)
+    header = [
+        "set", "n", "EM before", "EM after", "difference (paired)", "format", "F1", "searches", "tokens"]
     rows = []
-    parts = []
     moved = []
     for name, b in before.items():
-        a = after[name]
-        old = b["summary"]
-        new = a["summary"]
-        for by, label in (("by_hops", "{}-hop"), ("by_type", "{}")):
-            for value, part in new[by].items():
-                if value in ("", "0"):  # questions of one's own say neither type nor hops
-                    continue
-                em = old[by][value]["em"]
-                parts.append([name, label.format(value), part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
-        both = [[row["em"] for row in result["predictions"]] for result in (b, a)]
+        old, new = b["summary"], after[name]["summary"]
+        both = [[row["em"] for row in result["predictions"]] for result in (b, after[name])]
         gain = paired_difference(*both)
         moved.append(f"What moved: EM on {name} {signed(gain)}, {new['n']} questions: {verdict(gain)}.")
-        cells = {
-            "set": name,
-            "n": new["n"],
-            "EM before": interval(old),
-            "EM after": interval(new),
-            "difference (paired)": signed(gain),
-            "EM in valid format": f"{new['em_valid']:.3f}" if "em_valid" in new else "",
-            "format": f"{new['format']:.2f}",
-            "F1": f"{new['f1']:.3f}",
-            "searches": f"{old['searches']:.2f} → {new['searches']:.2f}",
-            "tokens": f"{old['tokens']:.0f} → {new['tokens']:.0f}",
-        }
-        rows.append(list(cells.values()))
-    header = list(cells)
-    if parts:
-        show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
+        rows.append([
+            name,
+            new["n"],
+            interval(old),
+            interval(new),
+            signed(gain),
+            f"{new['format']:.2f}",
+            f"{new['f1']:.3f}",
+            f"{old['searches']:.2f} → {new['searches']:.2f}",
+            f"{old['tokens']:.0f} → {new['tokens']:.0f}",
+        ])
     show(f"{folder.path}: before and after, 95 % intervals", header, rows)
     say("\n".join(moved))
-    folder.write("results.json", {"header": header, "rows": rows})
 
 
 # ---------------------------------------------------------------- methods, stages or runs
 
 COLUMNS = {  # header: (how, key, form), see _cells
     "F1": ("eval", "f1", ".3f"),
-    "tokens": ("minus", "tokens", ".1f"),
+    "tokens": ("eval", "tokens", ".1f"),
     "searches": ("eval", "searches", ".2f"),
     "sampled in training": ("sum", "rollout/tokens", ",.0f"),
     "training s": ("sum", "time/rollout time/train", ".0f"),
@@ -285,14 +271,8 @@ def read_run(folder):
     return Run(Path(folder), evaluations(folder, when), steps)
 
 
-def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, key="em", means=True):
-    """<path>-table.json (none without a path) of {label: [run folder a seed]} or {label: {seed: folder}}: a
-    line a method and set, and for the plain mean of several sets (not without `means`). A method that lacks
-    an evaluation is left out.
-
-    folder: or (folder, when), see evaluations. minus: the method that the others are set against, or {label:
-    its own other one}. paper(label, sets) -> the paper's number for these sets, or "". columns: {header:
-    (how, key, form)}, see _cells. key: the number that is compared."""
+def read_methods(title, methods):
+    """{label: {seed: Run}} of method_table's methods."""
     runs = {}
     for label, folders in methods.items():
         seeds = folders if isinstance(folders, dict) else dict(enumerate(folders))
@@ -302,12 +282,23 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
             runs[label] = read
         elif any(evaluated):
             warn(f"{title}: {label} is left out, for not every seed of it is evaluated")
-    title_of_key = key.upper() if key in ("em", "f1") else key
-    header = ["method", "set", "n", "paper", f"{title_of_key} by seed", title_of_key]
-    header += ["minus", "by question", "by seed"]
+    return runs
+
+
+def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, key="em", means=True):
+    """<path>-table.json (none without a path) of {label: [run folder a seed]} or {label: {seed: folder}}: a
+    line a method and set, and for the plain mean of several sets (not without `means`). A method that lacks
+    an evaluation is left out.
+
+    folder: or (folder, when), see evaluations. minus: the method that the others are set against, or {label:
+    its own other one}. paper(label, sets) -> the paper's number for these sets, or "". columns: {header:
+    (how, key, form)}, see _cells. key: the number that is compared."""
+    runs = read_methods(title, methods)
+    score = key.upper() if key in ("em", "f1") else key
+    header = ["method", "set", "n", "paper", f"{score} by seed", score, "minus", "by question", "by seed"]
     for name, (how, *_) in columns.items():
         header.append(name)
-        if how in ("minus", "along"):
+        if how == "along":
             header.append(f"{name} minus")
     rows = []
     averages = []
@@ -318,53 +309,31 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
         sets = {}  # without those whose em is something else ("names")
         for run in own.values():
             sets |= {name: None for name, result in run.sets.items() if "names" not in result["summary"]}
-        counted = [name for name in sets if not _by_rule(own, name)]
-        for names in [*([name] for name in sets), counted]:
-            average = names is counted
-            if average and (not means or len(names) < 2):
-                continue
+        groups = [[name] for name in sets]
+        if means and len(sets) > 1:
+            groups.append(list(sets))
+        for names in groups:
             line, gain = _line(label, own, base, other, names, key)
             if not line:
                 continue
             line[3] = paper(label, names) if paper else ""
-            for how, column, form in columns.values():
-                line += _cells(how, column, form, own, base, names)
-            (averages if average else rows).append(line)
-            gains = {title_of_key: gain} | _gains(columns, own, base, names)
-            for name, gain in gains.items():
-                if gain:
-                    of = f"{name} on {line[1]} against {other}"
-                    moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
+            for column in columns.values():
+                line += _cells(*column, own, base, names)
+            (rows if len(names) == 1 else averages).append(line)
+            if gain:
+                of = f"{score} on {line[1]} against {other}"
+                moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
     rows += averages
     if not rows:
         return warn(f"{title}: no evaluation with {key!r}, no table")
-    title += ": 95 % intervals, over questions or, of several seeds, over seeds"
-    show(title, header, rows, labels=2)
-    _tell_what_moved(moved)
+    show(f"{title}: 95 % intervals, over questions or, of several seeds, over seeds", header, rows)
+    for of, verdicts in moved.items():
+        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
+        say(f"What moved: {of}: {'; '.join(told)}.")
     if path:
         write_json(f"{path}-table.json", {"header": header, "rows": rows})
         say(f"table: {path}-table.json")
     return {"header": header, "rows": rows}
-
-
-def _gains(columns, own, base, names):
-    """{column: the interval of its difference}, of those that have one."""
-    found = {}
-    for name, (how, key, _) in columns.items():
-        if how == "minus":
-            *_, found[name] = difference(own, base, names, key)
-    return found
-
-
-def _tell_what_moved(moved):
-    """moved: {what: {verdict: [label]}}"""
-    for of, verdicts in moved.items():
-        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
-        say(f"What moved: {of}: {'; '.join(told)}.")
-
-
-def _by_rule(runs, name):
-    return any(run.sets[name]["summary"].get("by_rule") for run in runs.values() if name in run.sets)
 
 
 def _line(label, own, base, other, names, key):
@@ -378,13 +347,13 @@ def _line(label, own, base, other, names, key):
     value = over_seeds(means)
     if len(means) == 1 and len(names) == 1:
         value = signed(bootstrap_interval(scores.iloc[:, 0]), ".3f")
-    *differences, gain = difference(own, base, names, key)
+    *differences, gain = difference(scores, scores_of(base, names, key), len(names))
     label_of_sets = names[0] if len(names) == 1 else f"mean of {len(names)} sets"
-    there = other if any(differences) else ""
+    there = other if gain else ""
     return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences], gain
 
 
-def scores_of(runs, names, key="em"):
+def scores_of(runs, names, key):
     """One number of the predictions of {seed: Run}, (questions, seeds); questions are (set, id)."""
     columns = {}
     for seed, run in runs.items():
@@ -397,58 +366,45 @@ def scores_of(runs, names, key="em"):
     return pd.DataFrame(columns)
 
 
-def difference(own, base, names, key, form="+.3f"):
-    """What the runs {seed: Run} of `own` have more of a number than those of `base`: (by question, by seed),
-    as text with 95 % intervals, and the interval that the verdict goes by. A question counts once, with its
-    mean over the seeds; by seed the seed is the unit."""
-    scores = scores_of(own, names, key)
-    gains = scores - scores_of(base, names, key).reindex(scores.index)
+def difference(scores, others, sets):
+    """What the scores have more than the others: (by question, by seed), as text with 95 % intervals, and the
+    interval that the verdict goes by. A question counts once, with its mean over the seeds; by seed the seed
+    is the unit. sets: how many there are."""
+    gains = scores - others.reindex(scores.index)
     gains = gains.dropna(axis=1, how="all").dropna(how="all")
     by_question = by_seed = ""
     gain = None
     several = len(gains.columns) > 1
     if several:
         gains = gains.sort_index()  # the order that the numbers in results/ were drawn in
-    if len(gains) and len(names) == 1:  # a mean of sets is no mean of questions
+    if len(gains) and sets == 1:  # a mean of sets is no mean of questions
         gain = bootstrap_interval(gains.mean(axis=1))
-        by_question = signed(gain, form)
+        by_question = signed(gain)
         if len(gains) < len(scores):
             by_question += f" (n {len(gains)})"
     if several:
         gain = seed_interval(gains.mean())
-        by_seed = signed(gain, form)
+        by_seed = signed(gain)
     return by_question, by_seed, gain
 
 
 def _cells(how, key, form, own, base, names):
     """What a column shows of a line: a number, mean over its runs; "" where one has none.
 
-    how: "eval" = of the summaries (form "interval": with it, where there is one), "before" = of those before
-    training; "minus" = and its difference by question; "along" = EM along the run and its difference by seed;
-    else of the steps, see summed_up."""
+    how: "eval" = of the summaries (form "interval": with it, where there is one); "along" = EM along the run
+    and its difference by seed; else of the steps, see summed_up."""
     if how == "along":
         along = _along(own)
         gains = along - _along(base)
         return [over_seeds(along.dropna(), form), over_seeds(gains.dropna(), "+" + form)]
-    if how not in ("eval", "before", "minus"):
+    if how != "eval":
         return [_mean([summed_up(run.steps, key.split(), how) for run in own.values()], form)]
-    summaries = []
-    for run in own.values():
-        sets = run.sets
-        if how == "before":
-            sets = evaluations(run.folder, "before")
-        summaries += [sets[name]["summary"] for name in names if name in sets]
+    summaries = [run.sets[name]["summary"] for run in own.values() for name in names if name in run.sets]
     if form == "interval":
         if len(summaries) == 1 and key in summaries[0]:
             return [interval(summaries[0], key)]
         form = ".3f"
-    values = [s.get(key) for s in summaries]
-    if key == "open":  # searches for evidence have no guessing, and nothing beside it
-        values = [s.get(key, {}).get("em") if "guess" in s else None for s in summaries]
-    shown = _mean(values, form)
-    if how != "minus":
-        return [shown]
-    return [shown, difference(own, base, names, key, "+" + form)[0]]
+    return [_mean([s.get(key) for s in summaries], form)]
 
 
 def _along(runs):
