@@ -274,7 +274,7 @@ def a_step(cfg, policy, retriever, questions, folder):
         with open(Path(folder) / "samples.jsonl", "w") as f:
             f.write(json.dumps(row["sample"]))
 
-    where = SimpleNamespace(nonfinite=lambda step: Path(folder) / "nonfinite")
+    where = SimpleNamespace()
     cfg = replace(cfg, questions_per_step=len(questions))
     with patch.object(at2po, "rollout_trees", kept), patch.object(at2po.run, "steps", one_step):
         at2po.train(cfg, where, policy, None, Split("made up", questions, retriever), None)

@@ -62,7 +62,7 @@ def write(folder, policy, found):
     asked = getattr(getattr(policy, "engine", None), "asked", None)
     if not asked:
         return
-    place = folder.path / policy.saved_in
+    place = folder.path / "checkpoint"
     if not (place / "trainer.json").exists():
         return
     config = folder.config

@@ -174,10 +174,6 @@ class RunFolder:
         """{"summary", "predictions"} of an evaluation that was made."""
         return read_evaluation(self.path / f"eval_{split.name}{when}.json")
 
-    def nonfinite(self, step):
-        """How the files begin that keep the batches of a skipped update."""
-        return self.path / f"nonfinite_step{step}"
-
     def forget_evaluations(self):
         """The final ones, of fewer steps, where training goes on."""
         distributed.once(self._forget_evaluations)

@@ -143,8 +143,7 @@ def not_finite(seen):
     if not all(map(math.isfinite, numbers)):
         return "the policy's log-probs are not finite: its weights are ruined. Start anew with a lower --lr"
     if skipped:
-        return (f"{skipped} updates had a loss or gradient that is not finite and were skipped; their "
-                "batches are in the run folder (nonfinite_*.safetensors): lower --lr or --grad-clip")
+        return f"{skipped} updates had a loss or gradient that is not finite and were skipped: lower --lr"
 
 
 def drift(seen):

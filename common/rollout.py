@@ -35,7 +35,6 @@ class Policy:
     model: object         # Hugging Face causal LM, the one that is trained
     tokenizer: object
     engine: object        # samples; engine.sync(model) gives it the model's weights
-    saved_in: str = "checkpoint"    # of the run's folder
 
 
 class BatchedSearch:

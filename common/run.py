@@ -244,7 +244,7 @@ SHOW_EVERY = 10  # steps between the best and the worst trajectory on the termin
 
 
 def steps(cfg, folder, policy, optimizer, metrics, total,
-          state=None, evaluate=None, share=None, label="", guard=None, keep_best=False):
+          state=None, evaluate=None, share=None, label="", guard=None):
     """Yields (step, row) from where the folder's checkpoint stands to `total`.
 
     policy: has `model` and `tokenizer`, which are saved with the optimizer. metrics: the script's table.
@@ -252,12 +252,9 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
     evaluate(suffix) -> what evaluate_all returns; called every --eval-every steps while training goes on.
     share(step) -> how much of the training is done after it, of 1, where another budget than steps may
         end it.
-    guard: {name: function} of a script's own, beside those of common/guards.py.
-    keep_best: the weights with the highest eval/em so far are kept in best/, the number as state["best"]."""
+    guard: {name: function} of a script's own, beside those of common/guards.py."""
     from common.page import record
     state = {} if state is None else state
-    if keep_best:
-        state["best"] = -1.0
     share = share or (lambda step: step / max(1, total))
     step, saved = 0, -1
     if folder.start:
@@ -288,9 +285,6 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
         due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
         if evaluate and due:
             row["eval/em"] = report.mean_em(evaluate(f"_step{step}"))
-            if keep_best and row["eval/em"] > state["best"]:
-                state["best"] = row["eval/em"]
-                save(folder, policy, None, step, state, "best")
         if sample:
             folder.append("samples.jsonl", [sample])
         folder.log(row)
@@ -313,9 +307,9 @@ def coarsest_precision(cfg):
     return "bf16" if in_bf16 else "fp32"
 
 
-def save(folder, policy, optimizer, step, state, name="checkpoint"):
+def save(folder, policy, optimizer, step, state):
     state = {"step": step, "run": folder.id, **state}
-    checkpoint.save(folder.path / name, policy.model, policy.tokenizer, optimizer, state)
+    checkpoint.save(folder.path / "checkpoint", policy.model, policy.tokenizer, optimizer, state)
 
 
 def step_line(step, total, row, metrics):

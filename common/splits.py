@@ -12,11 +12,11 @@ FEW = 20  # test questions below which no interval says anything
 TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
 
 
-def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
+def load_splits(cfg, paper_eval, searched=True, live=False):
     """(training split or None, evaluation splits). paper_eval: the paper's sets, with commas.
 
     searched: False = no passages are wanted, the retriever is None. live: a question of --ask is about the
-    sets' own facts, so they are read. also: a set whose contexts are pooled with the others.
+    sets' own facts, so they are read.
 
     A corpus pooled from contexts is that of all the sets loaded here, so an evaluation on its own searches
     a smaller one than a run that also trains."""
@@ -33,8 +33,6 @@ def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
             raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
         if cfg.corpus == "contexts":
             everything = [train or [], *sets.values(), _warmup_questions(cfg.warmup_data, cfg.skip_bad)]
-            if also:
-                everything.append(data.load_questions(also, cfg.eval_limit or None, cfg.skip_bad))
             corpus = data.pool_contexts([q for questions in everything for q in questions])
         else:
             corpus = data.load_corpus(cfg.corpus, cfg.skip_bad)
@@ -105,7 +103,7 @@ def set_name(source):
     name = re.sub(r"[/:]", "_", source)
     if data.suffix_of(source) in data.SUFFIXES:
         name = Path(Path(source).name.removesuffix(".gz")).stem
-    if re.search(r"_(before|last|step\d+)$", name):
+    if re.search(r"_(before|step\d+)$", name):
         raise data.DataError(f"--eval-data {source}: a set cannot be called {name}, "
                              "as evaluations during a run are; rename the file")
     return name

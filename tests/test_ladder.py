@@ -1,5 +1,4 @@
-"""Tables of methods over seeds: which runs they make, what they show of them, what a failed one says; and the
-best weights of a run kept beside the last."""
+"""Tables of methods over seeds: which runs they make, what they show of them, what a failed one says."""
 
 import json
 import os
@@ -14,11 +13,10 @@ from pathlib import Path
 import pytest
 
 import at2po
-from common import checkpoint, keep_best, ladder
-from common.files import RunError, read_jsonl
-from common.report import evaluations, mean_along
+from common import ladder
+from common.files import RunError
+from common.report import mean_along
 from common.report.__main__ import compare
-from common.world.splits import world_split
 from tests.test_scripts import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -296,42 +294,3 @@ def test_a_small_table_from_the_command_line_that_is_killed_and_goes_on(tmp_path
     config = json.loads((base / "t-random-tree-grpo-seed0/config.json").read_text())
     assert (config["loss"], config["expansion"], config["credit"], config["seed"]) == (
         "grpo", "random", "outcome", 0)
-
-
-# ---------------------------------------------------------------- --keep-data
-
-def test_the_best_weights_of_a_run_are_kept_and_evaluated(tmp_path, monkeypatch):
-    scores = {"_step1": .2, "_step2": .9, "_step3": .1, "_last": .3}
-
-    def known(cfg, folder, policy, sets, evaluate, when=""):
-        found = real(cfg, folder, policy, sets, evaluate, when)
-        for s in sets:
-            if when in scores:
-                assert s.name == "dev"  # what chooses is not what is tested on
-                found[s.name]["summary"]["em"] = scores[when]
-        return found
-
-    real = at2po.run.evaluate_all
-    monkeypatch.setattr(at2po.run, "evaluate_all", known)
-    at2po.main([*TINY, "--steps", "4", "--eval-every", "1", "--keep-data", "dev", "--out", str(tmp_path),
-                "--name", "kept"])
-    folder = tmp_path / "at2po/kept"
-    assert checkpoint.read_state(folder / "best")["step"] == 2
-    assert checkpoint.read_state(checkpoint.find(folder / "checkpoint"))["best"] == .9
-    assert [row.get("eval/em") for row in read_jsonl(folder / "metrics.jsonl")] == [.2, .9, .1, None]
-    assert set(evaluations(folder)) == {"test"}  # the choice among weights is no result
-    # what is evaluated at the end are the weights of step 2
-    at2po.main([*TINY, "--eval-only", "--checkpoint", str(folder / "best"), "--out", str(tmp_path),
-                "--name", "again"])
-    ours, again = (json.loads((tmp_path / f"at2po/{name}/eval_test.json").read_text())
-                   for name in ("kept", "again"))
-    assert [p["answer"] for p in ours["predictions"]] == [p["answer"] for p in again["predictions"]]
-
-
-def test_keeping_the_best_needs_a_set_that_chooses():
-    with pytest.raises(SystemExit, match="--keep-data dev needs --eval-every"):
-        at2po.parse_args(["--keep-data", "dev", "--eval-every", "0"])
-    split = world_split("train", questions=4)
-    cfg = at2po.parse_args(["--keep-data", "dev", "--eval-limit", "3"])
-    chooser = keep_best.set_that_chooses(cfg, cfg.keep_data, split)
-    assert chooser.name == "dev" and len(chooser.questions) == 3

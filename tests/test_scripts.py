@@ -211,7 +211,7 @@ def guard_rows(tmp_path):
     ]
 
 
-def test_an_update_that_is_not_finite_is_skipped_and_kept(tmp_path, monkeypatch, capsys):
+def test_an_update_that_is_not_finite_is_skipped(tmp_path, monkeypatch, capsys):
     real, calls = at2po.policy_loss, []
 
     def sometimes_nan(*args):
@@ -229,8 +229,6 @@ def test_an_update_that_is_not_finite_is_skipped_and_kept(tmp_path, monkeypatch,
         and row["train/updates"] >= 1
     )
     assert "guard not_finite" in capsys.readouterr().out
-    kept = load_file(str(next((tmp_path / "at2po/a").glob("nonfinite_step1_1_*.safetensors"))))
-    assert kept["input_ids"].shape == kept["advantages"].shape and kept["advantages"].abs().max() > 0
     weights = load_file(str(tmp_path / "at2po/a/checkpoint/model.safetensors"))
     assert all(torch.isfinite(w).all() for w in weights.values())
 

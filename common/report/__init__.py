@@ -36,14 +36,13 @@ def steps_of(folder):
 
 
 def evaluations(folder, when=""):
-    """{set: {"summary", "predictions"}} of its final evaluations, or of those `when` ("before", "step10";
-    "last": by the set of --keep-data)."""
+    """{set: {"summary", "predictions"}} of its final evaluations, or of those `when` ("before", "step10")."""
     name = committed.name_of(folder)
     if name:
         return committed.evaluations(name, when or "after")
     found = {}
     for file in sorted(Path(folder).glob("eval_*.json"), key=lambda file: file.stem):
-        parts = re.fullmatch(r"eval_(.*?)(_(before|last|step\d+))?\.json", file.name)
+        parts = re.fullmatch(r"eval_(.*?)(_(before|step\d+))?\.json", file.name)
         name, _, suffix = parts.groups()
         if (suffix or "") == when:
             found[name] = read_evaluation(file)
