@@ -248,7 +248,7 @@ class OneWeight(torch.nn.Module):
         self.logprob = torch.nn.Parameter(torch.tensor(-.5))
         self.trained_tokens = 0
 
-    def token_logprobs(self, model, batch, temperature=1.0, backend="auto", hidden=None):
+    def token_logprobs(self, model, batch, temperature=1.0, hidden=None):
         """What stands around the model's forward pass: the mask before it, and behind it (B, T) of the
         log-probs of its distinct tokens, all of which are the one weight."""
         block_mask(batch.end, padded_length(batch.end.shape[1]))

@@ -232,13 +232,6 @@ class TransformersEngine:
     def busy(self):
         return bool(self.waiting or self.active)
 
-    def longest(self):
-        """What the progress line says of the longest turn that is being sampled."""
-        if not self.active:
-            return ""
-        r = max(self.active, key=lambda r: len(r.token_ids))
-        return f"longest {len(r.token_ids):,} of {r.max_tokens:,} tokens"
-
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
         """temperature 0 is greedy."""
         if not prompt_ids or max_tokens < 1:

@@ -99,12 +99,10 @@ class Progress:
         if self.status:
             self.status.stop()
 
-    def __call__(self, done, total, note=""):
-        """total: 0 = not known. note: what else there is to say."""
+    def __call__(self, done, total):
+        """total: 0 = not known."""
         now = time.time()
         line = f"{self.what}: {done}{total and f'/{total}' or ''}, {clock(now - self.began)}"
-        if note:
-            line += f", {note}"
         if total and done and not self.at_once:
             left = (now - self.began) * (total - done) / done
             line += f", {clock(left)} left"

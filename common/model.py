@@ -371,26 +371,24 @@ def _is_plain(model, batch):
     return logits < 2**28
 
 
-def token_logprobs(model, batch, temperature=1.0, backend="auto", hidden=None):
+def token_logprobs(model, batch, temperature=1.0, hidden=None):
     """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing.
 
-    batch: rollout.Batch.
-    backend: of kernels/turn_logprob.py; "auto" = triton where there is CUDA.
-    hidden: hidden_states of the batch, where they were computed already."""
+    batch: rollout.Batch. hidden: hidden_states of the batch, where they were computed already."""
     if hidden is None and _is_plain(model, batch):
         model.train(torch.is_grad_enabled())  # as in hidden_states
         vocabulary = getattr(model, "vocabulary", None)
         return plain_token_logprobs(model, batch.trajectories, temperature, vocabulary)
-    return by_token(_of_sampled(model, batch, temperature, backend, hidden).logprobs, batch)
+    return by_token(_of_sampled(model, batch, temperature, hidden).logprobs, batch)
 
 
 @torch.no_grad()
-def token_entropies(model, batch, temperature=1.0, backend="auto", hidden=None):
+def token_entropies(model, batch, temperature=1.0, hidden=None):
     """Entropy of the distribution that every sampled token was drawn from, (B, T) in nats; 0 elsewhere."""
-    return by_token(_of_sampled(model, batch, temperature, backend, hidden, entropy=True).entropy, batch)
+    return by_token(_of_sampled(model, batch, temperature, hidden, entropy=True).entropy, batch)
 
 
-def _of_sampled(model, batch, temperature, backend, hidden, entropy=False):
+def _of_sampled(model, batch, temperature, hidden, entropy=False):
     """turn_logprob of the batch's R distinct sampled tokens."""
     return turn_logprob(
         hidden_states(model, batch) if hidden is None else hidden,
@@ -399,7 +397,6 @@ def _of_sampled(model, batch, temperature, backend, hidden, entropy=False):
         rows=batch.predecessor,
         temperature=temperature,
         entropy=entropy,
-        backend=backend,
     )
 
 

@@ -40,7 +40,7 @@ def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
 
 
 def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", temperature=1.0,
-            backend="auto", entropies=False):
+            entropies=False):
     """[Batch] with old_logprobs, of the weights that sampled them (call it before any update), and, unless
     `reference` is None, ref_logprobs; where asked for, entropies too. Trajectories carry their advantages
     already."""
@@ -48,12 +48,12 @@ def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", t
     for batch in batches:
         with torch.no_grad():
             hidden = hidden_states(model, batch) if entropies else None
-            batch.old_logprobs = token_logprobs(model, batch, temperature, backend, hidden)
+            batch.old_logprobs = token_logprobs(model, batch, temperature, hidden)
             if entropies:
-                batch.entropies = token_entropies(model, batch, temperature, backend, hidden)
+                batch.entropies = token_entropies(model, batch, temperature, hidden)
             if reference is not None:
                 with reference_weights(model, reference) as frozen:
-                    batch.ref_logprobs = token_logprobs(frozen, batch, temperature, backend)
+                    batch.ref_logprobs = token_logprobs(frozen, batch, temperature)
     return batches
 
 
