@@ -114,7 +114,7 @@ def test_em_along_a_run_is_a_mean_over_tokens_whatever_its_steps(tmp_path):
 def asked(monkeypatch):
     """The commands that a table would run, as (run folder, command), and what it shows."""
     found = []
-    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: found.extend(commands))
+    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: found.extend(commands.items()))
     monkeypatch.setattr(ladder, "show", lambda path, title, recipe, methods: found.append((path, methods)))
     return found
 
@@ -220,7 +220,7 @@ def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
     sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
     failing = [sys.executable, "-c", "import sys; sys.exit('error: no such thing')"]
     with pytest.raises(RunError, match="bad failed .error: no such thing.*bad.log"):
-        ladder.all_at_once([(tmp_path / "good", sleeping), (tmp_path / "bad", failing)], 2)
+        ladder.all_at_once({tmp_path / "good": sleeping, tmp_path / "bad": failing}, 2)
 
 
 @pytest.mark.parametrize("table, labels", [("table1", 4), ("table2", 12), ("table4", 7)])
