@@ -1222,7 +1222,7 @@ async def answer_directly(policy, question, cfg, kept):
     prompt_ids = chat.render_chat(tokenizer, [("user", chat.Foreign(question.question))])
     prompt_ids += opening(tokenizer, cfg.think)
     key = str(stable_seed(question.id, prompt_ids))
-    if not kept.get(key):
+    if key not in kept.known:
         g = await policy.engine.generate(
             prompt_ids,
             stop=(),
@@ -1231,7 +1231,7 @@ async def answer_directly(policy, question, cfg, kept):
             seed=stable_seed(cfg.seed, "direct", question.id),
         )
         kept.add({"key": key, "ids": g.token_ids, "logprobs": g.logprobs, "stop_reason": g.stop_reason})
-    row = kept.get(key)
+    row = kept.known[key]
     text = rollout.sampled_text(tokenizer, row["ids"], row["stop_reason"])
     turn = Turn(row["ids"], row["logprobs"], row["stop_reason"], text)
     said = THOUGHT.sub("", text).partition("<think>")[0].strip()  # (a thought that was cut off is no answer)

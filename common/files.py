@@ -69,12 +69,11 @@ def clock(seconds):
     >>> clock(42), clock(188), clock(7500)
     ('42s', '3m08s', '2h05m')
     """
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds}s"
-    if seconds < 3600:
-        return f"{seconds // 60}m{seconds % 60:02d}s"
-    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{seconds:02d}s" if minutes else f"{seconds}s"
 
 
 class Progress:
@@ -82,11 +81,11 @@ class Progress:
 
     at_once: its parts run side by side: the time left is not guessed. live=False: never a live line; then it
     need not be entered."""
+    every = 20.0
 
-    def __init__(self, what, every=20.0, at_once=False, live=True):
+    def __init__(self, what, at_once=False, live=True):
         self.at_once = at_once
         self.what = what
-        self.every = every
         self.began = self.said = time.time()
         self.status = console.status(what) if live and console.is_terminal else None
 
@@ -254,16 +253,11 @@ class Keyed:
         self.known = {row["key"]: row for row in self.lines.rows}
         self.lock = threading.Lock()
 
-    def get(self, key):
-        return self.known.get(key)
-
     def of(self, key, make):
         """The row of a key: that on file, or make() -> dict, which is then there."""
-        row = self.get(key)
-        if row is None:
-            row = {"key": key} | make()
-            self.add(row)
-        return row
+        if key not in self.known:
+            self.add({"key": key} | make())
+        return self.known[key]
 
     def add(self, row):
         with self.lock:
