@@ -28,16 +28,15 @@ def save(folder, model, tokenizer, optimizer, state):
 
     A failed save leaves the old one as it was. Of several ranks the first writes what all gather: whole
     tensors, as one process has them."""
-    moments = weights = None
-    if optimizer is not None:
-        moments = distributed.collect(_moments(model, optimizer))
+    moments = distributed.collect(_moments(model, optimizer))
+    weights = None
     if distributed.world() > 1:
         weights = distributed.collect(model.state_dict(keep_vars=True))
     distributed.once(_write, Path(folder), model, weights, tokenizer, moments, state)
 
 
 def _write(folder, model, weights, tokenizer, moments, state):
-    """weights: whole, where those of the model are cut; moments: of the optimizer, or None."""
+    """weights: whole, where those of the model are cut."""
     new = folder.with_name(folder.name + ".new")
     old = folder.with_name(folder.name + ".old")
     try:
@@ -48,8 +47,7 @@ def _write(folder, model, weights, tokenizer, moments, state):
         else:
             model.save_pretrained(new, state_dict=weights)
         tokenizer.save_pretrained(new)
-        if moments is not None:
-            save_file(moments, str(new / "optimizer.safetensors"))
+        save_file(moments, str(new / "optimizer.safetensors"))
         digests = {str(file.relative_to(new)): _digest(file) for file in _files(new)}
         digests.pop("README.md", None)  # adapters come with one, and the card of the run replaces it
         weights = sum(p.numel() for p in model.parameters())

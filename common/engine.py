@@ -183,7 +183,6 @@ class TransformersEngine:
         self.cache = None
         self.pieces = {}                     # token id -> its text, for stop strings
         self.sampled_tokens = 0
-        self.prefilled_tokens = 0
         self.reused_tokens = 0
         self.sync(model)
 
@@ -234,15 +233,11 @@ class TransformersEngine:
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
         """temperature 0 is greedy."""
-        if not prompt_ids or max_tokens < 1:
-            raise ValueError("generate needs a prompt and max_tokens >= 1, "
-                             f"got {len(prompt_ids)} ids and {max_tokens}")
         self.asked = self.asked or (list(prompt_ids), tuple(stop))
         future = asyncio.get_running_loop().create_future()
-        random = np.random.Generator(np.random.Philox(seed))
-        uniforms = random.random(max_tokens)
-        request = _Request(list(prompt_ids), tuple(stop), max_tokens, temperature, uniforms, future)
-        self.waiting.append(request)
+        uniforms = np.random.Generator(np.random.Philox(seed)).random(max_tokens)
+        self.waiting.append(
+            _Request(list(prompt_ids), tuple(stop), max_tokens, temperature, uniforms, future))
         return await future
 
     @torch.no_grad()
@@ -253,12 +248,9 @@ class TransformersEngine:
         self._make_room()
         hidden = []
         if self.active:
-            ids = [[r.token_ids[-1]] for r in self.active]
-            ids = torch.tensor(ids, device=self.device)
-            start = [r.length - 1 for r in self.active]
-            start = torch.tensor(start, device=self.device)
-            rows = slice(0, len(self.active))
-            hidden.append(self._forward(rows, ids, start)[:, 0])
+            ids = torch.tensor([[r.token_ids[-1]] for r in self.active], device=self.device)
+            start = torch.tensor([r.length - 1 for r in self.active], device=self.device)
+            hidden.append(self._forward(slice(0, len(self.active)), ids, start)[:, 0])
         if self.waiting:
             hidden += self._admit()
         if hidden:
@@ -299,21 +291,16 @@ class TransformersEngine:
         self._reserve(rows.stop, int(start.max()) + width)
         cache.view(rows, start, width)
         column = torch.arange(cache.end, device=self.device)
-        mask = column <= cache.position[:, None, :, None]                     # (n, 1, width, end)
-        return self._decode(cache, ids, mask, cache.position)
-
-    def _decode(self, cache, ids, mask, positions):
-        """The decoder's last hidden states, with our attention over what the cache hands it."""
         decoder = self.sampler.get_decoder()
         config = decoder.config
         training_attention = config._attn_implementation
-        config._attn_implementation = "grouped"
+        config._attn_implementation = "grouped"  # over what the cache hands it
         try:
             with computing(self.model):
                 output = decoder(
                     input_ids=ids,
-                    attention_mask=mask,
-                    position_ids=positions,
+                    attention_mask=column <= cache.position[:, None, :, None],    # (n, 1, width, end)
+                    position_ids=cache.position,
                     past_key_values=cache,
                     use_cache=True,
                 )
@@ -347,9 +334,7 @@ class TransformersEngine:
         for row, (ids, (known, kv)) in enumerate(zip(unique, found, strict=True), first):
             if known:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
-            repeats = len(unique[ids]) - 1
-            self.prefilled_tokens += len(ids) - known
-            self.reused_tokens += known + len(ids) * repeats
+            self.reused_tokens += known + len(ids) * (len(unique[ids]) - 1)
         last = torch.cat([
             self._read(first + rows.start, suffixes[rows], start[rows]) for rows in prefills(suffixes)
         ])                                                                    # (n, H)
@@ -367,8 +352,7 @@ class TransformersEngine:
     def _read(self, row, suffixes, start):
         """The last hidden states (n, H) of prompts from their own `start` on, in the slots from `row` on."""
         width = max(map(len, suffixes))
-        padded = [list(s) + [0] * (width - len(s)) for s in suffixes]
-        ids = torch.tensor(padded, device=self.device)
+        ids = torch.tensor([[*s, *[0] * (width - len(s))] for s in suffixes], device=self.device)
         start = torch.tensor(start, device=self.device)
         hidden = self._forward(slice(row, row + len(suffixes)), ids, start)
         at = torch.tensor([len(s) - 1 for s in suffixes])
@@ -378,13 +362,11 @@ class TransformersEngine:
         """Appends one token to each request, from the last hidden states (n, H)."""
         logits = self._logits(hidden.to(self.cache_dtype))                    # (n, V), fp32 as in training
         V = logits.shape[1]
-        temperature = [r.temperature or 1.0 for r in requests]
-        temperature = torch.tensor(temperature, device=self.device)
+        temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=self.device)
         logprobs = torch.log_softmax(logits / temperature[:, None], -1)
         token = logits.argmax(-1)
         if any(r.temperature for r in requests):
-            greedy = [r.temperature == 0 for r in requests]
-            greedy = torch.tensor(greedy, device=self.device)
+            greedy = torch.tensor([r.temperature == 0 for r in requests], device=self.device)
             cumulative = logprobs.double().exp().cumsum(-1)                   # float64: V may be 150,000
             uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
             uniforms = torch.tensor(uniforms, device=self.device, dtype=torch.double)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import baselines, checkpoint, data, files, retriever, rollout, splits
+from common import baselines, checkpoint, data, files, retriever, rollout, splits, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
@@ -705,7 +705,8 @@ def test_flipped_bytes_are_seen_wherever_a_checkpoint_of_ours_is_used(tmp_path, 
 def test_a_checkpoint_with_files_in_folders_is_saved_and_checked(tmp_path, qwen):
     model, tokenizer = models.load_policy(str(qwen))
     tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": tokenizer.chat_template}
-    checkpoint.save(tmp_path / "c", model, tokenizer, None, {"step": 1})
+    optimizer = training.make_optimizer(model, 1e-3)
+    checkpoint.save(tmp_path / "c", model, tokenizer, optimizer, {"step": 1})
     names = checkpoint.read_state(tmp_path / "c")["sha256"]
     assert any("/" in name for name in names) and "model.safetensors" in names
 

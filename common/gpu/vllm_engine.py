@@ -255,7 +255,6 @@ class VllmEngine:
         self.llm = self.vllm.llm
         self.futures = {}                    # name of a request -> who waits for it
         self.sampled_tokens = 0
-        self.prefilled_tokens = 0
         self.reused_tokens = 0
         compare = functools.partial(compare_names, names=list(own_parameters(model)))
         dropped, unfilled = self.llm.apply_model(compare)[0]
@@ -346,10 +345,8 @@ class VllmEngine:
                 continue
             generation = self._generation(result.outputs[0])
             future.set_result(generation)
-            cached = result.num_cached_tokens or 0
             self.sampled_tokens += len(generation.token_ids)
-            self.reused_tokens += cached
-            self.prefilled_tokens += len(result.prompt_token_ids) - cached
+            self.reused_tokens += result.num_cached_tokens or 0
 
     @staticmethod
     def _generation(output):
