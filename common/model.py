@@ -69,15 +69,14 @@ def default_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointing="off", precision="auto",
+def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointing="auto", precision="auto",
                frozen=False):
     """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights.
 
     lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
     attention: dense (scaled dot products and a mask) | tree (common/gpu/tree_attention.py) | auto = tree on a
         GPU, unless the heads are too narrow for it.
-    gradient_checkpointing: recompute activations in backward, a layer at a time;
-        auto = where there is a GPU, whose memory is small.
+    gradient_checkpointing: on | off: recompute activations in backward; auto = on a GPU.
     precision: of the products, fp32 | bf16 | auto = bf16 on a GPU.
     frozen: nothing is trained. What is not (a frozen model, the base below adapters) is held in bf16 where
         the products are."""
@@ -100,14 +99,8 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         raise load_error(name, error) from error
     if lora and not hasattr(model, "peft_config"):
         from peft import LoraConfig, get_peft_model
-        adapters = LoraConfig(
-            r=lora,
-            lora_alpha=2 * lora,
-            lora_dropout=0.0,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
-        model = get_peft_model(model, adapters)
+        model = get_peft_model(model, LoraConfig(
+            r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM"))
     if gradient_checkpointing == "on" or gradient_checkpointing == "auto" and device != "cpu":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _refuse_unknown_parts(name, model)
@@ -117,17 +110,13 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         flex()
         model.set_attn_implementation("tree")
     model.in_bf16 = in_bf16
-    model = _aligned(model.to(device))
-    return model.requires_grad_(False) if frozen else model
-
-
-def _aligned(model):
-    """The model with its weights where PyTorch puts its own, at multiples of 64 bytes. Those of a file lie
-    anywhere; a CPU then adds in another order, and a resumed run differs in the last digits."""
+    model = model.to(device)
+    # PyTorch puts its own weights at multiples of 64 bytes, and those of a file lie anywhere; a CPU then adds
+    # in another order, and a resumed run differs in the last digits
     for p in model.parameters():
         if p.data_ptr() % 64:
             p.data = p.data.clone()
-    return model
+    return model.requires_grad_(False) if frozen else model
 
 
 def remove_dropout(name, model):
@@ -136,12 +125,11 @@ def remove_dropout(name, model):
     configs = [model.config, model.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
     removed = set()
     for holder in (*model.modules(), *configs):
-        of_module = isinstance(holder, torch.nn.Dropout)
         for field, value in list(vars(holder).items()):
-            is_rate = "drop" in field or of_module and field == "p"
+            is_rate = "drop" in field or field == "p" and isinstance(holder, torch.nn.Dropout)
             if is_rate and isinstance(value, float) and value > 0:
                 setattr(holder, field, 0.0)
-                removed.add("dropout" if of_module else field)
+                removed.add("dropout" if field == "p" else field)
     if removed:
         say(f"{name}: set to 0 here: {', '.join(sorted(removed))}")
 
@@ -174,8 +162,7 @@ def computing(model):
 
 
 def _refuse_unknown_parts(name, model):
-    """What no probe of a few tokens would show: the head's parts that start at zero, and what differs behind
-    the first thousands of tokens alone."""
+    """What no probe of a few tokens would show."""
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None or hasattr(head, "base_layer"):
         raise ModelError(f"{name}: its head has a bias or an adapter; token_logprobs knows plain linear "
@@ -286,13 +273,11 @@ def end_of_sequence(model, tokenizer):
 
 
 def describe(name, model):
-    """One line: size, place, and GB of weights, gradients and Adam's two moments;
-    activations and the prefix cache come on top."""
+    """One line: size, place, and GB of weights, gradients and Adam's two moments."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    gigabytes = (weights + 12 * trained) / 1e9
     return (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
-            f"{gigabytes:.2f} GB with gradients and optimizer")
+            f"{(weights + 12 * trained) / 1e9:.2f} GB with gradients and optimizer")
 
 
 # ---------------------------------------------------------------- log-probs

@@ -79,11 +79,10 @@ def load_policy(cfg, source, trains=True, frozen=0, longest=8192):
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     memory.check(cfg, source, frozen, longest, trains)
-    how = {"gradient_checkpointing": "auto", "precision": cfg.precision}
     whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
-    if not trains:
-        how["frozen"] = not whole  # vLLM computes, and in its own precision
-    model, tokenizer = models.load_policy(source, lora, **how)
+    # what vLLM samples and nothing trains is held in its precision
+    model, tokenizer = models.load_policy(
+        source, lora, precision=cfg.precision, frozen=not trains and not whole)
     say(models.describe(source, model))
     if trains and not whole:
         distributed.shard(model)

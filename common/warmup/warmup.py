@@ -180,7 +180,7 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
         folder.start = checkpoint_of(folder, recipe["save_every"])
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
-        folder.start or str(source), cfg.lora, gradient_checkpointing="auto", precision=cfg.precision)
+        folder.start or str(source), cfg.lora, precision=cfg.precision)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
         lines = []  # for somebody who looks
