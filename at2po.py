@@ -751,7 +751,10 @@ def reproduce(cfg):
             before = evaluate_now("_before")
             guards.look_at_start(before, warn)
         train(cfg, folder, policy, reference, split, evaluate_now)
-        report.show_results(folder, before, evaluate_now(), AVERAGES)
+        report.show_averages(before, AVERAGES)
+        report.show_averages(evaluate_now(), AVERAGES)
+        compared = {"before": [(folder.path, "before")], "after": [folder.path]}
+        report.method_table(None, str(folder.path), compared, "before", means=False)
 
 
 def parse_args(argv=None):

@@ -15,7 +15,7 @@ import pandas as pd
 
 from common import committed, guards
 from common.files import read_evaluation, read_json, read_jsonl, say, table, warn, write_json
-from common.metrics import bootstrap_interval, paired_difference, seed_interval, summarize
+from common.metrics import bootstrap_interval, seed_interval, summarize
 
 # ---------------------------------------------------------------- reading
 
@@ -199,51 +199,12 @@ def summary_line(name, summary):
 
 # ---------------------------------------------------------------- one run
 
-def pool(results, groups):
-    """{label: {"summary", "predictions"}} of all questions of the sets in each group {label: set names}:
-    an average weighted by questions. A group of which fewer than two sets are there has none."""
-    pooled = {}
+def show_averages(results, groups):
+    """A line for each average over several sets {label: set names}, weighted by questions."""
     for label, names in groups.items():
         there = [results[name]["predictions"] for name in names if name in results]
         if len(there) > 1:
-            rows = list(itertools.chain(*there))
-            pooled[label] = {"summary": summarize(rows), "predictions": rows}
-    return pooled
-
-
-def show_averages(results, groups):
-    """A line for each average over several sets."""
-    for label, result in pool(results, groups).items():
-        say(summary_line(label, result["summary"]))
-
-
-def show_results(folder, before, after, groups):
-    """The table of a run: {set: {"summary", "predictions"}} before and after, paired on the same questions.
-    groups: {label: sets} whose averages are the last rows."""
-    before = before | pool(before, groups)
-    after = after | pool(after, groups)
-    header = [
-        "set", "n", "EM before", "EM after", "difference (paired)", "format", "F1", "searches", "tokens"]
-    rows = []
-    moved = []
-    for name, b in before.items():
-        old, new = b["summary"], after[name]["summary"]
-        both = [[row["em"] for row in result["predictions"]] for result in (b, after[name])]
-        gain = paired_difference(*both)
-        moved.append(f"What moved: EM on {name} {signed(gain)}, {new['n']} questions: {verdict(gain)}.")
-        rows.append([
-            name,
-            new["n"],
-            interval(old),
-            interval(new),
-            signed(gain),
-            f"{new['format']:.2f}",
-            f"{new['f1']:.3f}",
-            f"{old['searches']:.2f} → {new['searches']:.2f}",
-            f"{old['tokens']:.0f} → {new['tokens']:.0f}",
-        ])
-    show(f"{folder.path}: before and after, 95 % intervals", header, rows)
-    say("\n".join(moved))
+            say(summary_line(label, summarize(list(itertools.chain(*there)))))
 
 
 # ---------------------------------------------------------------- methods, stages or runs
@@ -321,7 +282,7 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
             (rows if len(names) == 1 else averages).append(line)
             if gain:
                 of = f"{score} on {line[1]} against {other}"
-                moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
+                moved.setdefault(of, {}).setdefault(verdict(gain), []).append(f"{label} {signed(gain)}")
     rows += averages
     if not rows:
         return warn(f"{title}: no evaluation with {key!r}, no table")
