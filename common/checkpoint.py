@@ -105,12 +105,6 @@ def _sha256(path, *_stamp):
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def check_files(folder):
-    """ModelError where a folder is a checkpoint whose files are not those that were saved."""
-    if (Path(folder) / "trainer.json").exists():
-        read_state(folder)
-
-
 def read_state(folder):
     """trainer.json of a checkpoint;
     ModelError where it is damaged, or another of its files is not as it was saved."""

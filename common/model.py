@@ -44,7 +44,8 @@ def find_model(name):
     if folder.is_dir() and not any(f.exists() for f in configs):
         raise ModelError(f"{name}: a folder without config.json: no model in Hugging Face form "
                          "(config.json, *.safetensors, tokenizer files)")
-    checkpoint.check_files(found)
+    if (folder / "trainer.json").exists():
+        checkpoint.read_state(folder)
     return found
 
 

@@ -135,17 +135,16 @@ def tell(cfg, steps):
     folders = [folder.path for folder in opened if "name" in folder.config]  # no warm-up
     if not folders:
         return
-    stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
-    asked = f"{cfg.eval_limit or 'all'} questions of each test set"
-    plan = f"{asked}, at most {steps} steps of training, the same questions again"
-    if cfg.eval_only:
-        plan = asked
-    elif len(stages) > 1:
+    plan = f"{cfg.eval_limit or 'all'} questions of each test set"
+    where = folders[0]
+    if len(folders) > 1:
+        stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
         plan = f"{len(stages)} stages, each evaluated at its end: {', '.join(stages)}"
+        where = f"{where.parent}/{cfg.name}-*"
+    elif not cfg.eval_only:
+        plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
-    where = folders[0] if len(folders) == 1 else f"{folders[0].parent}/{cfg.name}-*"
-    grows = "" if cfg.eval_only else "metrics.jsonl grows, "
-    say(f"Where to look: {where} ({grows}trajectories.html comes at the end).")
+    say(f"Where to look: {where} (metrics.jsonl grows, trajectories.html comes at the end).")
 
 
 def changed(cfg):

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -133,16 +134,14 @@ def _pack_head_again(vllm_model):
 
 # ---------------------------------------------------------------- the process's vLLM
 
+@dataclass(eq=False)
 class _Running:
-    """The process's vLLM. `digest` says for which architecture, tokenizer and options it was started,
-    `holder` is the engine whose weights it has, `numbers` name its requests."""
-
-    def __init__(self, digest, llm):
-        self.digest = digest
-        self.llm = llm
-        self.holder = None
-        self.asleep = False
-        self.numbers = itertools.count()
+    """The process's vLLM."""
+    digest: str          # of the architecture, tokenizer and options that it was started for
+    llm: object
+    holder: object = None    # the engine whose weights it has
+    asleep: bool = False
+    numbers: object = field(default_factory=itertools.count)    # names of its requests
 
 
 def _start(model, tokenizer, options):
