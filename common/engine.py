@@ -235,9 +235,10 @@ class TransformersEngine:
         """temperature 0 is greedy."""
         self.asked = self.asked or (list(prompt_ids), tuple(stop))
         future = asyncio.get_running_loop().create_future()
-        uniforms = np.random.Generator(np.random.Philox(seed)).random(max_tokens)
-        self.waiting.append(
-            _Request(list(prompt_ids), tuple(stop), max_tokens, temperature, uniforms, future))
+        random = np.random.Generator(np.random.Philox(seed))
+        uniforms = random.random(max_tokens)
+        request = _Request(list(prompt_ids), tuple(stop), max_tokens, temperature, uniforms, future)
+        self.waiting.append(request)
         return await future
 
     @torch.no_grad()
@@ -248,9 +249,12 @@ class TransformersEngine:
         self._make_room()
         hidden = []
         if self.active:
-            ids = torch.tensor([[r.token_ids[-1]] for r in self.active], device=self.device)
-            start = torch.tensor([r.length - 1 for r in self.active], device=self.device)
-            hidden.append(self._forward(slice(0, len(self.active)), ids, start)[:, 0])
+            ids = [[r.token_ids[-1]] for r in self.active]
+            ids = torch.tensor(ids, device=self.device)
+            start = [r.length - 1 for r in self.active]
+            start = torch.tensor(start, device=self.device)
+            rows = slice(0, len(self.active))
+            hidden.append(self._forward(rows, ids, start)[:, 0])
         if self.waiting:
             hidden += self._admit()
         if hidden:
@@ -334,7 +338,8 @@ class TransformersEngine:
         for row, (ids, (known, kv)) in enumerate(zip(unique, found, strict=True), first):
             if known:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
-            self.reused_tokens += known + len(ids) * (len(unique[ids]) - 1)
+            repeats = len(unique[ids]) - 1
+            self.reused_tokens += known + len(ids) * repeats
         last = torch.cat([
             self._read(first + rows.start, suffixes[rows], start[rows]) for rows in prefills(suffixes)
         ])                                                                    # (n, H)
@@ -352,7 +357,8 @@ class TransformersEngine:
     def _read(self, row, suffixes, start):
         """The last hidden states (n, H) of prompts from their own `start` on, in the slots from `row` on."""
         width = max(map(len, suffixes))
-        ids = torch.tensor([[*s, *[0] * (width - len(s))] for s in suffixes], device=self.device)
+        padded = [list(s) + [0] * (width - len(s)) for s in suffixes]
+        ids = torch.tensor(padded, device=self.device)
         start = torch.tensor(start, device=self.device)
         hidden = self._forward(slice(row, row + len(suffixes)), ids, start)
         at = torch.tensor([len(s) - 1 for s in suffixes])
@@ -362,11 +368,13 @@ class TransformersEngine:
         """Appends one token to each request, from the last hidden states (n, H)."""
         logits = self._logits(hidden.to(self.cache_dtype))                    # (n, V), fp32 as in training
         V = logits.shape[1]
-        temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=self.device)
+        temperature = [r.temperature or 1.0 for r in requests]
+        temperature = torch.tensor(temperature, device=self.device)
         logprobs = torch.log_softmax(logits / temperature[:, None], -1)
         token = logits.argmax(-1)
         if any(r.temperature for r in requests):
-            greedy = torch.tensor([r.temperature == 0 for r in requests], device=self.device)
+            greedy = [r.temperature == 0 for r in requests]
+            greedy = torch.tensor(greedy, device=self.device)
             cumulative = logprobs.double().exp().cumsum(-1)                   # float64: V may be 150,000
             uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
             uniforms = torch.tensor(uniforms, device=self.device, dtype=torch.double)

@@ -60,7 +60,10 @@ def main(argv=None):
     parser.add_argument(
         "--score", default="em", help="what the tables compare: em, f1, or another number of the predictions")
     parser.add_argument(
-        "--page", nargs="?", const="comparison.html", default="",
+        "--page",
+        nargs="?",
+        const="comparison.html",
+        default="",
         help="also a page with the questions of all runs side by side and the table; the runs come before it")
     args = parser.parse_args(argv)
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
