@@ -174,7 +174,7 @@ def all_at_once(commands, most):
 # ---------------------------------------------------------------- the table
 
 def show(path, title, recipe, methods):
-    """report.method_table of {row: {seed: run folder}}, and <path>-curves.png of the recipe's `curves`."""
+    """report.method_table of {row: {seed: run folder}}, and their curves."""
     rows = recipe["rows"]
     shown = {}
     minus = {}
@@ -193,12 +193,7 @@ def show(path, title, recipe, methods):
         return printed if names == list(report.read_run(first).sets) else ""
 
     report.method_table(path, title, shown, minus, paper, recipe["columns"], means="sets" not in recipe)
-    if "curves" in recipe:
-        runs = {}
-        for label, seeds in methods.items():
-            runs[label] = [report.with_evaluations(folder) for folder in seeds.values()]
-        panels = {name: {key: name} for name, key in recipe["curves"].items()}
-        report.draw_curves(runs, f"{path}-curves.png", title, panels, recipe.get("x", "step"))
+    report.draw_methods(path, title, {label: list(seeds.values()) for label, seeds in methods.items()})
 
 
 def show_stages(script, path, own):
@@ -214,13 +209,12 @@ def show_stages(script, path, own):
     for stage in rows:
         folder = stage_of(path, stage)
         if list(folder.glob("eval_*.json")):
-            methods[stage] = [folder]
+            methods[stage] = {"": folder}
     if methods:
         minus = "base" if "base" in methods else own[0]
         recipe = {"columns": recipe["columns"], "sets": recipe["sets"], "minus": minus}
         recipe["rows"] = {stage: rows[stage] for stage in methods}
-        show(path, f"{script} {path.name}", recipe, {stage: {"": made[0]} for stage, made in methods.items()})
-        report.draw_methods(path, path.name, methods)
+        show(path, f"{script} {path.name}", recipe, methods)
 
 
 def main(argv=None):

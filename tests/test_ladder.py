@@ -37,6 +37,7 @@ def finished(folder, ems, before, steps):
     (folder / "eval_test_before.json").write_text(json.dumps(result(before)))
     (folder / "config.json").write_text("{}")
     (folder / "trajectories.html").write_text("")
+    (folder / "metrics.json").write_text(json.dumps({"reward/mean": ["mean reward", "reward", "", ""]}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
 
 
@@ -47,7 +48,7 @@ def lines_of(path):
 
 def small_table(tmp_path):
     """({row: {seed: folder}}, recipe) of three methods over two seeds."""
-    steps = [{"step": n, "rollout/tokens": 100, "rollout/tokens_total": 100 * n, "reward/em": .1 * n,
+    steps = [{"step": n, "rollout/tokens": 100, "rollout/tokens_total": 100 * n, "reward/mean": .1 * n,
               "rollout/entropy": 1 / n, "train/clip_fraction": .2, "train/ratio_max": n, "reward/format": 1.0,
               "rollout/flat_groups": .5} for n in (1, 2, 3, 4)]
     steps[1]["eval/em"] = .25
@@ -248,7 +249,6 @@ def test_the_committed_runs_give_the_printed_table(tmp_path):
         _, found = ladder.jobs_of(recipe, ROOT / "results/hard/at2po", "tables", seed, [])
         for label, folder in found.items():
             folders.setdefault(label, {})[seed] = folder
-    del recipe["curves"]
     ladder.show(tmp_path / "x", "x", recipe, folders)
     lines = {line["method"]: line for line in lines_of(tmp_path / "x-table.json")}
     assert len(lines) == 5

@@ -7,8 +7,8 @@ together, so the larger one counts. What PyTorch rounds up and leaves unused com
 
 import functools
 import sys
-from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 import transformers
@@ -25,8 +25,7 @@ REMEDIES = ("--lora 64 (adapters on a frozen base), --optimizer adamw8bit (a qua
             "smaller --micro-tokens or --cache-gb, more GPUs (torchrun --nproc-per-node N)")
 
 
-@dataclass
-class Estimate:
+class Estimate(NamedTuple):
     """Bytes by what they are for."""
     held: dict       # all the time
     update: dict     # beside it in an update
@@ -114,13 +113,12 @@ def check(cfg, name, frozen=0, longest=8192, trains=True):
         return
     device = default_device()
     found = estimate(shape, cfg, device, distributed.world(), frozen, longest, trains)
-    if found.peak <= have:
-        return
     parts = found.held | found.update | found.rollout
     largest = sorted(parts, key=parts.get, reverse=True)[:4]
     told = ", ".join(f"{what} {parts[what] / 1e9:.1f}" for what in largest)
     said = f"about {found.peak / 1e9:.1f} GB, here are {have / 1e9:.1f}; {told}. Try {REMEDIES}"
     sure = sum(found.held.values()) + found.update.get("gradients", 0)
-    if device == "cuda" or sure > have:
+    if sure > have or device == "cuda" and found.peak > have:
         sys.exit(f"error: {name} with these flags wants {said}")
-    warn(f"{name} may want {said}")
+    if found.peak > have:
+        warn(f"{name} may want {said}")

@@ -397,7 +397,6 @@ def summed_up(rows, keys, how):
 # ---------------------------------------------------------------- curves
 
 SHARES = ("answers", "format", "groups without spread")  # panels from 0 to 1
-AXES = {"rollout/tokens_total": "sampled tokens"}
 # of Okabe and Ito: told apart without red and green, and in print
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":", "-.")
@@ -407,13 +406,13 @@ FONT = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "axes.spines.
         "axes.spines.right": False, "svg.hashsalt": "fivehop", "svg.fonttype": "none"}
 
 
-def draw_curves(runs, path, title, panels, x="step"):
+def draw_curves(runs, path, title, panels):
     """Curves of {label: [metrics rows of a seed]}: a line through the data, of several seeds through their
     mean, with a band from the lowest seed to the highest; dots = evaluations of all seeds. One run: a colour
     a key; several: a colour a run, a line style a key.
 
-    panels: {title: {key: label}}, those without data are left out. x: the key to draw them over.
-    path: ends in .png (an .svg is made beside it), .pdf or .svg."""
+    panels: {title: {key: label}}, those without data are left out. path: ends in .png (an .svg is made beside
+    it), .pdf or .svg."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -430,9 +429,9 @@ def draw_curves(runs, path, title, panels, x="step"):
         for axis in axes.flat[len(panels):]:
             axis.remove()
         for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
-            _draw_panel(plt, axis, name, keys, runs, x)
+            _draw_panel(plt, axis, name, keys, runs)
         for axis in figure.axes[-widest:]:
-            axis.set_xlabel(AXES.get(x, x))
+            axis.set_xlabel("step")
         figure.suptitle(title, x=.01, ha="left", fontsize=11)
         if len(runs) > 1:
             swatches = []
@@ -462,22 +461,20 @@ def save(figure, path):
         os.replace(unfinished, file)
 
 
-def _draw_panel(plt, axis, name, keys, runs, x="step"):
+def _draw_panel(plt, axis, name, keys, runs):
     legend = {}
     for i, seeds in enumerate(runs.values()):
         for k, (key, label) in enumerate(keys.items()):
             look = {"color": colour_of(k), "linestyle": "-"}
             if len(runs) > 1:
                 look = {"color": colour_of(i), "linestyle": STYLES[k % len(STYLES)]}
-            drawn = _curve(axis, seeds, key, x, look)
+            drawn = _curve(axis, seeds, key, look)
             if drawn:
                 colour = look["color"] if len(runs) == 1 else "grey"
                 looks = {"linestyle": drawn.get_linestyle(), "marker": drawn.get_marker(), "markersize": 4}
                 legend.setdefault(label, plt.Line2D([], [], color=colour, **looks))
     axis.set_title(name, loc="left")
     axis.locator_params(axis="x", nbins=5)
-    if axis.get_xlim()[1] > 9999:
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}k")
     axis.grid(alpha=.25)
     if name in SHARES:
         axis.set_ylim(-.02, 1.02)
@@ -488,11 +485,11 @@ def _draw_panel(plt, axis, name, keys, runs, x="step"):
         axis.legend(legend.values(), legend, frameon=False)
 
 
-def _curve(axis, seeds, key, x, look):
+def _curve(axis, seeds, key, look):
     """The line of a key, or None where no seed has it."""
     lines = []
     for rows in seeds:
-        points = {row.get(x, 0): row[key] for row in rows if row.get(key) is not None}
+        points = {row["step"]: row[key] for row in rows if row.get(key) is not None}
         if points:
             lines.append(pd.Series(points))
     if not lines:
