@@ -233,6 +233,9 @@ class TransformersEngine:
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
         """temperature 0 is greedy."""
+        if not prompt_ids or max_tokens < 1:
+            raise ValueError("generate needs a prompt and max_tokens >= 1, "
+                             f"got {len(prompt_ids)} ids and {max_tokens}")
         self.asked = self.asked or (list(prompt_ids), tuple(stop))
         future = asyncio.get_running_loop().create_future()
         random = np.random.Generator(np.random.Philox(seed))

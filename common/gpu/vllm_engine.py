@@ -303,6 +303,9 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
+        if not prompt_ids or max_tokens < 1:
+            raise ValueError("generate needs a prompt and max_tokens >= 1, "
+                             f"got {len(prompt_ids)} ids and {max_tokens}")
         if len(prompt_ids) >= self.max_length:
             raise ModelError(
                 f"--engine vllm: a prompt of {len(prompt_ids)} tokens; the model's positions, or what "
