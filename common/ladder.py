@@ -101,7 +101,8 @@ def run(script, table, seeds, name, out, shared):
         for label, folder in folders.items():
             methods.setdefault(label, {})[seed] = folder
         for job, (flags, made) in jobs.items():
-            begun = refuse_other_settings(job, made, module.parse_args(flags))
+            given = module.parse_args(flags)  # what it refuses is refused now
+            begun = refuse_other_settings(job, made, asdict(given))
             if all(map(is_done, made)):
                 done += 1
                 continue
@@ -123,12 +124,12 @@ def is_done(folder):
     return bool(whole) or committed.name_of(folder) is not None
 
 
-def refuse_other_settings(run, folders, cfg):
+def refuse_other_settings(run, folders, config):
     """Whether a run was begun; RunError if with other settings, which a table must not mix. What an older
     version did not have is not compared, nor "auto" and what the stages of a run have each for itself."""
     configs = map(report.config_of, folders)
     saved = [one for one in configs if one is not None]
-    for key, value in asdict(cfg).items():
+    for key, value in config.items():
         there = [one[key] for one in saved if key in one]
         if key in FREE or value == "auto" or not there or json.loads(json.dumps(value)) in there:
             continue
