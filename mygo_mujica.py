@@ -650,9 +650,9 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
 
         # 3. update (Eq 6), once a mini-batch, on planners and workers alike
         if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
-            row |= ratio_update(model, reference, optimizer, chosen, cfg, folder.nonfinite(step))
+            row |= ratio_update(model, reference, optimizer, chosen, cfg)
             continue
-        meter = training.Meter(keep=folder.nonfinite(step))
+        meter = training.Meter()
         parts = mini_batches(chosen, cfg.mini_batch)
         for number, part in enumerate(parts):
             fraction = before + number / len(parts) / cfg.steps  # one cosine over all iterations (ours)
@@ -666,7 +666,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
                 (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+            if meter.finite(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
         row |= team_page.update_metrics(meter, optimizer)
@@ -721,7 +721,7 @@ def sft(cfg, folder, model, optimizer, trajectories):
         rng = random.Random(stable_seed(cfg.seed, "sft", epoch))
         order = rng.sample(trajectories, len(trajectories))
         parts = mini_batches([[t] for t in order], cfg.mini_batch)
-        meter = training.Meter(keep=folder.path / f"nonfinite_epoch{epoch + 1}")
+        meter = training.Meter()
         for number, part in enumerate(parts):
             fraction = (epoch + number / len(parts)) / cfg.sft_epochs
             training.set_lr(optimizer, training.cosine_lr(fraction, 1, cfg.sft_lr, cfg.sft_lr_final))
@@ -734,7 +734,7 @@ def sft(cfg, folder, model, optimizer, trajectories):
                 (loss * b.weight).backward()
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm, batches):
+            if meter.finite(norm):
                 optimizer.step()
             optimizer.zero_grad()
         row = {"step": epoch + 1} | team_page.update_metrics(meter, optimizer)
@@ -995,7 +995,7 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     )
 
 
-def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"):
+def ratio_update(model, reference, optimizer, groups, cfg):
     """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means."""
     started = time.time()
     parts = mini_batches(groups, cfg.mini_batch)
@@ -1007,7 +1007,7 @@ def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"
             model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature))
     row = {"time/old_logprobs": time.time() - started}
     everything = [b for batches in prepared for b in batches]
-    meter = training.Meter(everything, nonfinite, cfg.sampler_correction)
+    meter = training.Meter(everything, cfg.sampler_correction)
     for part, batches in zip(parts, prepared, strict=True):
         training.set_lr(optimizer, cfg.grpo_lr)
         for b in batches:
@@ -1016,7 +1016,7 @@ def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"
             (loss * b.weight).backward()
             meter.add(loss, stats, b.weight)
         norm = training.clip_gradient(model, cfg.grad_clip)
-        if meter.finite(norm, batches):
+        if meter.finite(norm):
             optimizer.step()
         optimizer.zero_grad()
     return row | team_page.update_metrics(meter, optimizer)

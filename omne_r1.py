@@ -664,7 +664,7 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, turn_label, credit)
 
         # 5. an update for each mini-batch
-        meter = training.Meter(everything, folder.nonfinite(step), cfg.sampler_correction, cfg.epochs)
+        meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
         for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:
@@ -678,7 +678,7 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
                 (loss * b.weight).backward()
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(actor, cfg.grad_clip)
-            if meter.finite(norm, batches):     # else nothing is learned from this mini-batch
+            if meter.finite(norm):     # else nothing is learned from this mini-batch
                 optimizer.step()
             optimizer.zero_grad()
         row |= calls.update_metrics(meter)
@@ -923,7 +923,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
     for step, row in run.steps(
             cfg, folder, policy, optimizer, SFT_METRICS, -(-updates // UPDATES_A_STEP),
             evaluate=evaluate_now, label="sft | "):
-        meter = training.Meter(keep=folder.nonfinite(step))
+        meter = training.Meter()
         for number in range((step - 1) * UPDATES_A_STEP, min(step * UPDATES_A_STEP, updates)):
             # 1. some conversations, and their rate
             order = stable_seed(cfg.seed, "sft order")
@@ -950,7 +950,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
                 stats = {"tokens": int(b.response_mask.sum()), "weight": of_batch}
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm, batches):
+            if meter.finite(norm):
                 optimizer.step()
             optimizer.zero_grad()
         row |= calls.sft_metrics(meter)

@@ -134,7 +134,8 @@ def table(rows):
     ]
     for row, found in rows:
         command = f"`{row['command']}`" if row["command"] else ""
-        lines.append(f"| {row['claim']} | {row['paper']} | {ours(found)} | **{row['verdict']}** | {command} |")
+        cells = row["claim"], row["paper"], ours(found), f"**{row['verdict']}**", command
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

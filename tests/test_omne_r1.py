@@ -305,7 +305,7 @@ def learned(model, tokenizer, cfg, sampled, steps=1):
             yield step, rows[-1]
 
     engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    folder = types.SimpleNamespace(start=None, nonfinite=lambda step: "nonfinite")
+    folder = types.SimpleNamespace(start=None)
     place = graph_questions.Task("train", [asked()], None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(omne_r1.run, "steps", in_turn)
@@ -492,7 +492,7 @@ def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tok
         yield 1, rows[-1]
 
     monkeypatch.setattr(omne_r1.run, "steps", one_step)
-    folder = types.SimpleNamespace(nonfinite=lambda step: "nonfinite")
+    folder = types.SimpleNamespace()
 
     def loss(cfg, some):
         cfg = omne_r1.replace(cfg, sft_batch=len(some), sft_epochs=1, sft_lora=0)

@@ -188,10 +188,9 @@ def test_committed_runs_are_compared_by_name_beside_a_folder(tmp_path, capsys):
 def test_the_ladder_finds_committed_runs_and_refuses_those_of_other_flags():
     folder = RESULTS / "hard/at2po/tables-at2po-seed0"
     assert ladder.is_done(folder) and not ladder.is_done(RESULTS / "hard/at2po/none")
-    job = ladder.Job(folder, [], [folder])
-    assert ladder.refuse_other_settings(job, {"lr": 2e-4})
+    assert ladder.refuse_other_settings(folder, [folder], {"lr": 2e-4})
     with pytest.raises(ladder.RunError, match="was made with lr"):
-        ladder.refuse_other_settings(job, {"lr": .5})
+        ladder.refuse_other_settings(folder, [folder], {"lr": .5})
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ PAPER = {  # Table 1: Qwen2.5-3B-Instruct, mean of the seven sets
 }
 COLUMNS = {  # header: (how, key, form), see report.method_table
     "F1": ("eval", "f1", ".3f"),
-    "searches": ("minus", "searches", ".2f"),
+    "searches": ("eval", "searches", ".2f"),
     "made before": ("eval", "repeats", ".2f"),
     "tokens": ("eval", "tokens", ".1f"),
     "sampled in training": ("sum", "rollout/tokens", ",.0f"),

@@ -181,7 +181,7 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
         folder.start = checkpoint_of(folder, recipe["save_every"])
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
-        folder.start or str(source), cfg.lora, gradient_checkpointing="auto", precision=cfg.precision)
+        folder.start or str(source), cfg.lora, precision=cfg.precision)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
         shown = []  # for somebody who looks
@@ -208,7 +208,7 @@ def train(cfg, steps, folder, policy, examples):
         peak, warm = cfg.warmup_lr, min(20, steps // 10)
         row["train/lr"] = training.cosine_lr(step - 1, steps, peak, peak / 20, warmup=warm)
         training.set_lr(optimizer, row["train/lr"])
-        meter = training.Meter(keep=folder.nonfinite(step))
+        meter = training.Meter()
         batches = training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes)
         for b in batches:
             logprobs = models.token_logprobs(policy.model, b, 1.0)   # (B, T)
@@ -216,7 +216,7 @@ def train(cfg, steps, folder, policy, examples):
             (loss * b.weight).backward()
             meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
         norm = training.clip_gradient(policy.model, 1.0)
-        if meter.finite(norm, batches):
+        if meter.finite(norm):
             optimizer.step()
         optimizer.zero_grad()
         row |= meter.means()
