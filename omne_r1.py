@@ -980,7 +980,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
             if meter.finite(norm, batches):
                 optimizer.step()
             optimizer.zero_grad()
-        row |= calls.sft_metrics(meter)
+        row |= calls.update_metrics(meter)
 
 
 # ---------------------------------------------------------------- evaluate

@@ -22,7 +22,7 @@ def load(run, questions):
     """The policy of a run's stages, or a new one, with so many questions of the test world."""
     cfg = askit.parse_args([])
     questions = evidence.world_questions("test", questions)
-    found = evidence.make_cases("test", questions, cfg.candidates)
+    found, _ = evidence.make_cases("test", questions, cfg.candidates)
     coarse = run and checkpoint.find(Path(f"{run}-coarse/checkpoint"))
     encoder = askit.load_encoder(cfg, coarse)
     evidence.tokenize(encoder.pair_tokenizer, found)

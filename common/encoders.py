@@ -73,6 +73,14 @@ def padded(rows, value, device):
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], device=device)
 
 
+def inputs_of(rows, tokenizer, device):
+    """input_ids and attention_mask (n, T) of lists of ids."""
+    return {
+        "input_ids": padded(rows, tokenizer.pad_token_id, device),
+        "attention_mask": padded([[1] * len(row) for row in rows], 0, device),
+    }
+
+
 def in_batches(items, length, budget):
     """Lists of indices, items of like length together, at most `budget` tokens each."""
     order = sorted(range(len(items)), key=lambda i: length(items[i]))
@@ -142,19 +150,12 @@ class PairTokenizer:
         """input_ids, attention_mask and token types (n, T) of [(ids, ids or None)]."""
         rows, kinds = [], []
         for first, second in pairs:
-            row = self.before + first
-            if second is None:
-                row = row + self.behind
-                kinds.append([0] * len(row))
-            else:
-                row = row + self.between
-                kinds.append([0] * len(row) + [1] * len(second + self.behind))
-                row = row + second + self.behind
-            rows.append(row)
-        batch = {
-            "input_ids": padded(rows, self.tokenizer.pad_token_id, device),
-            "attention_mask": padded([[1] * len(row) for row in rows], 0, device),
-        }
+            row, rest = self.before + first, self.behind
+            if second is not None:
+                row, rest = row + self.between, second + rest
+            rows.append(row + rest)
+            kinds.append([0] * len(row) + [int(second is not None)] * len(rest))
+        batch = inputs_of(rows, self.tokenizer, device)
         if self.types:
             batch["token_type_ids"] = padded(kinds, 0, device)
         return batch
@@ -195,8 +196,7 @@ class Encoder:
 
 def load_encoder(source, max_tokens, micro_tokens, precision="fp32"):
     model, tokenizer = load(source, "encoder")
-    pair_tokenizer = PairTokenizer("coarse", tokenizer, max_tokens)
-    return Encoder(model.eval(), pair_tokenizer, micro_tokens, precision)
+    return Encoder(model.eval(), PairTokenizer("coarse", tokenizer, max_tokens), micro_tokens, precision)
 
 
 def frozen_vectors(encoder, texts, folder):
@@ -274,11 +274,7 @@ class Writer:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
 
     def _inputs(self, inputs):
-        device = self.model.device
-        return {
-            "input_ids": padded(inputs, self.tokenizer.pad_token_id, device),
-            "attention_mask": padded([[1] * len(ids) for ids in inputs], 0, device),
-        }
+        return inputs_of(inputs, self.tokenizer, self.model.device)
 
     @torch.no_grad()
     def write(self, inputs, progress=no_progress):
@@ -337,14 +333,12 @@ class Writer:
     def logprobs(self, inputs, targets, model=None):
         """(log p of the targets' tokens (n, T), mask (n, T)); `model`: another than the writer's own."""
         model = model or self.model
-        pad = self.tokenizer.pad_token_id
         shifted = [[model.config.decoder_start_token_id, *ids[:-1]] for ids in targets]
-        shifted = padded(shifted, pad, model.device)
+        shifted = padded(shifted, self.tokenizer.pad_token_id, model.device)
         logits = model(**self._inputs(inputs), decoder_input_ids=shifted).logits  # (n, T, V)
-        labels = padded(targets, pad, model.device)  # (n, T)
-        mask = padded([[1] * len(ids) for ids in targets], 0, model.device).bool()
+        labels, mask = inputs_of(targets, self.tokenizer, model.device).values()  # (n, T)
         logp = logits.float().log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0]
-        return logp.masked_fill(~mask, 0.0), mask
+        return logp.masked_fill(mask == 0, 0.0), mask.bool()
 
     def batches(self, rows):
         """Lists of rows (input ids, target ids, …) in forward passes of about micro_tokens."""

@@ -4,8 +4,8 @@ Normalisation is SQuAD's (Rajpurkar et al., 2016), which hotpot_evaluate_v1.py, 
 MuSiQue's evaluate_v1.0.py and Search-R1's qa_em.py share: lower case, no punctuation, no a/an/the, single
 spaces.
 
-Evidence has three rules: HotpotQA's facts are compared as they are, MuSiQue's paragraphs by index, and
-2Wiki's facts without case, its triples without case and punctuation (wiki_fact, evidence_scores_2wiki).
+HotpotQA's and 2Wiki's F1 is 0 where yes, no or noanswer meets anything else; MuSiQue's script has no such
+rule, ours has it for all. Evidence is compared as in HotpotQA's, MuSiQue's paragraphs by index.
 """
 
 import re
@@ -35,36 +35,20 @@ def exact_match(prediction, golds):
     return float(any(prediction == normalize_answer(gold) for gold in golds))
 
 
-def f1(prediction, golds, yes_no_rule=True):
+def f1(prediction, golds):
     """Token F1, the best over the gold answers."""
     if isinstance(golds, str):
         golds = [golds]
-    scores = [f1_precision_recall(prediction, gold, yes_no_rule) for gold in golds]
-    return max(score for score, _, _ in scores)
-
-
-def f1_precision_recall(prediction, gold, yes_no_rule=True):
-    """(f1, precision, recall) of tokens against one gold answer.
-
-    yes_no_rule: HotpotQA's and 2Wiki's scripts give 0 when yes, no or noanswer meets anything else; MuSiQue's
-    has no such rule, and scores 1 when both sides are empty after normalisation (pass False)."""
     prediction = normalize_answer(prediction)
-    gold = normalize_answer(gold)
-    if yes_no_rule and prediction != gold:
-        if {prediction, gold} & {"yes", "no", "noanswer"}:
-            return 0.0, 0.0, 0.0
-    p = prediction.split()
-    g = gold.split()
-    if not yes_no_rule and (not p or not g):
-        score = float(p == g)
-        return score, score, score
-    common = Counter(p) & Counter(g)
-    same = common.total()
-    if same == 0:
-        return 0.0, 0.0, 0.0
-    precision = same / len(p)
-    recall = same / len(g)
-    return _harmonic(precision, recall), precision, recall
+    return max(_token_f1(prediction, normalize_answer(gold)) for gold in golds)
+
+
+def _token_f1(prediction, gold):
+    if prediction != gold and {prediction, gold} & {"yes", "no", "noanswer"}:
+        return 0.0
+    p, g = prediction.split(), gold.split()
+    same = (Counter(p) & Counter(g)).total()
+    return _harmonic(same / len(p), same / len(g)) if same else 0.0
 
 
 def evidence_scores(predicted, gold):
@@ -73,11 +57,7 @@ def evidence_scores(predicted, gold):
     As update_sp of hotpot_evaluate_v1.py: f1 is 0 where nothing is shared, em asks for equal sets. MuSiQue's
     script compares paragraphs' indices (Question.support_paragraphs), because two of them may have one
     title."""
-    def facts(given):
-        return {tuple(x) if isinstance(x, list) else x for x in given}
-
-    predicted = facts(predicted)
-    gold = facts(gold)
+    predicted, gold = ({tuple(x) if isinstance(x, list) else x for x in of} for of in (predicted, gold))
     right = len(predicted & gold)
     precision = right / len(predicted) if predicted else 0.0
     recall = right / len(gold) if gold else 0.0
@@ -90,36 +70,29 @@ def _harmonic(precision, recall):
     return 2 * precision * recall / (precision + recall)
 
 
-def bootstrap_interval(values, inside=None):
-    """(mean, low, high): 95 % percentile interval of the mean, questions drawn anew 2000 times; values (n,).
-
-    inside (n,): the mean is of those values alone; how many they are varies, too."""
+def bootstrap_interval(values):
+    """(mean, low, high): 95 % percentile interval of the mean, questions drawn anew 2000 times."""
     values = np.asarray(values, dtype=float)
     n = len(values)
-    inside = np.ones(n, dtype=bool) if inside is None else np.asarray(inside, dtype=bool)
-    if not inside.any():
-        return float("nan"), float("nan"), float("nan")
-    values = np.where(inside, values, 0.0)
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, n, (2000, n))
-    counts = inside[rows].sum(1)
-    some = counts > 0
-    means = values[rows].sum(1)[some] / counts[some]
-    ends = [(1 - .95) / 2, (1 + .95) / 2]
-    low, high = np.quantile(means, ends)
-    return float(values.sum() / inside.sum()), float(low), float(high)
+    rows = np.random.default_rng(0).integers(0, n, (2000, n))
+    means = values[rows].sum(1) / n
+    low, high = np.quantile(means, [(1 - .95) / 2, (1 + .95) / 2])
+    return float(values.sum() / n), float(low), float(high)
+
+
+def with_interval(key, values):
+    """{key, key_low, key_high} for a summary."""
+    mean, low, high = bootstrap_interval(values)
+    return {key: mean, f"{key}_low": low, f"{key}_high": high}
 
 
 def by_standard(rows):
     """EM of the prediction rows that are "standard" and of the others, with intervals."""
-    ems = [row["em"] for row in rows]
-    inside = [row["standard"] == 1 for row in rows]
-    outside = [not one for one in inside]
     found = {}
-    for key, part in (("em_standard", inside), ("em_other", outside)):
-        if any(part):
-            mean, low, high = bootstrap_interval(ems, part)
-            found |= {key: mean, f"{key}_low": low, f"{key}_high": high}
+    for key, standard in (("em_standard", True), ("em_other", False)):
+        ems = [row["em"] for row in rows if (row["standard"] == 1) == standard]
+        if ems:
+            found |= with_interval(key, ems)
     return found
 
 
@@ -136,8 +109,7 @@ def by_pattern(rows):
     table = {}
     for pattern in frequent[:10]:
         share = len(of[pattern]) / len(rows)
-        em = _mean(of[pattern])
-        table[pattern] = [round(share, 4), round(em, 4)]
+        table[pattern] = [round(share, 4), round(_mean(of[pattern]), 4)]
     return table
 
 
@@ -145,9 +117,7 @@ def paired_difference(before, after):
     """(mean difference, low, high) of two score lists over the same questions in the same order."""
     if len(before) != len(after):
         raise ValueError(f"paired scores differ in length: {len(before)} and {len(after)}")
-    before = np.asarray(before, float)
-    after = np.asarray(after, float)
-    return bootstrap_interval(after - before)
+    return bootstrap_interval(np.subtract(after, before, dtype=float))
 
 
 def seed_interval(values):
@@ -161,8 +131,7 @@ def seed_interval(values):
     values = np.asarray(values, dtype=float)
     n = len(values)
     mean = values.mean()
-    factor = t.ppf((1 + .95) / 2, n - 1)
-    half = factor * values.std(ddof=1) / np.sqrt(n)
+    half = t.ppf((1 + .95) / 2, n - 1) * values.std(ddof=1) / np.sqrt(n)
     return float(mean), float(mean - half), float(mean + half)
 
 
@@ -223,16 +192,12 @@ def summarize(rows, keys=("em", "f1", "searches", "tokens")):
     if all("em_valid" in r for r in rows):
         keys = (*keys, "em_valid")
     for key in keys:
-        values = [r[key] for r in rows]
-        mean, low, high = bootstrap_interval(values)
-        summary |= {key: mean, f"{key}_low": low, f"{key}_high": high}
+        summary |= with_interval(key, [r[key] for r in rows])
     for field in ("type", "hops"):
-        labels = [r[field] for r in rows]
-        summary[f"by_{field}"] = _parts(rows, labels)
+        summary[f"by_{field}"] = _parts(rows, [r[field] for r in rows])
     if all("type" in r or "gold" in r for r in rows):
         two_way = [is_two_way(r) for r in rows]
-        labels = ["two_way" if offered else "open" for offered in two_way]
-        summary |= _parts(rows, labels)
+        summary |= _parts(rows, ["two_way" if offered else "open" for offered in two_way])
         if not from_evidence:
             summary["guess"] = sum(two_way) / 2 / len(rows)
     if all("read" in r for r in rows):

@@ -163,10 +163,10 @@ def load_encoder(name):
 ENCODING = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
 
 
-def encode(encoder, texts, prefix, task, batch_size=32, progress=False):
+def encode(encoder, texts, prefix, task, progress=False):
     """(n, d) float32, rows of length 1. task: "query" or "document", for models that have layers for each."""
     with ENCODING:
-        vectors = encoder.encode(texts, prompt=prefix, task=task, batch_size=batch_size,
+        vectors = encoder.encode(texts, prompt=prefix, task=task, batch_size=64,
                                  normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=progress)
     return vectors.astype("float32")
 
@@ -181,10 +181,9 @@ PREFIXES = {  # encoders without prompts of their own, by whole names: (before q
 
 
 @functools.cache
-def prefixes(name, encoder, query="auto", passage="auto"):
-    """(what stands before queries, what stands before passages) for an encoder, and says so once.
-
-    auto: the encoder's own prompts where it has some, else those of its name in PREFIXES, else nothing."""
+def prefixes(name, encoder):
+    """(what stands before queries, what stands before passages) for an encoder, and says so once: its own
+    prompts where it has some, else those of its name in PREFIXES, else nothing."""
     own = {use: text for use, text in encoder.prompts.items() if text}
     passages = own.get("document") or own.get("passage") or own.get("corpus") or ""
     found = own.get("query", ""), passages
@@ -193,11 +192,8 @@ def prefixes(name, encoder, query="auto", passage="auto"):
         found, source = _by_name(name)
     if not source:
         source = f"its name is not known; its prompts: {', '.join(own) or 'none'}"
-    used = (found[0] if query == "auto" else query), (found[1] if passage == "auto" else passage)
-    if used != found:
-        source = "as given"
-    say(f"encoder {name}: {used[0]!r} before queries, {used[1]!r} before passages and names ({source})")
-    return used
+    say(f"encoder {name}: {found[0]!r} before queries, {found[1]!r} before passages and names ({source})")
+    return found
 
 
 def _by_name(name):
@@ -250,6 +246,8 @@ def kept_vectors(path, make):
     return np.load(made_once(Path(path), write), mmap_mode="c", allow_pickle=False)
 
 
+PIECE = 100_000          # passages that are encoded at a time
+MAX_TOKENS = 256         # of a passage or query that are read
 MEMORY_ONLY_BELOW = 200  # passages: such an index is built faster than it is found on disk
 
 
@@ -263,31 +261,28 @@ class DenseRetriever:
     The index is cached under a hash of all that it is made of, which nprobe and the query's prefix are not.
     """
 
-    def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256,
-                 piece=100_000, query_prefix="auto", passage_prefix="auto"):
+    def __init__(self, corpus, model, index="Flat", cache_dir=None):
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")
         index, nprobe = _split_nprobe(index)
         self.corpus = corpus
-        self.batch_size = batch_size
         self.lock = threading.Lock()  # a server asks from many threads, and FAISS on a GPU knows one
         try:
             self.encoder = load_encoder(model)
         except HubError as error:
             raise RetrieverError(f"--retriever dense:{error}") from error
         import faiss
-        self.query_prefix, self.passage_prefix = prefixes(model, self.encoder, query_prefix, passage_prefix)
-        self.encoder.max_seq_length = min(max_tokens, self.encoder.max_seq_length or max_tokens)
+        self.query_prefix, self.passage_prefix = prefixes(model, self.encoder)
+        self.encoder.max_seq_length = min(MAX_TOKENS, self.encoder.max_seq_length or MAX_TOKENS)
 
         empty = self._make(faiss, index, nprobe)  # what cannot be is refused before hours of encoding
         if len(corpus) < MEMORY_ONLY_BELOW:
-            self.index = self._fill(empty, index, piece)
+            self.index = self._fill(empty, index)
             return
-        texts = (f"{row['title']}\n{row['text']}" for row in corpus)
-        name = fingerprint(model, texts, self.passage_prefix, index, max_tokens, len(corpus))
+        name = fingerprint(model, map(_read, corpus), self.passage_prefix, index, MAX_TOKENS, len(corpus))
 
         def write(part):
-            faiss.write_index(self._fill(empty, index, piece), str(part))
+            faiss.write_index(self._fill(empty, index), str(part))
 
         path = made_once(Path(cache_dir or Path.home() / CACHE) / f"dense-{name}.faiss", write)
         self.index = faiss.read_index(str(path))
@@ -306,38 +301,40 @@ class DenseRetriever:
         _set_nprobe(faiss, index, nprobe)
         return index
 
-    def _fill(self, index, spec, piece):
-        """Encodes and adds `piece` passages at a time; what needs training first sees a sample of as many."""
+    def _fill(self, index, spec):
+        """Encodes and adds PIECE passages at a time; what needs training first sees a sample of as many."""
+        numbers = range(len(self.corpus))
         if not index.is_trained:
-            every = -(-len(self.corpus) // piece)
-            sample = self._encode_passages(range(0, len(self.corpus), every))
+            sample = self._encode_passages(numbers[::-(-len(self.corpus) // PIECE)])
             try:
                 index.train(sample)
             except RuntimeError as error:
                 raise _refused(spec, error) from error
-        for start in range(0, len(self.corpus), piece):
-            end = min(start + piece, len(self.corpus))
-            index.add(self._encode_passages(range(start, end)))
+        for start in range(0, len(self.corpus), PIECE):
+            index.add(self._encode_passages(numbers[start:start + PIECE]))
         return index
 
     def _encode_passages(self, numbers):
-        rows = [self.corpus[i] for i in numbers]
-        texts = [f"{row['title']}\n{row['text']}" for row in rows]
-        return encode(self.encoder, texts, self.passage_prefix, "document", self.batch_size,
-                      progress=len(texts) > 500)
+        texts = [_read(self.corpus[i]) for i in numbers]
+        return encode(self.encoder, texts, self.passage_prefix, "document", progress=len(texts) > 500)
 
     def search(self, queries, k):
         """At most k passages a query, best first; an approximate index may find fewer."""
         if not len(queries):
             return []
         with self.lock:
-            vectors = encode(self.encoder, queries, self.query_prefix, "query", self.batch_size)
+            vectors = encode(self.encoder, queries, self.query_prefix, "query")
             scores, ids = self.index.search(vectors, min(k, len(self.corpus)))  # (queries, k); -1: none found
         results = []
         for row in zip(scores, ids, strict=True):
             found = [(score, int(i)) for score, i in zip(*row, strict=True) if i >= 0]
             results.append([_passage(self.corpus[i], score) for score, i in found])
         return results
+
+
+def _read(row):
+    """A passage as an encoder reads it."""
+    return f"{row['title']}\n{row['text']}"
 
 
 def _split_nprobe(spec):
@@ -444,18 +441,14 @@ class HTTPRetriever(http_client.Client):
         return self.text(query[:MAX_QUERY], "queries")
 
 
-def make_retriever(spec, corpus, query_prefix="auto", passage_prefix="auto"):
-    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none. The
-    prefixes are an encoder's."""
-    if (query_prefix, passage_prefix) != ("auto", "auto") and not spec.startswith("dense:"):
-        raise RetrieverError(f"--retriever {spec}: --query-prefix and --passage-prefix are for dense:MODEL")
+def make_retriever(spec, corpus):
+    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none."""
     if spec.startswith(("http://", "https://")):
         return HTTPRetriever(spec)
     if spec == "bm25":
         return BM25Retriever(corpus)
     if spec.startswith("dense:"):
         model, _, index = spec.removeprefix("dense:").partition("@")
-        return DenseRetriever(corpus, model, index or "Flat", query_prefix=query_prefix,
-                              passage_prefix=passage_prefix)
+        return DenseRetriever(corpus, model, index or "Flat")
     raise RetrieverError(f"--retriever {spec}: "
                          "expected bm25, dense:MODEL, dense:MODEL@INDEX or http://HOST:PORT")

@@ -414,7 +414,7 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.close()
     capsys.readouterr()
-    folders.main([str(run), "--explain", "q0/0"])
+    record.explain(odd, 0)
     out = capsys.readouterr().out
     assert "\x1b[31m" not in out and "[bold]markup[/oops]" in out
     with open(run / "samples.jsonl", "a") as f:
@@ -502,16 +502,11 @@ def test_runs_whose_names_differ_by_their_seed_are_compared_over_seeds(tmp_path,
 
 
 def test_explain_on_the_terminal(tmp_path, capsys):
-    run = make_run(tmp_path / "r/a", [tree(3)])
-    folders.main([str(run), "--explain", "q3/1"])
+    record.explain(tree(3), 1)
     out = capsys.readouterr().out
     for words in ("reward 0, answer: Ada 1", "exact match: 'x' against 'y'", "advantage -0.5"):
         assert words in out
     assert "reward 1" not in out
-    with pytest.raises(SystemExit, match="there are q3"):
-        folders.main([str(run), "--explain", "q4"])
-    with pytest.raises(SystemExit, match="no such trajectory"):
-        folders.main([str(run), "--explain", "q3/7"])
     with pytest.raises(SystemExit, match="holds no run"):
         folders.main([str(tmp_path / "nowhere")])
 

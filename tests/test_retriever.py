@@ -583,14 +583,16 @@ def bag_of_words(text):
 
 
 @pytest.mark.parametrize("index", ["SQfp16", "SQ8", "HNSW16", "IVF4,SQfp16"])
-def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(tmp_path, index, encode_with):
+def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(
+        tmp_path, index, encode_with, monkeypatch):
     folder, cache = encode_with(bag_of_words), tmp_path / "cache"
     corpus = [
         {"id": str(n), "title": f"w{n % 16}", "text": f"w{n % 16} " * (n % 5 + 1) + f"w{n * 7 % 16} "}
         for n in range(400)
     ]
     flat = retriever.DenseRetriever(corpus, folder, cache_dir=cache)
-    other = retriever.DenseRetriever(corpus, folder, index, cache, piece=150)
+    monkeypatch.setattr(retriever, "PIECE", 150)
+    other = retriever.DenseRetriever(corpus, folder, index, cache)
     queries = [f"w{i} " for i in range(16)]
     titles = [[[p.title for p in hits] for hits in r.search(queries, 5)] for r in (flat, other)]
     assert titles[0] == titles[1] == [[q.strip()] * 5 for q in queries]
@@ -726,10 +728,6 @@ def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
     assert read[-2:] == [passage + "Silent Harbor\n" + CORPUS[0]["text"], query + "who"]
     retriever.DenseRetriever(CORPUS, str(path))
     assert capsys.readouterr().out == ""  # said once
-    r = retriever.DenseRetriever(CORPUS, str(path), query_prefix="", passage_prefix="G: ")
-    r.search(["who"], 1)
-    assert read[-2:] == ["G: Silent Harbor\n" + CORPUS[0]["text"], "who"]
-    assert "'' before queries, 'G: ' before passages and names (as given)" in capsys.readouterr().out
 
 
 def copied_minilm(folder, left_out="", **settings):
@@ -776,17 +774,10 @@ def test_threads_that_share_an_encoder_encode_one_after_another(encode_with):
         assert len(list(pool.map(lambda i: both[i % 2].search([f"q{i}"], 1), range(16)))) == 16
 
 
-def test_an_index_belongs_to_the_prefix_of_its_passages(tmp_path, encode_with):
+def test_an_index_belongs_to_the_prefix_of_its_passages(tmp_path, encode_with, monkeypatch):
     folder, cache = encode_with(bag_of_words), tmp_path / "cache"
     corpus = titled(*[f"w{n % 16} " for n in range(300)])
-    for passage, query, files in (("auto", "auto", 1), ("w3 ", "auto", 2), ("w3 ", "Q", 2), ("", "auto", 2)):
-        retriever.DenseRetriever(corpus, folder, cache_dir=cache, query_prefix=query, passage_prefix=passage)
+    for before, files in ((("", ""), 1), (("", "w3 "), 2), (("Q", "w3 "), 2), (("Q", ""), 2)):
+        monkeypatch.setattr(retriever, "prefixes", lambda name, encoder, before=before: before)
+        retriever.DenseRetriever(corpus, folder, cache_dir=cache)
         assert len(list(cache.glob("*.faiss"))) == files
-
-
-def test_prefixes_without_a_dense_encoder_are_refused(tmp_path):
-    said = "bm25: --query-prefix and --passage-prefix are for dense:MODEL"
-    with pytest.raises(RetrieverError, match=said):
-        make_retriever("bm25", CORPUS, query_prefix="q: ")
-    with pytest.raises(SystemExit, match=said):
-        served.main(serve(tmp_path, "--port", "0", "--passage-prefix", ""))

@@ -11,6 +11,8 @@ A group is a question with the trajectories sampled for it:
     beside        the fact of a node that stands beside it in the tree, such as "value"
 """
 
+import itertools
+
 from common.files import console, plain
 from common.metrics import normalize_answer
 
@@ -36,8 +38,8 @@ def group(question, nodes, trajectories, **extra):
 def group_of(question, trajectories, of_turn, why, tokenizer=None, **extra):
     """The record of a question's trajectories; a turn that paths share is one node.
 
-    of_turn(trajectory, k) -> {"label", …}: what is told of its turn k. why(trajectory) -> lines that say what
-    led to its reward."""
+    of_turn(trajectory, k) -> {"label", …}: what is told of its turn k. why(trajectory, question) -> lines on
+    what led to its reward."""
     nodes, done, number = [root_node()], [], {}
     for t in trajectories:
         path = [0]
@@ -46,8 +48,14 @@ def group_of(question, trajectories, of_turn, why, tokenizer=None, **extra):
                 number[id(turn)] = len(nodes)
                 nodes.append(turn_node(len(nodes), path[-1:], turn, tokenizer, **of_turn(t, k)))
             path.append(number[id(turn)])
-        done.append(outcome(t, path, why(t)))
+        done.append(outcome(t, path, why(t, question)))
     return group(question, nodes, done, **extra)
+
+
+def row(question, info, names, **more):
+    """A row of eval_<set>.json: what a trajectory's info says under these names, and more."""
+    told = {name: getattr(info, name) for name in names.split()}
+    return {"id": question.id} | told | more
 
 
 def root_node():
@@ -118,31 +126,27 @@ def pieces(tokenizer, ids, text):
     for token in ids:
         piece = tokenizer.decode([token]).strip()
         found = text.find(piece, at) if piece else -1
-        if 0 <= found <= at + 8:
-            starts.append(found)
-            at = found + len(piece)
-        else:
-            starts.append(at)
-    if not starts:
-        return []
-    starts[0] = 0
-    ends = [*starts[1:], None]
-    return [text[start:end] for start, end in zip(starts, ends, strict=True)]
+        if not 0 <= found <= at + 8:
+            piece, found = "", at
+        starts.append(found)
+        at = found + len(piece)
+    if starts:
+        starts[0] = 0
+    return [text[start:end] for start, end in itertools.zip_longest(starts, starts[1:])]
 
 
 def gold_sentences(question):
     """The sentences that the question's supporting facts name, where the question carries its contexts."""
-    context = {title: sentences for title, sentences in question.context}
+    context = dict(question.context)
     found = []
     for title, index in question.supporting_facts:
-        if title in context and isinstance(index, int) and 0 <= index < len(context[title]):
-            found.append(context[title][index].strip())
-    return found
+        found += context.get(title, [])[index:index + 1]
+    return [sentence.strip() for sentence in found]
 
 
 def explain(group, index):
-    """One trajectory on the terminal: turns, what the script knows of each,
-    and why the reward is what it is."""
+    """One trajectory on the terminal: turns, what the script knows of each, and why the reward is what it
+    is."""
     trajectory = group["trajectories"][index]
     by_id = {node["id"]: node for node in group["nodes"]}
     gold = " | ".join(group["gold"])
@@ -156,8 +160,7 @@ def explain(group, index):
             if key not in PRIVATE:
                 short = f"{value:.4g}" if isinstance(value, float) else value
                 facts.append(f"{key} {short}")
-        console.print(f"  [cyan]{plain(', '.join(facts))}[/cyan]")
-        for line in node.get("how", ()):
+        for line in [", ".join(facts), *node.get("how", ())]:
             console.print(f"  [cyan]{plain(line)}[/cyan]")
         console.print(f"    {plain(node['text'])}")
         if node.get("observation"):

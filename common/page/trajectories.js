@@ -59,7 +59,7 @@ let items = [], shown = [];
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
+  return parsed(await new Response(stream).text());
 }
 
 function add(found) {
