@@ -7,7 +7,6 @@ also a line that is no JSON or no UTF-8. formats.py makes Questions of records.
 """
 
 import csv
-import difflib
 import gzip
 import hashlib
 import itertools
@@ -95,10 +94,7 @@ def _from_hub(source, role):
     names = ", ".join(["world", *HUB])
     advice = f"Give a file ({FORMATS}), a hub id owner/name[:config[:split]], or one of {names}"
     if not _named(source) and looks_like_path(repository):  # the hub is not asked
-        spelled = [f"{name}-{split}" for name in HUB for split in HUB[name][2]]
-        near = difflib.get_close_matches(source, ["world", *HUB, *spelled], 1)
-        guess = f"; did you mean {near[0]}?" if near else "."
-        raise DataError(f"{source}: no such file here{guess} {advice}")
+        raise DataError(f"{source}: no such file here. {advice}")
     try:
         repository = locate(repository, "dataset")
         import datasets
@@ -233,24 +229,11 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     are what they are in either role. An answer of punctuation and articles alone (NQ has a few) would reward
     saying nothing: training leaves it out, evaluation keeps it, so that n stays the official one; both say
     so."""
-    if not isinstance(source, (str, Path)):
-        name = "records"
-        rows = enumerate(source, 1)
-    else:
-        path = Path(os.path.expanduser(source))
-        name = str(source)
-        if path.is_dir() and not _named(name):
-            raise DataError(f"{path} is a folder; give one file")
-        if not path.exists() and suffix_of(path) in SUFFIXES:
-            raise DataError(f"{path}: no such file")
-        if path.is_dir() or not path.exists():
-            rows = _from_hub(name, role)
-        else:
-            rows = read_records(path)
+    name = str(source) if isinstance(source, (str, Path)) else "records"
     questions = []
     bad = 0
     void = []
-    for number, row in rows:
+    for number, row in _rows_of(source, role):
         if limit is not None and len(questions) >= limit:
             break
         try:
@@ -278,6 +261,20 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
         raise DataError(f"{name}: no questions in it")
     _tell_apart(questions)
     return questions
+
+
+def _rows_of(source, role):
+    """(number, record or the ValueError in its place) of what load_questions is given."""
+    if not isinstance(source, (str, Path)):
+        return enumerate(source, 1)
+    path = Path(os.path.expanduser(source))
+    if path.is_file():
+        return read_records(path)
+    if path.is_dir() and not _named(str(source)):
+        raise DataError(f"{path} is a folder; give one file")
+    if suffix_of(path) in SUFFIXES:
+        raise DataError(f"{path}: no such file")
+    return _from_hub(str(source), role)
 
 
 def _tell_apart(questions):

@@ -163,19 +163,16 @@ def stands_in(golds, text):
 
 def reading(rows):
     """What tells searching from reading, of the questions that do not offer their answer: the share in whose
-    observations a gold answer stood ("read"), and EM where it did and where it did not; and copying from
-    both: of the answers given, the share that stand as they are in the question or in an observation."""
+    observations a gold answer stood ("read"), and EM where it did; and copying from both: of the answers
+    given, the share that stand as they are in the question or in an observation."""
     rows = [r for r in rows if not is_two_way(r)]
-    if not rows:
-        return {}
     numbers = {
         "read": [r["read"] for r in rows],
         "em_read": [r["em"] for r in rows if r["read"] == 1],
-        "em_not_read": [r["em"] for r in rows if r["read"] == 0],
         "copied": [r["copied"] for r in rows if "copied" in r],
     }
     means = {name: _mean(of) for name, of in numbers.items() if of}
-    return {"reading": {"n": len(rows)} | means}
+    return {"reading": {"n": len(rows)} | means} if rows else {}
 
 
 def summarize(rows, keys=("em", "f1", "searches", "tokens")):

@@ -5,7 +5,6 @@
     --retriever bm25                               in memory (bm25s)
     --retriever dense:intfloat/e5-base-v2          sentence-transformers + FAISS; any hub id or folder
     --retriever dense:intfloat/e5-base-v2@HNSW32   any FAISS index factory string (default Flat)
-    --retriever dense:MODEL@IVF32,Flat,nprobe=8    an IVF index, and how many of its lists a query reads
     --retriever http://127.0.0.1:8000              a server in Search-R1's form (ours, Search-R1's, verl's)
 
 The HTTP form: POST /retrieve {"queries": […], "topk": k, "return_scores": true}
@@ -155,7 +154,7 @@ def load_encoder(name):
         raise HubError(f"{name}: the encoder did not load ({type(error).__name__}); "
                        "give a folder or a hub id with a sentence-transformers model") from error
     bare = Path(found).is_dir() and not (Path(found) / "modules.json").exists()
-    if bare and any(called.startswith("bge-") for called in _names(name)):
+    if bare and _called(name).startswith("bge-"):
         encoder[1].pooling_mode = "cls"
     return encoder
 
@@ -189,40 +188,22 @@ def prefixes(name, encoder):
     found = own.get("query", ""), passages
     source = "its own prompts"
     if not any(found):
-        found, source = _by_name(name)
-    if not source:
         source = f"its name is not known; its prompts: {', '.join(own) or 'none'}"
+        for pattern, those in PREFIXES.items():
+            if re.fullmatch(pattern, _called(name)):
+                found, source = those, f"those of {_called(name)}"
     say(f"encoder {name}: {found[0]!r} before queries, {found[1]!r} before passages and names ({source})")
     return found
 
 
-def _by_name(name):
-    """(prefixes, whose they are) of the first of a model's names that PREFIXES has."""
-    for called in _names(name):
-        for pattern, found in PREFIXES.items():
-            if re.fullmatch(pattern, called):
-                return found, f"those of {called}"
-    return ("", ""), ""
+def _called(name):
+    """A model's own name in small letters, without its owner.
 
-
-NAMED = re.compile(  # in config.json; in the header of README.md: the model it was made from, its own name
-    r'(?:"_name_or_path": *"|^base_model: *\n?(?:- )?|^- name: )([^"\s]+)', re.MULTILINE)
-
-
-def _names(name):
-    """What a model may be: its own name, then those in the files of its folder; in small letters, without
-    owners.
-
-    >>> _names("models--intfloat--e5-base-v2/snapshots/0a1b"), _names("BAAI/bge-m3/")
-    (['e5-base-v2'], ['bge-m3'])
+    >>> _called("models--intfloat--e5-base-v2/snapshots/0a1b"), _called("BAAI/bge-m3/")
+    ('e5-base-v2', 'bge-m3')
     """
-    folder = Path(name).expanduser().absolute()
-    found = [str(folder)]
-    for file in (folder / "config.json", folder / "README.md"):
-        if file.is_file():
-            found += NAMED.findall(file.read_text(encoding="utf-8", errors="replace"))
-    found = [re.sub("/snapshots/[^/]+$", "", path.rstrip("/")) for path in found]
-    return [re.split("/|--", path)[-1].lower() for path in found]
+    path = re.sub("/snapshots/[^/]+$", "", str(Path(name).expanduser().absolute()))
+    return re.split("/|--", path)[-1].lower()
 
 
 # ---------------------------------------------------------------- dense vectors
@@ -254,17 +235,13 @@ MEMORY_ONLY_BELOW = 200  # passages: such an index is built faster than it is fo
 class DenseRetriever:
     """Cosine similarity of sentence-transformers vectors in a FAISS index, on the GPUs if FAISS sees any.
 
-    index: a FAISS index factory string; of an IVF index ",nprobe=N" behind it says how many lists a query
-    reads: time grows with N, and what lies in other lists is missed (2 of 32 lists lost .13 of Flat's recall
-    on 2Wiki and HotpotQA). Default: a quarter of the lists, at least 8 and at most 256.
-
-    The index is cached under a hash of all that it is made of, which nprobe and the query's prefix are not.
-    """
+    index: a FAISS index factory string. Of an IVF index a query reads a quarter of the lists, at least 8 and
+    at most 256: what lies in others is missed (2 of 32 lists lost .13 of Flat's recall on 2Wiki and
+    HotpotQA). The index is cached under a hash of all that it is made of."""
 
     def __init__(self, corpus, model, index="Flat", cache_dir=None):
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")
-        index, nprobe = _split_nprobe(index)
         self.corpus = corpus
         self.lock = threading.Lock()  # a server asks from many threads, and FAISS on a GPU knows one
         try:
@@ -275,7 +252,7 @@ class DenseRetriever:
         self.query_prefix, self.passage_prefix = prefixes(model, self.encoder)
         self.encoder.max_seq_length = min(MAX_TOKENS, self.encoder.max_seq_length or MAX_TOKENS)
 
-        empty = self._make(faiss, index, nprobe)  # what cannot be is refused before hours of encoding
+        empty = self._make(faiss, index)  # what cannot be is refused before hours of encoding
         if len(corpus) < MEMORY_ONLY_BELOW:
             self.index = self._fill(empty, index)
             return
@@ -286,19 +263,20 @@ class DenseRetriever:
 
         path = made_once(Path(cache_dir or Path.home() / CACHE) / f"dense-{name}.faiss", write)
         self.index = faiss.read_index(str(path))
-        _set_nprobe(faiss, self.index, nprobe)  # the file holds that of the run which wrote it
         if getattr(faiss, "get_num_gpus", int)() and not index.startswith("HNSW"):
             options = faiss.GpuMultipleClonerOptions()
             options.shard = index == "Flat"  # divided among the GPUs; any other kind is copied to each
             self.index = faiss.index_cpu_to_all_gpus(self.index, co=options)
 
-    def _make(self, faiss, spec, nprobe):
+    def _make(self, faiss, spec):
         dimension = encode(self.encoder, ["x"], self.passage_prefix, "document").shape[1]
         try:
             index = faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
             raise _refused(spec, error) from error
-        _set_nprobe(faiss, index, nprobe)
+        lists = faiss.try_extract_index_ivf(index)  # also behind a transform (PCA64,IVF32,Flat)
+        if lists is not None:
+            lists.nprobe = min(lists.nlist, max(8, min(lists.nlist // 4, 256)))
         return index
 
     def _fill(self, index, spec):
@@ -335,31 +313,6 @@ class DenseRetriever:
 def _read(row):
     """A passage as an encoder reads it."""
     return f"{row['title']}\n{row['text']}"
-
-
-def _split_nprobe(spec):
-    """A factory string and the nprobe behind it; 0: the default.
-
-    >>> _split_nprobe("IVF32,Flat,nprobe=8"), _split_nprobe("IVF32,Flat")
-    (('IVF32,Flat', 8), ('IVF32,Flat', 0))
-    """
-    index, given, number = spec.partition(",nprobe=")
-    if given and not re.fullmatch(r"[1-9][0-9]{0,8}", number):
-        raise RetrieverError(f"--retriever dense:MODEL@{spec}: nprobe is a number of lists, 1 or more")
-    return index, int(number or 0)
-
-
-def _set_nprobe(faiss, index, nprobe):
-    """How many lists of an IVF index a query reads, also behind a transform (PCA64,IVF32,Flat)."""
-    lists = faiss.try_extract_index_ivf(index)
-    if lists is None:
-        if nprobe:
-            raise RetrieverError(f"--retriever dense:…,nprobe={nprobe}: only an IVF index has lists to read")
-        return
-    if nprobe > lists.nlist:
-        raise RetrieverError(f"--retriever dense:…,nprobe={nprobe}: the index has {lists.nlist} lists")
-    quarter = min(lists.nlist // 4, 256)
-    lists.nprobe = nprobe or min(lists.nlist, max(8, quarter))
 
 
 def _refused(spec, error):

@@ -174,13 +174,14 @@ def test_a_hub_id_in_full_is_taken_as_it_is_in_either_role(loads):
     ]
 
 
-def test_a_misspelt_name_is_not_asked_of_the_hub_and_gets_a_guess(loads, monkeypatch):
+def test_what_is_no_name_of_the_hub_is_not_asked_of_it(loads, monkeypatch):
     def never(*_, **__):
         raise AssertionError("the hub was asked")
 
     monkeypatch.setattr(data, "locate", never)
-    assert "hotpotqe: no such file here; did you mean hotpotqa?" in error_of(data.load_questions, "hotpotqe")
-    assert "no such file here. Give a file" in error_of(data.load_questions, "my/own/questions")
+    for name in ("hotpotqe", "my/own/questions"):
+        message = error_of(data.load_questions, name)
+        assert f"{name}: no such file here. Give a file" in message and "nq, triviaqa, popqa, hot" in message
     assert not loads
 
 

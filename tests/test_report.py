@@ -51,8 +51,7 @@ def tree(number, rewards=(1, 0, 0), **question):
             (b, a, "answer", turn(f"answer {i} {ATTACK}")),
         ):
             facts = {"label": label, "advantage": reward - 0.5, "value": 0.1, "how": [f"V = 0.1 {ATTACK}"]}
-            pieces = {"pieces": [t.text[:3], t.text[3:9], t.text[9:]], "logprobs": t.logprobs}
-            nodes.append(record.turn_node(k, [parent], t, **facts) | pieces)
+            nodes.append(record.turn_node(k, [parent], t, True, **facts))
         trajectories.append({
             "path": [0, a, b], "reward": reward, "answer": f"Ada {i}",
             "problem": "" if reward >= 0 else "no answer", "correct": reward == 1,
@@ -156,9 +155,6 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     page.locator("#search").fill("nothing like it")
     assert "No question passes" in page.locator("#main").inner_text()
     page.locator("#search").press("Escape")
-    page.keyboard.press("s")
-    spans = page.locator("pre >> span")
-    assert spans.count() >= 6 and "probability 0.135" in spans.nth(1).get_attribute("title")
     page.keyboard.press("c")
     assert page.locator("#curves").evaluate("d => d.open")
     assert page.locator("#curves-image").evaluate("i => i.naturalWidth") > 400
@@ -311,9 +307,9 @@ def test_only_filters_that_tell_anything_are_shown(tmp_path, browser):
     run = make_run(tmp_path / "askit/x", [tree(0, (1,)), tree(3, (1,)) | {"type": "comparison"}])
     write_page(run)
     page = open_page(browser, run)
-    names = "where", "hops", "type", "outcome", "shade"
+    names = "where", "hops", "type", "outcome"
     shown = {name: page.locator(f"#{name}").is_visible() for name in names}
-    assert shown == {"where": False, "hops": False, "type": True, "outcome": False, "shade": True}
+    assert shown == {"where": False, "hops": False, "type": True, "outcome": False}
     page.close()
 
 
@@ -409,7 +405,6 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
     folders.main([str(run)])
     page = open_page(browser, run)
     page.keyboard.press("j")
-    page.keyboard.press("s")
     assert page.locator("#list li").count() == 2 and not page.problems
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.close()
@@ -696,18 +691,6 @@ def test_tables_fit_a_hundred_columns_and_end_in_a_verdict(tmp_path, capsys):
     # in each table, and in each line on what moved
     assert said.count("a method that has a long name") == said.count("┡") + 2 > 3
     assert "against base: up: a method that has a long name; not told from chance: another one." in said
-
-
-def test_pieces_join_to_the_text():
-    class Words:
-        def decode(self, ids):
-            return {1: "Ada", 2: " Holt", 3: "", 4: "xx", 5: "?"}[ids[0]]
-
-    cases = ([1, 2, 5], "Ada Holt?"), ([1, 3, 2], "Ada Holt"), ([4, 1], "Ada"), ([], ""), ([1, 1], "Ada Ada")
-    for ids, text in cases:
-        cut = record.pieces(Words(), ids, text)
-        assert len(cut) == len(ids) and "".join(cut) == (text if ids else "")
-    assert record.pieces(Words(), [1, 2, 5], "Ada Holt?") == ["Ada ", "Holt", "?"]
 
 
 # ---- guards

@@ -607,7 +607,7 @@ def random_vector(text):
 
 
 @pytest.mark.parametrize("passages", [160, 1200])  # in memory only; through the cache
-def test_ivfs_default_is_near_flat_and_nprobe_is_ones_own_choice(tmp_path, passages, encode_with):
+def test_an_ivf_index_is_near_flat(tmp_path, passages, encode_with):
     folder, cache = encode_with(random_vector), tmp_path / "cache"
     corpus = [{"id": str(n), "title": "", "text": str(n)} for n in range(passages)]
     queries = [str(50_000 + n) for n in range(200)]
@@ -617,24 +617,15 @@ def test_ivfs_default_is_near_flat_and_nprobe_is_ones_own_choice(tmp_path, passa
         found = ids(retriever.DenseRetriever(corpus, folder, index, cache).search(queries, 10))
         return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact, found, strict=True)])
 
-    one = recall("IVF32,Flat,nprobe=1")
-    default = recall("IVF32,Flat")  # 8 of 32 lists
-    assert one < 0.75 and default > 0.85 and recall("IVF32,Flat,nprobe=32") == 1
-    assert recall("IVF32,Flat,nprobe=1") == one
+    assert recall("IVF32,Flat") > .85  # 8 of 32 lists
+    assert recall("IVF8,Flat") == 1        # all
     files = list(cache.glob("*.faiss"))
-    assert len(files) == (2 if passages >= retriever.MEMORY_ONLY_BELOW else 0)  # nprobe is not of the index
+    assert len(files) == (3 if passages >= retriever.MEMORY_ONLY_BELOW else 0)
 
 
 @pytest.mark.parametrize(
     "index, said",
     [
-        ("IVF4,Flat,nprobe=0", "nprobe is a number of lists, 1 or more"),
-        ("IVF4,Flat,nprobe=-1", "nprobe is a number of lists, 1 or more"),
-        ("IVF4,Flat,nprobe=many", "nprobe is a number of lists, 1 or more"),
-        ("IVF4,Flat,nprobe=", "nprobe is a number of lists, 1 or more"),
-        ("IVF4,Flat,nprobe=5", "the index has 4 lists"),
-        ("Flat,nprobe=4", "only an IVF index has lists"),
-        ("IVF4,nprobe=2,Flat", "nprobe is a number of lists, 1 or more"),
         ("IVF64,Nonsense", "FAISS refuses this index"),
         ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
     ],
@@ -645,12 +636,12 @@ def test_an_index_that_cannot_be_is_refused(tmp_path, encode_with, index, said):
         retriever.DenseRetriever(corpus, folder, index, tmp_path)
 
 
-def test_nprobe_reaches_an_index_behind_a_transform(tmp_path, encode_with):
+def test_lists_are_found_behind_a_transform(tmp_path, encode_with):
     import faiss
 
     corpus = titled(*[f"w{n % 16} " for n in range(300)])
-    r = retriever.DenseRetriever(corpus, encode_with(bag_of_words), "PCA8,IVF4,Flat,nprobe=3", tmp_path)
-    assert faiss.extract_index_ivf(r.index).nprobe == 3
+    r = retriever.DenseRetriever(corpus, encode_with(bag_of_words), "PCA8,IVF16,Flat", tmp_path)
+    assert faiss.extract_index_ivf(r.index).nprobe == 8
 
 
 def test_an_encoder_that_is_not_there_fails_with_the_hubs_words(monkeypatch):
@@ -684,27 +675,23 @@ def test_a_folder_without_an_encoder_is_named(tmp_path):
 QUERY, PASSAGE = "query: ", "passage: "
 INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 BGE = "Represent this sentence for searching relevant passages: "
-README = "---\ntags:\n- embeddings\nbase_model: intfloat/multilingual-e5-small\n---\n# Ours\n"
 
 
-@pytest.mark.parametrize("folder, prompts, files, before", [
-    ("intfloat/e5-base-v2", {}, {}, (QUERY, PASSAGE)),
-    ("models--intfloat--e5-base-v2/snapshots/0a1b", {}, {}, (QUERY, PASSAGE)),
-    ("a/multilingual-e5-large-instruct", {}, {}, (INSTRUCT, "")),
-    ("a/e5-mistral-7b-instruct", {"sts_query": "Compare: "}, {}, (INSTRUCT, "")),
-    ("a/stage5-encoder", {}, {}, ("", "")),
-    ("a/bge-m3", {}, {}, ("", "")),
-    ("a/bge-base-en-v1.5", {}, {}, (BGE, "")),
-    ("a/bge-base-zh-v1.5", {}, {}, ("为这个句子生成表示以用于检索相关文章：", "")),
-    ("a/e5-base-v2", {"query": "Q! ", "document": ""}, {}, ("Q! ", "")),
-    ("a/own", {"query": "Q! ", "document": "", "passage": "P! "}, {}, ("Q! ", "P! ")),
-    ("e5/checkpoint-500", {"query": "", "document": ""}, {}, ("", "")),
-    ("e5/checkpoint-500", {}, {"config.json": '{"_name_or_path": "a/e5-small"}'}, (QUERY, PASSAGE)),
-    ("a/ours", {}, {"README.md": README}, (QUERY, PASSAGE)),
-    ("a/ours", {}, {"README.md": README.replace(": i", ":\n- i")}, (QUERY, PASSAGE)),
+@pytest.mark.parametrize("folder, prompts, before", [
+    ("intfloat/e5-base-v2", {}, (QUERY, PASSAGE)),
+    ("models--intfloat--e5-base-v2/snapshots/0a1b", {}, (QUERY, PASSAGE)),
+    ("a/multilingual-e5-large-instruct", {}, (INSTRUCT, "")),
+    ("a/e5-mistral-7b-instruct", {"sts_query": "Compare: "}, (INSTRUCT, "")),
+    ("a/stage5-encoder", {}, ("", "")),
+    ("a/bge-m3", {}, ("", "")),
+    ("a/bge-base-en-v1.5", {}, (BGE, "")),
+    ("a/bge-base-zh-v1.5", {}, ("为这个句子生成表示以用于检索相关文章：", "")),
+    ("a/e5-base-v2", {"query": "Q! ", "document": ""}, ("Q! ", "")),
+    ("a/own", {"query": "Q! ", "document": "", "passage": "P! "}, ("Q! ", "P! ")),
+    ("e5/checkpoint-500", {"query": "", "document": ""}, ("", "")),
 ])
 def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
-        folder, prompts, files, before, encode_with, tmp_path, capsys, monkeypatch):
+        folder, prompts, before, encode_with, tmp_path, capsys, monkeypatch):
     read = []
     encode_with(lambda text: [1.0])
     encoder = sys.modules["sentence_transformers"].SentenceTransformer
@@ -717,8 +704,7 @@ def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
     monkeypatch.setattr(encoder, "prompts", prompts)
     path = tmp_path / folder
     path.mkdir(parents=True)
-    for name, text in {"modules.json": "", **files}.items():
-        (path / name).write_text(text)
+    (path / "modules.json").touch()
     r = retriever.DenseRetriever(CORPUS, str(path))
     said = capsys.readouterr().out
     assert f"{before[0]!r} before queries, {before[1]!r} before passages" in said

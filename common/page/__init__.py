@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from common.files import read_jsonl, write_atomic
+from common.page.record import OF_TOKENS
 from common.report import config_of, evaluations, interval
 
 HERE = Path(__file__).parent
@@ -94,20 +95,12 @@ def item(where, sides):
     """A question and {side's name: its group} of it."""
     shown = []
     for name, group in sides.items():
-        nodes = [for_the_page(node) for node in group["nodes"]]
+        nodes = [{k: v for k, v in node.items() if k not in OF_TOKENS} for node in group["nodes"]]
         side = {"name": name, "nodes": nodes, "trajectories": group["trajectories"]}
         shown.append(side | {"beside": group.get("beside")})
     names = ("question_id", "question", "type", "hops", "gold", "evidence", "step")
     about = {key: group.get(key) for key in names}
     return about | {"where": where, "sides": shown}
-
-
-def for_the_page(node):
-    """Without token ids, and with log-probs as short as anyone reads them."""
-    node = {k: v for k, v in node.items() if k not in ("ids", "observation_ids")}
-    if "logprobs" in node:
-        node["logprobs"] = [round(x, 3) for x in node["logprobs"]]
-    return node
 
 
 # ---------------------------------------------------------------- settings, curves, the file

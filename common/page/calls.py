@@ -105,12 +105,12 @@ def is_standard(trajectory):
 
 # ---------------------------------------------------------------- records
 
-def group_record(trajectories, question, label, tokenizer=None, credit=None, **extra):
+def group_record(trajectories, question, label, credit=None, **extra):
     """Trajectories of one question. credit: {(id(trajectory), turn): what credit_of says of it}."""
     def of_turn(t, k):
         return {"label": label(t.turns[k]), **(credit or {}).get((id(t), k), {})}
 
-    return record.group_of(question, trajectories, of_turn, reasons, tokenizer, **extra)
+    return record.group_of(question, trajectories, of_turn, reasons, **extra)
 
 
 def credit_of(batches, gamma, lam):
@@ -152,13 +152,13 @@ def reasons(trajectory, question):
     return said
 
 
-def sample_record(policy, done, questions, step, group_size, label, credit):
+def sample_record(done, questions, step, group_size, label, credit):
     """The step's first question with different rewards, else its first. credit: see credit_of."""
     groups = [done[i:i + group_size] for i in range(0, len(done), group_size)]
     rewards = [[t.reward for t in group] for group in groups]
     i = record.first_with_spread(rewards)
     more = {"step": step, "prompt_ids": groups[i][0].prompt_ids, "beside": "value"}
-    return group_record(groups[i], questions[i], label, policy.tokenizer, credit, **more)
+    return group_record(groups[i], questions[i], label, credit, **more)
 
 
 def prediction(trajectory, question, label):
@@ -193,7 +193,7 @@ def that_fit(trajectories, max_length):
     return fit
 
 
-def keep_learned(folder, policy, examples, label):
+def keep_learned(folder, examples, label):
     """samples.jsonl of a run folder: the first and the last conversation as they are trained on."""
     if read_jsonl(folder.path / "samples.jsonl"):
         return
@@ -203,4 +203,4 @@ def keep_learned(folder, policy, examples, label):
             question, [t],
             lambda t, k: {"label": label(t.turns[k])},
             lambda t, q: [f"from: {t.info.source}"],
-            policy.tokenizer, step=0, prompt_ids=t.prompt_ids)])
+            step=0, prompt_ids=t.prompt_ids)])

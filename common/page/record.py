@@ -11,13 +11,11 @@ A group is a question with the trajectories sampled for it:
     beside        the fact of a node that stands beside it in the tree, such as "value"
 """
 
-import itertools
-
 from common.files import console, plain
 from common.metrics import normalize_answer
 
-PRIVATE = ("id", "parents", "text", "observation", "ids", "observation_ids", "logprobs", "pieces", "label",
-           "how")
+OF_TOKENS = ("ids", "observation_ids", "logprobs")  # in samples.jsonl alone
+PRIVATE = ("id", "parents", "text", "observation", "label", "how", *OF_TOKENS)
 
 
 def group(question, nodes, trajectories, **extra):
@@ -35,8 +33,9 @@ def group(question, nodes, trajectories, **extra):
     }
 
 
-def group_of(question, trajectories, of_turn, why, tokenizer=None, **extra):
-    """The record of a question's trajectories; a turn that paths share is one node.
+def group_of(question, trajectories, of_turn, why, **extra):
+    """The record of a question's trajectories; a turn that paths share is one node. With prompt_ids those of
+    the turns stand there, too.
 
     of_turn(trajectory, k) -> {"label", …}: what is told of its turn k. why(trajectory, question) -> lines on
     what led to its reward."""
@@ -46,7 +45,7 @@ def group_of(question, trajectories, of_turn, why, tokenizer=None, **extra):
         for k, turn in enumerate(t.turns):
             if id(turn) not in number:
                 number[id(turn)] = len(nodes)
-                nodes.append(turn_node(len(nodes), path[-1:], turn, tokenizer, **of_turn(t, k)))
+                nodes.append(turn_node(len(nodes), path[-1:], turn, "prompt_ids" in extra, **of_turn(t, k)))
             path.append(number[id(turn)])
         done.append(outcome(t, path, why(t, question)))
     return group(question, nodes, done, **extra)
@@ -62,9 +61,8 @@ def root_node():
     return {"id": 0, "parents": [], "label": "question", "sampled": False}
 
 
-def turn_node(number, parents, turn, tokenizer=None, **extra):
-    """A Turn as a node; with a tokenizer also the ids that were trained on, their log-probs
-    and their pieces of text."""
+def turn_node(number, parents, turn, with_ids=False, **extra):
+    """A Turn as a node; with_ids: also the ids that were trained on, and their log-probs."""
     node = {
         "id": number,
         "parents": parents,
@@ -75,11 +73,8 @@ def turn_node(number, parents, turn, tokenizer=None, **extra):
         "entropy": round(turn.entropy, 4),
     }
     node |= {key: value for key, value in extra.items() if value is not None}
-    if tokenizer is not None:
-        node["ids"] = turn.ids
-        node["observation_ids"] = turn.observation_ids
-        node["logprobs"] = turn.logprobs
-        node["pieces"] = pieces(tokenizer, turn.ids, turn.text)
+    if with_ids:
+        node |= {name: getattr(turn, name) for name in OF_TOKENS}
     return node
 
 
@@ -115,24 +110,6 @@ def compared(answer, golds):
     answer = normalize_answer(answer or "")
     golds = " | ".join(map(normalize_answer, golds))
     return f"{answer!r} against {golds!r}"
-
-
-def pieces(tokenizer, ids, text):
-    """The text cut where its tokens begin; joined they are the text.
-
-    Special tokens that decoding leaves out become empty."""
-    starts = []
-    at = 0
-    for token in ids:
-        piece = tokenizer.decode([token]).strip()
-        found = text.find(piece, at) if piece else -1
-        if not 0 <= found <= at + 8:
-            piece, found = "", at
-        starts.append(found)
-        at = found + len(piece)
-    if starts:
-        starts[0] = 0
-    return [text[start:end] for start, end in itertools.zip_longest(starts, starts[1:])]
 
 
 def gold_sentences(question):

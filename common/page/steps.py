@@ -78,7 +78,7 @@ def why(trajectory, question, facts):
     return lines
 
 
-def group_record(trajectories, question, label, step_reward, tokenizer=None, **extra):
+def group_record(trajectories, question, label, step_reward, **extra):
     """Trajectories of one question for the page."""
     facts = {id(t): cascade_facts(t, step_reward) for t in trajectories}
     rewards = [t.reward for t in trajectories]
@@ -87,7 +87,7 @@ def group_record(trajectories, question, label, step_reward, tokenizer=None, **e
         advantage = t.advantages[k] if t.advantages else None
         return {"label": label(t.turns[k]), "advantage": advantage, **facts[id(t)][k]}
 
-    def reasons(t):
+    def reasons(t, question):
         lines = why(t, question, facts[id(t)])
         if t.advantages and len(rewards) > 1:
             mean = sum(rewards) / len(rewards)
@@ -96,7 +96,7 @@ def group_record(trajectories, question, label, step_reward, tokenizer=None, **e
                 f"deviation of {len(rewards)} = {t.advantages[0]:.3f}")
         return lines
 
-    return record.group_of(question, trajectories, of_turn, reasons, tokenizer, beside="d_TA", **extra)
+    return record.group_of(question, trajectories, of_turn, reasons, beside="d_TA", **extra)
 
 
 def prediction(trajectory, question, label, step_reward):

@@ -87,7 +87,7 @@ def budget_is_spent(folder, tokens):
 # ---------------------------------------------------------------- records
 
 
-def worker_node(number, parent, worker, tokenizer, advantage):
+def worker_node(number, parent, worker, with_ids, advantage):
     """A worker as a node; one that had nothing to read sampled nothing."""
     info = worker.info
     label = info.sub_question + (f" [{info.entity}]" if info.entity else "")
@@ -95,15 +95,15 @@ def worker_node(number, parent, worker, tokenizer, advantage):
         empty = {"id": number, "parents": [parent], "label": label, "sampled": False}
         return empty | {"observation": info.sentence, "problem": info.problem}
     facts = {"label": label, "role": "worker", "advantage": advantage, "problem": info.problem or None}
-    node = record.turn_node(number, [parent], worker.turns[0], tokenizer, **facts)
+    node = record.turn_node(number, [parent], worker.turns[0], with_ids, **facts)
     read = [f"[{i}] {line}" for i, line in enumerate(info.materials)]
     return node | {"observation": "\n".join(["read:", *read])}
 
 
-def group_record(trajectories, question, tokenizer=None, chosen_by=None, **extra):
+def group_record(trajectories, question, chosen_by=None, **extra):
     """Trajectories of one question for the page: the DAG of planner turns and the workers between them.
     chosen_by: (lines that say the rule, trajectory -> what it made of it, the chosen trajectories)."""
-    nodes, done = [record.root_node()], []
+    nodes, done, with_ids = [record.root_node()], [], "prompt_ids" in extra
     for t in trajectories:
         advantage = t.advantages[0] if t.advantages else None
         path, parents = [0], [0]
@@ -114,10 +114,10 @@ def group_record(trajectories, question, tokenizer=None, chosen_by=None, **extra
                 label = f"answer: {t.info.answer or '-'}"
             planner = len(nodes)
             facts = {"label": label, "role": "planner", "advantage": advantage}
-            nodes.append(record.turn_node(planner, parents, turn, tokenizer, **facts))
+            nodes.append(record.turn_node(planner, parents, turn, with_ids, **facts))
             parents = list(range(planner + 1, planner + 1 + len(reports))) or [planner]
             for number, worker in zip(parents, reports, strict=False):
-                nodes.append(worker_node(number, planner, worker, tokenizer, advantage))
+                nodes.append(worker_node(number, planner, worker, with_ids, advantage))
             path += range(planner, len(nodes))
         done.append(record.outcome(t, path, why(t, question, chosen_by)))
     return record.group(question, nodes, done, **extra)
@@ -148,7 +148,7 @@ def prediction(trajectory, question):
     return row | group_record([trajectory], question)
 
 
-def sample_record(policy, questions, made, chosen, stage, K, step, rule):
+def sample_record(questions, made, chosen, stage, K, step, rule):
     """The iteration's first question with different rewards. rule: lines on the threshold K."""
     rewards = [[t.reward for t in group] for group in made]
     i = record.first_with_spread(rewards)
@@ -166,7 +166,7 @@ def sample_record(policy, questions, made, chosen, stage, K, step, rule):
                        f"{sum(counts[1:])} of {sum(map(len, made))}"]
     more = {"step": step, "prompt_ids": made[i][0].prompt_ids}
     chosen_by = rule, passed, chosen[i]
-    return group_record(made[i], questions[i], policy.tokenizer, chosen_by, **more)
+    return group_record(made[i], questions[i], chosen_by, **more)
 
 
 # ---------------------------------------------------------------- the table of all stages

@@ -160,6 +160,6 @@ def sample_record(policy, roots, questions, step, cfg, temperature, window, labe
 
     more = {"step": step, "prompt_ids": leaves[0].trajectory.prompt_ids, "beside": "value"}
     trajectories = [leaf.trajectory for leaf in leaves]
-    group = record.group_of(question, trajectories, of_turn, why, policy.tokenizer, **more)
+    group = record.group_of(question, trajectories, of_turn, why, **more)
     group["nodes"][0]["value"] = root.value
     return group
