@@ -117,9 +117,12 @@ def within_limit(splits, prompt_length, limit, skip_bad):
     found = []
     for split in splits:
         questions = split.questions if split else []
-        fits = [q for q in questions if prompt_length(q) <= limit]
+        lengths = {q.id: prompt_length(q) for q in questions}
+        fits = [q for q in questions if lengths[q.id] <= limit]
         if len(fits) < len(questions):
-            words = f"{len(questions) - len(fits)} questions have prompts over --max-prompt {limit} tokens"
+            longest = max(lengths, key=lengths.get)
+            words = (f"{len(questions) - len(fits)} questions have prompts over --max-prompt {limit} tokens "
+                     f"(question {longest} has {lengths[longest]})")
             if not (fits and skip_bad):
                 raise data.DataError(f"{words}; raise it, or leave such questions out with --skip-bad")
             say(f"left out: {words}")
