@@ -115,38 +115,15 @@ def main(argv=None):
         for name, how in ways.items():
             counts[name] = Scoring(*how)
             times[name].append(measure(policy, cases, args.size, counts[name]))
-    header = [
-        "",
-        "seconds",
-        "questions/s",
-        "states asked",
-        "scored",
-        "pairs/s",
-        "hit rate",
-        "times slower",
-    ]
+    header = ["", "seconds", "questions/s", "states asked", "scored", "pairs/s", "hit rate", "times slower"]
     fastest = statistics.median(times["all together, cached"])
     rows = []
     for name, c in counts.items():
         seconds = statistics.median(times[name])
-        hits = f"{1 - c.scored / c.asked:.2f}"
-        rows.append(
-            [
-                name,
-                f"{seconds:.2f}",
-                f"{len(cases) / seconds:.1f}",
-                c.asked,
-                c.scored,
-                f"{c.pairs / seconds:.0f}",
-                hits,
-                f"{seconds / fastest:.1f}",
-            ]
-        )
-    table(
-        f"{len(cases)} questions, {args.size} paths each, {torch.get_num_threads()} threads",
-        header,
-        rows,
-    )
+        rows.append([
+            name, f"{seconds:.2f}", f"{len(cases) / seconds:.1f}", c.asked, c.scored,
+            f"{c.pairs / seconds:.0f}", f"{1 - c.scored / c.asked:.2f}", f"{seconds / fastest:.1f}"])
+    table(f"{len(cases)} questions, {args.size} paths each, {torch.get_num_threads()} threads", header, rows)
     say("medians; the same paths in all rows")
 
 

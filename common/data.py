@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import formats, metrics
-from common.files import HubError, UserError, locate, looks_like_path
+from common.files import UserError, locate, looks_like_path
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
 
@@ -75,35 +75,29 @@ def hub_split(source, role):
         return repository, config or None, split or ("train" if role == "train" else "test")
     name, split = _named(source)
     repository, config, splits = HUB[name]
-    if split and split not in splits:
+    split = split or ("train" if role == "train" else splits[-1])
+    if split not in splits:
         raise DataError(f"{source}: {name} has no {split} split, only {', '.join(splits)}")
-    if role == "evaluation":
-        return repository, config, split or splits[-1]
-    if "train" not in splits:
+    if role == "train" and split != "train":
         others = ", ".join(n for n in HUB if "train" in HUB[n][2])
-        raise DataError(f"{source}: {name} has no training split; train on {others}, or a file of your own")
-    if split not in ("", "train"):
-        raise DataError(f"{source}: not a training split, but one to evaluate on; train on {name}-train")
-    return repository, config, "train"
+        raise DataError(f"{source}: not a training split, but one to evaluate on; train on {others}")
+    return repository, config, split
 
 
 def _from_hub(source, role):
     """(number, row) of a data set of the hub."""
     repository, config, split = hub_split(source, role)
-    failed = f"{source}: the hub data set {repository!r} did not load"
     names = ", ".join(["world", *HUB])
     advice = f"Give a file ({FORMATS}), a hub id owner/name[:config[:split]], or one of {names}"
     if not _named(source) and looks_like_path(repository):  # the hub is not asked
         raise DataError(f"{source}: no such file here. {advice}")
     try:
-        repository = locate(repository, "dataset")
         import datasets
-        rows = datasets.load_dataset(repository, config, split=split)
-    except HubError as error:
-        raise DataError(f"{failed}: {error}. {advice}") from error
+        rows = datasets.load_dataset(locate(repository, "dataset"), config, split=split)
     except Exception as error:  # whatever `datasets` raises, the user needs the same remedy
         what = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0][:200]}"
-        raise DataError(f"{failed}, config {config}, split {split} ({what}). {advice}") from error
+        raise DataError(f"{source}: the hub data set {repository!r}, config {config}, split {split} did not "
+                        f"load ({what}). {advice}") from error
     yield from enumerate(rows, 1)
 
 

@@ -40,29 +40,26 @@ def load(source, kind, layers=0):
         from common.world import tiny_encoders
         return tiny_encoders.tiny_t5() if kind == "question" else tiny_encoders.tiny_bert(kind)
     folder = models.find_model(source)
-    how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
-    if layers:
-        how["num_hidden_layers"] = layers
+    few = {"num_hidden_layers": layers} if layers else {}
     try:
-        model = ENCODERS[kind].from_pretrained(folder, **how)
+        model = ENCODERS[kind].from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, **few)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise models.load_error(source, error) from error
     return model.to(models.default_device()), models.load_tokenizer(folder)
 
 
-class Together(torch.nn.Module):
+class Together(torch.nn.ModuleDict):
     """Several models {name: (model, tokenizer)} that one optimizer trains, a folder of a checkpoint each."""
 
     def __init__(self, parts):
-        super().__init__()
-        for name, (model, _) in parts.items():
-            self.add_module(name, model)
-        self.tokenizers = {name: tokenizer for name, (_, tokenizer) in parts.items()}
+        super().__init__({name: model for name, (model, _) in parts.items()})
+        self.parts = parts
 
     def save_pretrained(self, folder):
-        for name, tokenizer in self.tokenizers.items():
-            getattr(self, name).save_pretrained(Path(folder) / name)
-            tokenizer.save_pretrained(Path(folder) / name)
+        for name, parts in self.parts.items():
+            for part in parts:
+                part.save_pretrained(Path(folder) / name)
 
 
 # ---------------------------------------------------------------- batches
@@ -114,13 +111,13 @@ class PairTokenizer:
         self.shortened = 0  # states that left out their oldest sentences
         self.sep = self.ids(SEP, own=True)
         # what stands before, between and behind the two texts of a pair
-        pair, text = tokenizer("a", "a")["input_ids"], self.ids("a")
-        starts = [i for i in range(len(pair)) if pair[i:i + len(text)] == text]
-        first, second = starts[0], starts[-1]
-        self.before = pair[:first]
-        self.between = pair[first + len(text):second]
-        self.behind = pair[second + len(text):]
-        self.types = "token_type_ids" in tokenizer("a", "a")
+        pair, text = tokenizer("a", "a"), self.ids("a")
+        ids = pair["input_ids"]
+        starts = [i for i in range(len(ids)) if ids[i:i + len(text)] == text]
+        self.before = ids[:starts[0]]
+        self.between = ids[starts[0] + len(text):starts[-1]]
+        self.behind = ids[starts[-1] + len(text):]
+        self.types = "token_type_ids" in pair
 
     def ids(self, text, own=False):
         """Token ids of a text, cut to its quarter. A text of others can write neither <sep> nor a special
