@@ -53,7 +53,9 @@ class Together(torch.nn.ModuleDict):
     """Several models {name: (model, tokenizer)} that one optimizer trains, a folder of a checkpoint each."""
 
     def __init__(self, parts):
-        super().__init__({name: model for name, (model, _) in parts.items()})
+        super().__init__()
+        for name, (model, _) in parts.items():
+            self[name] = model
         self.parts = parts
 
     def save_pretrained(self, folder):
@@ -151,7 +153,8 @@ class PairTokenizer:
             if second is not None:
                 row, rest = row + self.between, second + rest
             rows.append(row + rest)
-            kinds.append([0] * len(row) + [int(second is not None)] * len(rest))
+            side = int(second is not None)
+            kinds.append([0] * len(row) + [side] * len(rest))
         batch = inputs_of(rows, self.tokenizer, device)
         if self.types:
             batch["token_type_ids"] = padded(kinds, 0, device)

@@ -46,9 +46,13 @@ def f1(prediction, golds):
 def _token_f1(prediction, gold):
     if prediction != gold and {prediction, gold} & {"yes", "no", "noanswer"}:
         return 0.0
-    p, g = prediction.split(), gold.split()
-    same = (Counter(p) & Counter(g)).total()
-    return _harmonic(same / len(p), same / len(g)) if same else 0.0
+    p = prediction.split()
+    g = gold.split()
+    common = Counter(p) & Counter(g)
+    same = common.total()
+    if same == 0:
+        return 0.0
+    return _harmonic(same / len(p), same / len(g))
 
 
 def evidence_scores(predicted, gold):
@@ -57,7 +61,11 @@ def evidence_scores(predicted, gold):
     As update_sp of hotpot_evaluate_v1.py: f1 is 0 where nothing is shared, em asks for equal sets. MuSiQue's
     script compares paragraphs' indices (Question.support_paragraphs), because two of them may have one
     title."""
-    predicted, gold = ({tuple(x) if isinstance(x, list) else x for x in of} for of in (predicted, gold))
+    def facts(given):
+        return {tuple(x) if isinstance(x, list) else x for x in given}
+
+    predicted = facts(predicted)
+    gold = facts(gold)
     right = len(predicted & gold)
     precision = right / len(predicted) if predicted else 0.0
     recall = right / len(gold) if gold else 0.0
@@ -74,9 +82,11 @@ def bootstrap_interval(values):
     """(mean, low, high): 95 % percentile interval of the mean, questions drawn anew 2000 times."""
     values = np.asarray(values, dtype=float)
     n = len(values)
-    rows = np.random.default_rng(0).integers(0, n, (2000, n))
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, n, (2000, n))
     means = values[rows].sum(1) / n
-    low, high = np.quantile(means, [(1 - .95) / 2, (1 + .95) / 2])
+    ends = [(1 - .95) / 2, (1 + .95) / 2]
+    low, high = np.quantile(means, ends)
     return float(values.sum() / n), float(low), float(high)
 
 
@@ -89,8 +99,9 @@ def with_interval(key, values):
 def by_standard(rows):
     """EM of the prediction rows that are "standard" and of the others, with intervals."""
     found = {}
-    for key, standard in (("em_standard", True), ("em_other", False)):
-        ems = [row["em"] for row in rows if (row["standard"] == 1) == standard]
+    standard = [row["em"] for row in rows if row["standard"]]
+    others = [row["em"] for row in rows if not row["standard"]]
+    for key, ems in (("em_standard", standard), ("em_other", others)):
         if ems:
             found |= with_interval(key, ems)
     return found
@@ -109,7 +120,8 @@ def by_pattern(rows):
     table = {}
     for pattern in frequent[:10]:
         share = len(of[pattern]) / len(rows)
-        table[pattern] = [round(share, 4), round(_mean(of[pattern]), 4)]
+        em = _mean(of[pattern])
+        table[pattern] = [round(share, 4), round(em, 4)]
     return table
 
 
@@ -131,7 +143,8 @@ def seed_interval(values):
     values = np.asarray(values, dtype=float)
     n = len(values)
     mean = values.mean()
-    half = t.ppf((1 + .95) / 2, n - 1) * values.std(ddof=1) / np.sqrt(n)
+    factor = t.ppf((1 + .95) / 2, n - 1)
+    half = factor * values.std(ddof=1) / np.sqrt(n)
     return float(mean), float(mean - half), float(mean + half)
 
 

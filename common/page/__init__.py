@@ -43,7 +43,8 @@ def write_page(folder):
     if steps:
         summaries.append(f"{steps} steps")
     title = f"{folder.parent.name} / {folder.name}"
-    return fill(folder / "trajectories.html", title, sets, {folder.name: config_of(folder)}, {
+    configs = {folder.name: config_of(folder)}
+    return fill(folder / "trajectories.html", title, sets, configs, {
         "summary": " · ".join(summaries),
         "curves": picture(folder / "curves.png"),
     })
@@ -76,18 +77,22 @@ def paired(sides):
     by_id = {}
     for name, predictions in sides.items():
         by_id[name] = {row["question_id"]: row for row in predictions if row.get("nodes")}
-    common = [id for id in next(iter(by_id.values())) if all(id in rows for rows in by_id.values())]
-    return [{name: rows[id] for name, rows in by_id.items()} for id in common]
+    found = []
+    for id in next(iter(by_id.values())):
+        if all(id in rows for rows in by_id.values()):
+            found.append({name: rows[id] for name, rows in by_id.items()})
+    return found
 
 
 def items_of(sets):
     """(items of [(set, [{side: group}], how many at most)], what is left out, in words); evenly spaced."""
     items, left_out = [], []
     for where, found, most in sets:
-        keep = np.linspace(0, len(found) - 1, min(most, len(found))).round().astype(int)
-        items += [item(where, found[i]) for i in keep]
-        if len(keep) < len(found):
-            left_out.append(f"{len(keep)} of the {len(found)} questions of {where} are here.")
+        n = len(found)
+        places = np.linspace(0, n - 1, min(most, n)).round()
+        items += [item(where, found[int(i)]) for i in places]
+        if most < n:
+            left_out.append(f"{most} of the {n} questions of {where} are here.")
     return items, " ".join(left_out)
 
 
@@ -95,7 +100,9 @@ def item(where, sides):
     """A question and {side's name: its group} of it."""
     shown = []
     for name, group in sides.items():
-        nodes = [{k: v for k, v in node.items() if k not in OF_TOKENS} for node in group["nodes"]]
+        nodes = []
+        for node in group["nodes"]:
+            nodes.append({key: value for key, value in node.items() if key not in OF_TOKENS})
         side = {"name": name, "nodes": nodes, "trajectories": group["trajectories"]}
         shown.append(side | {"beside": group.get("beside")})
     names = ("question_id", "question", "type", "hops", "gold", "evidence", "step")
@@ -122,7 +129,8 @@ def settings(configs):
 
 def without_empty_columns(table):
     columns = zip(table["header"], *table["rows"], strict=True)
-    header, *rows = zip(*[column for column in columns if any(column[1:])], strict=True)
+    filled = [column for column in columns if any(column[1:])]
+    header, *rows = zip(*filled, strict=True)
     return {"header": header, "rows": rows}
 
 
@@ -139,11 +147,12 @@ def fill(path, title, sets, configs, content):
     items, left_out = items_of(sets)
     content |= {"title": title, "items": items, "left_out": left_out, "settings": settings(configs)}
     content = json.dumps(content, ensure_ascii=False)
+    packed = gzip.compress(content.encode("utf-8", "replace"), mtime=0)
     script = (HERE / "trajectories.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
     parts = {
         "TITLE": html.escape(title),
-        "DATA": base64.b64encode(gzip.compress(content.encode("utf-8", "replace"), mtime=0)).decode(),
+        "DATA": base64.b64encode(packed).decode(),
         "SCRIPT": script,
         "SCRIPT_HASH": "sha256-" + base64.b64encode(digest).decode(),
     }

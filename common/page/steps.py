@@ -26,18 +26,21 @@ DISTANCES = {
 def step_metrics(groups, retriever):
     """Means over the training step's trajectories; distances over those that were measured."""
     done = [t for group in groups for t in group]
-    with_spread = sum(training.has_spread([t.reward for t in group]) for group in groups)
+    rewards = [[t.reward for t in group] for group in groups]
+    with_spread = sum(map(training.has_spread, rewards))
+    turns = [turn for t in done for turn in t.turns]
     right = [t for t in done if t.info.em]
     row = rollout.means(done) | rollout.search_repairs(retriever)
     row["reward/format"] = rollout.mean(not (t.info.problem or t.info.invalid) for t in done)
     row["rollout/flat_groups"] = 1 - with_spread / len(groups)
     row["rollout/tokens"] = sum(t.sampled_tokens for t in done)
     row["rollout/tokens_right"] = rollout.mean(t.sampled_tokens for t in right)
-    row["rollout/entropy"] = rollout.entropy([turn for t in done for turn in t.turns])
-    if any(t.info.d_TA is not None for t in done):
+    row["rollout/entropy"] = rollout.entropy(turns)
+    scored = [t for t in done if t.info.d_TA is not None]
+    if scored:
         row["reward/cascade"] = rollout.mean(t.reward for t in right)
-        row["reward/d_TA"] = rollout.mean(d for t in done for d in t.info.d_TA or ())
-        row["reward/d_TQ"] = rollout.mean(d for t in done for d in t.info.d_TQ or ())
+        row["reward/d_TA"] = rollout.mean(d for t in scored for d in t.info.d_TA)
+        row["reward/d_TQ"] = rollout.mean(d for t in scored for d in t.info.d_TQ)
     return row
 
 
@@ -135,7 +138,10 @@ def show_table(cfg, stages, paper_eval):
     merged = f"{cfg.name}-merged-"
     for folder in sorted(path.parent.glob(f"{merged}*")):
         named[f"merged {folder.name.removeprefix(merged)}"] = folder
-    runs = {label: [folder] for label, folder in named.items() if list(folder.glob("eval_*.json"))}
+    runs = {}
+    for label, folder in named.items():
+        if list(folder.glob("eval_*.json")):
+            runs[label] = [folder]
 
     def paper(label, sets):
         same = set(sets) == set(paper_eval.split(","))
@@ -189,6 +195,8 @@ def draw_distances(axis, rows, key):
             continue
         x = turns.columns + 1
         axis.plot(x, turns.mean(), "o-", color=colour, label=name)
-        axis.fill_between(x, turns.quantile(.25), turns.quantile(.75), color=colour, alpha=.15)
+        low = turns.quantile(.25)
+        high = turns.quantile(.75)
+        axis.fill_between(x, low, high, color=colour, alpha=.15)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.25)

@@ -39,7 +39,9 @@ def rollout_metrics(made, chosen, stage, K, conversations):
     row = rollout.means(done)
     if stage in BY_THRESHOLD:
         first = rollout.means([group[0] for group in made])
-        row |= {key: value for key, value in first.items() if key.startswith("reward/")}
+        for key, value in first.items():
+            if key.startswith("reward/"):
+                row[key] = value
         row["select/threshold"] = K
     if stage == "grpo":
         row["rollout/flat_groups"] = 1 - rollout.mean(map(bool, chosen))
@@ -57,7 +59,9 @@ def rollout_metrics(made, chosen, stage, K, conversations):
 
 def faults_of(trajectories):
     """{what went wrong: how often}"""
-    total = sum((Counter(t.info.faults) for t in trajectories), Counter())
+    total = Counter()
+    for t in trajectories:
+        total.update(t.info.faults)
     return dict(sorted(total.items()))
 
 
@@ -92,8 +96,8 @@ def worker_node(number, parent, worker, with_ids, advantage):
     info = worker.info
     label = info.sub_question + (f" [{info.entity}]" if info.entity else "")
     if not worker.turns:
-        empty = {"id": number, "parents": [parent], "label": label, "sampled": False}
-        return empty | {"observation": info.sentence, "problem": info.problem}
+        empty = {"id": number, "parents": [parent], "label": label}
+        return empty | {"sampled": False, "observation": info.sentence, "problem": info.problem}
     facts = {"label": label, "role": "worker", "advantage": advantage, "problem": info.problem or None}
     node = record.turn_node(number, [parent], worker.turns[0], with_ids, **facts)
     read = [f"[{i}] {line}" for i, line in enumerate(info.materials)]
@@ -140,11 +144,13 @@ def why(trajectory, question, chosen_by):
 
 def prediction(trajectory, question):
     """A row of eval_<set>.json."""
-    workers = [worker for reports in trajectory.info.workers for worker in reports]
-    read = " ".join(line for worker in workers for line in worker.info.materials)  # not what they say of it
-    row = record.row(
-        question, trajectory.info, "answer problem em f1 searches tokens faults",
-        read=float(metrics.stands_in(question.answers, read)), rounds=len(trajectory.turns))
+    read = []  # not what workers say of it
+    for reports in trajectory.info.workers:
+        for worker in reports:
+            read += worker.info.materials
+    found = metrics.stands_in(question.answers, " ".join(read))
+    row = record.row(question, trajectory.info, "answer problem em f1 searches tokens faults")
+    row |= {"read": float(found), "rounds": len(trajectory.turns)}
     return row | group_record([trajectory], question)
 
 
@@ -161,9 +167,10 @@ def sample_record(questions, made, chosen, stage, K, step, rule):
         return f"r = {trajectory.reward:.3f} <= K = {K:.3f} does not pass, "
 
     if stage in BY_THRESHOLD:
-        counts = [sum(t.reward > K for t in group) for group in (made[i], *made)]
-        rule = [*rule, f"{counts[0]} of {len(made[i])} attempts of this question pass, of the iteration "
-                       f"{sum(counts[1:])} of {sum(map(len, made))}"]
+        passing = [sum(t.reward > K for t in group) for group in made]
+        attempts = sum(map(len, made))
+        rule = [*rule, f"{passing[i]} of {len(made[i])} attempts of this question pass, of the iteration "
+                       f"{sum(passing)} of {attempts}"]
     more = {"step": step, "prompt_ids": made[i][0].prompt_ids}
     chosen_by = rule, passed, chosen[i]
     return group_record(made[i], questions[i], chosen_by, **more)

@@ -2,9 +2,9 @@
 real T5 for what writes questions, all of two layers."""
 
 import torch
+import transformers
 
 from common import world
-from common.encoders import ENCODERS
 from common.world.tiny import word_level
 
 
@@ -31,6 +31,13 @@ def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
     )
 
 
+KINDS = {  # {what it is: (its class, its seed)}
+    "encoder": (transformers.AutoModel, 1),
+    "action": (transformers.AutoModelForNextSentencePrediction, 2),
+    "submit": (transformers.AutoModelForQuestionAnswering, 3),
+}
+
+
 def tiny_bert(kind):
     """(model, tokenizer) of "encoder", "action" or "submit". It starts out with what reading unseen names
     takes, and is free to change it: the encoder is a bag of words (its layers add nothing yet); in the
@@ -38,6 +45,7 @@ def tiny_bert(kind):
     from transformers import BertConfig
 
     width = 64
+    auto_class, seed = KINDS[kind]
     tokenizer = tiny_tokenizer()
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -49,8 +57,8 @@ def tiny_bert(kind):
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(1 + list(ENCODERS).index(kind))
-        model = ENCODERS[kind].from_config(config)
+        torch.manual_seed(seed)
+        model = auto_class.from_config(config)
         bert = getattr(model, "bert", model)
         bert.embeddings.word_embeddings.weight.normal_(0, 1)
         bert.embeddings.position_embeddings.weight.mul_(0.1 / 0.02 * 0.2)
@@ -131,7 +139,7 @@ def tiny_t5():
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(4)
-        model = ENCODERS["question"].from_config(config)
+        model = transformers.AutoModelForSeq2SeqLM.from_config(config)
         head = slice(0, dim)
         note, written = (torch.linalg.qr(torch.randn(width, dim)).Q.T for _ in range(2))  # (dim, width)
         back = model.encoder.block[0].layer[0].SelfAttention
