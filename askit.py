@@ -1203,7 +1203,7 @@ def load_stage(cfg, stage, start, cases):
     encoder = load_encoder(cfg, trained or cfg.encoder)
     evidence.tokenize(encoder.pair_tokenizer, cases)
     untrained = load_encoder(cfg, cfg.encoder)
-    evidence.freeze_vectors(untrained, cases, Path(cfg.out) / "askit" / "vectors")
+    evidence.freeze_vectors(untrained, cases)
     if stage == "coarse":
         return encoder, encoder
     if stage in ("qap", "sqg"):

@@ -7,7 +7,6 @@ time, as the authors' code does, and each pair of a state and a sentence by itse
 
 import argparse
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def load(run, questions):
     coarse = run and checkpoint.find(Path(f"{run}-coarse/checkpoint"))
     encoder = askit.load_encoder(cfg, coarse)
     evidence.tokenize(encoder.pair_tokenizer, found)
-    evidence.freeze_vectors(askit.load_encoder(cfg, ""), found, Path(tempfile.mkdtemp()))
+    evidence.freeze_vectors(askit.load_encoder(cfg, ""), found)
     source = run and checkpoint.find(Path(f"{run}-ppo/checkpoint"))
     return askit.load_policy(cfg, source, encoder, found), found
 

@@ -2,20 +2,16 @@
 of like length, mean pooling, vectors that are written once), and a T5 that writes questions (beams, sampling
 with a seed a row, log-probs of targets)."""
 
-import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 from safetensors import SafetensorError
 
 from common import chat
 from common import model as models
-from common.files import Progress
-from common.retriever import kept_vectors
 from common.rollout import no_progress
 
 SEP = " <sep> "  # between a question and what was found for it
@@ -197,27 +193,6 @@ class Encoder:
 def load_encoder(source, max_tokens, micro_tokens, precision="fp32"):
     model, tokenizer = load(source, "encoder")
     return Encoder(model.eval(), PairTokenizer("coarse", tokenizer, max_tokens), micro_tokens, precision)
-
-
-def frozen_vectors(encoder, texts, folder):
-    """(n, H) normalised vectors of lists of ids, mapped into memory from a file in `folder` that is made once
-    for an encoder and its texts."""
-    def make():
-        with Progress("vectors") as progress:
-            vectors = encoder.encode_all(texts, progress)
-        return torch.nn.functional.normalize(vectors, dim=-1).numpy()
-
-    return torch.from_numpy(kept_vectors(Path(folder) / f"{fingerprint(encoder, texts)}.npy", make))
-
-
-def fingerprint(encoder, texts):
-    digest = hashlib.sha256(encoder.precision.encode())
-    for name, weight in sorted(encoder.model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
-    for ids in texts:
-        digest.update(np.asarray([len(ids), *ids], dtype=np.int64).tobytes())
-    return digest.hexdigest()[:16]
 
 
 # ---------------------------------------------------------------- what writes

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from common import data, encoders, metrics, splits
-from common.files import say
+from common import data, metrics, splits
+from common.files import Progress, say
 
 SUBMIT, ASK = -1, -2  # actions of a search beside the sentences, which are numbered from 0
 
@@ -44,12 +44,15 @@ def tokenize(pair_tokenizer, cases):
         say(f"{name}: {cut} are cut to a quarter of --max-tokens {pair_tokenizer.max_tokens}")
 
 
-def freeze_vectors(encoder, cases, folder):
-    """Normalised vectors of every sentence, from the encoder before its training; they never change again."""
-    texts = [ids for case in cases for ids in case.tokens["coarse"][1]]
-    vectors = encoders.frozen_vectors(encoder, texts, folder)
+def freeze_vectors(encoder, cases):
+    """Normalised vectors of every sentence, from the encoder before its training; they never change again, so
+    a stage takes those of the one before it."""
+    new = [case for case in cases if case.vectors is None]
+    texts = [ids for case in new for ids in case.tokens["coarse"][1]]
+    with Progress("vectors") as progress:
+        vectors = torch.nn.functional.normalize(encoder.encode_all(texts, progress), dim=-1)
     at = 0
-    for case in cases:
+    for case in new:
         case.vectors = vectors[at:at + len(case.texts)]  # (sentences, H)
         at += len(case.texts)
 

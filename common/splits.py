@@ -114,17 +114,21 @@ def set_name(source):
 def within_limit(splits, prompt_length, limit, skip_bad):
     """The splits (None stays None) with the questions whose prompts fit into `limit` tokens; an overlong one
     is an error, or left out and counted with skip_bad."""
-    found = []
-    for split in splits:
-        questions = split.questions if split else []
-        lengths = {q.id: prompt_length(q) for q in questions}
-        fits = [q for q in questions if lengths[q.id] <= limit]
-        if len(fits) < len(questions):
-            longest = max(lengths, key=lengths.get)
-            words = (f"{len(questions) - len(fits)} questions have prompts over --max-prompt {limit} tokens "
-                     f"(question {longest} has {lengths[longest]})")
-            if not (fits and skip_bad):
-                raise data.DataError(f"{words}; raise it, or leave such questions out with --skip-bad")
-            say(f"left out: {words}")
-        found.append(split and replace(split, questions=fits))
-    return found
+    return [split and _within_limit(split, prompt_length, limit, skip_bad) for split in splits]
+
+
+def _within_limit(split, prompt_length, limit, skip_bad):
+    fits = []
+    for q in split.questions:
+        n = prompt_length(q)
+        if n <= limit:
+            fits.append(q)
+        elif not skip_bad:
+            raise data.DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt "
+                                 f"{limit}; raise it, or leave such questions out with --skip-bad")
+    left_out = len(split.questions) - len(fits)
+    if left_out:
+        say(f"left out {left_out} questions with prompts over {limit} tokens")
+    if not fits and split.questions:
+        raise data.DataError(f"no question fits into --max-prompt {limit} tokens")
+    return replace(split, questions=fits)

@@ -294,12 +294,12 @@ def test_spearman_is_scipys_with_ties_and_leaves_out_questions_without_spread(to
 # ---- models
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
+def tiny():
     """The embedded world's policy before any training, with some of its questions."""
     cases, _ = evidence.make_cases("dev", evidence.world_questions("dev", 12), 6)
     encoder = askit.load_encoder(CFG, "")
     evidence.tokenize(encoder.pair_tokenizer, cases)
-    evidence.freeze_vectors(encoder, cases, tmp_path_factory.mktemp("vectors"))
+    evidence.freeze_vectors(encoder, cases)
     return askit.load_policy(CFG, None, encoder, cases), cases
 
 

@@ -548,7 +548,7 @@ def test_bad_files_and_flags(tmp_path, qwen, capsys, monkeypatch):
     refuse("nothere: no such folder here", "--model", "nothere", *usable)
     refuse("a folder without config.json", "--model", tmp_path, *usable)
     refuse("needs --model or --checkpoint", *usable)
-    refuse("prompts over --max-prompt 50 tokens", *model, *usable, "--max-prompt", 50, "--name", "long")
+    refuse("the limit is --max-prompt 50", *model, *usable, "--max-prompt", 50, "--name", "long")
     with pytest.raises(SystemExit) as stop:
         at2po.main(["--learning-rate-of-doom", "1"])
     assert stop.value.code == 2 and "learning-rate-of-doom" in capsys.readouterr().err
