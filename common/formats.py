@@ -37,8 +37,6 @@ def parse_question(row, number=0):
         raise ValueError(f"expected an object, got {shown(row)}")
     if "qid_topic_entity" in row:
         return _parse_tog(row, number)
-    if isinstance(row.get("question"), list):
-        return _parse_qald(row, number)
     if "reward_model" in row:
         return _parse_verl(row, number)
     return _parse_plain(row, number)
@@ -241,25 +239,6 @@ def _parse_tog(row, number):
     entities = [[_text(label, "qid_topic_entity"), qid] for qid, label in topics.items()]
     text = _question(_dig(row, "question"), "question")
     return Question(f"qald-{number}", text, _golds(answers, "answer"), entities=entities)
-
-
-def _parse_qald(row, number):
-    """QALD-10's own files: answers are Wikidata ids, numbers and dates as they are, yes or no for ASK."""
-    texts = _rows(row["question"], "question", '[{"language", "string"}, …]',
-                  ("language",), ("string",))
-    english = next((text for language, text in texts if language == "en"), "")
-    answers = []
-    for a in _list(_dig(row, "answers"), "answers"):
-        if "boolean" in _object(a, "answers"):
-            answers.append("yes" if str(a["boolean"]).lower() == "true" else "no")
-        results = _object(a.get("results", {}), "answers.results")
-        for binding in _list(results.get("bindings", []), "answers.results.bindings"):
-            for entry in _object(binding, "answers.results.bindings").values():
-                value = _text(_dig({"bindings": entry}, "bindings", "value"), "bindings.value")
-                answers.append(value.rsplit("/entity/", 1)[-1])
-    golds = _golds([a for a in answers if a], "answer")
-    identity = _identity(number, row.get("id"))
-    return Question(identity, _question(english, "question"), golds)
 
 
 def _parse_verl(row, number):

@@ -355,7 +355,6 @@ def test_repeated_ids_are_told_apart():
 
 PARAGRAPH = {"idx": 4, "title": "T", "paragraph_text": "One sentence.", "is_supporting": True}
 STEP = {"id": 1, "question": "Who?", "answer": "Ada", "paragraph_support_idx": 4}
-BINDING = {"result": {"type": "uri", "value": "http://www.wikidata.org/entity/Q7"}}
 PASSAGES = {"title": ["T"], "sentences": [["One.", "Two."]]}
 LAYOUTS = {
     "hotpotqa": {
@@ -409,14 +408,6 @@ LAYOUTS = {
         "extra_info": {"split": "train", "index": 0},
     },
     "verl": {"question": "who?", "reward_model": {"style": "rule", "ground_truth": "Ada"}, "id": "x"},
-    "qald": {
-        "id": 3,
-        "question": [{"language": "en", "string": "Who?"}],
-        "answers": [
-            {"head": {"vars": ["result"]}, "results": {"bindings": [BINDING]}},
-            {"head": {}, "boolean": True},
-        ],
-    },
     "tog": {"question": "Who?", "answer": {"Q7": "Ada"}, "sparql": "…", "qid_topic_entity": {"Q1": "Bea"}},
     "triviaqa hub": {
         "question_id": "tc_1",

@@ -20,20 +20,16 @@ PATHS = {
     "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),  # up to 2
     "reward/em": Metric("share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}"),
     "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
-    "path/sentences": Metric(
-        "sentences that a path ends with", "sentences a path", "sentences {:.2f}"),
-    "train/question_kl": Metric(
-        "KL of sub-questions' tokens to the T5 that joint training began with"),
+    "path/sentences": Metric("sentences that a path ends with", "sentences a path", "sentences {:.2f}"),
+    "train/question_kl": Metric("KL of sub-questions' tokens to the T5 that joint training began with"),
     "path/questions": Metric("sub-questions asked a path", "sentences a path", "asked {:.2f}"),
-    "path/entropy": Metric(
-        "mean -log pi of the actions, nats", "entropy (nats an action)", "ent {:.3f}"),
+    "path/entropy": Metric("mean -log pi of the actions, nats", "entropy (nats an action)", "ent {:.3f}"),
     "time/rollout": Metric("seconds of sampling paths", SECONDS, "roll {:.1f}s"),
 }
 
 # of a step of supervised updates
 SUPERVISED = {
-    "train/loss": Metric(
-        "the supervised loss, mean of the updates", "supervised loss", "loss {:.3f}"),
+    "train/loss": Metric("the supervised loss, mean of the updates", "supervised loss", "loss {:.3f}"),
     "pretrain/validation_loss": Metric(
         "the supervised loss of questions that are not trained on (--validate)",
         "supervised loss", "validation {:.3f}", "validation"),

@@ -21,8 +21,7 @@ TREES = {
     "rollout/chain_tokens": Metric("sampled tokens of a chain, before anything is branched"),
     "rollout/cut_off": Metric("share of trajectories that ran out of --max-response, in a turn or with a "
                               "search result that did not fit"),
-    "train/turn_entropy": Metric("how evenly updates after the first are spread over turns, 0 to 1 (Eq "
-                                 "13)"),
+    "train/turn_entropy": Metric("how evenly updates after the first are spread over turns, 0 to 1 (Eq 13)"),
 }
 
 
