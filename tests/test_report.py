@@ -268,7 +268,7 @@ def test_a_file_of_the_run_is_added_and_runs_nothing(tmp_path, browser):
     write_page(run)
     page = open_page(browser, run)
     assert page.locator("#list li").count() == 60
-    assert "60 of the 90 groups" in page.locator("#left-out").inner_text()
+    assert "60 of the 90 questions of training" in page.locator("#left-out").inner_text()
     page.locator("#load").set_input_files(str(run / "samples.jsonl"))
     page.locator("#list li").nth(149).wait_for()
     assert page.locator("#list li").count() == 150

@@ -458,7 +458,7 @@ function saveSvg(picture, name) {
 // ---------------------------------------------------------------- a question, turn by turn
 
 const TOLD = new Set(["id", "parents", "text", "observation", "label", "sampled", "how", "clipped", "ids",
-  "observation_ids", "logprobs"]);
+  "observation_ids", "logprobs", "pieces"]); // (pieces: of earlier runs)
 const PLAIN = ["role", "problem", "stopped by", "tokens", "entropy"]; // where `how` tells the others
 
 function factsOf(n) {
