@@ -684,7 +684,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
                 optimizer.step()
             optimizer.zero_grad()
 
-        row |= trees.step_metrics(roots, kept, meter, expanded=cfg.expansion not in baselines.GROUPS)
+        row |= trees.step_metrics(roots, meter)
         row |= rollout.search_repairs(split.retriever)
         budget.add(row, drawn)
         row["sample"] = sample_record(policy, roots, questions, step, cfg)

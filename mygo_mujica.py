@@ -709,7 +709,7 @@ def warm_up(cfg, folder, policy, place):
         for c in conversations(t):
             c.prompt_ids = first_prompt(
                 policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
-    record_warm_up(folder, kept, policy.tokenizer, place.env)  # files alone
+    record_warm_up(folder, kept, place.env)  # files alone
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
     run.save(folder, policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
@@ -1035,8 +1035,7 @@ def record(folder, step, row, state, team, questions, made, chosen, stage):
     row |= rollout.search_repairs(team.place.retriever)
     row["rollout/tokens_total"] = state["tokens"]
     rule = threshold_in_words(made, state["K"]) if stage == "mygo" else []
-    row["sample"] = team_page.sample_record(
-        team.policy, questions, made, chosen, stage, state["K"], step, rule)
+    row["sample"] = team_page.sample_record(questions, made, chosen, stage, state["K"], step, rule)
     if stage != "grpo":  # which learns from all, better or worse
         write_sharegpt(folder, [t for group in chosen for t in group], team.place.env, step)
 
@@ -1051,11 +1050,11 @@ def threshold_in_words(made, K):
     return [f"K = {K:.3f} = {grown}"]
 
 
-def record_warm_up(folder, kept, tokenizer, env):
+def record_warm_up(folder, kept, env):
     """The warm-up's trajectories as rows for LLaMA-Factory, the first five on the page."""
     write_sharegpt(folder, [t for t, _ in kept], env, step=0)
     for t, question in kept[:5]:
-        shown = team_page.group_record([t], question, tokenizer, step=1, prompt_ids=t.prompt_ids)
+        shown = team_page.group_record([t], question, step=1, prompt_ids=t.prompt_ids)
         folder.append("samples.jsonl", [shown])
 
 

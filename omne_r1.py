@@ -661,7 +661,7 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         assign_credit(everything, cfg)
         row |= calls.critic_metrics(everything)
         credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
-        row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, turn_label, credit)
+        row["sample"] = calls.sample_record(done, questions, step, cfg.group_size, turn_label, credit)
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
@@ -953,7 +953,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
             if meter.finite(norm):
                 optimizer.step()
             optimizer.zero_grad()
-        row |= calls.sft_metrics(meter)
+        row |= calls.update_metrics(meter)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -1069,7 +1069,7 @@ def run_stage(name, kind, cfg, folder, task, evals):
         if kind == "sft":
             found = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
             found = calls.that_fit(found, cfg.max_length)
-            calls.keep_learned(folder, policy, found, turn_label)
+            calls.keep_learned(folder, found, turn_label)
             train_sft(cfg, folder, policy, found, evaluate_now)
         elif trains:
             asked = [q for q in task.questions if has_hops(q, cfg.train_hops)]

@@ -20,7 +20,6 @@ import argparse
 import asyncio
 import functools
 import json
-import math
 import multiprocessing
 import resource
 import sys
@@ -334,11 +333,7 @@ def exponent(sizes, costs):
     """
     if len(sizes) < 2 or min(costs) <= 0:
         return None
-    x = [math.log(size) for size in sizes]
-    y = [math.log(cost) for cost in costs]
-    middle = rollout.mean(x)
-    spread = sum((a - middle) ** 2 for a in x)
-    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / spread
+    return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
 
 
 def table(results, kind):

@@ -859,21 +859,30 @@ def test_a_row_out_of_turn_is_refused_by_line(tmp_path):
 # ---- the world's graphs
 
 
-def test_a_domains_graph_has_no_years_and_only_its_own_kinds(small_world):
+@pytest.fixture
+def clean_graph(small_world, monkeypatch):
+    """That of films without vague edges and copies of entities."""
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "VAGUE_SHARE", 0)
+        patch.setattr(graphs, "DUPLICATES", 0)
+        return graphs.graph_for(small_world, "film")
+
+
+def test_a_domains_graph_has_no_years_and_only_its_own_kinds(small_world, clean_graph):
     graph = graphs.graph_for(small_world, "film").graph
     assert {n["kind"] for _, n in graph.nodes(data=True)} == graphs.kinds_of("film")
     assert not any(name.isdigit() for name in graph)
     keywords = [edge["relation"] for *_, edge in graph.edges(data=True)]
     assert .02 < keywords.count("related") / len(keywords) < .08
     assert all(edge["description"] for *_, edge in graph.edges(data=True))
-    clean = graphs.graph_for(small_world, "film", noise=False).graph
+    clean = clean_graph.graph
     copies = set(graph) - set(clean)
     assert .02 < len(copies) / len(clean) < .04
     assert all(" ".join(reversed(copy.split())) in clean for copy in copies)
 
 
-def test_an_edge_has_no_direction_and_a_sentence_that_says_whose_fact_it_is(small_world):
-    made = graphs.graph_for(small_world, "film", noise=False)
+def test_an_edge_has_no_direction_and_a_sentence_that_says_whose_fact_it_is(small_world, clean_graph):
+    made = clean_graph
     assert made.graph.graph["directed"] is False
     assert all(first < second for first, second in made.graph.edges())
     mother = next((h, t) for (h, r), t in small_world.facts.items() if r == "mother")
@@ -887,8 +896,8 @@ def test_an_edge_has_no_direction_and_a_sentence_that_says_whose_fact_it_is(smal
     assert re.search(rf"\d+\. {both}: (Her|His) mother is {parent}\.", shown)
 
 
-def test_the_way_forward_is_the_worlds_facts(small_world):
-    made = graphs.graph_for(small_world, "film", noise=False)
+def test_the_way_forward_is_the_worlds_facts(small_world, clean_graph):
+    made = clean_graph
     for name in made.graph:
         facts = {(name, graphs.spoken(r), t) for (h, r), t in small_world.facts.items() if h == name}
         assert set(graphs.forward(made, name)) == {fact for fact in facts if fact[2] in made}

@@ -98,9 +98,7 @@ def test_a_run_as_a_subprocess(tmp_path):
     for s in read_jsonl(folder / "samples.jsonl"):
         sampled = [n for n in s["nodes"] if n.get("sampled", True)]
         assert all(
-            n["stopped by"]
-            and len(n["ids"]) == len(n["logprobs"]) == len(n["pieces"])
-            and "".join(n["pieces"]) == n["text"]
+            n["stopped by"] and len(n["ids"]) == len(n["logprobs"]) == n["tokens"]
             for n in sampled
         )
         assert (

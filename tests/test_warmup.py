@@ -418,13 +418,8 @@ def test_what_is_no_gguf_file_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_contexts_are_pooled_into_a_corpus_file(tmp_path, capsys):
-    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI])
-    data.main(["pool", str(tmp_path / "corpus.jsonl"), file])
-    assert "5 passages of 2 questions" in capsys.readouterr().out
-    rows = data.load_corpus(tmp_path / "corpus.jsonl")
+def test_pooled_contexts_are_a_corpus_file(tmp_path):
+    rows = data.pool_contexts(data.load_questions([HOTPOT, WIKI]))
     titles = {row["title"] for row in rows}
     assert titles == {"Ann Lee", "Red Hill (film)", "Wet Wood (film)", "Cy Nord", "Oslo"}
-    with pytest.raises(SystemExit) as stop:
-        data.main(["pool", str(tmp_path / "corpus.jsonl"), file])
-    assert "is there" in str(stop.value.code)
+    assert data.load_corpus(write(tmp_path / "corpus.jsonl", rows)) == rows

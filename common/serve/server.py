@@ -172,18 +172,14 @@ class Search:
     corpus: str                 # JSONL with id, contents
     skip_bad: bool = False      # leave bad records out, and count them
     retriever: str = "bm25"     # bm25, dense:MODEL or dense:MODEL@INDEX
-    query_prefix: str = "auto"  # what a dense encoder reads before a query
-    # and before a passage; auto = as it was trained, where its prompts or its name tell
-    passage_prefix: str = "auto"
     host: str = "127.0.0.1"     # loopback unless told otherwise
     port: int = 8000            # 0: any that is free
 
     def app(self):
         """(application, what it serves)"""
         corpus = load_corpus(self.corpus, self.skip_bad)
-        retriever = make_retriever(self.retriever, corpus, query_prefix=self.query_prefix,
-                                   passage_prefix=self.passage_prefix)
-        return search_app(retriever), f"{len(corpus):,} passages ({self.retriever})"
+        app = search_app(make_retriever(self.retriever, corpus))
+        return app, f"{len(corpus):,} passages ({self.retriever})"
 
 
 @dataclass
