@@ -216,19 +216,41 @@ def test_the_form_on_the_wire(server):
         assert reply.status_code == 422 and reply.json()["detail"][0]["msg"]
 
 
+def test_the_forms_of_other_agents(post):
+    rows = CORPUS[0], CORPUS[2]
+    a, c = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for row in rows)
+    assert post("/retrieve", query="Silent Harbor", topk=1) == {"result": [[a]]}  # SkyRL
+    assert post("/search", query="Silent Harbor", top_n=1) == [a]  # ReSearch
+    documents, scores = post("/search", query="Silent Harbor", top_n=2, return_score=True)
+    assert documents[0] == a and scores[0] > scores[1] > 0
+    assert post("/batch_search", query=["Silent Harbor", "Ada"], top_n=1) == [[a], [c]]
+    answer = post("/queries", queries=["Ada"], k=1)  # R1-Searcher
+    assert answer == {"queries": ["Ada"], "answers": [[c["contents"]]]}
+
+
 def test_what_this_server_does_not_do_is_refused(post):
-    for body in ({}, {"query": "x"}, {"queries": None}, {"queries": ["x"], "topk_rerank": 3}):
+    for body in (
+        {},
+        {"queries": ["x"], "query": "x"},
+        {"queries": None},
+        {"queries": ["x"], "topk_rerank": 3},
+    ):
         assert post("/retrieve", **body) == 422
 
 
 def test_search_r1s_empty_list_when_nobody_searches_is_answered(post):
     assert post("/retrieve", queries=[], topk=3, return_scores=True) == {"result": []}
+    assert post("/batch_search", query=[]) == []
+    assert post("/queries", queries=[]) == {"queries": [], "answers": []}
 
 
 def test_a_count_of_null_or_0_is_the_default(post):
-    for count in ({}, {"topk": None}, {"topk": 0}):
-        assert post("/retrieve", queries=["Ada film"], **count) == post(
-            "/retrieve", queries=["Ada film"], topk=3)
+    for count in (None, 0):
+        one = {"queries": ["Ada film"]}
+        assert post("/retrieve", **one, topk=count) == post("/retrieve", **one) == post(
+            "/retrieve", **one, topk=3)
+        assert post("/queries", **one, k=count) == post("/queries", **one)
+        assert post("/search", query="Ada film", top_n=count) == post("/search", query="Ada film", top_n=10)
 
 
 def test_one_bad_query_does_not_cost_the_others_their_answers(post):

@@ -2,6 +2,9 @@
 
     python -m common.serve search --corpus wiki-18.jsonl --retriever bm25 --port 8000
         POST /retrieve {"queries": […], "topk": 3, "return_scores": false}    as Search-R1, verl, ATPO ask
+        POST /retrieve {"query": "…", …}                                      SkyRL
+        POST /search, /batch_search {"query": …, "top_n": 10, "return_score": false}    ReSearch, ReCall
+        POST /queries {"queries": […], "k": 3}                                R1-Searcher
         GET /health
 
     python -m common.serve graph --graph cs=FILE,legal=FOLDER --port 8100
@@ -9,9 +12,9 @@
         POST /{graph_type}/get_node {"node_name": …, "question": ""}    -> {"rendered_content": …}
         GET /health                                                     -> {"status": "ok", "graphs": […]}
 
-A topk of null or 0 is 3. The list may be empty: Search-R1's client sends one when nobody searches. node_name
-may be a list of names, with a list of as many questions or one for all: the answer is then a list of texts. A
-name that there is not has a text as well, a graph that there is not is 404.
+A count of null or 0 is the default. A list may be empty: Search-R1's client sends one when nobody searches.
+node_name may be a list of names, with a list of as many questions or one for all: the answer is then a list
+of texts. A name that there is not has a text as well, a graph that there is not is 404.
 
 A query or name is cut to MAX_QUERY characters, and half a character in it replaced: one bad query, written by
 a policy, must not cost the others their answers. A body of more than MAX_BODY bytes is 413.
@@ -27,7 +30,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from common import kg
 from common.data import load_corpus
@@ -80,15 +83,34 @@ def application(title):
 
 Text = Annotated[str, AfterValidator(lambda text: BROKEN.sub("\ufffd", text[:MAX_QUERY]))]
 TextList = Annotated[list[Text], Field(max_length=4096)]
+Count = Annotated[int, Field(ge=0, le=1000)] | None
 
 
 # ---------------------------------------------------------------- searches
 
 class Retrieve(BaseModel):
-    model_config = ConfigDict(extra="forbid")  # "topk_rerank" is refused, not passed over
-    queries: TextList
-    topk: Annotated[int, Field(ge=0, le=1000)] | None = None
+    queries: TextList | None = None
+    query: Text | None = None
+    topk: Count = None
+    topk_rerank: None = None  # this server does not rerank, and says so
     return_scores: bool = False
+
+    @model_validator(mode="after")
+    def one_form(self):
+        if (self.queries is None) == (self.query is None):
+            raise ValueError("give queries (a list) or query (a string)")
+        return self
+
+
+class OneOrSeveral(BaseModel):
+    query: Text | TextList
+    top_n: Count = None
+    return_score: bool = False
+
+
+class Queries(BaseModel):
+    queries: TextList
+    k: Count = None
 
 
 def document(passage):
@@ -109,9 +131,27 @@ def search_app(retriever):
 
     @app.post("/retrieve")
     def retrieve(request: Retrieve):
-        results = retriever.search(request.queries, request.topk or 3)
+        queries = request.queries if request.query is None else [request.query]
+        results = retriever.search(queries, request.topk or 3)
         row = scored if request.return_scores else document
         return {"result": [[row(p) for p in hits] for hits in results]}
+
+    @app.post("/search")
+    @app.post("/batch_search")
+    def search(request: OneOrSeveral):
+        several = isinstance(request.query, list)
+        results = retriever.search(request.query if several else [request.query], request.top_n or 10)
+        documents = [[document(p) for p in hits] for hits in results]
+        scores = [[p.score for p in hits] for hits in results]
+        if not several:
+            documents, scores = documents[0], scores[0]
+        return [documents, scores] if request.return_score else documents
+
+    @app.post("/queries")
+    def queries(request: Queries):
+        results = retriever.search(request.queries, request.k or 3)
+        answers = [[document(p)["contents"] for p in hits] for hits in results]
+        return {"queries": request.queries, "answers": answers}
 
     return app
 
