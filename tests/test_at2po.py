@@ -248,10 +248,8 @@ def test_random_expansion_is_seeded_without_replacement_and_knows_the_root():
 
     assert draw(1) == draw(1) and draw(1) != draw(2)
     assert all(len(set(map(id, draw(seed)))) == CFG.expand for seed in range(50))
-    assert (
-        any(root in draw(seed) for seed in range(50))
-        and not any(n.done for seed in range(50) for n in draw(seed))
-    )
+    assert any(root in draw(seed) for seed in range(50))
+    assert not any(n.done for seed in range(50) for n in draw(seed))
 
 
 def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
@@ -538,15 +536,11 @@ def test_reward_is_exact_match_behind_the_format():
         return at2po.score(Trajectory("1", [0], [turn(0, text)]), question, replace(CFG, **k)).reward
 
     assert reward(ANSWER) == 1 and reward(ANSWER.replace("Ada", "Bea")) == 0
-    assert (
-        reward(ANSWER.replace("<think>", "")) == 0
-        and reward(ANSWER.replace("<think>", ""), bad_format_reward=-1.0) == -1
-    )
+    assert reward(ANSWER.replace("<think>", "")) == 0
+    assert reward(ANSWER.replace("<think>", ""), bad_format_reward=-1.0) == -1
 
 
 def test_boxed():
-    assert (
-        at2po.boxed("\\boxed{a} then \\boxed{b{c}d}") == "b{c}d"
-        and at2po.boxed("\\boxed{open") is None
-        and at2po.boxed("none") is None
-    )
+    assert at2po.boxed("\\boxed{a} then \\boxed{b{c}d}") == "b{c}d"
+    assert at2po.boxed("\\boxed{open") is None
+    assert at2po.boxed("none") is None

@@ -35,12 +35,10 @@ def test_facts_and_edges():
         ("Pale Tower", "director", "Ada Adler"),
         ("Pale Tower", "composer", "Ada Adler"),
     ]
-    assert (
-        graph.facts("nobody") == []
-        and graph.node_info("nobody") is None
-        and "Cora Cole" in graph
-        and "nobody" not in graph
-    )
+    assert graph.facts("nobody") == []
+    assert graph.node_info("nobody") is None
+    assert "Cora Cole" in graph
+    assert "nobody" not in graph
     info = graph.node_info("Ada Adler")
     assert sorted((e["head"], e["relation"], e["tail"]) for e in info["edges"]) == sorted(
         [*TRIPLES[:4], TRIPLES[5]]
@@ -81,11 +79,9 @@ def test_graphml_of_lightrag_and_nano_graphrag(name, nodes, entity):
     if entity:
         assert graph.entity_matcher(entity.lower().replace("scrooge", "scroogge"))[0]["name"] == entity
         info = graph.node_info(entity)
-        assert (
-            info["description"]
-            and info["edges"]
-            and all(entity in (e["head"], e["tail"]) for e in info["edges"])
-        )
+        assert info["description"]
+        assert info["edges"]
+        assert all(entity in (e["head"], e["tail"]) for e in info["edges"])
 
 
 def test_files_of_triples(tmp_path):
@@ -123,10 +119,8 @@ def test_a_bad_file_is_one_clear_error(tmp_path, name, text, message):
 
 def test_qald_questions_of_both_forms():
     official = data.load_questions(sample("qald10/qald_10.json"), skip_bad=True)
-    assert (
-        official[0].answers == ["Q1739008"]
-        and official[0].question.startswith("among the founders of tencent")
-    )
+    assert official[0].answers == ["Q1739008"]
+    assert official[0].question.startswith("among the founders of tencent")
     assert {"yes", "no"} & {q.answers[0] for q in official} and not official[0].entities
     tog = data.load_questions(sample("qald10/qald_10_en_topic_entities.json"), skip_bad=True)
     assert tog[0].answers == ["Ma Huateng"] and tog[0].entities[0] == ["Tencent", "Q860580"]
