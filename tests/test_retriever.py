@@ -615,18 +615,15 @@ def test_ivfs_default_is_near_flat_and_nprobe_is_ones_own_choice(tmp_path, passa
     assert len(files) == (2 if passages >= retriever.MEMORY_ONLY_BELOW else 0)  # nprobe is not of the index
 
 
-@pytest.mark.parametrize(
-    "index, said",
-    [
-        ("IVF4,Flat,nprobe=0", "nprobe is a number of lists, 1 or more"),
-        ("IVF4,Flat,nprobe=many", "nprobe is a number of lists, 1 or more"),
-        ("IVF4,Flat,nprobe=5", "the index has 4 lists"),
-        ("Flat,nprobe=4", "only an IVF index has lists"),
-        ("IVF4,nprobe=2,Flat", "nprobe is a number of lists, 1 or more"),
-        ("IVF64,Nonsense", "FAISS refuses this index"),
-        ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
-    ],
-)
+@pytest.mark.parametrize("index, said", [
+    ("IVF4,Flat,nprobe=0", "nprobe is a number of lists, 1 or more"),
+    ("IVF4,Flat,nprobe=many", "nprobe is a number of lists, 1 or more"),
+    ("IVF4,Flat,nprobe=5", "the index has 4 lists"),
+    ("Flat,nprobe=4", "only an IVF index has lists"),
+    ("IVF4,nprobe=2,Flat", "nprobe is a number of lists, 1 or more"),
+    ("IVF64,Nonsense", "FAISS refuses this index"),
+    ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
+])
 def test_an_index_that_cannot_be_is_refused(tmp_path, encode_with, index, said):
     corpus, folder = titled(*[f"w{n} " for n in range(16)]), encode_with(bag_of_words)
     with pytest.raises(RetrieverError, match=said):
