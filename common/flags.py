@@ -90,7 +90,8 @@ class PassageFlags(PolicyFlags):
     # plain, or hard[:KNOB=SHARE,…]: the level at which methods can differ (common/world/hard.py)
     world: str = "plain"
     corpus: str = ""              # JSONL with id, contents; or "contexts" = pooled from the questions
-    # bm25, dense:MODEL[@INDEX] or http://HOST:PORT; empty = bm25 with a corpus, else http://127.0.0.1:8000
+    # bm25, dense:MODEL[@INDEX], http://HOST:PORT or own:MODULE:CLASS; empty = bm25 with a corpus, else
+    # http://127.0.0.1:8000
     retriever: str = ""
 
 

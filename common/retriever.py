@@ -7,6 +7,7 @@
     --retriever dense:intfloat/e5-base-v2@HNSW32   any FAISS index factory string (default Flat)
     --retriever dense:MODEL@IVF32,Flat,nprobe=8    an IVF index, and how many of its lists a query reads
     --retriever http://127.0.0.1:8000              a server in Search-R1's form (ours, Search-R1's, verl's)
+    --retriever own:examples.calculator:Calculator a class of yours with `search`, and without a corpus
 
 The HTTP form: POST /retrieve {"queries": […], "topk": k, "return_scores": true}
 -> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'. serve/server.py
@@ -15,6 +16,7 @@ answers it.
 
 import functools
 import hashlib
+import importlib
 import os
 import re
 import threading
@@ -451,11 +453,22 @@ def make_retriever(spec, corpus, query_prefix="auto", passage_prefix="auto"):
         raise RetrieverError(f"--retriever {spec}: --query-prefix and --passage-prefix are for dense:MODEL")
     if spec.startswith(("http://", "https://")):
         return HTTPRetriever(spec)
+    if spec.startswith("own:"):
+        return _own(spec)
     if spec == "bm25":
         return BM25Retriever(corpus)
     if spec.startswith("dense:"):
         model, _, index = spec.removeprefix("dense:").partition("@")
         return DenseRetriever(corpus, model, index or "Flat", query_prefix=query_prefix,
                               passage_prefix=passage_prefix)
-    raise RetrieverError(f"--retriever {spec}: "
-                         "expected bm25, dense:MODEL, dense:MODEL@INDEX or http://HOST:PORT")
+    raise RetrieverError(f"--retriever {spec}: expected bm25, dense:MODEL, dense:MODEL@INDEX, "
+                         "http://HOST:PORT or own:MODULE:CLASS")
+
+
+def _own(spec):
+    module, _, name = spec.removeprefix("own:").partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise RetrieverError(f"--retriever {spec}: {error}; expected own:MODULE:CLASS, importable from here, "
+                             "with search(queries, k)") from error

@@ -28,7 +28,7 @@ def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
     live = live or not searched or cfg.corpus == "contexts"
     train, sets = _questions_of(cfg, paper_eval, live)
     corpus = None
-    if searched and not cfg.retriever.startswith("http"):
+    if searched and not cfg.retriever.startswith(("http", "own:")):
         if not cfg.corpus:
             raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
         if cfg.corpus == "contexts":

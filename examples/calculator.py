@@ -1,29 +1,27 @@
-"""A tool of your own in AT2PO: half a million weights learn what to ask a calculator.
+"""A tool of your own in AT2PO: half a million weights learn what to ask a calculator. Half of the operators
+in the demonstrations are drawn at random, and training mends that:
 
-    python -m examples.calculator [flags of at2po.py]        # two CPU cores, two minutes
-
-at2po.py's agent asks whatever has `search(queries, k)`; here it is arithmetic. Half of the operators in the
-demonstrations are drawn at random, and training mends that.
+    python -m examples.calculator sums      # writes questions, demonstrations, and a model that knows nothing
+    python at2po.py --retriever own:examples.calculator:Calculator --model sums/model \\
+        --data sums/train.jsonl --eval-data sums/test.jsonl --warmup-data sums/right.jsonl --warmup-lr 3e-3 \\
+        --warmup-steps 400 --steps 20 --questions-per-step 16 --mini-batch 4 --lr 1e-4 --clip-low .03 \\
+        --clip-high .04 --prompt-form chat --stop-at-answer --eval-temperature 1 --max-response 700
 """
 
+import itertools
 import operator
 import random
 import re
 import sys
+from pathlib import Path
 
-from common import process  # noqa: F401  (first: torch reads thread settings once)
-
-# isort: split
 import at2po
-from common import data, rollout, run
-from common.folder import open_folder
+from common.files import write_jsonl
 from common.retriever import Passage
-from common.warmup import scripted
 from common.world import tiny
 
 SIGNS = {"plus": "+", "times": "*", "modulo": "%"}
 APPLY = {"+": operator.add, "*": operator.mul, "%": operator.mod}
-TAGS = [*at2po.THINK, *at2po.SEARCH, *at2po.RESULT, *at2po.ANSWER, "\\boxed{", "}"]
 
 
 class Calculator:
@@ -40,91 +38,47 @@ class Calculator:
         return str(APPLY[sign](int(left), int(right)))
 
 
-def solved(text, sign_of):
-    """(queries, result) of a question, its operations one after the other. sign_of(word) is the operator."""
-    value, *rest = re.findall(r"\d+|plus|times|modulo", text)
-    queries = []
-    for word, number in zip(rest[::2], rest[1::2], strict=True):
-        queries.append(f"{value} {sign_of(word)} {number}")
-        value = Calculator().result(queries[-1])
-    return queries, value
-
-
-def question(n):
-    """The n-th: "What is 7 plus 3 then times 4 ?"."""
+def question(n, drawn=0):
+    """(the n-th question, its conversation). drawn: how often an operator is drawn at random."""
     rng = random.Random(n)
-    a, b, c = (rng.randrange(2, 10) for _ in range(3))
-    first, second = rng.choices(list(SIGNS), k=2)
-    text = f"What is {a} {first} {b} then {second} {c} ?"
-    _, answer = solved(text, SIGNS.get)
-    return data.Question(str(n), text, [answer])
+    value, *rest = map(str, rng.choices(range(2, 10), k=3))
+    words = rng.choices(list(SIGNS), k=2)
+    asked = f"What is {value} {words[0]} {rest[0]} then {words[1]} {rest[1]} ?"
+    said = [asked]
+    for word, number in zip(words, rest, strict=True):
+        sign = SIGNS[word]
+        if rng.random() < drawn:
+            sign = rng.choice("+*%")
+        query = f"{value} {sign} {number}"
+        said.append(f"<think> so </think> <search> {query} </search>")
+        [found] = Calculator().search([query], 1)
+        said.append(at2po.render_passages(found))
+        value = found[0].text
+    said.append(f"<think> so </think> <answer> \\boxed{{ {value} }} </answer>")
+    roles = itertools.cycle(["human", "gpt"])
+    turns = [{"from": role, "value": text} for role, text in zip(roles, said, strict=False)]
+    return {"id": str(n), "question": asked, "answer": value}, turns
 
 
-def demonstration(tokenizer, asked, cfg):
-    """Half of its operators are drawn at random. The agent itself plays it, in its own format."""
-    rng = random.Random(asked.id)
-
-    def drawn(word):
-        return rng.choice([SIGNS[word], rng.choice("+*%")])
-
-    queries, value = solved(asked.question, drawn)
-    lines = []
-    for query in queries:
-        said = f"<think> so </think> <search> {query} </search>"
-        lines.append(("</search>", said))
-    said = f"<think> so </think> <answer> \\boxed{{ {value} }} </answer>"
-    lines.append(("</answer>", said))
-    prompt_ids = at2po.render_prompt(tokenizer, asked.question, cfg.prompt_form)
-
-    def agent(policy, search):
-        return at2po.play(policy, search, prompt_ids, cfg, 0, 1.0, at2po.Node(), "demonstration")
-
-    leaf = scripted.play(tokenizer, lines, Calculator(), agent)
-    return rollout.Trajectory(asked.id, prompt_ids, leaf.turns())
-
-
-def warmed_up(cfg):
-    """(model, tokenizer) after a warm-up on eight demonstrations a step."""
-    words = 'What is then ? so result nothing Page : "'.split()
-    words += [*SIGNS, *SIGNS.values()]
+def main(folder):
+    folder.mkdir(parents=True)
+    asked = {}
+    for n in range(1300):
+        q, _ = question(n)
+        asked[q["question"]] = q
+    asked = list(asked.values())
+    write_jsonl(folder / "train.jsonl", asked[:900])
+    write_jsonl(folder / "test.jsonl", asked[900:])
+    told = [{"conversations": question(-n, drawn=.5)[1]} for n in range(1, 3201)]
+    write_jsonl(folder / "right.jsonl", told)
+    words = 'What is then ? so result nothing Page : " +'.split()
+    words += [*SIGNS, *APPLY]
     words += map(str, range(1000))
-    tokenizer = tiny.tiny_tokenizer(words, TAGS)
-    model = tiny.tiny_model(tokenizer)
-    batches = []
-    for step in range(cfg.warmup_steps):
-        numbers = range(-8 * step - 8, -8 * step)
-        batch = [demonstration(tokenizer, question(n), cfg) for n in numbers]
-        batches.append(rollout.collate(batch))
-    tiny.warm_up(model, batches, cfg.warmup_steps)
-    return model, tokenizer
-
-
-def sets():
-    """(questions to train on, others to test on)"""
-    train = list(map(question, range(1000)))
-    seen = {q.question for q in train}
-    test = [q for q in map(question, range(1000, 1300)) if q.question not in seen]
-    tool = Calculator()
-    return data.Split("train", train, tool), data.Split("test", test, tool)
-
-
-def main(argv=None):
-    with run.program():
-        usual = "--world plain --warmup-steps 400 --steps 20".split()
-        given = sys.argv[1:] if argv is None else argv
-        cfg = at2po.parse_args([*usual, *given])
-        folder = open_folder(cfg, "calculator", cfg.name)
-        recipe = {"script": "calculator", "steps": cfg.warmup_steps}
-        start = folder.start
-        if not start:
-            start = tiny.cached_policy(recipe, lambda: warmed_up(cfg))
-        policy = run.load_policy(cfg, start)
-        train, test = sets()
-        with run.stage(cfg, folder, at2po.METRICS, "AT2PO with a calculator"):
-            run.evaluate_all(cfg, folder, policy, [test], at2po.evaluate, "_before")
-            at2po.train(cfg, folder, policy, None, train, None)
-            run.evaluate_all(cfg, folder, policy, [test], at2po.evaluate)
+    tags = [*at2po.THINK, *at2po.SEARCH, *at2po.RESULT, *at2po.ANSWER, "\\boxed{", "}"]
+    tokenizer = tiny.tiny_tokenizer(words, tags)
+    tokenizer.save_pretrained(folder / "model")
+    tiny.tiny_model(tokenizer).save_pretrained(folder / "model")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

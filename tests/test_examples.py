@@ -14,7 +14,6 @@ import torch
 import at2po
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn, collate
-from common.serve.served import TextTokenizer
 
 
 def example(name):
@@ -255,17 +254,24 @@ def test_a_calculator_evaluates_arithmetic_alone():
 def test_a_policy_learns_what_to_ask_the_calculator(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = example("calculator")
-    cfg = at2po.parse_args(["--world", "plain"])
-    rewards = []
-    for asked in map(made.question, range(40)):
-        shown = made.demonstration(TextTokenizer(), asked, cfg)
-        rewards.append(at2po.score(shown, asked, cfg).reward)
-        assert len(shown.turns) == 3 and not shown.info.problem
-    assert 10 < sum(rewards) < 30, "some demonstrations are flawed, not all"
-    small = ("--warmup-steps 3 --steps 1 --questions-per-step 2 --chains 2 --rounds 1 --expand 2 "
-             "--max-response 60 --name x --out").split()
-    made.main([*small, str(tmp_path)])
-    folder = tmp_path / "calculator/x"
+    sums = tmp_path / "sums"
+    made.main(sums)
+    told = (sums / "right.jsonl").read_text().splitlines()
+    assert len(told) == 3200
+    (sums / "right.jsonl").write_text("\n".join(told[:32]))
+    flawed = 0
+    for n in range(40):
+        gold, said = made.question(n, drawn=.5)
+        right = made.question(n)
+        assert right[0]["answer"] in right[1][-1]["value"]
+        flawed += said != right[1]
+    assert 10 < flawed < 30
+    small = ("--retriever own:examples.calculator:Calculator --prompt-form chat --stop-at-answer "
+             "--warmup-steps 3 --steps 1 --questions-per-step 2 --mini-batch 1 --chains 2 --rounds 1 "
+             "--expand 2 --max-response 60 --token-budget 0 --eval-limit 20 --name x --out").split()
+    files = {"model": "model", "data": "train.jsonl", "eval-data": "test.jsonl", "warmup-data": "right.jsonl"}
+    at2po.main([*(f"--{flag}={sums / name}" for flag, name in files.items()), *small, str(tmp_path)])
+    folder = tmp_path / "at2po/x"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
-    assert json.loads((folder / "eval_test.json").read_text())["summary"]["n"] > 150
+    assert json.loads((folder / "eval_test.json").read_text())["summary"]["n"] == 20
     assert (folder / "trajectories.html").exists()

@@ -190,3 +190,11 @@ def test_links_in_the_docs_lead_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_lock_has_every_version_that_is_required():
+    def pins(name):
+        lines = (ROOT / name).read_text().splitlines()
+        return {line.split()[0] for line in lines if re.match(r"[\w-]+==", line)}
+
+    assert pins("requirements.txt") <= pins("requirements.lock")

@@ -143,8 +143,11 @@ def test_empty_corpus_and_unknown_kind():
         make_retriever("bm25", [])
     with pytest.raises(RetrieverError, match="no words to index"):
         make_retriever("bm25", titled("?", text="…"))
-    with pytest.raises(RetrieverError, match="expected bm25, dense:MODEL, dense:MODEL@INDEX or http"):
+    with pytest.raises(RetrieverError, match="expected bm25, dense:MODEL, dense:MODEL@INDEX, http"):
         make_retriever("elastic", CORPUS)
+    for spec in ("own:", "own:no_such_module:A", "own:json:Nothing"):
+        with pytest.raises(RetrieverError, match="own:MODULE:CLASS, importable"):
+            make_retriever(spec, None)
 
 
 # ---- our server
