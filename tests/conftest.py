@@ -75,8 +75,8 @@ def drawn(pictures, monkeypatch):
 
 # the longest first, so that two workers end together
 LONGEST = (
-    "test_mygo_mujica", "test_scripts", "test_learning", "test_distributed", "test_omne_r1", "test_askit",
-    "test_bi_rar", "test_kernels", "test_memory", "test_process", "test_report", "test_warmup",
+    "test_scripts", "test_mygo_mujica", "test_learning", "test_distributed", "test_askit", "test_omne_r1",
+    "test_kernels", "test_bi_rar", "test_memory", "test_hard", "test_tiny", "test_process", "test_report",
 )
 
 
