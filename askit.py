@@ -743,7 +743,7 @@ def train(cfg, folder, policy, cases, evaluate_now):
             paths = sample_paths(policy, drawn, cfg.group_size, cfg.seed, "ppo", step)
             # 3. credit: R_t - b(s_t) of every action; the fresh paths of b(s) are not learned from
             advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
-        row |= page.path_metrics(paths, cfg.max_evidence)
+        row |= page.path_metrics(paths)
         returned = [returns_of(p, cfg) for p in paths]
         credit = [list(zip(*both, strict=True)) for both in zip(returned, advantages, strict=True)]
         row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, credit)
@@ -1203,7 +1203,7 @@ def load_stage(cfg, stage, start, cases):
     encoder = load_encoder(cfg, trained or cfg.encoder)
     evidence.tokenize(encoder.pair_tokenizer, cases)
     untrained = load_encoder(cfg, cfg.encoder)
-    evidence.freeze_vectors(untrained, cases, Path(cfg.out) / "askit" / "vectors")
+    evidence.freeze_vectors(untrained, cases)
     if stage == "coarse":
         return encoder, encoder
     if stage in ("qap", "sqg"):

@@ -47,7 +47,6 @@ from common import (
     data,
     flags,
     guards,
-    keep_best,
     metrics,
     report,
     rollout,
@@ -116,11 +115,6 @@ class Config(flags.PassageFlags):
     mini_batch: int = 8             # trees an update | Table 3
     epochs: int = 1                 # passes over a step's trees; the paper is silent
     lr: float = 1e-6                # learning rate, constant | Table 3
-    weight_decay: float = .01       # of matrices | authors' code
-    grad_clip: float = 1.0          # largest norm of the gradient | authors' code
-    # evaluate at the end the weights that were best on this set; empty = the last. The paper picks its
-    # checkpoint on the test sets
-    keep_data: str = ""
 
 
 # taken off a turn's entropy for each time it was regenerated: .05 is the authors' code's, the count the
@@ -638,13 +632,13 @@ def with_old_logprobs(model, reference, trajectories, cfg):
 def train(cfg, folder, policy, reference, split, evaluate_now):
     """A step: grow a tree a question, give every turn an advantage, update once a mini-batch of trees."""
     model = policy.model
-    optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
+    # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
+    optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     # ours: training ends at the cost of the baseline's chains
     budget = baselines.TokenBudget(cfg.token_budget, cfg.steps, cfg.group_size)
     # at most cfg.steps times; after each body run.steps logs, evaluates and saves
     for step, row in run.steps(
-            cfg, folder, policy, optimizer, METRICS, cfg.steps, budget.spent, evaluate_now, budget.share,
-            keep_best=bool(cfg.keep_data)):
+            cfg, folder, policy, optimizer, METRICS, cfg.steps, budget.spent, evaluate_now, budget.share):
         # 1. sample (Algorithm 1): a tree a question, with the current weights
         drawn = baselines.questions_drawn(cfg.loss, cfg.questions_per_step)  # DAPO draws more
         questions = data.batch_of_step(split.questions, step, drawn, stable_seed(cfg.seed, "order"))
@@ -674,7 +668,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
 
         # 5. update (Eq 10-11), once a mini-batch
         everything = [b for batches, _, _ in minibatches for b in batches]
-        meter = training.Meter(everything, folder.nonfinite(step), cfg.sampler_correction, cfg.epochs)
+        meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
         for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
             if not batches:  # all its trees are flat
                 continue
@@ -685,12 +679,12 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
                 if meter.norms:  # before the first update nothing has moved
                     stats |= spread_sums(logprobs, b)
                 meter.add(loss, stats, b.weight)
-            norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+            norm = training.clip_gradient(model)
+            if meter.finite(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
 
-        row |= trees.step_metrics(roots, kept, meter, expanded=cfg.expansion not in baselines.GROUPS)
+        row |= trees.step_metrics(roots, meter)
         row |= rollout.search_repairs(split.retriever)
         budget.add(row, drawn)
         row["sample"] = sample_record(policy, roots, questions, step, cfg)
@@ -728,8 +722,7 @@ def reproduce(cfg):
         source = models.find_model(source)
     if not cfg.ask:
         folder = open_folder(cfg, "at2po", cfg.name, free=["token_budget"])
-    split, evals = splits.load_splits(cfg, PAPER_EVAL, also=cfg.keep_data)
-    chooser = keep_best.set_that_chooses(cfg, cfg.keep_data, split)  # None without --keep-data
+    split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
         source = warmed_up(cfg, source, split or evals[0])
@@ -742,30 +735,27 @@ def reproduce(cfg):
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
-    split, chooser, *evals = splits.within_limit(
-        [split, chooser, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    split, *evals = splits.within_limit([split, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
-    during_training = [chooser] if chooser else evals
-    evaluate_now = partial(run.evaluate_all, cfg, folder, policy, during_training, evaluate)
+    evaluate_now = partial(run.evaluate_all, cfg, folder, policy, evals, evaluate)
     if folder.start:  # --resume: the table compares with the weights that the run began with
         before = {s.name: folder.evaluation(s, "_before") for s in evals}
     run.tell(cfg, cfg.steps)
     with run.stage(cfg, folder, METRICS, f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"):
         if cfg.eval_only:
-            found = run.evaluate_all(cfg, folder, policy, evals, evaluate)
-            return report.show_averages(found, AVERAGES)
+            return report.show_averages(evaluate_now(), AVERAGES)
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
         if not folder.start:
-            before = run.evaluate_all(cfg, folder, policy, evals, evaluate, "_before")
+            before = evaluate_now("_before")
             guards.look_at_start(before, warn)
         train(cfg, folder, policy, reference, split, evaluate_now)
-        if chooser:
-            last = report.mean_em(evaluate_now("_last"))
-            policy = keep_best.better_of_last_and_best(cfg, folder, policy, last)
-        after = run.evaluate_all(cfg, folder, policy, evals, evaluate)
-        report.show_results(folder, before, after, AVERAGES)
+        report.show_averages(before, AVERAGES)
+        report.show_averages(evaluate_now(), AVERAGES)
+        compared = {"before": [(folder.path, "before")], "after": [folder.path]}
+        columns = {"searches": ("eval", "searches", ".2f"), "tokens": ("eval", "tokens", ".0f")}
+        report.method_table(None, str(folder.path), compared, "before", columns=columns, means=False)
 
 
 def parse_args(argv=None):
@@ -786,9 +776,8 @@ def resolve(cfg):
     """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
     may_be_zero = "steps rounds expand max_searches token_budget"
     cfg = flags.check(
-        cfg, may_be_zero, above_zero="lr temperature grad_clip", least={"bad_format_reward": -math.inf})
+        cfg, may_be_zero, above_zero="lr temperature", least={"bad_format_reward": -math.inf})
     flags.needs_a_model(cfg)
-    keep_best.check(cfg, cfg.keep_data)
     leaves = cfg.chains + cfg.rounds * cfg.expand
     baselines.check(cfg.loss, cfg.kl_coef, cfg.expansion, cfg.group_size, leaves)
     name = flags.run_name(cfg, cfg.loss)

@@ -549,7 +549,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
         # t: sampled tokens of o; rho = exp(logprob - old_logprob); N: trajectories, those left out too
         all_batches = [b for batches, _ in mini_batches for b in batches]
-        meter = training.Meter(all_batches, folder.nonfinite(step), cfg.sampler_correction)
+        meter = training.Meter(all_batches, cfg.sampler_correction)
         for batches, num_sequences in mini_batches:
             for b in batches:  # micro-batches, whose gradients add up
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
@@ -562,7 +562,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
                 (loss * b.weight).backward()  # 0: a filler, so that all ranks make equally many passes
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+            if meter.finite(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
 
@@ -828,7 +828,7 @@ def sample_record(policy, scorer, groups, questions, step, cfg):
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     measure_distances(policy, scorer, [(t, question) for t in group], cfg)
-    return page.group_record(group, question, turn_label, step_reward, policy.tokenizer,
+    return page.group_record(group, question, turn_label, step_reward,
                              step=step, prompt_ids=group[0].prompt_ids)
 
 

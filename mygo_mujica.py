@@ -650,9 +650,9 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
 
         # 3. update (Eq 6), once a mini-batch, on planners and workers alike
         if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
-            row |= ratio_update(model, reference, optimizer, chosen, cfg, folder.nonfinite(step))
+            row |= ratio_update(model, reference, optimizer, chosen, cfg)
             continue
-        meter = training.Meter(keep=folder.nonfinite(step))
+        meter = training.Meter()
         parts = mini_batches(chosen, cfg.mini_batch)
         for number, part in enumerate(parts):
             fraction = before + number / len(parts) / cfg.steps  # one cosine over all iterations (ours)
@@ -666,7 +666,7 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
                 (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm, batches):  # else loss or gradient is not a number: no update
+            if meter.finite(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
         row |= team_page.update_metrics(meter, optimizer)
@@ -709,7 +709,7 @@ def warm_up(cfg, folder, policy, place):
         for c in conversations(t):
             c.prompt_ids = first_prompt(
                 policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
-    record_warm_up(folder, kept, policy.tokenizer, place.env)  # files alone
+    record_warm_up(folder, kept, place.env)  # files alone
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
     run.save(folder, policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
@@ -721,7 +721,7 @@ def sft(cfg, folder, model, optimizer, trajectories):
         rng = random.Random(stable_seed(cfg.seed, "sft", epoch))
         order = rng.sample(trajectories, len(trajectories))
         parts = mini_batches([[t] for t in order], cfg.mini_batch)
-        meter = training.Meter(keep=folder.path / f"nonfinite_epoch{epoch + 1}")
+        meter = training.Meter()
         for number, part in enumerate(parts):
             fraction = (epoch + number / len(parts)) / cfg.sft_epochs
             training.set_lr(optimizer, training.cosine_lr(fraction, 1, cfg.sft_lr, cfg.sft_lr_final))
@@ -734,7 +734,7 @@ def sft(cfg, folder, model, optimizer, trajectories):
                 (loss * b.weight).backward()
                 meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm, batches):
+            if meter.finite(norm):
                 optimizer.step()
             optimizer.zero_grad()
         row = {"step": epoch + 1} | team_page.update_metrics(meter, optimizer)
@@ -995,7 +995,7 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     )
 
 
-def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"):
+def ratio_update(model, reference, optimizer, groups, cfg):
     """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means."""
     started = time.time()
     parts = mini_batches(groups, cfg.mini_batch)
@@ -1007,7 +1007,7 @@ def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"
             model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature))
     row = {"time/old_logprobs": time.time() - started}
     everything = [b for batches in prepared for b in batches]
-    meter = training.Meter(everything, nonfinite, cfg.sampler_correction)
+    meter = training.Meter(everything, cfg.sampler_correction)
     for part, batches in zip(parts, prepared, strict=True):
         training.set_lr(optimizer, cfg.grpo_lr)
         for b in batches:
@@ -1016,7 +1016,7 @@ def ratio_update(model, reference, optimizer, groups, cfg, nonfinite="nonfinite"
             (loss * b.weight).backward()
             meter.add(loss, stats, b.weight)
         norm = training.clip_gradient(model, cfg.grad_clip)
-        if meter.finite(norm, batches):
+        if meter.finite(norm):
             optimizer.step()
         optimizer.zero_grad()
     return row | team_page.update_metrics(meter, optimizer)
@@ -1035,8 +1035,7 @@ def record(folder, step, row, state, team, questions, made, chosen, stage):
     row |= rollout.search_repairs(team.place.retriever)
     row["rollout/tokens_total"] = state["tokens"]
     rule = threshold_in_words(made, state["K"]) if stage == "mygo" else []
-    row["sample"] = team_page.sample_record(
-        team.policy, questions, made, chosen, stage, state["K"], step, rule)
+    row["sample"] = team_page.sample_record(questions, made, chosen, stage, state["K"], step, rule)
     if stage != "grpo":  # which learns from all, better or worse
         write_sharegpt(folder, [t for group in chosen for t in group], team.place.env, step)
 
@@ -1051,11 +1050,11 @@ def threshold_in_words(made, K):
     return [f"K = {K:.3f} = {grown}"]
 
 
-def record_warm_up(folder, kept, tokenizer, env):
+def record_warm_up(folder, kept, env):
     """The warm-up's trajectories as rows for LLaMA-Factory, the first five on the page."""
     write_sharegpt(folder, [t for t, _ in kept], env, step=0)
     for t, question in kept[:5]:
-        shown = team_page.group_record([t], question, tokenizer, step=1, prompt_ids=t.prompt_ids)
+        shown = team_page.group_record([t], question, step=1, prompt_ids=t.prompt_ids)
         folder.append("samples.jsonl", [shown])
 
 

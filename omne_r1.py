@@ -36,7 +36,6 @@ import random
 import re
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +49,7 @@ from safetensors.torch import load_file, save_file
 
 from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, run, splits, training
 from common import model as models
-from common.files import Keyed, Lines, Progress, console, plain, warn
+from common.files import Lines, Progress, console, plain, warn
 from common.folder import in_turn, left_by, open_stage
 from common.graphs import graph_questions
 from common.graphs.graph_questions import has_hops
@@ -94,10 +93,11 @@ class Config(flags.PolicyFlags):
 
     # ---- answers that need a judge
 
-    # an OpenAI-compatible endpoint that says whether free answers are right (Tables 2 and 7)
-    judge: str = ""
+    # a file of answers to be judged: an eval_<set>.json, or a question, gold answer and answer a line
+    # (Tables 2 and 7)
+    score: str = ""
+    judge: str = ""                 # the OpenAI-compatible endpoint that judges them
     judge_model: str = "deepseek-reasoner"      # its name there | sec. 4.2.1
-    score: str = ""                 # judge the answers in this file (question, gold answer, answer a line)
 
     # ---- questions (sec. 2)
 
@@ -327,7 +327,7 @@ async def play(policy, tools, question, key, cfg, seed, temperature, watch=None)
     """One trajectory: think, call a tool, read, …, answer. question.type is the graph it is asked of; seed is
     the question's own, and key tells apart its trajectories.
 
-    Ends at an answer, no action, the last round, a failed server, or too little room for a full turn."""
+    Ends at an answer, no action, the last round, or too little room for a full turn."""
     tokenizer = policy.tokenizer
     prompt_ids = render_prompt(tokenizer, question.question, question.type, cfg.think)
     turns = []
@@ -344,22 +344,18 @@ async def play(policy, tools, question, key, cfg, seed, temperature, watch=None)
         turns.append(turn)
         kind, action = read_round(text)
         calls_a_tool = kind == "call" and len(turns) < cfg.max_rounds
-        reply = None
         if calls_a_tool:
-            reply = await reply_to(tools, action, question, cfg)
-        if reply is not None:
-            turn.observation = reply
-            turn.observation_ids = render_observation(tokenizer, turn.ids, reply, cfg.think)
+            turn.observation = await reply_to(tools, action, question, cfg)
+            turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
         if watch:
             watch(turn)
         room = cfg.max_context - len(context_ids(prompt_ids, turns))
-        if reply is None or room < cfg.max_turn:
-            lost = calls_a_tool and reply is None   # the tool's server failed
-            return Trajectory(question.id, prompt_ids, turns, info=result_of(turns, question, cfg, lost))
+        if not calls_a_tool or room < cfg.max_turn:
+            return Trajectory(question.id, prompt_ids, turns, info=result_of(turns, question, cfg))
 
 
 async def reply_to(tools, action, question, cfg):
-    """The tool's reply, or why the call cannot be made; None where the tool's server failed."""
+    """The tool's reply, or why the call cannot be made."""
     error = refusal(action, question.type)
     if error:
         return error
@@ -387,10 +383,9 @@ class Result(Outcome):
     repetitions: int = 0        # calls that repeat an earlier one (sec. 3.5)
     pattern: str = ""           # of tool calls (pattern_of)
     faults: dict = field(default_factory=dict)  # {what was wrong with calls: how many}
-    lost: bool = False          # a tool's server ended it: nothing is learned from it (ours)
 
 
-def result_of(turns, question, cfg, lost=False):
+def result_of(turns, question, cfg):
     """Rounds, calls and the answer of a trajectory's turns, counted and compared."""
     right_format = [round_is_right(turn.text, cfg.think, last=turn is turns[-1]) for turn in turns]
     rounds = [read_round(turn.text) for turn in turns]
@@ -407,9 +402,7 @@ def result_of(turns, question, cfg, lost=False):
     if kind != "answer":
         answer = None
     problem = ""
-    if lost:
-        problem = "a tool's server failed"
-    elif not all(right_format):
+    if not all(right_format):
         problem = "no answer" if answer is None else "form"
     said = one_line(answer or "")
     gold = one_line(question.answers[0])
@@ -421,7 +414,6 @@ def result_of(turns, question, cfg, lost=False):
         repetitions=len(readable) - len(set(readable)),
         pattern=pattern_of(called, answer),
         faults=dict(+faults),
-        lost=lost,
     )
     if said:
         found.em = float(said == gold)      # the authors' code has `normalised` for it
@@ -657,13 +649,10 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         for t in done:
             t.reward = REWARD[stage](t)
         row |= calls.rollout_metrics(done, task.tools)
-        learned = [t for t in done if not t.info.lost]
-        if not learned:
-            continue
 
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled ones
-        learned = data.batch_of_step(learned, 1, len(learned), stable_seed(cfg.seed, "parts", step))
-        parts = [learned[i:i + cfg.mini_batch] for i in range(0, len(learned), cfg.mini_batch)]
+        shuffled = data.batch_of_step(done, 1, len(done), stable_seed(cfg.seed, "parts", step))
+        parts = [shuffled[i:i + cfg.mini_batch] for i in range(0, len(shuffled), cfg.mini_batch)]
         with run.timed(row, "time/old_logprobs"):
             prepared = [batches_of(actor, reference, part, cfg) for part in parts]
 
@@ -672,10 +661,10 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         assign_credit(everything, cfg)
         row |= calls.critic_metrics(everything)
         credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
-        row["sample"] = calls.sample_record(policy, done, questions, step, cfg.group_size, turn_label, credit)
+        row["sample"] = calls.sample_record(done, questions, step, cfg.group_size, turn_label, credit)
 
         # 5. an update for each mini-batch
-        meter = training.Meter(everything, folder.nonfinite(step), cfg.sampler_correction, cfg.epochs)
+        meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
         for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:
@@ -689,7 +678,7 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
                 (loss * b.weight).backward()
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(actor, cfg.grad_clip)
-            if meter.finite(norm, batches):     # else nothing is learned from this mini-batch
+            if meter.finite(norm):     # else nothing is learned from this mini-batch
                 optimizer.step()
             optimizer.zero_grad()
         row |= calls.update_metrics(meter)
@@ -708,7 +697,7 @@ def sampled_rows(cfg, policy, task, file):
     row_of = {line["id"]: line["row"] for line in known}
 
     def keep(trajectory, question):
-        if trajectory.info.lost or question.id in row_of:  # lost: a rerun plays it again
+        if question.id in row_of:
             return
         row_of[question.id] = right_row(trajectory, question)
         if lines:
@@ -747,38 +736,27 @@ def row_of(trajectory, question):
     return sharegpt_row(question, said, replies, "sampled")
 
 
-def template_rows(cfg, task, think_of, progress):
+def template_rows(cfg, task, progress):
     """(b) ShareGPT rows of questions whose paths are known: the calls of the standard pattern, the tools'
-    replies, and thoughts filled in.
-
-    think_of(question, planned calls, replies) -> a thought for each call and one for the answer; None = none.
-    Left out (and counted): questions without thoughts, and those where a tool does not show the next node."""
+    replies, and thoughts in ready wordings. Left out (and counted): those where a tool does not show the next
+    node."""
+    from common.world.graphs import thoughts
     known = [q for q in task.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
     known = rng.sample(known, len(known))[:cfg.sft_templates]
-
-    def row_of(question):
+    rows = []
+    for number, question in enumerate(known, 1):
         planned = template_calls(question)
         replies = task.tools.search(planned, cfg.matches)
-        if None in replies or not path_is_shown(question, planned, replies):
-            return None
-        thoughts = think_of(question, planned, replies)
-        if thoughts is None:
-            return None
-        acts = [*map(written, planned), f"<answer> {question.answers[0]} </answer>"]
-        said = [f"<think> {thought} </think> {act}" for thought, act in zip(thoughts, acts, strict=True)]
-        return sharegpt_row(question, said, replies, "template")
-
-    rows = []
-    at_once = 1 if cfg.teacher == "template" else 8
-    with ThreadPoolExecutor(at_once) as pool:
-        for number, row in enumerate(pool.map(row_of, known), 1):
-            progress(number, len(known))
-            if row:
-                rows.append(row)
+        if path_is_shown(question, planned, replies):
+            acts = [*map(written, planned), f"<answer> {question.answers[0]} </answer>"]
+            both = zip(thoughts(question, cfg.seed), acts, strict=True)
+            said = [f"<think> {thought} </think> {act}" for thought, act in both]
+            rows.append(sharegpt_row(question, said, replies, "template"))
+        progress(number, len(known))
     if len(rows) < len(known):
-        warn(f"{len(known) - len(rows)} of {len(known)} templates without thoughts that could be read, or "
-             "without a step in what the tools said: left out")
+        left_out = len(known) - len(rows)
+        warn(f"{left_out} of {len(known)} templates left out: a tool did not show the next step")
     return rows
 
 
@@ -818,34 +796,29 @@ def sharegpt_row(question, said, replies, source):
 
 def sft_rows(cfg, task):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
-    from common.graphs import conversations
     if cfg.sft_data:
-        return conversations.read(cfg.sft_data)
+        return graph_questions.read_conversations(cfg.sft_data)
     folder = folder_of(cfg, "sft-data")
-    if not conversations.are_made(cfg, folder):
+    file = folder / "sharegpt.jsonl"
+    samples = cfg.sft_sampled and not file.exists()
+    if samples:
+        weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
+    distributed.once(graph_questions.begin_conversations, cfg, folder)
+    if not file.exists():
         task = replace(task, questions=[q for q in task.questions if has_hops(q, cfg.train_hops)])
         rows = []
-        if cfg.sft_sampled:
-            weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
-            distributed.once(conversations.begin, cfg, folder)
+        if samples:
             policy = run.load_policy(cfg, weights, trains=False)
             rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
         distributed.once(add_templates, cfg, folder, task, rows)
-    return conversations.read(folder / "sharegpt.jsonl")
+    return graph_questions.read_conversations(file)
 
 
 def add_templates(cfg, folder, task, rows):
-    """Writes the rows, and those of templates behind them; --teacher writes their thoughts."""
-    from common.graphs import conversations
-    from common.world import graphs
-    conversations.begin(cfg, folder)
-    think_of = partial(graphs.thoughts, seed=cfg.seed)
-    if cfg.teacher != "template":
-        answers = Keyed(folder / "answers.jsonl")
-        think_of = conversations.thoughts_by_teacher(graph_questions.teacher_of(cfg), answers)
+    """Writes the rows, and those of templates behind them."""
     with Progress("template trajectories") as progress:
-        rows += template_rows(cfg, task, think_of, progress)
-    conversations.write(folder, rows)
+        rows += template_rows(cfg, task, progress)
+    graph_questions.write_conversations(folder, rows)
 
 
 # ---------------------------------------------------------------- stage 2: Algorithm 1
@@ -950,7 +923,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
     for step, row in run.steps(
             cfg, folder, policy, optimizer, SFT_METRICS, -(-updates // UPDATES_A_STEP),
             evaluate=evaluate_now, label="sft | "):
-        meter = training.Meter(keep=folder.nonfinite(step))
+        meter = training.Meter()
         for number in range((step - 1) * UPDATES_A_STEP, min(step * UPDATES_A_STEP, updates)):
             # 1. some conversations, and their rate
             order = stable_seed(cfg.seed, "sft order")
@@ -977,10 +950,10 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
                 stats = {"tokens": int(b.response_mask.sum()), "weight": of_batch}
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm, batches):
+            if meter.finite(norm):
                 optimizer.step()
             optimizer.zero_grad()
-        row |= calls.sft_metrics(meter)
+        row |= calls.update_metrics(meter)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -999,13 +972,13 @@ def evaluate(policy, task, cfg, progress):
     rows = [calls.prediction(t, q, turn_label) for t, q in zip(done, task.questions, strict=True)]
     run.collect(cfg, done, task.questions, lambda t, q: [row_of(t, q)])  # (--collect)
     about = {"set": task.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
-    return rows, about | calls.summary(rows, done, task.name)
+    return rows, about | calls.summary(rows, done)
 
 
 # ---------------------------------------------------------------- main
 
 TRAINS = ("ppo", "sft", "rl")
-FREE = ("stage", "judge", "judge_model", "curve_questions")  # --resume may go on with others
+FREE = ("stage", "curve_questions")  # --resume may go on with others
 
 
 def stages_of(cfg):
@@ -1082,9 +1055,7 @@ def run_stage(name, kind, cfg, folder, task, evals):
     frozen = int(kind != "sft" and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
     policy = run.load_policy(replace(cfg, lora=lora), folder.start or initial, trains, frozen=frozen)
-    evaluator = evaluate
-    if kind == "direct":
-        evaluator = partial(evaluate_directly, folder=folder.path)
+    evaluator = evaluate_directly if kind == "direct" else evaluate
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
@@ -1098,7 +1069,7 @@ def run_stage(name, kind, cfg, folder, task, evals):
         if kind == "sft":
             found = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
             found = calls.that_fit(found, cfg.max_length)
-            calls.keep_learned(folder, policy, found, turn_label)
+            calls.keep_learned(folder, found, turn_label)
             train_sft(cfg, folder, policy, found, evaluate_now)
         elif trains:
             asked = [q for q in task.questions if has_hops(q, cfg.train_hops)]
@@ -1215,25 +1186,21 @@ for example: <tool_call>node_info(node_name="Rastrigin Function", graph_type="cs
 
 # ---------------------------------------------------------------- direct answers (Table 2)
 
-async def answer_directly(policy, question, cfg, kept):
+async def answer_directly(policy, question, cfg):
     """A Trajectory of one turn, from memory, without tools and instructions. The answer is all that stands
-    behind the thoughts; em = 1 only if it equals the gold answer. kept: a files.Keyed of turns."""
+    behind the thoughts; em = 1 only if it equals the gold answer."""
     tokenizer = policy.tokenizer
     prompt_ids = chat.render_chat(tokenizer, [("user", chat.Foreign(question.question))])
     prompt_ids += opening(tokenizer, cfg.think)
-    key = str(stable_seed(question.id, prompt_ids))
-    if not kept.get(key):
-        g = await policy.engine.generate(
-            prompt_ids,
-            stop=(),
-            max_tokens=cfg.max_turn,
-            temperature=cfg.eval_temperature,
-            seed=stable_seed(cfg.seed, "direct", question.id),
-        )
-        kept.add({"key": key, "ids": g.token_ids, "logprobs": g.logprobs, "stop_reason": g.stop_reason})
-    row = kept.get(key)
-    text = rollout.sampled_text(tokenizer, row["ids"], row["stop_reason"])
-    turn = Turn(row["ids"], row["logprobs"], row["stop_reason"], text)
+    g = await policy.engine.generate(
+        prompt_ids,
+        stop=(),
+        max_tokens=cfg.max_turn,
+        temperature=cfg.eval_temperature,
+        seed=stable_seed(cfg.seed, "direct", question.id),
+    )
+    text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
+    turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
     said = THOUGHT.sub("", text).partition("<think>")[0].strip()  # (a thought that was cut off is no answer)
     gold = question.answers[0]
     found = Result(said, em=float(said == gold.strip()), f1=metrics.f1(said, gold),
@@ -1241,28 +1208,16 @@ async def answer_directly(policy, question, cfg, kept):
     return Trajectory(question.id, prompt_ids, [turn], info=found)
 
 
-def evaluate_directly(policy, task, cfg, progress, folder):
-    """As evaluate. With --judge em is the judge's verdict; one that cannot be read counts as wrong. What was
-    said and judged is kept in the run folder at once: --resume asks for the rest."""
-    from common.serve.judge import verdicts
+def evaluate_directly(policy, task, cfg, progress):
+    """As evaluate. --score eval_<set>.json has a judge say which of the answers are right."""
     policy.engine.sync(policy.model)
-    kept = Keyed(folder / f"said_{task.name}.jsonl")
-    agents = [answer_directly(policy, q, cfg, kept) for q in task.questions]
+    agents = [answer_directly(policy, q, cfg) for q in task.questions]
     done = rollout.run_agents(agents, policy.engine, rollout.BatchedSearch(None), progress)
-    kept.close()
     about = {"set": task.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
-    reasons = [""] * len(done)
-    if cfg.judge:
-        asked = [(q.question, q.answers[0], t.info.answer) for q, t in zip(task.questions, done, strict=True)]
-        judged = verdicts(cfg.judge, cfg.judge_model, asked, folder / "verdicts.jsonl", progress)
-        reasons = [why for _, why in judged]
-        for t, (right, _) in zip(done, judged, strict=True):
-            t.info.em = float(bool(right))
-        about |= {"judge": cfg.judge_model, "no_verdict": sum(right is None for right, _ in judged)}
     rows = []
-    for t, q, why in zip(done, task.questions, reasons, strict=True):
+    for t, q in zip(done, task.questions, strict=True):
         t.reward = t.info.em
-        rows.append(calls.direct_prediction(t, q, why))
+        rows.append(calls.direct_prediction(t, q))
     return rows, about | metrics.summarize(rows, calls.DIRECT)
 
 
@@ -1298,12 +1253,11 @@ def ask(cfg, policy):
 def warmed_up(cfg, source):
     """Folder of `source` after --warmup-data: rows as stage 2 writes and reads them. (Questions whose paths
     are known become such rows there: --stage sft --sft-sampled 0.)"""
-    from common.graphs import conversations
     from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     examples = []
     for file in cfg.warmup_data.split(","):
-        for row in conversations.read(file):
+        for row in graph_questions.read_conversations(file):
             examples.append([conversation_of(tokenizer, row, cfg.think, apart=False)])
     return warmup.warmed_up(cfg, "omne_r1", source, examples)
 

@@ -20,7 +20,6 @@ import argparse
 import asyncio
 import functools
 import json
-import math
 import multiprocessing
 import resource
 import sys
@@ -248,7 +247,7 @@ class OneWeight(torch.nn.Module):
         self.logprob = torch.nn.Parameter(torch.tensor(-.5))
         self.trained_tokens = 0
 
-    def token_logprobs(self, model, batch, temperature=1.0, backend="auto", hidden=None):
+    def token_logprobs(self, model, batch, temperature=1.0, hidden=None):
         """What stands around the model's forward pass: the mask before it, and behind it (B, T) of the
         log-probs of its distinct tokens, all of which are the one weight."""
         block_mask(batch.end, padded_length(batch.end.shape[1]))
@@ -274,7 +273,7 @@ def a_step(cfg, policy, retriever, questions, folder):
         with open(Path(folder) / "samples.jsonl", "w") as f:
             f.write(json.dumps(row["sample"]))
 
-    where = SimpleNamespace(nonfinite=lambda step: Path(folder) / "nonfinite")
+    where = SimpleNamespace()
     cfg = replace(cfg, questions_per_step=len(questions))
     with patch.object(at2po, "rollout_trees", kept), patch.object(at2po.run, "steps", one_step):
         at2po.train(cfg, where, policy, None, Split("made up", questions, retriever), None)
@@ -334,11 +333,7 @@ def exponent(sizes, costs):
     """
     if len(sizes) < 2 or min(costs) <= 0:
         return None
-    x = [math.log(size) for size in sizes]
-    y = [math.log(cost) for cost in costs]
-    middle = rollout.mean(x)
-    spread = sum((a - middle) ** 2 for a in x)
-    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / spread
+    return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
 
 
 def table(results, kind):

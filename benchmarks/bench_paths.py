@@ -7,7 +7,6 @@ time, as the authors' code does, and each pair of a state and a sentence by itse
 
 import argparse
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
@@ -22,11 +21,11 @@ def load(run, questions):
     """The policy of a run's stages, or a new one, with so many questions of the test world."""
     cfg = askit.parse_args([])
     questions = evidence.world_questions("test", questions)
-    found = evidence.make_cases("test", questions, cfg.candidates)
+    found, _ = evidence.make_cases("test", questions, cfg.candidates)
     coarse = run and checkpoint.find(Path(f"{run}-coarse/checkpoint"))
     encoder = askit.load_encoder(cfg, coarse)
     evidence.tokenize(encoder.pair_tokenizer, found)
-    evidence.freeze_vectors(askit.load_encoder(cfg, ""), found, Path(tempfile.mkdtemp()))
+    evidence.freeze_vectors(askit.load_encoder(cfg, ""), found)
     source = run and checkpoint.find(Path(f"{run}-ppo/checkpoint"))
     return askit.load_policy(cfg, source, encoder, found), found
 
@@ -115,38 +114,15 @@ def main(argv=None):
         for name, how in ways.items():
             counts[name] = Scoring(*how)
             times[name].append(measure(policy, cases, args.size, counts[name]))
-    header = [
-        "",
-        "seconds",
-        "questions/s",
-        "states asked",
-        "scored",
-        "pairs/s",
-        "hit rate",
-        "times slower",
-    ]
+    header = ["", "seconds", "questions/s", "states asked", "scored", "pairs/s", "hit rate", "times slower"]
     fastest = statistics.median(times["all together, cached"])
     rows = []
     for name, c in counts.items():
         seconds = statistics.median(times[name])
-        hits = f"{1 - c.scored / c.asked:.2f}"
-        rows.append(
-            [
-                name,
-                f"{seconds:.2f}",
-                f"{len(cases) / seconds:.1f}",
-                c.asked,
-                c.scored,
-                f"{c.pairs / seconds:.0f}",
-                hits,
-                f"{seconds / fastest:.1f}",
-            ]
-        )
-    table(
-        f"{len(cases)} questions, {args.size} paths each, {torch.get_num_threads()} threads",
-        header,
-        rows,
-    )
+        rows.append([
+            name, f"{seconds:.2f}", f"{len(cases) / seconds:.1f}", c.asked, c.scored,
+            f"{c.pairs / seconds:.0f}", f"{1 - c.scored / c.asked:.2f}", f"{seconds / fastest:.1f}"])
+    table(f"{len(cases)} questions, {args.size} paths each, {torch.get_num_threads()} threads", header, rows)
     say("medians; the same paths in all rows")
 
 

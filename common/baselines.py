@@ -37,12 +37,8 @@ BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual 
     "dapo": Baseline(dict(expansion="none", clip_low=0.2, clip_high=0.28), token_mean=True),
     "gspo": Baseline(dict(expansion="none", clip_low=3e-4, clip_high=4e-4)),
     # authors' code; App. B.4 has lost its numbers
-    "aepo": Baseline(
-        dict(expansion="branches", clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
-        token_mean=True,
-        dual_clip=3.0,
-        soft_clip=True,
-    ),
+    "aepo": Baseline(dict(expansion="branches", clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
+                     token_mean=True, dual_clip=3.0, soft_clip=True),
 }
 GROUPS = ("none", "branches")  # expansions that make a baseline's group; the others a tree
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio a sequence
@@ -81,18 +77,8 @@ def token_loss(loss, logprobs, batch, advantages, clip_low, clip_high, kl_coef, 
     else:
         weights = training.sequence_weights(batch.response_mask, num_sequences)
     return training.grpo_loss(
-        logprobs,
-        batch.old_logprobs,
-        advantages,
-        batch.response_mask,
-        weights,
-        clip_low,
-        clip_high,
-        kl_coef,
-        batch.ref_logprobs,
-        baseline.dual_clip,
-        baseline.soft_clip,
-    )
+        logprobs, batch.old_logprobs, advantages, batch.response_mask, weights, clip_low, clip_high,
+        kl_coef, batch.ref_logprobs, baseline.dual_clip, baseline.soft_clip)
 
 
 async def grow_group(root, next_turn, expansion, chains, group_size, seed, vocabulary):
@@ -107,8 +93,7 @@ async def grow_group(root, next_turn, expansion, chains, group_size, seed, vocab
         rng = random.Random(stable_seed(seed, "branch"))
         await grow_branches(next_turn, root, chains, group_size, rng, vocabulary)
     else:
-        group = [chain(f"chain{m}") for m in range(group_size)]
-        await asyncio.gather(*group)
+        await asyncio.gather(*(chain(f"chain{m}") for m in range(group_size)))
     return root
 
 
@@ -172,10 +157,8 @@ def overlong_penalty(length, limit):
 
 def penalize_overlong(roots, limit):
     """DAPO: the overlong penalty, off the reward of every leaf. limit: --max-response."""
-    for root in roots:
-        for leaf in root.leaves():
-            length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
-            leaf.trajectory.reward += overlong_penalty(length, limit)
+    for t in (leaf.trajectory for root in roots for leaf in root.leaves()):
+        t.reward += overlong_penalty(t.length - len(t.prompt_ids), limit)
 
 
 def chosen_to_learn(loss, roots, most):
@@ -233,10 +216,8 @@ async def grow_branches(advance, root, chains, group_size, rng, vocabulary):
 def balance_entropy(batches):
     """AEPO: A (1 + .2 z), z being the entropy of the token's distribution, standardised over the sampled
     tokens that an update learns from: what the policy was uncertain of counts for more."""
-    learned = [b for b in batches if b.weight]
-    entropies = distributed.of_all_ranks(b.entropies[b.response_mask] for b in learned)
-    mean = float(entropies.mean())
-    std = float(entropies.std(correction=0)) or 1.0
+    entropies = distributed.of_all_ranks(b.entropies[b.response_mask] for b in batches if b.weight)
+    mean, std = float(entropies.mean()), float(entropies.std(correction=0)) or 1.0
     for b in batches:
         z = torch.where(b.response_mask, (b.entropies - mean) / std, 0.0)
         b.advantages = b.advantages * (1 + ENTROPY_WEIGHT * z)

@@ -60,10 +60,8 @@ def write(folder, policy, found):
     """Puts the card beside the weights that were evaluated. folder: RunFolder. found: of run.evaluate_all.
     Nothing is written where no weights were saved, or where they are not a language model's."""
     asked = getattr(getattr(policy, "engine", None), "asked", None)
-    if not asked:
-        return
-    place = folder.path / policy.saved_in
-    if not (place / "trainer.json").exists():
+    place = folder.path / "checkpoint"
+    if not asked or not (place / "trainer.json").exists():
         return
     config = folder.config
     prompt_ids, stop = asked
@@ -71,7 +69,7 @@ def write(folder, policy, found):
     base_model = ""
     if model and not Path(model).exists():
         base_model = f"\nbase_model: {one_line(model)}"
-    ends = " or ".join(f"`{s}`" for s in stop)
+    program, *flags = sys.argv
     write_atomic(place / "README.md", CARD.format(
         script=folder.path.parent.name,
         name=folder.path.name,
@@ -80,9 +78,9 @@ def write(folder, policy, found):
         data=quoted(config["data"]),
         step=checkpoint.read_state(place)["step"],
         seed=config["seed"],
-        command=command(),
+        command=one_line(shlex.join(["python", Path(program).name, *flags])),
         scores=table(found),
-        stops=ends or "the end of the sequence",
+        stops=" or ".join(f"`{s}`" for s in stop) or "the end of the sequence",
         prompt=repr(policy.tokenizer.decode(prompt_ids)),
         stop_list=list(stop),
     ))
@@ -90,12 +88,6 @@ def write(folder, policy, found):
 
 def quoted(text):
     return f"`{one_line(text).replace('`', '')}`"
-
-
-def command():
-    """What this process was begun with."""
-    program, *flags = sys.argv
-    return one_line(shlex.join(["python", Path(program).name, *flags]))
 
 
 def table(found):

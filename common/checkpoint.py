@@ -28,16 +28,15 @@ def save(folder, model, tokenizer, optimizer, state):
 
     A failed save leaves the old one as it was. Of several ranks the first writes what all gather: whole
     tensors, as one process has them."""
-    moments = weights = None
-    if optimizer is not None:
-        moments = distributed.collect(_moments(model, optimizer))
+    moments = distributed.collect(_moments(model, optimizer))
+    weights = None
     if distributed.world() > 1:
         weights = distributed.collect(model.state_dict(keep_vars=True))
     distributed.once(_write, Path(folder), model, weights, tokenizer, moments, state)
 
 
 def _write(folder, model, weights, tokenizer, moments, state):
-    """weights: whole, where those of the model are cut; moments: of the optimizer, or None."""
+    """weights: whole, where those of the model are cut."""
     new = folder.with_name(folder.name + ".new")
     old = folder.with_name(folder.name + ".old")
     try:
@@ -48,13 +47,10 @@ def _write(folder, model, weights, tokenizer, moments, state):
         else:
             model.save_pretrained(new, state_dict=weights)
         tokenizer.save_pretrained(new)
-        if moments is not None:
-            save_file(moments, str(new / "optimizer.safetensors"))
+        save_file(moments, str(new / "optimizer.safetensors"))
         digests = {str(file.relative_to(new)): _digest(file) for file in _files(new)}
         digests.pop("README.md", None)  # adapters come with one, and the card of the run replaces it
-        weights = sum(p.numel() for p in model.parameters())
-        about = {**state, "weights": weights, "sha256": digests}
-        (new / "trainer.json").write_text(json.dumps(about, indent=1))
+        (new / "trainer.json").write_text(json.dumps({**state, "sha256": digests}, indent=1))
         for path in _files(new):
             with open(path, "rb") as f:
                 os.fsync(f.fileno())
@@ -107,12 +103,6 @@ def _sha256(path, *_stamp):
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def check_files(folder):
-    """ModelError where a folder is a checkpoint whose files are not those that were saved."""
-    if (Path(folder) / "trainer.json").exists():
-        read_state(folder)
-
-
 def read_state(folder):
     """trainer.json of a checkpoint;
     ModelError where it is damaged, or another of its files is not as it was saved."""
@@ -122,11 +112,11 @@ def read_state(folder):
     except (OSError, ValueError) as error:
         what = type(error).__name__
         raise ModelError(f"{damaged} (trainer.json: {what}); {REMEDY}") from error
-    kinds = {"step": int, "weights": int, "sha256": dict}
+    kinds = {"step": int, "sha256": dict}
     whole = isinstance(state, dict)
     whole = whole and all(isinstance(state.get(key), kind) for key, kind in kinds.items())
     if not whole or state["step"] < 0:
-        raise ModelError(f"{damaged} (trainer.json has no step, weights and sha256); {REMEDY}")
+        raise ModelError(f"{damaged} (trainer.json has no step and sha256); {REMEDY}")
     for name, digest in state["sha256"].items():
         file = Path(folder) / name
         if not file.is_file():
@@ -139,10 +129,6 @@ def read_state(folder):
 def load_training_state(folder, model, optimizer):
     """Fills the optimizer from a checkpoint (checked before by read_state) and returns its trainer.json."""
     state = read_state(folder)
-    weights = sum(p.numel() for p in model.parameters())
-    if state["weights"] != weights:
-        raise ModelError(f"{folder}: checkpoint of another model: it was saved with {state['weights']} "
-                         f"weights, the model beside it has {weights}")
     parameters = dict(model.named_parameters())
     with safe_open(str(Path(folder) / "optimizer.safetensors"), "pt") as saved:
         for key in saved.keys():

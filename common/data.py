@@ -6,9 +6,7 @@ object a line. A bad record raises DataError naming file, record and field; skip
 also a line that is no JSON or no UTF-8. formats.py makes Questions of records.
 """
 
-import argparse
 import csv
-import difflib
 import gzip
 import hashlib
 import itertools
@@ -22,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import formats, metrics
-from common.files import HubError, UserError, locate, looks_like_path, write_jsonl
+from common.files import UserError, locate, looks_like_path
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
 
@@ -77,38 +75,29 @@ def hub_split(source, role):
         return repository, config or None, split or ("train" if role == "train" else "test")
     name, split = _named(source)
     repository, config, splits = HUB[name]
-    if split and split not in splits:
+    split = split or ("train" if role == "train" else splits[-1])
+    if split not in splits:
         raise DataError(f"{source}: {name} has no {split} split, only {', '.join(splits)}")
-    if role == "evaluation":
-        return repository, config, split or splits[-1]
-    if "train" not in splits:
+    if role == "train" and split != "train":
         others = ", ".join(n for n in HUB if "train" in HUB[n][2])
-        raise DataError(f"{source}: {name} has no training split; train on {others}, or a file of your own")
-    if split not in ("", "train"):
-        raise DataError(f"{source}: not a training split, but one to evaluate on; train on {name}-train")
-    return repository, config, "train"
+        raise DataError(f"{source}: not a training split, but one to evaluate on; train on {others}")
+    return repository, config, split
 
 
 def _from_hub(source, role):
     """(number, row) of a data set of the hub."""
     repository, config, split = hub_split(source, role)
-    failed = f"{source}: the hub data set {repository!r} did not load"
     names = ", ".join(["world", *HUB])
     advice = f"Give a file ({FORMATS}), a hub id owner/name[:config[:split]], or one of {names}"
     if not _named(source) and looks_like_path(repository):  # the hub is not asked
-        spelled = [f"{name}-{split}" for name in HUB for split in HUB[name][2]]
-        near = difflib.get_close_matches(source, ["world", *HUB, *spelled], 1)
-        guess = f"; did you mean {near[0]}?" if near else "."
-        raise DataError(f"{source}: no such file here{guess} {advice}")
+        raise DataError(f"{source}: no such file here. {advice}")
     try:
-        repository = locate(repository, "dataset")
         import datasets
-        rows = datasets.load_dataset(repository, config, split=split)
-    except HubError as error:
-        raise DataError(f"{failed}: {error}. {advice}") from error
+        rows = datasets.load_dataset(locate(repository, "dataset"), config, split=split)
     except Exception as error:  # whatever `datasets` raises, the user needs the same remedy
         what = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0][:200]}"
-        raise DataError(f"{failed}, config {config}, split {split} ({what}). {advice}") from error
+        raise DataError(f"{source}: the hub data set {repository!r}, config {config}, split {split} did not "
+                        f"load ({what}). {advice}") from error
     yield from enumerate(rows, 1)
 
 
@@ -137,13 +126,13 @@ def read_records(path):
     with open(path, "rb") as file:
         opened = gzip.open if file.read(2) == GZIP else open
     read = {".parquet": _parquet, ".csv": _table, ".tsv": _table}.get(suffix, _json)
+    how = {"mode": "rb"}
+    if read is not _parquet:  # a bad byte spoils its own record only
+        how = {"mode": "rt", "encoding": "utf-8-sig", "errors": "surrogateescape", "newline": "\n"}
+    if read is _table:
+        how["newline"] = ""
     try:
-        if read is _parquet:
-            file = opened(path, "rb")
-        else:  # a bad byte spoils its own record only
-            file = opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape",
-                          newline="" if read is _table else "\n")
-        with file:
+        with opened(path, **how) as file:
             yield from read(path, file)
     except DAMAGED as error:
         raise DataError(f"{path}: damaged gzip file ({error})") from None
@@ -169,12 +158,11 @@ def _parquet(path, file):
 
 def _table(path, file):
     csv.field_size_limit(2**31 - 1)
-    rows = csv.DictReader(file, delimiter="\t" if suffix_of(path) == ".tsv" else ",")
+    delimiter = "\t" if suffix_of(path) == ".tsv" else ","
     try:
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(csv.DictReader(file, delimiter=delimiter), 1):
             try:
-                texts = [value for value in row.values() if isinstance(value, str)]
-                _utf8(" ".join(texts))
+                _utf8("".join(map(str, row.values())))
             except ValueError as error:
                 row = error
             yield number, row
@@ -186,42 +174,40 @@ def _json(path, file):
     """The records of a file that is one JSON value, however it is printed, or of one with a value a line."""
     first, second = [*itertools.islice(filter(None, map(str.strip, file)), 2), "", ""][:2]
     strict = first[:1] == "[" or suffix_of(path) == ".json"
-    one_object = first[:1] == "{" and (first == "{" or not second or strict and not _is_json(first))
     file.seek(0)
-    if first[:1] == "[" or one_object:
-        try:
-            value = formats.parse_json(_utf8(file.read()))
+    if not first:
+        return
+    if first in ("[", "{") or not second or strict and isinstance(_value(first), ValueError):
+        value = _value(file.read())
+        if not isinstance(value, ValueError):
             yield from enumerate(_unwrapped(path, value), 1)
             return
-        except ValueError as error:
-            if strict:
-                raise DataError(f"{path}: not valid JSON: {error}") from None
+        if strict:
+            raise DataError(f"{path}: {value}")
         file.seek(0)
     for number, line in enumerate(file, 1):
         if line.strip():
-            try:
-                row = formats.parse_json(_utf8(line.rstrip("\n")))
-            except json.JSONDecodeError as error:
-                row = ValueError(f"not valid JSON: {error}")
-            except ValueError as error:
-                row = error
-            yield number, row
+            yield number, _value(line.rstrip("\n"))
 
 
-def _is_json(text):
+def _value(text):
+    """Of a JSON text; the ValueError, where it is none."""
     try:
-        formats.parse_json(text)
-    except ValueError:
-        return False
-    return True
+        return formats.parse_json(_utf8(text))
+    except json.JSONDecodeError as error:
+        return ValueError(f"not valid JSON: {error}")
+    except ValueError as error:
+        return error
 
 
 def _unwrapped(path, value):
     """The list of records: the value, or what it has under "data" or "questions"; else it is one record."""
     if isinstance(value, list):
         return value
-    names = [name for name in ("data", "Data", "questions") if name in value]
-    if not names or value.keys() & {*formats.ASKED, "contents", "text"}:
+    names = []
+    if isinstance(value, dict) and not value.keys() & {*formats.ASKED, "contents", "text"}:
+        names = [name for name in ("data", "Data", "questions") if name in value]
+    if not names:
         return [value]
     if not isinstance(value[names[0]], list):
         raise DataError(f"{path}: {formats.wrong(names[0], 'a list of records', value[names[0]])}")
@@ -237,24 +223,11 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     are what they are in either role. An answer of punctuation and articles alone (NQ has a few) would reward
     saying nothing: training leaves it out, evaluation keeps it, so that n stays the official one; both say
     so."""
-    if not isinstance(source, (str, Path)):
-        name = "records"
-        rows = enumerate(source, 1)
-    else:
-        path = Path(os.path.expanduser(source))
-        name = str(source)
-        if path.is_dir() and not _named(name):
-            raise DataError(f"{path} is a folder; give one file")
-        if not path.exists() and suffix_of(path) in SUFFIXES:
-            raise DataError(f"{path}: no such file")
-        if path.is_dir() or not path.exists():
-            rows = _from_hub(name, role)
-        else:
-            rows = read_records(path)
+    name = str(source) if isinstance(source, (str, Path)) else "records"
     questions = []
     bad = 0
     void = []
-    for number, row in rows:
+    for number, row in _rows_of(source, role):
         if limit is not None and len(questions) >= limit:
             break
         try:
@@ -282,6 +255,20 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
         raise DataError(f"{name}: no questions in it")
     _tell_apart(questions)
     return questions
+
+
+def _rows_of(source, role):
+    """(number, record or the ValueError in its place) of what load_questions is given."""
+    if not isinstance(source, (str, Path)):
+        return enumerate(source, 1)
+    path = Path(os.path.expanduser(source))
+    if path.is_file():
+        return read_records(path)
+    if path.is_dir() and not _named(str(source)):
+        raise DataError(f"{path} is a folder; give one file")
+    if suffix_of(path) in SUFFIXES:
+        raise DataError(f"{path}: no such file")
+    return _from_hub(str(source), role)
 
 
 def _tell_apart(questions):
@@ -338,40 +325,36 @@ def load_corpus(source, skip_bad=False):
     if path.is_dir():
         raise DataError(f"--corpus {source} is a folder; give one file")
     if path.stat().st_size > MEMORY_MAP_FROM and suffix_of(path) in (".jsonl", ".tsv"):
-        rows, bad = _mapped_corpus(path, skip_bad)
+        rows = _mapped_corpus(path, skip_bad)
     else:
-        found = list(_corpus_rows(path, skip_bad))
-        rows = [row for row in found if row != BAD]
-        bad = len(found) - len(rows)
-    if bad:
-        print(f"{path}: skipped {bad} bad records", file=sys.stderr)
+        rows = list(_corpus_rows(path, skip_bad))
     if not len(rows):
         raise DataError(f"{path}: the corpus is empty")
     return rows
 
 
-BAD = {"id": None, "title": None, "text": None}  # in place of a bad record
-
-
 def _corpus_rows(path, skip_bad):
+    bad = 0
     for number, row in read_records(path):
         try:
             yield _passage(path, number, row)
         except DataError as error:
             if not skip_bad:
                 raise DataError(f"{error} (--skip-bad leaves such records out)") from None
-            yield BAD
+            bad += 1
+    if bad:
+        print(f"{path}: skipped {bad} bad records", file=sys.stderr)
 
 
 def _mapped_corpus(path, skip_bad):
-    """(table, number of bad records). `datasets` keeps the table under the file's place, size and time."""
+    """`datasets` keeps the table under the file's place, size and time."""
     import datasets
     stat = path.stat()
     file = f"{path.resolve()}/{stat.st_size}/{stat.st_mtime_ns}/{skip_bad}"
     try:
-        table = datasets.Dataset.from_generator(
+        return datasets.Dataset.from_generator(
             _corpus_rows,
-            features=datasets.Features({name: datasets.Value("string") for name in BAD}),
+            features=datasets.Features({name: datasets.Value("string") for name in ("id", "title", "text")}),
             gen_kwargs={"path": path, "skip_bad": skip_bad},
             fingerprint=hashlib.sha256(file.encode()).hexdigest()[:16])
     except Exception as error:  # its own message says only that it failed
@@ -379,10 +362,6 @@ def _mapped_corpus(path, skip_bad):
         if isinstance(cause, DataError):
             raise cause from None
         raise DataError(f"{path}: not readable ({str(cause).splitlines()[0][:200]})") from error
-    bad = table.data.column("id").null_count
-    if bad:
-        table = table.filter(lambda name: name is not None, input_columns="id")
-    return table, bad
 
 
 def _passage(path, number, row):
@@ -403,28 +382,3 @@ def _passage(path, number, row):
         title, text = (first, rest) if rest else ("", text)
     identity = number - 1 if row.get("id") is None else row["id"]
     return {"id": str(identity), "title": title.strip().strip('"'), "text": text.strip()}
-
-
-# ---------------------------------------------------------------- command line
-
-def main(argv=None):
-    """`python -m common.data pool CORPUS FILE …`: the contexts of questions as a corpus file, so that runs
-    over other questions search the same one."""
-    parser = argparse.ArgumentParser(prog="python -m common.data", description=main.__doc__)
-    parser.add_argument("command", choices=["pool"])
-    parser.add_argument("corpus", help="JSONL to write: id, title, text")
-    parser.add_argument("questions", nargs="+", help="files or hub names of questions with contexts")
-    given = parser.parse_args(argv)
-    try:
-        if Path(given.corpus).exists():
-            raise DataError(f"{given.corpus} is there: nothing was written; choose another name")
-        questions = [q for source in given.questions for q in load_questions(source)]
-        rows = pool_contexts(questions)
-        write_jsonl(given.corpus, rows)
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    print(f"{given.corpus}: {len(rows)} passages of {len(questions)} questions")
-
-
-if __name__ == "__main__":
-    main()

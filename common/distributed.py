@@ -11,6 +11,7 @@ decisions for itself, which come out alike. What is added up are gradients, and 
 """
 
 import copy
+import functools
 import itertools
 from datetime import timedelta
 
@@ -66,12 +67,20 @@ def of_all_ranks(parts):
     return torch.cat(gather(part.cpu() for part in parts))
 
 
-def once(function, *args):
+def once(function, *args, **named):
     """Rank 0 calls it when all are here, and all go on when it is done: for what is written."""
     gather([])
     if rank() == 0:
-        _as_one(function, *args)
+        _as_one(function, *args, **named)
     gather([])
+
+
+def by_one(function):
+    """A method that is called as once() calls it."""
+    @functools.wraps(function)
+    def called(*args, **named):
+        once(function, *args, **named)
+    return called
 
 
 def first(function, *args):
@@ -84,13 +93,13 @@ def first(function, *args):
     return value
 
 
-def _as_one(function, *args):
+def _as_one(function, *args, **named):
     """Calls it as if this process were the only one."""
     global alone
     outer = alone
     alone = True
     try:
-        return function(*args)
+        return function(*args, **named)
     finally:
         alone = outer
 

@@ -2,20 +2,16 @@
 of like length, mean pooling, vectors that are written once), and a T5 that writes questions (beams, sampling
 with a seed a row, log-probs of targets)."""
 
-import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 from safetensors import SafetensorError
 
 from common import chat
 from common import model as models
-from common.files import Progress
-from common.retriever import kept_vectors
 from common.rollout import no_progress
 
 SEP = " <sep> "  # between a question and what was found for it
@@ -40,29 +36,28 @@ def load(source, kind, layers=0):
         from common.world import tiny_encoders
         return tiny_encoders.tiny_t5() if kind == "question" else tiny_encoders.tiny_bert(kind)
     folder = models.find_model(source)
-    how = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
-    if layers:
-        how["num_hidden_layers"] = layers
+    few = {"num_hidden_layers": layers} if layers else {}
     try:
-        model = ENCODERS[kind].from_pretrained(folder, **how)
+        model = ENCODERS[kind].from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, **few)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise models.load_error(source, error) from error
     return model.to(models.default_device()), models.load_tokenizer(folder)
 
 
-class Together(torch.nn.Module):
+class Together(torch.nn.ModuleDict):
     """Several models {name: (model, tokenizer)} that one optimizer trains, a folder of a checkpoint each."""
 
     def __init__(self, parts):
         super().__init__()
         for name, (model, _) in parts.items():
-            self.add_module(name, model)
-        self.tokenizers = {name: tokenizer for name, (_, tokenizer) in parts.items()}
+            self[name] = model
+        self.parts = parts
 
     def save_pretrained(self, folder):
-        for name, tokenizer in self.tokenizers.items():
-            getattr(self, name).save_pretrained(Path(folder) / name)
-            tokenizer.save_pretrained(Path(folder) / name)
+        for name, parts in self.parts.items():
+            for part in parts:
+                part.save_pretrained(Path(folder) / name)
 
 
 # ---------------------------------------------------------------- batches
@@ -71,6 +66,14 @@ def padded(rows, value, device):
     """(n, longest) of lists of numbers."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], device=device)
+
+
+def inputs_of(rows, tokenizer, device):
+    """input_ids and attention_mask (n, T) of lists of ids."""
+    return {
+        "input_ids": padded(rows, tokenizer.pad_token_id, device),
+        "attention_mask": padded([[1] * len(row) for row in rows], 0, device),
+    }
 
 
 def in_batches(items, length, budget):
@@ -106,13 +109,13 @@ class PairTokenizer:
         self.shortened = 0  # states that left out their oldest sentences
         self.sep = self.ids(SEP, own=True)
         # what stands before, between and behind the two texts of a pair
-        pair, text = tokenizer("a", "a")["input_ids"], self.ids("a")
-        starts = [i for i in range(len(pair)) if pair[i:i + len(text)] == text]
-        first, second = starts[0], starts[-1]
-        self.before = pair[:first]
-        self.between = pair[first + len(text):second]
-        self.behind = pair[second + len(text):]
-        self.types = "token_type_ids" in tokenizer("a", "a")
+        pair, text = tokenizer("a", "a"), self.ids("a")
+        ids = pair["input_ids"]
+        starts = [i for i in range(len(ids)) if ids[i:i + len(text)] == text]
+        self.before = ids[:starts[0]]
+        self.between = ids[starts[0] + len(text):starts[-1]]
+        self.behind = ids[starts[-1] + len(text):]
+        self.types = "token_type_ids" in pair
 
     def ids(self, text, own=False):
         """Token ids of a text, cut to its quarter. A text of others can write neither <sep> nor a special
@@ -142,19 +145,13 @@ class PairTokenizer:
         """input_ids, attention_mask and token types (n, T) of [(ids, ids or None)]."""
         rows, kinds = [], []
         for first, second in pairs:
-            row = self.before + first
-            if second is None:
-                row = row + self.behind
-                kinds.append([0] * len(row))
-            else:
-                row = row + self.between
-                kinds.append([0] * len(row) + [1] * len(second + self.behind))
-                row = row + second + self.behind
-            rows.append(row)
-        batch = {
-            "input_ids": padded(rows, self.tokenizer.pad_token_id, device),
-            "attention_mask": padded([[1] * len(row) for row in rows], 0, device),
-        }
+            row, rest = self.before + first, self.behind
+            if second is not None:
+                row, rest = row + self.between, second + rest
+            rows.append(row + rest)
+            side = int(second is not None)
+            kinds.append([0] * len(row) + [side] * len(rest))
+        batch = inputs_of(rows, self.tokenizer, device)
         if self.types:
             batch["token_type_ids"] = padded(kinds, 0, device)
         return batch
@@ -195,29 +192,7 @@ class Encoder:
 
 def load_encoder(source, max_tokens, micro_tokens, precision="fp32"):
     model, tokenizer = load(source, "encoder")
-    pair_tokenizer = PairTokenizer("coarse", tokenizer, max_tokens)
-    return Encoder(model.eval(), pair_tokenizer, micro_tokens, precision)
-
-
-def frozen_vectors(encoder, texts, folder):
-    """(n, H) normalised vectors of lists of ids, mapped into memory from a file in `folder` that is made once
-    for an encoder and its texts."""
-    def make():
-        with Progress("vectors") as progress:
-            vectors = encoder.encode_all(texts, progress)
-        return torch.nn.functional.normalize(vectors, dim=-1).numpy()
-
-    return torch.from_numpy(kept_vectors(Path(folder) / f"{fingerprint(encoder, texts)}.npy", make))
-
-
-def fingerprint(encoder, texts):
-    digest = hashlib.sha256(encoder.precision.encode())
-    for name, weight in sorted(encoder.model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
-    for ids in texts:
-        digest.update(np.asarray([len(ids), *ids], dtype=np.int64).tobytes())
-    return digest.hexdigest()[:16]
+    return Encoder(model.eval(), PairTokenizer("coarse", tokenizer, max_tokens), micro_tokens, precision)
 
 
 # ---------------------------------------------------------------- what writes
@@ -274,11 +249,7 @@ class Writer:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
 
     def _inputs(self, inputs):
-        device = self.model.device
-        return {
-            "input_ids": padded(inputs, self.tokenizer.pad_token_id, device),
-            "attention_mask": padded([[1] * len(ids) for ids in inputs], 0, device),
-        }
+        return inputs_of(inputs, self.tokenizer, self.model.device)
 
     @torch.no_grad()
     def write(self, inputs, progress=no_progress):
@@ -337,14 +308,12 @@ class Writer:
     def logprobs(self, inputs, targets, model=None):
         """(log p of the targets' tokens (n, T), mask (n, T)); `model`: another than the writer's own."""
         model = model or self.model
-        pad = self.tokenizer.pad_token_id
         shifted = [[model.config.decoder_start_token_id, *ids[:-1]] for ids in targets]
-        shifted = padded(shifted, pad, model.device)
+        shifted = padded(shifted, self.tokenizer.pad_token_id, model.device)
         logits = model(**self._inputs(inputs), decoder_input_ids=shifted).logits  # (n, T, V)
-        labels = padded(targets, pad, model.device)  # (n, T)
-        mask = padded([[1] * len(ids) for ids in targets], 0, model.device).bool()
+        labels, mask = inputs_of(targets, self.tokenizer, model.device).values()  # (n, T)
         logp = logits.float().log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0]
-        return logp.masked_fill(~mask, 0.0), mask
+        return logp.masked_fill(mask == 0, 0.0), mask.bool()
 
     def batches(self, rows):
         """Lists of rows (input ids, target ids, …) in forward passes of about micro_tokens."""

@@ -183,7 +183,6 @@ class TransformersEngine:
         self.cache = None
         self.pieces = {}                     # token id -> its text, for stop strings
         self.sampled_tokens = 0
-        self.prefilled_tokens = 0
         self.reused_tokens = 0
         self.sync(model)
 
@@ -231,13 +230,6 @@ class TransformersEngine:
     @property
     def busy(self):
         return bool(self.waiting or self.active)
-
-    def longest(self):
-        """What the progress line says of the longest turn that is being sampled."""
-        if not self.active:
-            return ""
-        r = max(self.active, key=lambda r: len(r.token_ids))
-        return f"longest {len(r.token_ids):,} of {r.max_tokens:,} tokens"
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
         """temperature 0 is greedy."""
@@ -306,21 +298,16 @@ class TransformersEngine:
         self._reserve(rows.stop, int(start.max()) + width)
         cache.view(rows, start, width)
         column = torch.arange(cache.end, device=self.device)
-        mask = column <= cache.position[:, None, :, None]                     # (n, 1, width, end)
-        return self._decode(cache, ids, mask, cache.position)
-
-    def _decode(self, cache, ids, mask, positions):
-        """The decoder's last hidden states, with our attention over what the cache hands it."""
         decoder = self.sampler.get_decoder()
         config = decoder.config
         training_attention = config._attn_implementation
-        config._attn_implementation = "grouped"
+        config._attn_implementation = "grouped"  # over what the cache hands it
         try:
             with computing(self.model):
                 output = decoder(
                     input_ids=ids,
-                    attention_mask=mask,
-                    position_ids=positions,
+                    attention_mask=column <= cache.position[:, None, :, None],    # (n, 1, width, end)
+                    position_ids=cache.position,
                     past_key_values=cache,
                     use_cache=True,
                 )
@@ -355,7 +342,6 @@ class TransformersEngine:
             if known:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
             repeats = len(unique[ids]) - 1
-            self.prefilled_tokens += len(ids) - known
             self.reused_tokens += known + len(ids) * repeats
         last = torch.cat([
             self._read(first + rows.start, suffixes[rows], start[rows]) for rows in prefills(suffixes)

@@ -1,12 +1,13 @@
 """The data of ASKiT, the one script that searches the sentences which a question brings along: questions as
 Cases, from files of HotpotQA, 2WikiMultihopQA and MuSiQue or from the embedded world."""
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from common import data, encoders, metrics, splits
-from common.files import say
+from common import data, metrics, splits
+from common.files import Progress, say
 
 SUBMIT, ASK = -1, -2  # actions of a search beside the sentences, which are numbered from 0
 
@@ -43,12 +44,15 @@ def tokenize(pair_tokenizer, cases):
         say(f"{name}: {cut} are cut to a quarter of --max-tokens {pair_tokenizer.max_tokens}")
 
 
-def freeze_vectors(encoder, cases, folder):
-    """Normalised vectors of every sentence, from the encoder before its training; they never change again."""
-    texts = [ids for case in cases for ids in case.tokens["coarse"][1]]
-    vectors = encoders.frozen_vectors(encoder, texts, folder)
+def freeze_vectors(encoder, cases):
+    """Normalised vectors of every sentence, from the encoder before its training; they never change again, so
+    a stage takes those of the one before it."""
+    new = [case for case in cases if case.vectors is None]
+    texts = [ids for case in new for ids in case.tokens["coarse"][1]]
+    with Progress("vectors") as progress:
+        vectors = torch.nn.functional.normalize(encoder.encode_all(texts, progress), dim=-1)
     at = 0
-    for case in cases:
+    for case in new:
         case.vectors = vectors[at:at + len(case.texts)]  # (sentences, H)
         at += len(case.texts)
 
@@ -81,19 +85,13 @@ def load_cases(cfg, paper_eval, validate, candidates):
         train, found = splits.load_splits(cfg, paper_eval, searched=False)
         questions = train.questions if train else []  # none of --eval-only
         sets = [(s.name, s.questions) for s in found]
-    labelled, others = parted("train", questions)
-    if others:
-        say(f"train: left out {len(others)} questions without labelled evidence")
-    cases = [c for c in make_cases("train", labelled, candidates) if c.gold]
+    cases = [c for c in make_cases("train", questions, candidates)[0] if c.gold]
     if questions and not cases:
         raise data.DataError(f"{cfg.data}: no question is left whose evidence is labelled and in its context")
     evals = []
     for name, questions in sets:
-        labelled, others = parted(name, questions)
-        if others:
-            say(f"{name}: {len(others)} questions without labelled evidence are left out, but for --ask")
-        unlabelled = [make_case(q) for q in others]
-        evals.append(Questions(name, make_cases(name, labelled, candidates), unlabelled=unlabelled))
+        labelled, others = make_cases(name, questions, candidates)
+        evals.append(Questions(name, labelled, unlabelled=others))
     return cases, evals
 
 
@@ -143,18 +141,6 @@ def find_case(split, question):
     raise data.DataError(f"--ask: {words} {cases[0].question.question!r}")
 
 
-def parted(name, questions):
-    """(questions with labelled evidence, questions without) of those that have a context; the others are
-    counted, and none at all is an error."""
-    able = [q for q in questions if any(s for _, s in q.context)]
-    if len(able) < len(questions):
-        say(f"{name}: left out {len(questions) - len(able)} questions without a context")
-    if questions and not able:
-        raise data.DataError(f"{name}: no question has a context to search")
-    labelled = [q for q in able if q.supporting_facts]
-    return labelled, [q for q in able if not q.supporting_facts]
-
-
 A_WORLD = 250  # questions of a training world
 
 
@@ -170,26 +156,31 @@ def world_questions(split, count, size=1.0):
         made = world.make_world(split, seed, size, 2 * wanted, distractors="linked", vague=.33)
         questions = [q for q in data.load_questions(made.questions) if q.hops > 1][:wanted]
         if split == "train":
-            for q in questions:
-                q.id = f"{q.id}-{seed}"
+            questions = [replace(q, id=f"{q.id}-{seed}") for q in questions]
         found += questions
         seed += 2
     return found
 
 
 def make_cases(name, questions, candidates):
-    """A Case a question; says where fewer sentences than candidates are there, or labelled ones are not."""
-    cases = [make_case(q) for q in questions]
-    few = sum(len(c.texts) < candidates for c in cases)
-    if few:
-        say(f"{name}: {few} questions have fewer than {candidates} sentences, all of which are offered")
-    outside = sum(len(c.gold_facts) - len(c.gold) for c in cases)
-    if outside:
-        say(
-            f"{name}: {outside} labelled sentences are not in their question's context: out of reach, and "
-            "counted as missing"
-        )
-    return cases
+    """(Cases whose evidence is labelled, the others) of the questions that have a context. Says what is
+    missing."""
+    cases = [make_case(q) for q in questions if any(s for _, s in q.context)]
+    if questions and not cases:
+        raise data.DataError(f"{name}: no question has a context to search")
+    labelled = [c for c in cases if c.question.supporting_facts]
+    missing = {
+        "questions without a context are left out": len(questions) - len(cases),
+        "questions without labelled evidence are left out": len(cases) - len(labelled),
+        f"questions have fewer than {candidates} sentences, all of which are offered":
+            sum(len(c.texts) < candidates for c in labelled),
+        "labelled sentences are not in their question's context: out of reach, and counted as missing":
+            sum(len(c.gold_facts) - len(c.gold) for c in labelled),
+    }
+    for words, count in missing.items():
+        if count:
+            say(f"{name}: {count} {words}")
+    return labelled, [c for c in cases if not c.question.supporting_facts]
 
 
 def make_case(question):
@@ -197,13 +188,13 @@ def make_case(question):
     paragraphs with one title the second's sentences are numbered on behind the first's; MuSiQue says which of
     them is gold."""
     texts, facts, gold_facts = [], [], [tuple(fact) for fact in question.supporting_facts]
-    counted, first = {}, []  # title -> its sentences so far; the first sentence of each paragraph
+    counted, first = Counter(), []  # of a title the sentences so far; the first sentence of each paragraph
     for title, sentences in question.context:
-        first.append((title, counted.get(title, 0)))
+        first.append((title, counted[title]))
         for sentence in sentences:
             texts.append(f"{title}, {sentence.strip()}")
-            facts.append((title, counted.get(title, 0)))
-            counted[title] = counted.get(title, 0) + 1
+            facts.append((title, counted[title]))
+            counted[title] += 1
     if question.support_paragraphs:
         known = dict(enumerate(first))
         gold_facts = [known.get(place, ("", place)) for place in question.support_paragraphs]

@@ -69,12 +69,11 @@ def clock(seconds):
     >>> clock(42), clock(188), clock(7500)
     ('42s', '3m08s', '2h05m')
     """
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds}s"
-    if seconds < 3600:
-        return f"{seconds // 60}m{seconds % 60:02d}s"
-    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{seconds:02d}s" if minutes else f"{seconds}s"
 
 
 class Progress:
@@ -82,11 +81,11 @@ class Progress:
 
     at_once: its parts run side by side: the time left is not guessed. live=False: never a live line; then it
     need not be entered."""
+    every = 20.0
 
-    def __init__(self, what, every=20.0, at_once=False, live=True):
+    def __init__(self, what, at_once=False, live=True):
         self.at_once = at_once
         self.what = what
-        self.every = every
         self.began = self.said = time.time()
         self.status = console.status(what) if live and console.is_terminal else None
 
@@ -99,12 +98,10 @@ class Progress:
         if self.status:
             self.status.stop()
 
-    def __call__(self, done, total, note=""):
-        """total: 0 = not known. note: what else there is to say."""
+    def __call__(self, done, total):
+        """total: 0 = not known."""
         now = time.time()
         line = f"{self.what}: {done}{total and f'/{total}' or ''}, {clock(now - self.began)}"
-        if note:
-            line += f", {note}"
         if total and done and not self.at_once:
             left = (now - self.began) * (total - done) / done
             line += f", {clock(left)} left"
@@ -256,21 +253,14 @@ class Keyed:
         self.known = {row["key"]: row for row in self.lines.rows}
         self.lock = threading.Lock()
 
-    def get(self, key):
-        return self.known.get(key)
-
     def of(self, key, make):
         """The row of a key: that on file, or make() -> dict, which is then there."""
-        row = self.get(key)
-        if row is None:
+        if key not in self.known:
             row = {"key": key} | make()
-            self.add(row)
-        return row
-
-    def add(self, row):
-        with self.lock:
-            self.known[row["key"]] = row
-            self.lines.add(row)
+            with self.lock:
+                self.known[key] = row
+                self.lines.add(row)
+        return self.known[key]
 
     def close(self):
         self.lines.close()

@@ -134,8 +134,9 @@ def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
     int fields: at least 1, or 0 if in may_be_zero; float fields: at least 0, or above 0 if in above_zero;
     least {name: minimum} overrides. The names (with blanks between) are the script's own, beside the shared
     ones."""
-    if isinstance(cfg, PolicyFlags):
-        cfg = without_auto(cfg)
+    if isinstance(cfg, PolicyFlags) and cfg.engine == "auto":
+        on_gpu = torch.cuda.is_available() and has_vllm()
+        cfg = replace(cfg, engine="vllm" if on_gpu else "transformers")
     check_numbers(cfg, (*MAY_BE_ZERO, *may_be_zero.split()), (*ABOVE_ZERO, *above_zero.split()), least or {})
     if Path(cfg.out).exists() and not Path(cfg.out).is_dir():
         refuse("out", cfg.out, "is a file: the name of a folder for run folders")
@@ -144,22 +145,12 @@ def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
     if cfg.log and not importlib.util.find_spec(cfg.log):
         refuse("log", cfg.log, f"not installed here; pip install {cfg.log}")
     if isinstance(cfg, PolicyFlags):
-        check_warmup(cfg)
-        check_collect(cfg)
-        check_machine(cfg)
-    if isinstance(cfg, PassageFlags):
-        check_search(cfg)
+        check_policy(cfg)
+    if isinstance(cfg, PassageFlags) and cfg.data != "world" and cfg.world != "plain":
+        refuse("world", cfg.world, "is a level of the embedded world, without --model and --data")
     if cfg.data == "world":
         check_world(cfg, world_sets)
     return cfg
-
-
-def without_auto(cfg):
-    """cfg with the engine that "auto" means here."""
-    if cfg.engine != "auto":
-        return cfg
-    on_gpu = torch.cuda.is_available() and has_vllm()
-    return replace(cfg, engine="vllm" if on_gpu else "transformers")
 
 
 def check_numbers(cfg, may_be_zero, above_zero, least):
@@ -185,34 +176,32 @@ def check_numbers(cfg, may_be_zero, above_zero, least):
         refuse("seed", cfg.seed, "a number from 0 to 2^63 - 1")
 
 
-def check_warmup(cfg):
-    """Refuses a warm-up that nothing would learn from."""
-    if cfg.warmup_data and cfg.data == "world":
-        refuse("warmup_data", cfg.warmup_data, "is for --model and --data FILE; the world's tiny policy has "
-               "its own")
-    if cfg.warmup_data and cfg.checkpoint:
-        refuse("warmup_data", cfg.warmup_data, "begins with --model; --checkpoint has learned already")
-
-
-def check_collect(cfg):
-    """Refuses to collect where nothing is evaluated, and a file that is there or could not be written."""
-    if not cfg.collect:
-        return
+def check_policy(cfg):
+    """Refuses a warm-up that nothing would learn from, what cannot be collected, and what is not on this
+    machine."""
     file = Path(cfg.collect).expanduser()
-    if not cfg.eval_only or cfg.ask:
-        refuse("collect", cfg.collect, "goes with --eval-only, and without --ask")
-    if cfg.data == "world":
-        refuse("collect", cfg.collect, "is for --data FILE; the embedded world has demonstrations of its own")
-    if file.exists():
-        refuse("collect", cfg.collect, "exists, and is not written over: choose another name")
-    if not file.parent.is_dir():
-        refuse("collect", cfg.collect, f"there is no folder {file.parent}")
-
-
-def check_search(cfg):
-    """Refuses a level of the world without the world."""
-    if cfg.data != "world" and cfg.world != "plain":
-        refuse("world", cfg.world, "is a level of the embedded world, without --model and --data")
+    collects = bool(cfg.collect)
+    in_8_bits = cfg.optimizer == "adamw8bit"
+    for wrong, name, words in (
+        (cfg.warmup_data and cfg.data == "world", "warmup_data",
+         "is for --model and --data FILE; the world's tiny policy has its own"),
+        (cfg.warmup_data and cfg.checkpoint, "warmup_data",
+         "begins with --model; --checkpoint has learned already"),
+        (collects and (not cfg.eval_only or cfg.ask), "collect", "goes with --eval-only, and without --ask"),
+        (collects and cfg.data == "world", "collect",
+         "is for --data FILE; the embedded world has demonstrations of its own"),
+        (collects and file.exists(), "collect", "exists, and is not written over: choose another name"),
+        (collects and not file.parent.is_dir(), "collect", f"there is no folder {file.parent}"),
+        (in_8_bits and not importlib.util.find_spec("bitsandbytes"), "optimizer",
+         "bitsandbytes is not installed here; pip install -r requirements.txt"),
+        (in_8_bits and distributed.world() > 1, "optimizer",
+         "is for one process: bitsandbytes does not know weights that are cut over several; use adamw "
+         "with torchrun, or --lora"),
+        (cfg.engine == "vllm" and not has_vllm(), "engine",
+         "vLLM is not installed here; pip install -r requirements-gpu.txt, or use --engine transformers"),
+    ):
+        if wrong:
+            refuse(name, getattr(cfg, name), words)
 
 
 def check_world(cfg, sets):
@@ -231,19 +220,6 @@ def check_world(cfg, sets):
 
 def has_vllm():
     return importlib.util.find_spec("vllm") is not None
-
-
-def check_machine(cfg):
-    """Refuses what is not on this machine."""
-    if cfg.optimizer == "adamw8bit" and not importlib.util.find_spec("bitsandbytes"):
-        sys.exit("error: --optimizer adamw8bit: bitsandbytes is not installed here; "
-                 "pip install -r requirements.txt")
-    if cfg.optimizer == "adamw8bit" and distributed.world() > 1:
-        sys.exit("error: --optimizer adamw8bit is for one process: bitsandbytes does not know weights that "
-                 "are cut over several; with torchrun use adamw, or --lora")
-    if cfg.engine == "vllm" and not has_vllm():
-        sys.exit("error: --engine vllm: vLLM is not installed here; pip install -r requirements-gpu.txt, "
-                 "or use --engine transformers")
 
 
 def needs_a_model(cfg):

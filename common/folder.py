@@ -49,9 +49,7 @@ class RunFolder:
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
         if resume and not (self.path / "config.json").exists():
             raise RunError(f"--resume: {self.path} holds no run (no config.json)")
-        self.saved = {}
-        if resume:
-            self.saved = read_json(self.path / "config.json", dict)
+        self.saved = read_json(self.path / "config.json", dict) if resume else {}
         self.id = self.saved.get("run_id") or os.urandom(8).hex()
         if resume:
             self._refuse_changes(free_to_change)
@@ -67,30 +65,24 @@ class RunFolder:
         except (TypeError, ValueError):
             raise RunError(f"{self.path}/config.json is damaged (date {chat.today!r}): restore it, "
                            "or start anew with another --name") from None
-        threads = self.saved.get("threads")
         here = torch.get_num_threads()
-        if not isinstance(threads, int) or threads < 1 or threads == here:
-            return
-        if process.settled is None:
+        threads = self.saved.get("threads", here)
+        if threads != here and process.settled is None:
             warn(f"{self.path} was begun with {threads} threads, here are {here}: "
                  "it will not go on bit for bit")
-        else:
+        elif threads != here and isinstance(threads, int) and threads > 0:
             torch.set_num_threads(threads)
 
     def _refuse_changes(self, free_to_change):
         for key, value in self.config.items():
-            if key in free_to_change:
-                continue
-            if self.saved.get(key) != json.loads(json.dumps(value)):
+            if key not in free_to_change and self.saved.get(key) != json.loads(json.dumps(value)):
                 flag = "--" + key.replace("_", "-")
                 raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, "
                                f"not {value!r}; leave {flag} as it was")
 
+    @distributed.by_one
     def create(self, **facts):
         """Makes the folder. facts: what else config.json keeps of the process that began the run."""
-        distributed.once(self._create, facts)
-
-    def _create(self, facts):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = open(self.path / ".lock", "w")
@@ -109,14 +101,11 @@ class RunFolder:
         config = self.config | {"run_id": self.id} | facts
         write_atomic(self.path / "config.json", json.dumps(config, indent=1))
 
+    @distributed.by_one
     def rewind(self, step):
         """Drops the lines of steps after `step`, which a killed run may have written past its last
         checkpoint, from every .jsonl file of the folder."""
-        distributed.once(self._rewind, step)
-
-    def _rewind(self, step):
         written = {f.name for f in self.path.glob("*.jsonl")}
-        # (one that cannot be read: nothing is dropped)
         for name in sorted({"metrics.jsonl", "samples.jsonl"} | written):
             kept = [json.dumps(r) + "\n" for r in self.rows(name) if r["step"] <= step]
             write_atomic(self.path / name, "".join(kept))
@@ -174,16 +163,10 @@ class RunFolder:
         """{"summary", "predictions"} of an evaluation that was made."""
         return read_evaluation(self.path / f"eval_{split.name}{when}.json")
 
-    def nonfinite(self, step):
-        """How the files begin that keep the batches of a skipped update."""
-        return self.path / f"nonfinite_step{step}"
-
+    @distributed.by_one
     def forget_evaluations(self):
         """The final ones, of fewer steps, where training goes on."""
-        distributed.once(self._forget_evaluations)
-
-    def _forget_evaluations(self):
-        for file in [*self.path.glob("eval_*.json"), self.path / "results.json"]:
+        for file in self.path.glob("eval_*.json"):
             if not re.search(r"_(before|step\d+)\.json$", file.name):
                 file.unlink(missing_ok=True)
 

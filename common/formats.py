@@ -29,8 +29,6 @@ class Question:
     entities: list = field(default_factory=list)            # [name, id] of topic entities, where known
     support_paragraphs: list = field(default_factory=list)  # MuSiQue: idx of each supporting paragraph
     decomposition: list = field(default_factory=list)       # MuSiQue: {question, answer, paragraph_…idx}
-    evidences_id: list = field(default_factory=list)        # 2Wiki: evidences as Wikidata ids, in their order
-    answer_id: str = ""                                     # 2Wiki: Wikidata id of the answer
 
 
 def parse_question(row, number=0):
@@ -39,8 +37,6 @@ def parse_question(row, number=0):
         raise ValueError(f"expected an object, got {shown(row)}")
     if "qid_topic_entity" in row:
         return _parse_tog(row, number)
-    if isinstance(row.get("question"), list):
-        return _parse_qald(row, number)
     if "reward_model" in row:
         return _parse_verl(row, number)
     return _parse_plain(row, number)
@@ -77,22 +73,22 @@ def parse_json(text):
 def _dig(record, *path):
     """The value under nested keys. The error names the way to what is missing."""
     for depth, key in enumerate(path):
-        if not isinstance(record, dict):
-            raise wrong(".".join(path[:depth]), "an object", record)
-        if key not in record:
+        if key not in _object(record, ".".join(path[:depth])):
             raise ValueError(f"field '{'.'.join(path[:depth + 1])}' is missing")
         record = record[key]
     return record
 
 
 def _object(value, name):
-    if not isinstance(value, dict):
-        raise wrong(name, "an object", value)
-    return value
+    return _of(dict, value, name, "an object")
 
 
 def _list(value, name, expected="a list"):
-    if not isinstance(value, (list, tuple)):
+    return _of((list, tuple), value, name, expected)
+
+
+def _of(kind, value, name, expected):
+    if not isinstance(value, kind):
         raise wrong(name, expected, value)
     return value
 
@@ -129,9 +125,7 @@ def _whole(value, name):
 
 
 def _question(value, name):
-    if not isinstance(value, str):
-        raise wrong(name, "text", value)
-    if not value.strip():
+    if not _of(str, value, name, "text").strip():
         raise ValueError(f"field '{name}' is empty")
     return value
 
@@ -161,20 +155,17 @@ def _rows(value, name, shape, *columns):
     if value is None or value == "":  # (a table's empty cell)
         return []
     if isinstance(value, dict):
-        lists = []
-        for names in columns:
-            lists.append(_list(pick(value, names), f"{name}.{names[0]}"))
+        lists = [_list(pick(value, names), f"{name}.{names[0]}") for names in columns]
         if len(set(map(len, lists))) > 1:
             raise ValueError(f"field '{name}': its lists differ in length")
         return list(zip(*lists))
     rows = []
     for item in _list(value, name, shape):
         if isinstance(item, dict):
-            rows.append(tuple(pick(item, names) for names in columns))
-        elif isinstance(item, (list, tuple)) and len(item) == len(columns):
-            rows.append(tuple(item))
-        else:
+            item = [pick(item, names) for names in columns]
+        if not isinstance(item, (list, tuple)) or len(item) != len(columns):
             raise wrong(name, shape, item)
+        rows.append(tuple(item))
     return rows
 
 
@@ -244,54 +235,29 @@ def _parse_tog(row, number):
     """QALD-10 as ToG has it: labels of answers and topic entities by their Wikidata ids."""
     labels = _object(_dig(row, "answer"), "answer")
     answers = _answers(list(labels.values()), "answer")
-    entities = []
     topics = _object(row["qid_topic_entity"], "qid_topic_entity")
-    for qid, label in topics.items():
-        entities.append([_text(label, "qid_topic_entity"), qid])
+    entities = [[_text(label, "qid_topic_entity"), qid] for qid, label in topics.items()]
     text = _question(_dig(row, "question"), "question")
     return Question(f"qald-{number}", text, _golds(answers, "answer"), entities=entities)
-
-
-def _parse_qald(row, number):
-    """QALD-10's own files: answers are Wikidata ids, numbers and dates as they are, yes or no for ASK."""
-    texts = _rows(row["question"], "question", '[{"language", "string"}, …]',
-                  ("language",), ("string",))
-    english = next((text for language, text in texts if language == "en"), "")
-    answers = []
-    for a in _list(_dig(row, "answers"), "answers"):
-        if "boolean" in _object(a, "answers"):
-            true = str(a["boolean"]).lower() == "true"
-            answers.append("yes" if true else "no")
-        results = _object(a.get("results", {}), "answers.results")
-        for binding in _list(results.get("bindings", []), "answers.results.bindings"):
-            for entry in _object(binding, "answers.results.bindings").values():
-                value = _text(_dig({"bindings": entry}, "bindings", "value"), "bindings.value")
-                answers.append(value.rsplit("/entity/", 1)[-1])
-    golds = _golds([a for a in answers if a], "answer")
-    identity = _identity(number, row.get("id"))
-    return Question(identity, _question(english, "question"), golds)
 
 
 def _parse_verl(row, number):
     """Search-R1 and verl. The question stands behind the last "Question:" of the prompt's last message;
     without that word the whole message is the question (as in ARPO's rows)."""
-    name = "reward_model.ground_truth"
-    truth = _dig(row, *name.split("."))
-    if isinstance(truth, dict):
-        name += ".target"
-        truth = _dig(row, *name.split("."))
+    path = ["reward_model", "ground_truth"]
+    if isinstance(_dig(row, *path), dict):
+        path.append("target")
+    answers = _answers(_dig(row, *path), ".".join(path))
     question = row.get("question")
     if question is None:
         messages = _list(_dig(row, "prompt"), "prompt", "a list of messages")
         last = messages[-1] if messages else None
         content = _dig({"prompt": last}, "prompt", "content")
         question = _question(content, "prompt.content").rsplit("Question:", 1)[-1]
-    extra = {}
-    if row.get("extra_info") is not None:
-        extra = _object(row["extra_info"], "extra_info")
+    extra = _object(row.get("extra_info") or {}, "extra_info")
     identity = _identity(number, row.get("id"), extra.get("index"))
     text = _question(question, "question").strip()
-    return Question(identity, text, _golds(_answers(truth, name), name))
+    return Question(identity, text, _golds(answers, ".".join(path)))
 
 
 ASKED = ("Question", "question", "input")
@@ -340,17 +306,10 @@ def _add_facts(question, meta):
 
 
 def _add_triples(question, meta):
-    for name in ("evidences", "evidences_id"):
-        triples = _rows(meta.get(name), name, "triples of texts",
-                        ("fact", "subject"), ("relation",), ("entity", "object"))
-        for part in (part for triple in triples for part in triple):
-            if not isinstance(part, str):
-                raise wrong(name, "triples of texts", part)
-        setattr(question, name, [list(triple) for triple in triples])
-    if question.evidences_id and len(question.evidences_id) != len(question.evidences):
-        raise ValueError("field 'evidences_id': not as many as 'evidences'")
-    if meta.get("answer_id") is not None:
-        question.answer_id = _text(meta["answer_id"], "answer_id")
+    triples = _rows(meta.get("evidences"), "evidences", "triples of texts",
+                    ("fact", "subject"), ("relation",), ("entity", "object"))
+    for triple in triples:
+        question.evidences.append([_of(str, part, "evidences", "triples of texts") for part in triple])
 
 
 def _add_decomposition(question, meta):
@@ -391,7 +350,4 @@ def _sentences(value, name):
     """A passage's sentences; one text is one sentence."""
     if isinstance(value, str):
         return [value]
-    for sentence in _list(value, name, "sentences"):
-        if not isinstance(sentence, str):
-            raise wrong(name, "sentences", sentence)
-    return list(value)
+    return [_of(str, sentence, name, "sentences") for sentence in _list(value, name, "sentences")]

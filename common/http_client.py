@@ -26,6 +26,21 @@ class Unavailable(Exception):
     """No answer, or one that the same request may not get again."""
 
 
+def connect(url, timeout, flag, failure):
+    """An httpx.Client for the address that a flag gave; `failure` where it is none."""
+    try:
+        host = httpx.URL(url).host
+    except httpx.InvalidURL:
+        host = ""
+    if not host:
+        raise failure(f"{flag} {url}: this is no address; expected http://HOST:PORT")
+    return httpx.Client(
+        trust_env=host not in LOOPBACK,
+        timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
+        limits=httpx.Limits(keepalive_expiry=2.0),  # before uvicorn closes what is idle, after 5 s
+    )
+
+
 class Client:
     """timeout: seconds a request. repaired: {what was mended: how often}."""
     remote = True
@@ -36,19 +51,9 @@ class Client:
 
     def __init__(self, url, timeout, retries):
         self.url = url.rstrip("/")
-        try:
-            host = httpx.URL(self.url).host
-        except httpx.InvalidURL:
-            host = ""
-        if not host:
-            raise self.failure(f"{self.flag} {url}: this is no address; expected http://HOST:PORT")
-        self.client = httpx.Client(
-            trust_env=host not in LOOPBACK,
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
-            limits=httpx.Limits(keepalive_expiry=2.0),  # before uvicorn closes what is idle, after 5 s
-        )
+        self.client = connect(self.url, timeout, self.flag, self.failure)
         self.retries = retries
-        self.answered = 0
+        self.answered = False
         self.repaired = Counter()
         self.cancelled = threading.Event()
         self.last_said = -LONGEST_WAIT
@@ -57,18 +62,17 @@ class Client:
         """Ends the waiting of requests in other threads, which Ctrl-C would otherwise have to outlast."""
         self.cancelled.set()
 
-    def patiently(self, ask, few=False):
-        """ask(), again while it raises Unavailable; then `failure`. few: no more than START_RETRIES."""
-        def enough(state):
-            retries = START_RETRIES if few or not self.answered else self.retries
-            return state.attempt_number > min(retries, self.retries)
-
+    def patiently(self, ask):
+        """ask(), again while it raises Unavailable; then `failure`."""
+        retries = self.retries
+        if not self.answered:
+            retries = min(retries, START_RETRIES)
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Unavailable),
             wait=tenacity.wait_exponential(0.5, max=LONGEST_WAIT),
-            stop=enough,
+            stop=tenacity.stop_after_attempt(1 + retries) | tenacity.stop_when_event_set(self.cancelled),
             before_sleep=self._say_that_it_waits,
-            sleep=self._wait,
+            sleep=self.cancelled.wait,
             reraise=True,
         )
         try:
@@ -77,17 +81,13 @@ class Client:
             tries = trying.statistics["attempt_number"]
             raise self.failure(f"no {self.what} service at {self.url} after {tries} tries ({problem}). "
                                f"{self.remedy}") from None
-        self.answered += 1
+        self.answered = True
         return value
 
     def _say_that_it_waits(self, state):
         if time.monotonic() - self.last_said >= LONGEST_WAIT:
             self.last_said = time.monotonic()
             self.say(f" does not answer ({state.outcome.exception()}); trying again")
-
-    def _wait(self, seconds):
-        if self.cancelled.wait(seconds):
-            raise self.failure(f"gave up waiting for the {self.what} server at {self.url}")
 
     def ask(self, method, path, request=None):
         """The JSON value of one answer. Raises Unavailable where another try may help, `failure` where it

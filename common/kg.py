@@ -39,14 +39,13 @@ def graph_of_triples(rows):
 
 class KnowledgeGraph:
     """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf).
-    stored: the entities' vectors (kg_files.Stored). cache: a folder for encoded names."""
+    cache: a folder for encoded names."""
 
-    def __init__(self, graph, encoder="", stored=None, cache=None):
+    def __init__(self, graph, encoder="", cache=None):
         if not graph.number_of_nodes():
             raise GraphError("the graph is empty: it has no entity")
         self.graph = graph
         self.encoder = encoder
-        self.stored = stored
         self.cache = cache
         self.left_out = Counter(graph.graph.get("left_out", {}))
 
@@ -90,12 +89,7 @@ class KnowledgeGraph:
     @cached_property
     def index(self):
         from common.graphs.kg_index import Index
-        made = Index(list(self.graph), self.encoder, self.stored, self.cache)
-        if made.left_out:
-            self.left_out["entities without a vector"] = made.left_out
-        if made.encoded:
-            say(f"{made.encoded:,} entities without a stored vector are encoded")
-        return made
+        return Index(list(self.graph), self.encoder, self.cache)
 
     def match(self, names, k=5):
         """For each name the k entities with the most similar ones, best first:

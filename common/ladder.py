@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from common import committed, process, report
@@ -30,24 +30,13 @@ OWN = ("--seed", "--name", "--out", "--resume")  # flags that the ladder gives
 FREE = ("resume", "out", "log", "save_every")
 
 
-@dataclass
-class Job:
-    run: Path
-    flags: list
-    folders: list
-
-
 def read_tables(script):
     """{table: what recipes/<script>.toml says of it}; what stands above all tables holds for each. "stages":
     of the run of all stages."""
     known = sorted(file.stem for file in RECIPES.glob("*.toml"))
     if script not in known:
         raise RunError(f"{script}: there are tables of {', '.join(known)}")
-    file = RECIPES / f"{script}.toml"
-    try:
-        recipe = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{file}: {error}") from None
+    recipe = tomllib.loads((RECIPES / f"{script}.toml").read_text(encoding="utf-8"))
     tables = {name: value for name, value in recipe.items() if isinstance(value, dict) and "rows" in value}
     stages = {}
     for table in tables.values():
@@ -57,26 +46,26 @@ def read_tables(script):
 
 
 def jobs_of(recipe, base, name, seed, shared):
-    """([Job], {row: its run folder}) of a seed. shared: flags of every run."""
+    """({run: (its flags, the folders that it makes)}, {row: its folder}) of a seed. shared: flags of every
+    run."""
     whole = base / f"{name}-seed{seed}"
-    jobs = []
+    jobs = {}
     folders = {}
     for label, row in recipe["rows"].items():
         if "when" in row:
             continue
+        stage = row.get("stage", "")
         own = shlex.split(row.get("flags", ""))
+        run, stages = base / f"{name}-{slug(label)}-seed{seed}", [stage]
         if own:
             own = shlex.split(recipe.get("each", "")) + own
-        run = whole if "stage" in row and not own else base / f"{name}-{slug(label)}-seed{seed}"
-        stages = [row.get("stage", "")]
-        if run == whole:
-            stages = recipe["stages"]
+        elif stage:
+            run, stages = whole, recipe["stages"]
             own = shlex.split(recipe.get("whole", ""))
-        folders[label] = stage_of(run, row.get("stage", ""))
-        if all(job.run != run for job in jobs):
-            flags = [*shared, *(word.replace("{run}", str(whole)) for word in own)]
-            flags += ["--seed", str(seed), "--name", run.name, "--out", str(base.parent)]
-            jobs.append(Job(run, flags, [stage_of(run, stage) for stage in stages]))
+        folders[label] = stage_of(run, stage)
+        flags = [*shared, *(word.replace("{run}", str(whole)) for word in own)]
+        flags += ["--seed", str(seed), "--name", run.name, "--out", str(base.parent)]
+        jobs.setdefault(run, (flags, [stage_of(run, one) for one in stages]))
     return jobs, folders
 
 
@@ -105,21 +94,21 @@ def run(script, table, seeds, name, out, shared):
     module = importlib.import_module(script)
     base = Path(out) / script
     methods = {}
-    first, others = [], []  # what others may go on from; the others
+    first, others = {}, {}  # what others may go on from; the others
     done = 0
     for seed in seeds:
         jobs, folders = jobs_of(tables[table], base, name, seed, shared)
         for label, folder in folders.items():
             methods.setdefault(label, {})[seed] = folder
-        for job in jobs:
-            given = module.parse_args(job.flags)  # what it refuses is refused now
-            begun = refuse_other_settings(job, asdict(given))
-            resume = ["--resume"] if begun else []
-            if all(map(is_done, job.folders)):
+        for job, (flags, made) in jobs.items():
+            given = module.parse_args(flags)  # what it refuses is refused now
+            begun = refuse_other_settings(job, made, asdict(given))
+            if all(map(is_done, made)):
                 done += 1
-            else:
-                wave = first if job.run.name == f"{name}-seed{seed}" else others
-                wave.append((job.run, [sys.executable, module.__file__, *job.flags, *resume]))
+                continue
+            wave = first if job.name == f"{name}-seed{seed}" else others
+            resume = ["--resume"] if begun else []
+            wave[job] = [sys.executable, module.__file__, *flags, *resume]
     say(f"{name}-{table}: {done + len(first) + len(others)} runs, {done} of them done before")
     for commands in (first, others):
         all_at_once(commands, len(process.own_cores()))
@@ -135,17 +124,17 @@ def is_done(folder):
     return bool(whole) or committed.name_of(folder) is not None
 
 
-def refuse_other_settings(job, config):
-    """Whether a job was begun; RunError if with other settings, which a table must not mix. What an older
+def refuse_other_settings(run, folders, config):
+    """Whether a run was begun; RunError if with other settings, which a table must not mix. What an older
     version did not have is not compared, nor "auto" and what the stages of a run have each for itself."""
-    configs = map(report.config_of, job.folders)
+    configs = map(report.config_of, folders)
     saved = [one for one in configs if one is not None]
     for key, value in config.items():
         there = [one[key] for one in saved if key in one]
         if key in FREE or value == "auto" or not there or json.loads(json.dumps(value)) in there:
             continue
         if all(one == there[0] for one in there):
-            raise RunError(f"{job.run} was made with {key} = {there[0]!r}, this table is for {value!r}: "
+            raise RunError(f"{run} was made with {key} = {there[0]!r}, this table is for {value!r}: "
                            "give the same flags, or another --name")
     return bool(saved)
 
@@ -153,11 +142,11 @@ def refuse_other_settings(job, config):
 # ---------------------------------------------------------------- processes
 
 def all_at_once(commands, most):
-    """Runs [(run folder, command)] with at most so many at a time, one thread each; what they print goes to
+    """Runs {run folder: command} with at most so many at a time, one thread each; what they print goes to
     <run folder>.log. A run that fails ends the others with its last line."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     began = time.time()
-    waiting = list(commands)
+    waiting = list(commands.items())
     running = {}
     done = 0
     try:
@@ -169,11 +158,9 @@ def all_at_once(commands, most):
                     running[folder] = subprocess.Popen(
                         command, stdout=log, stderr=subprocess.STDOUT, env=environment)
             time.sleep(.2)
-            for folder, child in list(running.items()):
-                if child.poll() is None:
-                    continue
-                del running[folder]
-                if child.returncode:
+            ended = [folder for folder, child in running.items() if child.poll() is not None]
+            for folder in ended:
+                if running.pop(folder).returncode:
                     *_, said = Path(f"{folder}.log").read_text(errors="replace").strip().split("\n")
                     raise RunError(f"{folder.name} failed ({said}); what it printed: {folder}.log")
                 done += 1
@@ -188,7 +175,7 @@ def all_at_once(commands, most):
 # ---------------------------------------------------------------- the table
 
 def show(path, title, recipe, methods):
-    """report.method_table of {row: {seed: run folder}}, and <path>-curves.png of the recipe's `curves`."""
+    """report.method_table of {row: {seed: run folder}}, and their curves."""
     rows = recipe["rows"]
     shown = {}
     minus = {}
@@ -207,12 +194,7 @@ def show(path, title, recipe, methods):
         return printed if names == list(report.read_run(first).sets) else ""
 
     report.method_table(path, title, shown, minus, paper, recipe["columns"], means="sets" not in recipe)
-    if "curves" in recipe:
-        runs = {}
-        for label, seeds in methods.items():
-            runs[label] = [report.with_evaluations(folder) for folder in seeds.values()]
-        panels = {name: {key: name} for name, key in recipe["curves"].items()}
-        report.draw_curves(runs, f"{path}-curves.png", title, panels, recipe.get("x", "step"))
+    report.draw_methods(path, title, {label: list(seeds.values()) for label, seeds in methods.items()})
 
 
 def show_stages(script, path, own):
@@ -226,14 +208,14 @@ def show_stages(script, path, own):
         rows.setdefault(label, {})
     methods = {}
     for stage in rows:
-        if list(stage_of(path, stage).glob("eval_*.json")):
-            methods[stage] = {"": stage_of(path, stage)}
+        folder = stage_of(path, stage)
+        if list(folder.glob("eval_*.json")):
+            methods[stage] = {"": folder}
     if methods:
         minus = "base" if "base" in methods else own[0]
         recipe = {"columns": recipe["columns"], "sets": recipe["sets"], "minus": minus}
-        there = {stage: rows[stage] for stage in methods}
-        show(path, f"{script} {path.name}", recipe | {"rows": there}, methods)
-        report.draw_methods(path, path.name, {stage: [*seeds.values()] for stage, seeds in methods.items()})
+        recipe["rows"] = {stage: rows[stage] for stage in methods}
+        show(path, f"{script} {path.name}", recipe, methods)
 
 
 def main(argv=None):
@@ -253,10 +235,10 @@ def main(argv=None):
     parser.add_argument("--name", default="tables", help="what the names of run folders begin with")
     parser.add_argument("--out", default="runs", help="where run folders go")
     given = parser.parse_args(own)
-    seeds = range(given.seed, given.seed + given.seeds)
     with process.ends_cleanly((UserError, OSError), lambda: "the same command goes on with what was written"):
-        if not seeds or given.seed < 0:
+        if given.seeds < 1 or given.seed < 0:
             raise RunError(f"--seeds {given.seeds} --seed {given.seed}: at least one, and none below 0")
+        seeds = range(given.seed, given.seed + given.seeds)
         run(given.script, given.table, seeds, given.name, given.out, shared)
 
 

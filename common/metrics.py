@@ -4,8 +4,8 @@ Normalisation is SQuAD's (Rajpurkar et al., 2016), which hotpot_evaluate_v1.py, 
 MuSiQue's evaluate_v1.0.py and Search-R1's qa_em.py share: lower case, no punctuation, no a/an/the, single
 spaces.
 
-Evidence has three rules: HotpotQA's facts are compared as they are, MuSiQue's paragraphs by index, and
-2Wiki's facts without case, its triples without case and punctuation (wiki_fact, evidence_scores_2wiki).
+HotpotQA's and 2Wiki's F1 is 0 where yes, no or noanswer meets anything else; MuSiQue's script has no such
+rule, ours has it for all. Evidence is compared as in HotpotQA's, MuSiQue's paragraphs by index.
 """
 
 import re
@@ -35,36 +35,24 @@ def exact_match(prediction, golds):
     return float(any(prediction == normalize_answer(gold) for gold in golds))
 
 
-def f1(prediction, golds, yes_no_rule=True):
+def f1(prediction, golds):
     """Token F1, the best over the gold answers."""
     if isinstance(golds, str):
         golds = [golds]
-    scores = [f1_precision_recall(prediction, gold, yes_no_rule) for gold in golds]
-    return max(score for score, _, _ in scores)
-
-
-def f1_precision_recall(prediction, gold, yes_no_rule=True):
-    """(f1, precision, recall) of tokens against one gold answer.
-
-    yes_no_rule: HotpotQA's and 2Wiki's scripts give 0 when yes, no or noanswer meets anything else; MuSiQue's
-    has no such rule, and scores 1 when both sides are empty after normalisation (pass False)."""
     prediction = normalize_answer(prediction)
-    gold = normalize_answer(gold)
-    if yes_no_rule and prediction != gold:
-        if {prediction, gold} & {"yes", "no", "noanswer"}:
-            return 0.0, 0.0, 0.0
+    return max(_token_f1(prediction, normalize_answer(gold)) for gold in golds)
+
+
+def _token_f1(prediction, gold):
+    if prediction != gold and {prediction, gold} & {"yes", "no", "noanswer"}:
+        return 0.0
     p = prediction.split()
     g = gold.split()
-    if not yes_no_rule and (not p or not g):
-        score = float(p == g)
-        return score, score, score
     common = Counter(p) & Counter(g)
     same = common.total()
     if same == 0:
-        return 0.0, 0.0, 0.0
-    precision = same / len(p)
-    recall = same / len(g)
-    return _harmonic(precision, recall), precision, recall
+        return 0.0
+    return _harmonic(same / len(p), same / len(g))
 
 
 def evidence_scores(predicted, gold):
@@ -90,36 +78,32 @@ def _harmonic(precision, recall):
     return 2 * precision * recall / (precision + recall)
 
 
-def bootstrap_interval(values, inside=None):
-    """(mean, low, high): 95 % percentile interval of the mean, questions drawn anew 2000 times; values (n,).
-
-    inside (n,): the mean is of those values alone; how many they are varies, too."""
+def bootstrap_interval(values):
+    """(mean, low, high): 95 % percentile interval of the mean, questions drawn anew 2000 times."""
     values = np.asarray(values, dtype=float)
     n = len(values)
-    inside = np.ones(n, dtype=bool) if inside is None else np.asarray(inside, dtype=bool)
-    if not inside.any():
-        return float("nan"), float("nan"), float("nan")
-    values = np.where(inside, values, 0.0)
     rng = np.random.default_rng(0)
     rows = rng.integers(0, n, (2000, n))
-    counts = inside[rows].sum(1)
-    some = counts > 0
-    means = values[rows].sum(1)[some] / counts[some]
+    means = values[rows].sum(1) / n
     ends = [(1 - .95) / 2, (1 + .95) / 2]
     low, high = np.quantile(means, ends)
-    return float(values.sum() / inside.sum()), float(low), float(high)
+    return float(values.sum() / n), float(low), float(high)
+
+
+def with_interval(key, values):
+    """{key, key_low, key_high} for a summary."""
+    mean, low, high = bootstrap_interval(values)
+    return {key: mean, f"{key}_low": low, f"{key}_high": high}
 
 
 def by_standard(rows):
     """EM of the prediction rows that are "standard" and of the others, with intervals."""
-    ems = [row["em"] for row in rows]
-    inside = [row["standard"] == 1 for row in rows]
-    outside = [not one for one in inside]
     found = {}
-    for key, part in (("em_standard", inside), ("em_other", outside)):
-        if any(part):
-            mean, low, high = bootstrap_interval(ems, part)
-            found |= {key: mean, f"{key}_low": low, f"{key}_high": high}
+    standard = [row["em"] for row in rows if row["standard"]]
+    others = [row["em"] for row in rows if not row["standard"]]
+    for key, ems in (("em_standard", standard), ("em_other", others)):
+        if ems:
+            found |= with_interval(key, ems)
     return found
 
 
@@ -145,9 +129,7 @@ def paired_difference(before, after):
     """(mean difference, low, high) of two score lists over the same questions in the same order."""
     if len(before) != len(after):
         raise ValueError(f"paired scores differ in length: {len(before)} and {len(after)}")
-    before = np.asarray(before, float)
-    after = np.asarray(after, float)
-    return bootstrap_interval(after - before)
+    return bootstrap_interval(np.subtract(after, before, dtype=float))
 
 
 def seed_interval(values):
@@ -194,19 +176,16 @@ def stands_in(golds, text):
 
 def reading(rows):
     """What tells searching from reading, of the questions that do not offer their answer: the share in whose
-    observations a gold answer stood ("read"), and EM where it did and where it did not; and copying from
-    both: of the answers given, the share that stand as they are in the question or in an observation."""
+    observations a gold answer stood ("read"), and EM where it did; and copying from both: of the answers
+    given, the share that stand as they are in the question or in an observation."""
     rows = [r for r in rows if not is_two_way(r)]
-    if not rows:
-        return {}
     numbers = {
         "read": [r["read"] for r in rows],
         "em_read": [r["em"] for r in rows if r["read"] == 1],
-        "em_not_read": [r["em"] for r in rows if r["read"] == 0],
         "copied": [r["copied"] for r in rows if "copied" in r],
     }
     means = {name: _mean(of) for name, of in numbers.items() if of}
-    return {"reading": {"n": len(rows)} | means}
+    return {"reading": {"n": len(rows)} | means} if rows else {}
 
 
 def summarize(rows, keys=("em", "f1", "searches", "tokens")):
@@ -223,16 +202,12 @@ def summarize(rows, keys=("em", "f1", "searches", "tokens")):
     if all("em_valid" in r for r in rows):
         keys = (*keys, "em_valid")
     for key in keys:
-        values = [r[key] for r in rows]
-        mean, low, high = bootstrap_interval(values)
-        summary |= {key: mean, f"{key}_low": low, f"{key}_high": high}
+        summary |= with_interval(key, [r[key] for r in rows])
     for field in ("type", "hops"):
-        labels = [r[field] for r in rows]
-        summary[f"by_{field}"] = _parts(rows, labels)
+        summary[f"by_{field}"] = _parts(rows, [r[field] for r in rows])
     if all("type" in r or "gold" in r for r in rows):
         two_way = [is_two_way(r) for r in rows]
-        labels = ["two_way" if offered else "open" for offered in two_way]
-        summary |= _parts(rows, labels)
+        summary |= _parts(rows, ["two_way" if offered else "open" for offered in two_way])
         if not from_evidence:
             summary["guess"] = sum(two_way) / 2 / len(rows)
     if all("read" in r for r in rows):

@@ -44,7 +44,8 @@ def find_model(name):
     if folder.is_dir() and not any(f.exists() for f in configs):
         raise ModelError(f"{name}: a folder without config.json: no model in Hugging Face form "
                          "(config.json, *.safetensors, tokenizer files)")
-    checkpoint.check_files(found)
+    if (folder / "trainer.json").exists():
+        checkpoint.read_state(folder)
     return found
 
 
@@ -69,15 +70,14 @@ def default_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointing="off", precision="auto",
+def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointing="auto", precision="auto",
                frozen=False):
     """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights.
 
     lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
     attention: dense (scaled dot products and a mask) | tree (common/gpu/tree_attention.py) | auto = tree on a
         GPU, unless the heads are too narrow for it.
-    gradient_checkpointing: recompute activations in backward, a layer at a time;
-        auto = where there is a GPU, whose memory is small.
+    gradient_checkpointing: on | off: recompute activations in backward; auto = on a GPU.
     precision: of the products, fp32 | bf16 | auto = bf16 on a GPU.
     frozen: nothing is trained. What is not (a frozen model, the base below adapters) is held in bf16 where
         the products are."""
@@ -100,14 +100,8 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         raise load_error(name, error) from error
     if lora and not hasattr(model, "peft_config"):
         from peft import LoraConfig, get_peft_model
-        adapters = LoraConfig(
-            r=lora,
-            lora_alpha=2 * lora,
-            lora_dropout=0.0,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
-        model = get_peft_model(model, adapters)
+        model = get_peft_model(model, LoraConfig(
+            r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM"))
     if gradient_checkpointing == "on" or gradient_checkpointing == "auto" and device != "cpu":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _refuse_unknown_parts(name, model)
@@ -117,17 +111,13 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         flex()
         model.set_attn_implementation("tree")
     model.in_bf16 = in_bf16
-    model = _aligned(model.to(device))
-    return model.requires_grad_(False) if frozen else model
-
-
-def _aligned(model):
-    """The model with its weights where PyTorch puts its own, at multiples of 64 bytes. Those of a file lie
-    anywhere; a CPU then adds in another order, and a resumed run differs in the last digits."""
+    model = model.to(device)
+    # PyTorch puts its own weights at multiples of 64 bytes, and those of a file lie anywhere; a CPU then adds
+    # in another order, and a resumed run differs in the last digits
     for p in model.parameters():
         if p.data_ptr() % 64:
             p.data = p.data.clone()
-    return model
+    return model.requires_grad_(False) if frozen else model
 
 
 def remove_dropout(name, model):
@@ -136,12 +126,11 @@ def remove_dropout(name, model):
     configs = [model.config, model.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
     removed = set()
     for holder in (*model.modules(), *configs):
-        of_module = isinstance(holder, torch.nn.Dropout)
         for field, value in list(vars(holder).items()):
-            is_rate = "drop" in field or of_module and field == "p"
+            is_rate = "drop" in field or field == "p" and isinstance(holder, torch.nn.Dropout)
             if is_rate and isinstance(value, float) and value > 0:
                 setattr(holder, field, 0.0)
-                removed.add("dropout" if of_module else field)
+                removed.add("dropout" if field == "p" else field)
     if removed:
         say(f"{name}: set to 0 here: {', '.join(sorted(removed))}")
 
@@ -174,8 +163,7 @@ def computing(model):
 
 
 def _refuse_unknown_parts(name, model):
-    """What no probe of a few tokens would show: the head's parts that start at zero, and what differs behind
-    the first thousands of tokens alone."""
+    """What no probe of a few tokens would show."""
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None or hasattr(head, "base_layer"):
         raise ModelError(f"{name}: its head has a bias or an adapter; token_logprobs knows plain linear "
@@ -286,13 +274,11 @@ def end_of_sequence(model, tokenizer):
 
 
 def describe(name, model):
-    """One line: size, place, and GB of weights, gradients and Adam's two moments;
-    activations and the prefix cache come on top."""
+    """One line: size, place, and GB of weights, gradients and Adam's two moments."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    gigabytes = (weights + 12 * trained) / 1e9
     return (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
-            f"{gigabytes:.2f} GB with gradients and optimizer")
+            f"{(weights + 12 * trained) / 1e9:.2f} GB with gradients and optimizer")
 
 
 # ---------------------------------------------------------------- log-probs
@@ -371,26 +357,24 @@ def _is_plain(model, batch):
     return logits < 2**28
 
 
-def token_logprobs(model, batch, temperature=1.0, backend="auto", hidden=None):
+def token_logprobs(model, batch, temperature=1.0, hidden=None):
     """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing.
 
-    batch: rollout.Batch.
-    backend: of kernels/turn_logprob.py; "auto" = triton where there is CUDA.
-    hidden: hidden_states of the batch, where they were computed already."""
+    batch: rollout.Batch. hidden: hidden_states of the batch, where they were computed already."""
     if hidden is None and _is_plain(model, batch):
         model.train(torch.is_grad_enabled())  # as in hidden_states
         vocabulary = getattr(model, "vocabulary", None)
         return plain_token_logprobs(model, batch.trajectories, temperature, vocabulary)
-    return by_token(_of_sampled(model, batch, temperature, backend, hidden).logprobs, batch)
+    return by_token(_of_sampled(model, batch, temperature, hidden).logprobs, batch)
 
 
 @torch.no_grad()
-def token_entropies(model, batch, temperature=1.0, backend="auto", hidden=None):
+def token_entropies(model, batch, temperature=1.0, hidden=None):
     """Entropy of the distribution that every sampled token was drawn from, (B, T) in nats; 0 elsewhere."""
-    return by_token(_of_sampled(model, batch, temperature, backend, hidden, entropy=True).entropy, batch)
+    return by_token(_of_sampled(model, batch, temperature, hidden, entropy=True).entropy, batch)
 
 
-def _of_sampled(model, batch, temperature, backend, hidden, entropy=False):
+def _of_sampled(model, batch, temperature, hidden, entropy=False):
     """turn_logprob of the batch's R distinct sampled tokens."""
     return turn_logprob(
         hidden_states(model, batch) if hidden is None else hidden,
@@ -399,7 +383,6 @@ def _of_sampled(model, batch, temperature, backend, hidden, entropy=False):
         rows=batch.predecessor,
         temperature=temperature,
         entropy=entropy,
-        backend=backend,
     )
 
 

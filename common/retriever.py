@@ -5,7 +5,6 @@
     --retriever bm25                               in memory (bm25s)
     --retriever dense:intfloat/e5-base-v2          sentence-transformers + FAISS; any hub id or folder
     --retriever dense:intfloat/e5-base-v2@HNSW32   any FAISS index factory string (default Flat)
-    --retriever dense:MODEL@IVF32,Flat,nprobe=8    an IVF index, and how many of its lists a query reads
     --retriever http://127.0.0.1:8000              a server in Search-R1's form (ours, Search-R1's, verl's)
     --retriever own:examples.calculator:Calculator a class of yours with `search`, and without a corpus
 
@@ -157,7 +156,7 @@ def load_encoder(name):
         raise HubError(f"{name}: the encoder did not load ({type(error).__name__}); "
                        "give a folder or a hub id with a sentence-transformers model") from error
     bare = Path(found).is_dir() and not (Path(found) / "modules.json").exists()
-    if bare and any(called.startswith("bge-") for called in _names(name)):
+    if bare and _called(name).startswith("bge-"):
         encoder[1].pooling_mode = "cls"
     return encoder
 
@@ -165,10 +164,10 @@ def load_encoder(name):
 ENCODING = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
 
 
-def encode(encoder, texts, prefix, task, batch_size=32, progress=False):
+def encode(encoder, texts, prefix, task, progress=False):
     """(n, d) float32, rows of length 1. task: "query" or "document", for models that have layers for each."""
     with ENCODING:
-        vectors = encoder.encode(texts, prompt=prefix, task=task, batch_size=batch_size,
+        vectors = encoder.encode(texts, prompt=prefix, task=task, batch_size=64,
                                  normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=progress)
     return vectors.astype("float32")
 
@@ -183,52 +182,30 @@ PREFIXES = {  # encoders without prompts of their own, by whole names: (before q
 
 
 @functools.cache
-def prefixes(name, encoder, query="auto", passage="auto"):
-    """(what stands before queries, what stands before passages) for an encoder, and says so once.
-
-    auto: the encoder's own prompts where it has some, else those of its name in PREFIXES, else nothing."""
+def prefixes(name, encoder):
+    """(what stands before queries, what stands before passages) for an encoder, and says so once: its own
+    prompts where it has some, else those of its name in PREFIXES, else nothing."""
     own = {use: text for use, text in encoder.prompts.items() if text}
     passages = own.get("document") or own.get("passage") or own.get("corpus") or ""
     found = own.get("query", ""), passages
     source = "its own prompts"
     if not any(found):
-        found, source = _by_name(name)
-    if not source:
         source = f"its name is not known; its prompts: {', '.join(own) or 'none'}"
-    used = (found[0] if query == "auto" else query), (found[1] if passage == "auto" else passage)
-    if used != found:
-        source = "as given"
-    say(f"encoder {name}: {used[0]!r} before queries, {used[1]!r} before passages and names ({source})")
-    return used
+        for pattern, those in PREFIXES.items():
+            if re.fullmatch(pattern, _called(name)):
+                found, source = those, f"those of {_called(name)}"
+    say(f"encoder {name}: {found[0]!r} before queries, {found[1]!r} before passages and names ({source})")
+    return found
 
 
-def _by_name(name):
-    """(prefixes, whose they are) of the first of a model's names that PREFIXES has."""
-    for called in _names(name):
-        for pattern, found in PREFIXES.items():
-            if re.fullmatch(pattern, called):
-                return found, f"those of {called}"
-    return ("", ""), ""
+def _called(name):
+    """A model's own name in small letters, without its owner.
 
-
-NAMED = re.compile(  # in config.json; in the header of README.md: the model it was made from, its own name
-    r'(?:"_name_or_path": *"|^base_model: *\n?(?:- )?|^- name: )([^"\s]+)', re.MULTILINE)
-
-
-def _names(name):
-    """What a model may be: its own name, then those in the files of its folder; in small letters, without
-    owners.
-
-    >>> _names("models--intfloat--e5-base-v2/snapshots/0a1b"), _names("BAAI/bge-m3/")
-    (['e5-base-v2'], ['bge-m3'])
+    >>> _called("models--intfloat--e5-base-v2/snapshots/0a1b"), _called("BAAI/bge-m3/")
+    ('e5-base-v2', 'bge-m3')
     """
-    folder = Path(name).expanduser().absolute()
-    found = [str(folder)]
-    for file in (folder / "config.json", folder / "README.md"):
-        if file.is_file():
-            found += NAMED.findall(file.read_text(encoding="utf-8", errors="replace"))
-    found = [re.sub("/snapshots/[^/]+$", "", path.rstrip("/")) for path in found]
-    return [re.split("/|--", path)[-1].lower() for path in found]
+    path = re.sub("/snapshots/[^/]+$", "", str(Path(name).expanduser().absolute()))
+    return re.split("/|--", path)[-1].lower()
 
 
 # ---------------------------------------------------------------- dense vectors
@@ -252,88 +229,81 @@ def kept_vectors(path, make):
     return np.load(made_once(Path(path), write), mmap_mode="c", allow_pickle=False)
 
 
+PIECE = 100_000          # passages that are encoded at a time
+MAX_TOKENS = 256         # of a passage or query that are read
 MEMORY_ONLY_BELOW = 200  # passages: such an index is built faster than it is found on disk
 
 
 class DenseRetriever:
     """Cosine similarity of sentence-transformers vectors in a FAISS index, on the GPUs if FAISS sees any.
 
-    index: a FAISS index factory string; of an IVF index ",nprobe=N" behind it says how many lists a query
-    reads: time grows with N, and what lies in other lists is missed (2 of 32 lists lost .13 of Flat's recall
-    on 2Wiki and HotpotQA). Default: a quarter of the lists, at least 8 and at most 256.
+    index: a FAISS index factory string. Of an IVF index a query reads a quarter of the lists, at least 8 and
+    at most 256: what lies in others is missed (2 of 32 lists lost .13 of Flat's recall on 2Wiki and
+    HotpotQA). The index is cached under a hash of all that it is made of."""
 
-    The index is cached under a hash of all that it is made of, which nprobe and the query's prefix are not.
-    """
-
-    def __init__(self, corpus, model, index="Flat", cache_dir=None, batch_size=64, max_tokens=256,
-                 piece=100_000, query_prefix="auto", passage_prefix="auto"):
+    def __init__(self, corpus, model, index="Flat", cache_dir=None):
         if not len(corpus):
             raise RetrieverError("the corpus is empty: there is nothing to search")
-        index, nprobe = _split_nprobe(index)
         self.corpus = corpus
-        self.batch_size = batch_size
         self.lock = threading.Lock()  # a server asks from many threads, and FAISS on a GPU knows one
         try:
             self.encoder = load_encoder(model)
         except HubError as error:
             raise RetrieverError(f"--retriever dense:{error}") from error
         import faiss
-        self.query_prefix, self.passage_prefix = prefixes(model, self.encoder, query_prefix, passage_prefix)
-        self.encoder.max_seq_length = min(max_tokens, self.encoder.max_seq_length or max_tokens)
+        self.query_prefix, self.passage_prefix = prefixes(model, self.encoder)
+        self.encoder.max_seq_length = min(MAX_TOKENS, self.encoder.max_seq_length or MAX_TOKENS)
 
-        empty = self._make(faiss, index, nprobe)  # what cannot be is refused before hours of encoding
+        empty = self._make(faiss, index)  # what cannot be is refused before hours of encoding
         if len(corpus) < MEMORY_ONLY_BELOW:
-            self.index = self._fill(empty, index, piece)
+            self.index = self._fill(empty, index)
             return
-        texts = (f"{row['title']}\n{row['text']}" for row in corpus)
-        name = fingerprint(model, texts, self.passage_prefix, index, max_tokens, len(corpus))
+        name = fingerprint(model, map(_read, corpus), self.passage_prefix, index, MAX_TOKENS, len(corpus))
 
         def write(part):
-            faiss.write_index(self._fill(empty, index, piece), str(part))
+            faiss.write_index(self._fill(empty, index), str(part))
 
         path = made_once(Path(cache_dir or Path.home() / CACHE) / f"dense-{name}.faiss", write)
         self.index = faiss.read_index(str(path))
-        _set_nprobe(faiss, self.index, nprobe)  # the file holds that of the run which wrote it
         if getattr(faiss, "get_num_gpus", int)() and not index.startswith("HNSW"):
             options = faiss.GpuMultipleClonerOptions()
             options.shard = index == "Flat"  # divided among the GPUs; any other kind is copied to each
             self.index = faiss.index_cpu_to_all_gpus(self.index, co=options)
 
-    def _make(self, faiss, spec, nprobe):
+    def _make(self, faiss, spec):
         dimension = encode(self.encoder, ["x"], self.passage_prefix, "document").shape[1]
         try:
             index = faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
             raise _refused(spec, error) from error
-        _set_nprobe(faiss, index, nprobe)
+        lists = faiss.try_extract_index_ivf(index)  # also behind a transform (PCA64,IVF32,Flat)
+        if lists is not None:
+            lists.nprobe = min(lists.nlist, max(8, min(lists.nlist // 4, 256)))
         return index
 
-    def _fill(self, index, spec, piece):
-        """Encodes and adds `piece` passages at a time; what needs training first sees a sample of as many."""
+    def _fill(self, index, spec):
+        """Encodes and adds PIECE passages at a time; what needs training first sees a sample of as many."""
+        numbers = range(len(self.corpus))
         if not index.is_trained:
-            every = -(-len(self.corpus) // piece)
-            sample = self._encode_passages(range(0, len(self.corpus), every))
+            sample = self._encode_passages(numbers[::-(-len(self.corpus) // PIECE)])
             try:
                 index.train(sample)
             except RuntimeError as error:
                 raise _refused(spec, error) from error
-        for start in range(0, len(self.corpus), piece):
-            end = min(start + piece, len(self.corpus))
-            index.add(self._encode_passages(range(start, end)))
+        for start in range(0, len(self.corpus), PIECE):
+            index.add(self._encode_passages(numbers[start:start + PIECE]))
         return index
 
     def _encode_passages(self, numbers):
-        rows = [self.corpus[i] for i in numbers]
-        texts = [f"{row['title']}\n{row['text']}" for row in rows]
-        return encode(self.encoder, texts, self.passage_prefix, "document", self.batch_size,
-                      progress=len(texts) > 500)
+        texts = [_read(self.corpus[i]) for i in numbers]
+        return encode(self.encoder, texts, self.passage_prefix, "document", progress=len(texts) > 500)
 
     def search(self, queries, k):
         """At most k passages a query, best first; an approximate index may find fewer."""
         if not len(queries):
             return []
         with self.lock:
-            vectors = encode(self.encoder, queries, self.query_prefix, "query", self.batch_size)
+            vectors = encode(self.encoder, queries, self.query_prefix, "query")
             scores, ids = self.index.search(vectors, min(k, len(self.corpus)))  # (queries, k); -1: none found
         results = []
         for row in zip(scores, ids, strict=True):
@@ -342,29 +312,9 @@ class DenseRetriever:
         return results
 
 
-def _split_nprobe(spec):
-    """A factory string and the nprobe behind it; 0: the default.
-
-    >>> _split_nprobe("IVF32,Flat,nprobe=8"), _split_nprobe("IVF32,Flat")
-    (('IVF32,Flat', 8), ('IVF32,Flat', 0))
-    """
-    index, given, number = spec.partition(",nprobe=")
-    if given and not re.fullmatch(r"[1-9][0-9]{0,8}", number):
-        raise RetrieverError(f"--retriever dense:MODEL@{spec}: nprobe is a number of lists, 1 or more")
-    return index, int(number or 0)
-
-
-def _set_nprobe(faiss, index, nprobe):
-    """How many lists of an IVF index a query reads, also behind a transform (PCA64,IVF32,Flat)."""
-    lists = faiss.try_extract_index_ivf(index)
-    if lists is None:
-        if nprobe:
-            raise RetrieverError(f"--retriever dense:…,nprobe={nprobe}: only an IVF index has lists to read")
-        return
-    if nprobe > lists.nlist:
-        raise RetrieverError(f"--retriever dense:…,nprobe={nprobe}: the index has {lists.nlist} lists")
-    quarter = min(lists.nlist // 4, 256)
-    lists.nprobe = nprobe or min(lists.nlist, max(8, quarter))
+def _read(row):
+    """A passage as an encoder reads it."""
+    return f"{row['title']}\n{row['text']}"
 
 
 def _refused(spec, error):
@@ -446,11 +396,8 @@ class HTTPRetriever(http_client.Client):
         return self.text(query[:MAX_QUERY], "queries")
 
 
-def make_retriever(spec, corpus, query_prefix="auto", passage_prefix="auto"):
-    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none. The
-    prefixes are an encoder's."""
-    if (query_prefix, passage_prefix) != ("auto", "auto") and not spec.startswith("dense:"):
-        raise RetrieverError(f"--retriever {spec}: --query-prefix and --passage-prefix are for dense:MODEL")
+def make_retriever(spec, corpus):
+    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none."""
     if spec.startswith(("http://", "https://")):
         return HTTPRetriever(spec)
     if spec.startswith("own:"):
@@ -459,8 +406,7 @@ def make_retriever(spec, corpus, query_prefix="auto", passage_prefix="auto"):
         return BM25Retriever(corpus)
     if spec.startswith("dense:"):
         model, _, index = spec.removeprefix("dense:").partition("@")
-        return DenseRetriever(corpus, model, index or "Flat", query_prefix=query_prefix,
-                              passage_prefix=passage_prefix)
+        return DenseRetriever(corpus, model, index or "Flat")
     raise RetrieverError(f"--retriever {spec}: expected bm25, dense:MODEL, dense:MODEL@INDEX, "
                          "http://HOST:PORT or own:MODULE:CLASS")
 

@@ -35,7 +35,6 @@ class Policy:
     model: object         # Hugging Face causal LM, the one that is trained
     tokenizer: object
     engine: object        # samples; engine.sync(model) gives it the model's weights
-    saved_in: str = "checkpoint"    # of the run's folder
 
 
 class BatchedSearch:
@@ -95,10 +94,9 @@ def search_repairs(retriever):
 
 async def _drive(agents, engine, search, progress, results):
     tasks = [asyncio.ensure_future(a) for a in agents]
-    longest = ""  # of what is being sampled: everything may wait for one answer
     try:
         while not all(t.done() for t in tasks):
-            progress(sum(t.done() for t in tasks), len(tasks), longest)
+            progress(sum(t.done() for t in tasks), len(tasks))
             # let every agent go on until it waits for something (nested gathers take a few turns)
             for _ in range(4):
                 await asyncio.sleep(0)
@@ -108,7 +106,6 @@ async def _drive(agents, engine, search, progress, results):
             search.flush()
             if engine.busy:
                 engine.step()
-                longest = engine.longest() if hasattr(engine, "longest") else ""
             elif search.running:
                 await asyncio.wait(search.running, return_when=asyncio.FIRST_COMPLETED)
         progress(len(tasks), len(tasks))
@@ -116,8 +113,6 @@ async def _drive(agents, engine, search, progress, results):
         results += [t.result() for t in tasks]
     finally:
         search.cancel()
-        if hasattr(engine, "cancel"):  # a server's
-            engine.cancel()
         for t in tasks:
             t.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -149,14 +144,14 @@ def entropy(turns):
     return -sum(sum(t.logprobs) for t in turns) / sum(len(t.ids) for t in turns)
 
 
-def no_progress(done, total, longest=""):
+def no_progress(done, total):
     """For callers of an evaluation that nobody watches."""
 
 
 def run_agents(agents, engine, search, progress=None):
     """Results of the coroutines, in order. The first exception cancels the rest and is raised.
 
-    search: the BatchedSearch that the agents were given. progress(done, total, longest) is told how many have
+    search: the BatchedSearch that the agents were given. progress(done, total) is told how many have
     ended and how long the longest turn is; a rollout that takes long says so itself. Of several ranks each
     runs its share, and all get all results."""
     progress = progress or Progress("rollout", at_once=True, live=False)

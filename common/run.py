@@ -79,11 +79,10 @@ def load_policy(cfg, source, trains=True, frozen=0, longest=8192):
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
     memory.check(cfg, source, frozen, longest, trains)
-    how = {"gradient_checkpointing": "auto", "precision": cfg.precision}
     whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
-    if not trains:
-        how["frozen"] = not whole  # vLLM computes, and in its own precision
-    model, tokenizer = models.load_policy(source, lora, **how)
+    # what vLLM samples and nothing trains is held in its precision
+    model, tokenizer = models.load_policy(
+        source, lora, precision=cfg.precision, frozen=not trains and not whole)
     say(models.describe(source, model))
     if trains and not whole:
         distributed.shard(model)
@@ -136,17 +135,16 @@ def tell(cfg, steps):
     folders = [folder.path for folder in opened if "name" in folder.config]  # no warm-up
     if not folders:
         return
-    stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
-    asked = f"{cfg.eval_limit or 'all'} questions of each test set"
-    plan = f"{asked}, at most {steps} steps of training, the same questions again"
-    if cfg.eval_only:
-        plan = asked
-    elif len(stages) > 1:
+    plan = f"{cfg.eval_limit or 'all'} questions of each test set"
+    where = folders[0]
+    if len(folders) > 1:
+        stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
         plan = f"{len(stages)} stages, each evaluated at its end: {', '.join(stages)}"
+        where = f"{where.parent}/{cfg.name}-*"
+    elif not cfg.eval_only:
+        plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
-    where = folders[0] if len(folders) == 1 else f"{folders[0].parent}/{cfg.name}-*"
-    grows = "" if cfg.eval_only else "metrics.jsonl grows, "
-    say(f"Where to look: {where} ({grows}trajectories.html comes at the end).")
+    say(f"Where to look: {where} (metrics.jsonl grows, trajectories.html comes at the end).")
 
 
 def changed(cfg):
@@ -244,7 +242,7 @@ SHOW_EVERY = 10  # steps between the best and the worst trajectory on the termin
 
 
 def steps(cfg, folder, policy, optimizer, metrics, total,
-          state=None, evaluate=None, share=None, label="", guard=None, keep_best=False):
+          state=None, evaluate=None, share=None, label="", guard=None):
     """Yields (step, row) from where the folder's checkpoint stands to `total`.
 
     policy: has `model` and `tokenizer`, which are saved with the optimizer. metrics: the script's table.
@@ -252,12 +250,9 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
     evaluate(suffix) -> what evaluate_all returns; called every --eval-every steps while training goes on.
     share(step) -> how much of the training is done after it, of 1, where another budget than steps may
         end it.
-    guard: {name: function} of a script's own, beside those of common/guards.py.
-    keep_best: the weights with the highest eval/em so far are kept in best/, the number as state["best"]."""
+    guard: {name: function} of a script's own, beside those of common/guards.py."""
     from common.page import record
     state = {} if state is None else state
-    if keep_best:
-        state["best"] = -1.0
     share = share or (lambda step: step / max(1, total))
     step, saved = 0, -1
     if folder.start:
@@ -288,9 +283,6 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
         due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
         if evaluate and due:
             row["eval/em"] = report.mean_em(evaluate(f"_step{step}"))
-            if keep_best and row["eval/em"] > state["best"]:
-                state["best"] = row["eval/em"]
-                save(folder, policy, None, step, state, "best")
         if sample:
             folder.append("samples.jsonl", [sample])
         folder.log(row)
@@ -313,9 +305,9 @@ def coarsest_precision(cfg):
     return "bf16" if in_bf16 else "fp32"
 
 
-def save(folder, policy, optimizer, step, state, name="checkpoint"):
+def save(folder, policy, optimizer, step, state):
     state = {"step": step, "run": folder.id, **state}
-    checkpoint.save(folder.path / name, policy.model, policy.tokenizer, optimizer, state)
+    checkpoint.save(folder.path / "checkpoint", policy.model, policy.tokenizer, optimizer, state)
 
 
 def step_line(step, total, row, metrics):

@@ -12,11 +12,11 @@ FEW = 20  # test questions below which no interval says anything
 TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
 
 
-def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
+def load_splits(cfg, paper_eval, searched=True, live=False):
     """(training split or None, evaluation splits). paper_eval: the paper's sets, with commas.
 
     searched: False = no passages are wanted, the retriever is None. live: a question of --ask is about the
-    sets' own facts, so they are read. also: a set whose contexts are pooled with the others.
+    sets' own facts, so they are read.
 
     A corpus pooled from contexts is that of all the sets loaded here, so an evaluation on its own searches
     a smaller one than a run that also trains."""
@@ -32,9 +32,11 @@ def load_splits(cfg, paper_eval, searched=True, live=False, also=""):
         if not cfg.corpus:
             raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
         if cfg.corpus == "contexts":
-            everything = [train or [], *sets.values(), _warmup_questions(cfg.warmup_data, cfg.skip_bad)]
-            if also:
-                everything.append(data.load_questions(also, cfg.eval_limit or None, cfg.skip_bad))
+            from common.warmup import sharegpt
+            everything = [train or [], *sets.values()]
+            for file in filter(None, cfg.warmup_data.split(",")):
+                if not sharegpt.is_file(file):
+                    everything.append(data.load_questions(file, None, cfg.skip_bad, role="train"))
             corpus = data.pool_contexts([q for questions in everything for q in questions])
         else:
             corpus = data.load_corpus(cfg.corpus, cfg.skip_bad)
@@ -89,13 +91,6 @@ def _questions_of(cfg, paper_eval, live):
     return train, sets
 
 
-def _warmup_questions(files, skip_bad):
-    """Those of --warmup-data."""
-    from common.warmup import sharegpt
-    files = [f for f in files.split(",") if f and not sharegpt.is_file(f)]
-    return [q for f in files for q in data.load_questions(f, None, skip_bad, role="train")]
-
-
 def set_name(source):
     """What an evaluation set is called in files and tables.
 
@@ -105,7 +100,7 @@ def set_name(source):
     name = re.sub(r"[/:]", "_", source)
     if data.suffix_of(source) in data.SUFFIXES:
         name = Path(Path(source).name.removesuffix(".gz")).stem
-    if re.search(r"_(before|last|step\d+)$", name):
+    if re.search(r"_(before|step\d+)$", name):
         raise data.DataError(f"--eval-data {source}: a set cannot be called {name}, "
                              "as evaluations during a run are; rename the file")
     return name
@@ -114,21 +109,22 @@ def set_name(source):
 def within_limit(splits, prompt_length, limit, skip_bad):
     """The splits (None stays None) with the questions whose prompts fit into `limit` tokens; an overlong one
     is an error, or left out and counted with skip_bad."""
-    return [split and _within_limit(split, prompt_length, limit, skip_bad) for split in splits]
-
-
-def _within_limit(split, prompt_length, limit, skip_bad):
-    fits = []
-    for q in split.questions:
-        n = prompt_length(q)
-        if n <= limit:
-            fits.append(q)
-        elif not skip_bad:
-            raise data.DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt "
-                                 f"{limit}; raise it, or leave such questions out with --skip-bad")
-    left_out = len(split.questions) - len(fits)
-    if left_out:
-        say(f"left out {left_out} questions with prompts over {limit} tokens")
-    if not fits and split.questions:
-        raise data.DataError(f"no question fits into --max-prompt {limit} tokens")
-    return replace(split, questions=fits)
+    kept = []
+    for split in splits:
+        if split is None:
+            kept.append(None)
+            continue
+        fits = []
+        for q in split.questions:
+            n = prompt_length(q)
+            if n <= limit:
+                fits.append(q)
+            elif not skip_bad:
+                raise data.DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt "
+                                     f"{limit}; raise it, or leave such questions out with --skip-bad")
+        if len(fits) < len(split.questions):
+            say(f"left out {len(split.questions) - len(fits)} questions with prompts over {limit} tokens")
+            if not fits:
+                raise data.DataError(f"no question fits into --max-prompt {limit} tokens")
+        kept.append(replace(split, questions=fits))
+    return kept

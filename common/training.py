@@ -12,7 +12,6 @@ import operator
 import time
 
 import torch
-from safetensors.torch import save_file
 
 from common import distributed
 from common.files import Progress
@@ -41,7 +40,7 @@ def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
 
 
 def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", temperature=1.0,
-            backend="auto", entropies=False):
+            entropies=False):
     """[Batch] with old_logprobs, of the weights that sampled them (call it before any update), and, unless
     `reference` is None, ref_logprobs; where asked for, entropies too. Trajectories carry their advantages
     already."""
@@ -49,12 +48,12 @@ def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", t
     for batch in batches:
         with torch.no_grad():
             hidden = hidden_states(model, batch) if entropies else None
-            batch.old_logprobs = token_logprobs(model, batch, temperature, backend, hidden)
+            batch.old_logprobs = token_logprobs(model, batch, temperature, hidden)
             if entropies:
-                batch.entropies = token_entropies(model, batch, temperature, backend, hidden)
+                batch.entropies = token_entropies(model, batch, temperature, hidden)
             if reference is not None:
                 with reference_weights(model, reference) as frozen:
-                    batch.ref_logprobs = token_logprobs(frozen, batch, temperature, backend)
+                    batch.ref_logprobs = token_logprobs(frozen, batch, temperature)
     return batches
 
 
@@ -215,11 +214,9 @@ class Meter:
     """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `finite` ends an update,
     `means` are the step's metrics, of all ranks: sums over all its tokens, never a mean of means.
 
-    keep: where the batches of an update go that is not finite, `keep`_<update>_<i>.safetensors.
     correction: --sampler-correction. epochs: passes over the batches."""
 
-    def __init__(self, batches=(), keep="nonfinite", correction="none", epochs=1):
-        self.keep = keep
+    def __init__(self, batches=(), correction="none", epochs=1):
         self.progress = Progress("update, micro-batches", live=False)
         self.added = 0
         self.expected = epochs * len(batches)
@@ -247,9 +244,9 @@ class Meter:
             stats = {**stats, "loss": float(loss.detach())}
             self.update = _merged(self.update, stats)
 
-    def finite(self, norm, batches=()):
-        """Whether the optimizer may step, on all ranks or on none: if not, loss or gradient is not a number,
-        and what these batches held is kept. norm: the gradient's, before clipping."""
+    def finite(self, norm):
+        """Whether the optimizer may step, on all ranks or on none: if not, loss or gradient is not a number.
+        norm: the gradient's, before clipping."""
         parts = distributed.gather([self.update])
         update = functools.reduce(_merged, parts)
         self.update = {}
@@ -260,10 +257,6 @@ class Meter:
             self.total = _merged(self.total, update)
             return True
         self.norms.append(math.nan)
-        for i, batch in enumerate(batches):
-            number = i * distributed.world() + distributed.rank()
-            if batch.weight:
-                save_batch(f"{self.keep}_{len(self.norms)}_{number}.safetensors", batch)
         return False
 
     def means(self):
@@ -301,13 +294,3 @@ def _merged(a, b):
         join = max if key.endswith("_max") else operator.add
         merged[key] = join(a[key], value) if key in a else value
     return merged
-
-
-def save_batch(path, batch):
-    names = ("input_ids", "response_mask", "turn_ids", "rollout_logprobs", "advantages", "old_logprobs")
-    tensors = {}
-    for name in names:
-        tensor = getattr(batch, name)
-        if tensor is not None:
-            tensors[name] = tensor.contiguous().cpu()
-    save_file(tensors, path)

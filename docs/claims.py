@@ -4,14 +4,13 @@ keeps: python -m docs.claims
 A row of claims.toml says what a paper claims as a difference that should be above zero:
   runs, minus      patterns of the runs that have it, and of those that do not; of a list the best of each
                    seed; "before" = the same runs before training
-  set, minus_set   of which evaluation (test), where the two differ
+  set, minus_set   of which evaluation (test); of another minus_set the questions of set alone
   score            em, or another number of the predictions; "along" = EM along the run; "spearman" = of the
                    summaries, without a difference
   type             questions of this type alone
   effect           the paper's difference, as paper says it
   equal            the claim is that there is no difference
   less             a difference below zero speaks for it
-  again            why the runs are to be made again
 """
 
 import re
@@ -30,7 +29,7 @@ COLOURS = {"seen": "#009E73", "not seen": "#777777", "refuted": "#D55E00"}
 SHOWN = .25  # the plot ends there; a dot beyond it is an arrow
 KEY = """difference in accuracy; above 0 speaks for the claim
 dot: ours, mean over the seeds · bar: its 95 % interval
-tick: the paper (at the edge: beyond it) · hollow, ¹: to be run again"""
+tick: the paper (at the edge: beyond it)"""
 
 
 class Measured(NamedTuple):
@@ -86,9 +85,7 @@ def measured(row):
     else:
         patterns = row["minus"] if isinstance(row["minus"], list) else [row["minus"]]
         others = [by_seed(pattern, row, row.get("minus_set", name)) for pattern in patterns]
-    for other in others:
-        assert set(other.index) == set(own.index), row["claim"]
-    means = pd.concat([other.mean() for other in others], axis=1).max(axis=1)
+    means = pd.concat([other.loc[own.index].mean() for other in others], axis=1).max(axis=1)
     gains = (own.mean() - means).dropna()
     there = gains.index
     return Measured(own.mean()[there].mean(), means[there].mean(), *seed_interval(gains), len(gains))
@@ -136,9 +133,9 @@ def table(rows):
         "|---|---|---|---|---|",
     ]
     for row, found in rows:
-        word = f"**{row['verdict']}**" + (" ¹" if row.get("again") else "")
         command = f"`{row['command']}`" if row["command"] else ""
-        lines.append(f"| {row['claim']} | {row['paper']} | {ours(found)} | {word} | {command} |")
+        cells = row["claim"], row["paper"], ours(found), f"**{row['verdict']}**", command
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -181,23 +178,21 @@ def draw(parts, path):
 
 def draw_row(axis, at, row, found):
     colour = COLOURS[row["verdict"]]
-    hidden = "white" if row.get("again") else colour
     mean, low, high = towards(row, found)
     low, high = max(low, -SHOWN), min(high, SHOWN)
     if abs(mean) < SHOWN:
         axis.plot([low, high], [at, at], color=colour, linewidth=1.4, solid_capstyle="butt")
-        axis.plot(mean, at, "o", color=colour, markerfacecolor=hidden, markersize=4)
+        axis.plot(mean, at, "o", color=colour, markersize=4)
     else:
         side = SHOWN if mean > 0 else -SHOWN
         arrow = ">" if mean > 0 else "<"
-        axis.plot(.96 * side, at, arrow, color=colour, markerfacecolor=hidden, markersize=5)
+        axis.plot(.96 * side, at, arrow, color=colour, markersize=5)
     if "effect" in row:
         shown = max(-SHOWN, min(SHOWN, row["effect"]))
         axis.plot(shown, at, "|", color="black", markersize=8, markeredgewidth=1.4, clip_on=False)
-    words = row["verdict"] + (" ¹" if row.get("again") else "")
     beside = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
     axis.annotate(number(mean, "+"), (1, at), (40, 0), ha="right", color=colour, **beside)
-    axis.annotate(words, (1, at), (46, 0), color=colour, fontweight="bold", **beside)
+    axis.annotate(row["verdict"], (1, at), (46, 0), color=colour, fontweight="bold", **beside)
 
 
 def main():

@@ -265,13 +265,6 @@ def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
         assert baselines.TokenBudget(given, 10, 4).limit(2) == limit
 
 
-def test_what_chooses_is_not_tested_on():
-    with pytest.raises(SystemExit, match="dev would choose and be tested on"):
-        at2po.parse_args(["--keep-data", "dev", "--eval-data", "test,dev"])
-    with pytest.raises(SystemExit, match="b.json would choose and be tested on"):
-        at2po.parse_args("--model x --eval-every 5 --keep-data b.json --eval-data a.json,b.json".split())
-
-
 # ---- loss
 
 MASK = torch.tensor([[0, 1, 1, 0, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]]).bool()

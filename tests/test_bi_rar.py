@@ -312,7 +312,7 @@ def one_step(model, initial, optimizer, groups, cfg):
     """The metrics of a training step on trajectories that have their rewards."""
     row = {}
     engine = SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    folder = SimpleNamespace(nonfinite=lambda step: "nonfinite")
+    folder = SimpleNamespace()
     split = SimpleNamespace(questions=[None], retriever=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "steps", lambda *a, **k: [(1, row)])

@@ -158,26 +158,6 @@ def test_a_state_that_is_too_long_leaves_out_its_oldest_sentences():
     assert tokens.joined([[50] * 40], staying=0) == [50] * 40
 
 
-def test_frozen_vectors_are_made_once_for_an_encoder_and_its_texts(tmp_path):
-    model, tokenizer = tiny_encoders.tiny_bert("encoder")
-    encoder = encoders.Encoder(model.eval(), encoders.PairTokenizer("coarse", tokenizer, 64), 400)
-    texts = ("Ada Holt is a person.", "A film", "A film", "Her mother is Ida.")
-    texts = [encoder.pair_tokenizer.ids(t) for t in texts]
-    made = encoders.frozen_vectors(encoder, texts, tmp_path)
-    file, = tmp_path.glob("*.npy")
-    assert made.norm(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-5) and torch.equal(made[1], made[2])
-    written = file.stat().st_mtime_ns
-    assert torch.equal(encoders.frozen_vectors(encoder, texts, tmp_path), made)
-    assert [f.stat().st_mtime_ns for f in tmp_path.glob("*.npy")] == [written]
-    encoders.frozen_vectors(encoder, texts[:2], tmp_path)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[5] += 1
-    encoders.frozen_vectors(encoder, texts, tmp_path)
-    assert len(list(tmp_path.glob("*.npy"))) == 3
-    alone = torch.nn.functional.normalize(encoder.encode_all(texts[:1]), dim=-1)
-    assert torch.allclose(encoders.frozen_vectors(encoder, texts, tmp_path)[0], alone[0], atol=1e-5)
-
-
 def test_batches_hold_like_lengths_within_the_budget():
     lengths = [5, 1, 9, 2, 8, 3, 30]
     parts = encoders.in_batches(lengths, lambda n: n, 18)

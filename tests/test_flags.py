@@ -81,7 +81,6 @@ REFUSED = [
     ("at2po", "--chains 1 --rounds 0", "--chains 1: at least 2"),
     ("at2po", "--clip-low 1", "--clip-low 1.0: below 1"),
     ("at2po", "--clip-high 2", "--clip-high 2.0: below 1"),
-    ("at2po", "--keep-data dev --eval-every 0", "needs --eval-every"),
     ("at2po", "--kl-coef .1", "--kl-coef goes with --loss grpo"),
     ("at2po", "--mini-batch 0", "--mini-batch 0: at least 1"),
     ("at2po", "--lr nan", "a finite number"),

@@ -13,7 +13,6 @@ import bi_rar
 import mygo_mujica
 from common import metrics, retriever, rollout, run, world
 from common.files import read_jsonl
-from common.page import trees
 from common.warmup import demonstrations
 from common.world import hard, tiny
 from common.world.splits import OTHER_RELATIONS, world_split
@@ -246,6 +245,17 @@ def test_the_start_policy_is_ripe_in_reading_and_wrong_in_habits(start):
     assert len(right) > 20 and sum(right) / len(right) >= .5
 
 
+def resampled_alike(root):
+    """For each turn that was sampled anew: whether its text is that of the turn it stands beside."""
+    found = []
+    for n in root.nodes()[1:]:
+        original, dot, _ = n.name.rpartition(".")
+        if dot and n.parent.name != n.name:  # the first turn of a branch
+            beside = [c.turn.text for c in n.parent.children if c.name == original]
+            found += [n.turn.text == text for text in beside]
+    return found
+
+
 @pytest.fixture(scope="module")
 def resampled(start):
     """({expansion: share of turns sampled anew that are the same}, share of turns whose value under entropy
@@ -257,9 +267,12 @@ def resampled(start):
         ways = replace(cfg, expansion=expansion)
         roots = at2po.rollout_trees(policy, train.retriever, train.questions[:48], ways, 0)
         at2po.score_trees(roots, train.questions[:48], ways)
-        same[expansion] = rollout.mean(a for root in roots for a in trees.resampled_alike(root))
+        same[expansion] = rollout.mean(a for root in roots for a in resampled_alike(root))
     learned = [root for root in roots if at2po.assign_advantages(root, cfg)]
-    return same, trees.credit_metrics(learned)["rollout/turn_differs"]
+    differs = []
+    for leaf in (leaf for root in learned for leaf in root.leaves() if leaf.trajectory.advantages):
+        differs += [abs(n.value - leaf.value) > .05 for n in leaf.lineage()]
+    return same, rollout.mean(differs)
 
 
 @pytest.mark.gates

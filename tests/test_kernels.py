@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -303,7 +304,7 @@ def test_a_policy_gradient_through_the_kernels_equals_the_reference(monkeypatch)
     """The seam: token_logprobs with kernels on and off, shared prefixes included,
     the whole model's gradient."""
     import at2po
-    from common.model import token_logprobs
+    from common import model as models
     from common.rollout import Trajectory, Turn, collate
     from common.world.tiny import tiny_model, tiny_tokenizer
 
@@ -318,7 +319,8 @@ def test_a_policy_gradient_through_the_kernels_equals_the_reference(monkeypatch)
     gradients, losses = [], []
     for backend in ("triton", "reference"):
         model.zero_grad()
-        logprobs = token_logprobs(model, batch, 0.9, backend)
+        monkeypatch.setattr(models, "turn_logprob", partial(turn_logprob, backend=backend))
+        logprobs = models.token_logprobs(model, batch, 0.9)
         loss, _ = at2po.atpo_loss(
             logprobs, logprobs.detach() - 0.001, advantages, batch.response_mask, batch.turn_ids
         )

@@ -1,5 +1,4 @@
-"""Tables of methods over seeds: which runs they make, what they show of them, what a failed one says; and the
-best weights of a run kept beside the last."""
+"""Tables of methods over seeds: which runs they make, what they show of them, what a failed one says."""
 
 import json
 import os
@@ -14,11 +13,10 @@ from pathlib import Path
 import pytest
 
 import at2po
-from common import checkpoint, keep_best, ladder
-from common.files import RunError, read_jsonl
-from common.report import evaluations, mean_along
+from common import ladder
+from common.files import RunError
+from common.report import mean_along
 from common.report.__main__ import compare
-from common.world.splits import world_split
 from tests.test_scripts import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +37,7 @@ def finished(folder, ems, before, steps):
     (folder / "eval_test_before.json").write_text(json.dumps(result(before)))
     (folder / "config.json").write_text("{}")
     (folder / "trajectories.html").write_text("")
+    (folder / "metrics.json").write_text(json.dumps({"reward/mean": ["mean reward", "reward", "", ""]}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
 
 
@@ -49,7 +48,7 @@ def lines_of(path):
 
 def small_table(tmp_path):
     """({row: {seed: folder}}, recipe) of three methods over two seeds."""
-    steps = [{"step": n, "rollout/tokens": 100, "rollout/tokens_total": 100 * n, "reward/em": .1 * n,
+    steps = [{"step": n, "rollout/tokens": 100, "rollout/tokens_total": 100 * n, "reward/mean": .1 * n,
               "rollout/entropy": 1 / n, "train/clip_fraction": .2, "train/ratio_max": n, "reward/format": 1.0,
               "rollout/flat_groups": .5} for n in (1, 2, 3, 4)]
     steps[1]["eval/em"] = .25
@@ -116,7 +115,7 @@ def test_em_along_a_run_is_a_mean_over_tokens_whatever_its_steps(tmp_path):
 def asked(monkeypatch):
     """The commands that a table would run, as (run folder, command), and what it shows."""
     found = []
-    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: found.extend(commands))
+    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: found.extend(commands.items()))
     monkeypatch.setattr(ladder, "show", lambda path, title, recipe, methods: found.append((path, methods)))
     return found
 
@@ -222,7 +221,7 @@ def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
     sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
     failing = [sys.executable, "-c", "import sys; sys.exit('error: no such thing')"]
     with pytest.raises(RunError, match="bad failed .error: no such thing.*bad.log"):
-        ladder.all_at_once([(tmp_path / "good", sleeping), (tmp_path / "bad", failing)], 2)
+        ladder.all_at_once({tmp_path / "good": sleeping, tmp_path / "bad": failing}, 2)
 
 
 @pytest.mark.parametrize("table, labels", [("table1", 4), ("table2", 12), ("table4", 7)])
@@ -250,7 +249,6 @@ def test_the_committed_runs_give_the_printed_table(tmp_path):
         _, found = ladder.jobs_of(recipe, ROOT / "results/hard/at2po", "tables", seed, [])
         for label, folder in found.items():
             folders.setdefault(label, {})[seed] = folder
-    del recipe["curves"]
     ladder.show(tmp_path / "x", "x", recipe, folders)
     lines = {line["method"]: line for line in lines_of(tmp_path / "x-table.json")}
     assert len(lines) == 5
@@ -296,42 +294,3 @@ def test_a_small_table_from_the_command_line_that_is_killed_and_goes_on(tmp_path
     config = json.loads((base / "t-random-tree-grpo-seed0/config.json").read_text())
     assert (config["loss"], config["expansion"], config["credit"], config["seed"]) == (
         "grpo", "random", "outcome", 0)
-
-
-# ---------------------------------------------------------------- --keep-data
-
-def test_the_best_weights_of_a_run_are_kept_and_evaluated(tmp_path, monkeypatch):
-    scores = {"_step1": .2, "_step2": .9, "_step3": .1, "_last": .3}
-
-    def known(cfg, folder, policy, sets, evaluate, when=""):
-        found = real(cfg, folder, policy, sets, evaluate, when)
-        for s in sets:
-            if when in scores:
-                assert s.name == "dev"  # what chooses is not what is tested on
-                found[s.name]["summary"]["em"] = scores[when]
-        return found
-
-    real = at2po.run.evaluate_all
-    monkeypatch.setattr(at2po.run, "evaluate_all", known)
-    at2po.main([*TINY, "--steps", "4", "--eval-every", "1", "--keep-data", "dev", "--out", str(tmp_path),
-                "--name", "kept"])
-    folder = tmp_path / "at2po/kept"
-    assert checkpoint.read_state(folder / "best")["step"] == 2
-    assert checkpoint.read_state(checkpoint.find(folder / "checkpoint"))["best"] == .9
-    assert [row.get("eval/em") for row in read_jsonl(folder / "metrics.jsonl")] == [.2, .9, .1, None]
-    assert set(evaluations(folder)) == {"test"}  # the choice among weights is no result
-    # what is evaluated at the end are the weights of step 2
-    at2po.main([*TINY, "--eval-only", "--checkpoint", str(folder / "best"), "--out", str(tmp_path),
-                "--name", "again"])
-    ours, again = (json.loads((tmp_path / f"at2po/{name}/eval_test.json").read_text())
-                   for name in ("kept", "again"))
-    assert [p["answer"] for p in ours["predictions"]] == [p["answer"] for p in again["predictions"]]
-
-
-def test_keeping_the_best_needs_a_set_that_chooses():
-    with pytest.raises(SystemExit, match="--keep-data dev needs --eval-every"):
-        at2po.parse_args(["--keep-data", "dev", "--eval-every", "0"])
-    split = world_split("train", questions=4)
-    cfg = at2po.parse_args(["--keep-data", "dev", "--eval-limit", "3"])
-    chooser = keep_best.set_that_chooses(cfg, cfg.keep_data, split)
-    assert chooser.name == "dev" and len(chooser.questions) == 3

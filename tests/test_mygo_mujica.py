@@ -316,7 +316,7 @@ def test_the_page_gets_planner_and_workers_as_a_dag(tokenizer):
         GOOD[4],
     ]
     t, _ = play(tokenizer, both)
-    group = teams.group_record([t], QUESTION, tokenizer)
+    group = teams.group_record([t], QUESTION)
     assert [(n["id"], n["parents"]) for n in group["nodes"]] == [
         (0, []), (1, [0]), (2, [1]), (3, [1]), (4, [2, 3])
     ]
@@ -334,9 +334,8 @@ def test_the_page_tells_the_threshold_and_what_passed_it():
     assert m.threshold_in_words(made, m.next_threshold(0, .4)) == [
         "K = 0.700 = (mean r of the first attempts 0.400 + r_sup 1) / 2 = 0.700"]
     assert m.threshold_in_words(made, .8)[0].startswith("K = 0.800 stays from before, since ")
-    policy = Policy(None, None, None)
     chosen = [[made[0][1]], []]
-    group = teams.sample_record(policy, [QUESTION] * 2, made, chosen, "mygo", .7, 1, ["K = 0.7"])
+    group = teams.sample_record([QUESTION] * 2, made, chosen, "mygo", .7, 1, ["K = 0.7"])
     for t, last in zip(group["trajectories"], ("not pass, not chosen", "passes, chosen"), strict=True):
         assert t["why"][1:3] == [
             "K = 0.7", "1 of 2 attempts of this question pass, of the iteration 1 of 4"]

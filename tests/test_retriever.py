@@ -216,53 +216,25 @@ def test_the_form_on_the_wire(server):
         assert reply.status_code == 422 and reply.json()["detail"][0]["msg"]
 
 
-def test_the_forms_of_other_agents(post):
-    rows = CORPUS[0], CORPUS[2]
-    a, c = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for row in rows)
-    assert post("/retrieve", query="Silent Harbor", topk=1) == {"result": [[a]]}  # SkyRL
-    assert post("/search", query="Silent Harbor", top_n=1) == [a]  # ReSearch
-    documents, scores = post("/search", query="Silent Harbor", top_n=2, return_score=True)
-    assert documents[0] == a and scores[0] > scores[1] > 0
-    assert post("/batch_search", query=["Silent Harbor", "Ada"], top_n=1) == [[a], [c]]
-    answer = post("/queries", queries=["Ada"], k=1)  # R1-Searcher
-    assert answer == {"queries": ["Ada"], "answers": [[c["contents"]]]}
-
-
-def test_neither_or_both_of_query_and_queries_are_refused(post):
-    for body in (
-        {},
-        {"queries": ["x"], "query": "x"},
-        {"queries": [], "query": "x"},
-        {"queries": None},
-        {"queries": ["x"], "topk_rerank": 3},
-    ):
+def test_what_this_server_does_not_do_is_refused(post):
+    for body in ({}, {"query": "x"}, {"queries": None}, {"queries": ["x"], "topk_rerank": 3}):
         assert post("/retrieve", **body) == 422
 
 
 def test_search_r1s_empty_list_when_nobody_searches_is_answered(post):
     assert post("/retrieve", queries=[], topk=3, return_scores=True) == {"result": []}
-    assert post("/batch_search", query=[]) == []
-    assert post("/queries", queries=[]) == {"queries": [], "answers": []}
 
 
-def test_a_count_of_null_or_0_is_the_default_and_researchs_default_is_10():
-    stop, url = serving(search_app(BM25Retriever(titled(*[f"film {n}" for n in range(20)]))))
-    import httpx
-
-    client = httpx.Client(trust_env=False, base_url=url)
+def test_a_count_of_null_or_0_is_the_default(post):
     for count in ({}, {"topk": None}, {"topk": 0}):
-        assert len(client.post("/retrieve", json={"queries": ["film"], **count}).json()["result"][0]) == 3
-    for count in ({}, {"top_n": None}, {"top_n": 0}):
-        assert len(client.post("/search", json={"query": "film", **count}).json()) == 10
-        assert len(client.post("/batch_search", json={"query": ["film"], **count}).json()[0]) == 10
-    stop()
+        assert post("/retrieve", queries=["Ada film"], **count) == post(
+            "/retrieve", queries=["Ada film"], topk=3)
 
 
 def test_one_bad_query_does_not_cost_the_others_their_answers(post):
     overlong = "Ada " + "x" * 20_000
     result = post("/retrieve", queries=["Silent Harbor", overlong, "Ada \ud800"], topk=1)["result"]
     assert [hits[0]["id"] for hits in result] == ["a", "c", "c"]
-    assert post("/queries", queries=["Ada \ud800"], k=1)["queries"] == ["Ada \ufffd"]  # an echo must be text
 
 
 def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(server):
@@ -443,7 +415,7 @@ def test_timeout_and_retries_are_options(scripted):
 def test_ctrl_c_need_not_outlast_the_waiting(scripted):
     client = scripted(lambda request: (503, b""))
     threading.Timer(0.2, client.cancel).start()
-    with pytest.raises(RetrieverError, match="gave up waiting"):
+    with pytest.raises(RetrieverError, match="HTTP 503"):
         client.search(["q"], 1)
 
 
@@ -578,14 +550,16 @@ def bag_of_words(text):
 
 
 @pytest.mark.parametrize("index", ["SQfp16", "SQ8", "HNSW16", "IVF4,SQfp16"])
-def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(tmp_path, index, encode_with):
+def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(
+        tmp_path, index, encode_with, monkeypatch):
     folder, cache = encode_with(bag_of_words), tmp_path / "cache"
     corpus = [
         {"id": str(n), "title": f"w{n % 16}", "text": f"w{n % 16} " * (n % 5 + 1) + f"w{n * 7 % 16} "}
         for n in range(400)
     ]
     flat = retriever.DenseRetriever(corpus, folder, cache_dir=cache)
-    other = retriever.DenseRetriever(corpus, folder, index, cache, piece=150)
+    monkeypatch.setattr(retriever, "PIECE", 150)
+    other = retriever.DenseRetriever(corpus, folder, index, cache)
     queries = [f"w{i} " for i in range(16)]
     titles = [[[p.title for p in hits] for hits in r.search(queries, 5)] for r in (flat, other)]
     assert titles[0] == titles[1] == [[q.strip()] * 5 for q in queries]
@@ -600,7 +574,7 @@ def random_vector(text):
 
 
 @pytest.mark.parametrize("passages", [160, 1200])  # in memory only; through the cache
-def test_ivfs_default_is_near_flat_and_nprobe_is_ones_own_choice(tmp_path, passages, encode_with):
+def test_an_ivf_index_is_near_flat(tmp_path, passages, encode_with):
     folder, cache = encode_with(random_vector), tmp_path / "cache"
     corpus = [{"id": str(n), "title": "", "text": str(n)} for n in range(passages)]
     queries = [str(50_000 + n) for n in range(200)]
@@ -610,20 +584,13 @@ def test_ivfs_default_is_near_flat_and_nprobe_is_ones_own_choice(tmp_path, passa
         found = ids(retriever.DenseRetriever(corpus, folder, index, cache).search(queries, 10))
         return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact, found, strict=True)])
 
-    one = recall("IVF32,Flat,nprobe=1")
-    default = recall("IVF32,Flat")  # 8 of 32 lists
-    assert one < 0.75 and default > 0.85 and recall("IVF32,Flat,nprobe=32") == 1
-    assert recall("IVF32,Flat,nprobe=1") == one
+    assert recall("IVF32,Flat") > .85  # 8 of 32 lists
+    assert recall("IVF8,Flat") == 1        # all
     files = list(cache.glob("*.faiss"))
-    assert len(files) == (2 if passages >= retriever.MEMORY_ONLY_BELOW else 0)  # nprobe is not of the index
+    assert len(files) == (3 if passages >= retriever.MEMORY_ONLY_BELOW else 0)
 
 
 @pytest.mark.parametrize("index, said", [
-    ("IVF4,Flat,nprobe=0", "nprobe is a number of lists, 1 or more"),
-    ("IVF4,Flat,nprobe=many", "nprobe is a number of lists, 1 or more"),
-    ("IVF4,Flat,nprobe=5", "the index has 4 lists"),
-    ("Flat,nprobe=4", "only an IVF index has lists"),
-    ("IVF4,nprobe=2,Flat", "nprobe is a number of lists, 1 or more"),
     ("IVF64,Nonsense", "FAISS refuses this index"),
     ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
 ])
@@ -633,12 +600,12 @@ def test_an_index_that_cannot_be_is_refused(tmp_path, encode_with, index, said):
         retriever.DenseRetriever(corpus, folder, index, tmp_path)
 
 
-def test_nprobe_reaches_an_index_behind_a_transform(tmp_path, encode_with):
+def test_lists_are_found_behind_a_transform(tmp_path, encode_with):
     import faiss
 
     corpus = titled(*[f"w{n % 16} " for n in range(300)])
-    r = retriever.DenseRetriever(corpus, encode_with(bag_of_words), "PCA8,IVF4,Flat,nprobe=3", tmp_path)
-    assert faiss.extract_index_ivf(r.index).nprobe == 3
+    r = retriever.DenseRetriever(corpus, encode_with(bag_of_words), "PCA8,IVF16,Flat", tmp_path)
+    assert faiss.extract_index_ivf(r.index).nprobe == 8
 
 
 def test_an_encoder_that_is_not_there_fails_with_the_hubs_words(monkeypatch):
@@ -672,27 +639,23 @@ def test_a_folder_without_an_encoder_is_named(tmp_path):
 QUERY, PASSAGE = "query: ", "passage: "
 INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 BGE = "Represent this sentence for searching relevant passages: "
-README = "---\ntags:\n- embeddings\nbase_model: intfloat/multilingual-e5-small\n---\n# Ours\n"
 
 
-@pytest.mark.parametrize("folder, prompts, files, before", [
-    ("intfloat/e5-base-v2", {}, {}, (QUERY, PASSAGE)),
-    ("models--intfloat--e5-base-v2/snapshots/0a1b", {}, {}, (QUERY, PASSAGE)),
-    ("a/multilingual-e5-large-instruct", {}, {}, (INSTRUCT, "")),
-    ("a/e5-mistral-7b-instruct", {"sts_query": "Compare: "}, {}, (INSTRUCT, "")),
-    ("a/stage5-encoder", {}, {}, ("", "")),
-    ("a/bge-m3", {}, {}, ("", "")),
-    ("a/bge-base-en-v1.5", {}, {}, (BGE, "")),
-    ("a/bge-base-zh-v1.5", {}, {}, ("为这个句子生成表示以用于检索相关文章：", "")),
-    ("a/e5-base-v2", {"query": "Q! ", "document": ""}, {}, ("Q! ", "")),
-    ("a/own", {"query": "Q! ", "document": "", "passage": "P! "}, {}, ("Q! ", "P! ")),
-    ("e5/checkpoint-500", {"query": "", "document": ""}, {}, ("", "")),
-    ("e5/checkpoint-500", {}, {"config.json": '{"_name_or_path": "a/e5-small"}'}, (QUERY, PASSAGE)),
-    ("a/ours", {}, {"README.md": README}, (QUERY, PASSAGE)),
-    ("a/ours", {}, {"README.md": README.replace(": i", ":\n- i")}, (QUERY, PASSAGE)),
+@pytest.mark.parametrize("folder, prompts, before", [
+    ("intfloat/e5-base-v2", {}, (QUERY, PASSAGE)),
+    ("models--intfloat--e5-base-v2/snapshots/0a1b", {}, (QUERY, PASSAGE)),
+    ("a/multilingual-e5-large-instruct", {}, (INSTRUCT, "")),
+    ("a/e5-mistral-7b-instruct", {"sts_query": "Compare: "}, (INSTRUCT, "")),
+    ("a/stage5-encoder", {}, ("", "")),
+    ("a/bge-m3", {}, ("", "")),
+    ("a/bge-base-en-v1.5", {}, (BGE, "")),
+    ("a/bge-base-zh-v1.5", {}, ("为这个句子生成表示以用于检索相关文章：", "")),
+    ("a/e5-base-v2", {"query": "Q! ", "document": ""}, ("Q! ", "")),
+    ("a/own", {"query": "Q! ", "document": "", "passage": "P! "}, ("Q! ", "P! ")),
+    ("e5/checkpoint-500", {"query": "", "document": ""}, ("", "")),
 ])
 def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
-        folder, prompts, files, before, encode_with, tmp_path, capsys, monkeypatch):
+        folder, prompts, before, encode_with, tmp_path, capsys, monkeypatch):
     read = []
     encode_with(lambda text: [1.0])
     encoder = sys.modules["sentence_transformers"].SentenceTransformer
@@ -705,8 +668,7 @@ def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
     monkeypatch.setattr(encoder, "prompts", prompts)
     path = tmp_path / folder
     path.mkdir(parents=True)
-    for name, text in {"modules.json": "", **files}.items():
-        (path / name).write_text(text)
+    (path / "modules.json").touch()
     r = retriever.DenseRetriever(CORPUS, str(path))
     said = capsys.readouterr().out
     assert f"{before[0]!r} before queries, {before[1]!r} before passages" in said
@@ -716,10 +678,6 @@ def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
     assert read[-2:] == [passage + "Silent Harbor\n" + CORPUS[0]["text"], query + "who"]
     retriever.DenseRetriever(CORPUS, str(path))
     assert capsys.readouterr().out == ""  # said once
-    r = retriever.DenseRetriever(CORPUS, str(path), query_prefix="", passage_prefix="G: ")
-    r.search(["who"], 1)
-    assert read[-2:] == ["G: Silent Harbor\n" + CORPUS[0]["text"], "who"]
-    assert "'' before queries, 'G: ' before passages and names (as given)" in capsys.readouterr().out
 
 
 def copied_minilm(folder, left_out="", **settings):
@@ -766,17 +724,10 @@ def test_threads_that_share_an_encoder_encode_one_after_another(encode_with):
         assert len(list(pool.map(lambda i: both[i % 2].search([f"q{i}"], 1), range(16)))) == 16
 
 
-def test_an_index_belongs_to_the_prefix_of_its_passages(tmp_path, encode_with):
+def test_an_index_belongs_to_the_prefix_of_its_passages(tmp_path, encode_with, monkeypatch):
     folder, cache = encode_with(bag_of_words), tmp_path / "cache"
     corpus = titled(*[f"w{n % 16} " for n in range(300)])
-    for passage, query, files in (("auto", "auto", 1), ("w3 ", "auto", 2), ("w3 ", "Q", 2), ("", "auto", 2)):
-        retriever.DenseRetriever(corpus, folder, cache_dir=cache, query_prefix=query, passage_prefix=passage)
+    for before, files in ((("", ""), 1), (("", "w3 "), 2), (("Q", "w3 "), 2), (("Q", ""), 2)):
+        monkeypatch.setattr(retriever, "prefixes", lambda name, encoder, before=before: before)
+        retriever.DenseRetriever(corpus, folder, cache_dir=cache)
         assert len(list(cache.glob("*.faiss"))) == files
-
-
-def test_prefixes_without_a_dense_encoder_are_refused(tmp_path):
-    said = "bm25: --query-prefix and --passage-prefix are for dense:MODEL"
-    with pytest.raises(RetrieverError, match=said):
-        make_retriever("bm25", CORPUS, query_prefix="q: ")
-    with pytest.raises(SystemExit, match=said):
-        served.main(serve(tmp_path, "--port", "0", "--passage-prefix", ""))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from common import files, rollout
+from common import rollout
 from common.gpu import tree_attention
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn, collate
@@ -246,7 +246,7 @@ def test_progress_is_told_at_every_step_before_any_agent_has_ended():
         return await engine.generate([i]) + await engine.generate([i])
 
     rollout.run_agents([agent(i) for i in range(3)], engine, search, lambda *counts: told.append(counts))
-    assert told[:2] == [(0, 3, ""), (0, 3, "")] and told[-1][:2] == (3, 3)
+    assert told[:2] == [(0, 3), (0, 3)] and told[-1] == (3, 3)
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -352,10 +352,3 @@ def test_the_walkthrough_runs_in_a_cell():
     def cell():
         exec(compile(source, "walkthrough", "exec"), {"__name__": "cell"})
     in_a_cell(cell)
-
-
-def test_an_answer_that_holds_up_all_others_is_named(capsys):
-    progress = files.Progress("evaluating x", every=0, at_once=True, live=False)
-    progress(39, 40, "longest 4,100 of 6,192 tokens")
-    said = capsys.readouterr().out
-    assert "39/40" in said and "longest 4,100 of 6,192 tokens" in said and "left" not in said

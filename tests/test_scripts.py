@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import baselines, checkpoint, data, files, retriever, rollout, splits
+from common import baselines, checkpoint, data, files, retriever, rollout, splits, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
@@ -83,7 +83,7 @@ def test_a_run_as_a_subprocess(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     for words in ("What happens: 12 questions", "Where to look", "step 2/2 | reward", "eval test (n 12)",
-                  "EM before", "difference (paired)", "What moved: EM on test", "Next: open", "--loss grpo"):
+                  "by question", "What moved: EM on test against before", "Next: open", "--loss grpo"):
         assert words in done.stdout
     folder = tmp_path / "at2po/a"
     metrics = read_jsonl(folder / "metrics.jsonl")
@@ -112,9 +112,7 @@ def test_a_run_as_a_subprocess(tmp_path):
     for s in read_jsonl(folder / "samples.jsonl"):
         sampled = [n for n in s["nodes"] if n.get("sampled", True)]
         assert all(
-            n["stopped by"]
-            and len(n["ids"]) == len(n["logprobs"]) == len(n["pieces"])
-            and "".join(n["pieces"]) == n["text"]
+            n["stopped by"] and len(n["ids"]) == len(n["logprobs"]) == n["tokens"]
             for n in sampled
         )
         assert 3 <= len(s["trajectories"]) <= 5
@@ -220,7 +218,7 @@ def guard_rows(tmp_path):
     ]
 
 
-def test_an_update_that_is_not_finite_is_skipped_and_kept(tmp_path, monkeypatch, capsys):
+def test_an_update_that_is_not_finite_is_skipped(tmp_path, monkeypatch, capsys):
     real, calls = at2po.policy_loss, []
 
     def sometimes_nan(*args):
@@ -236,8 +234,6 @@ def test_an_update_that_is_not_finite_is_skipped_and_kept(tmp_path, monkeypatch,
     assert math.isfinite(row["train/loss"])
     assert row["train/updates"] >= 1
     assert "guard not_finite" in capsys.readouterr().out
-    kept = load_file(str(next((tmp_path / "at2po/a").glob("nonfinite_step1_1_*.safetensors"))))
-    assert kept["input_ids"].shape == kept["advantages"].shape and kept["advantages"].abs().max() > 0
     weights = load_file(str(tmp_path / "at2po/a/checkpoint/model.safetensors"))
     assert all(torch.isfinite(w).all() for w in weights.values())
 
@@ -671,7 +667,8 @@ def test_flipped_bytes_are_seen_wherever_a_checkpoint_of_ours_is_used(tmp_path, 
 def test_a_checkpoint_with_files_in_folders_is_saved_and_checked(tmp_path, qwen):
     model, tokenizer = models.load_policy(str(qwen))
     tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": tokenizer.chat_template}
-    checkpoint.save(tmp_path / "c", model, tokenizer, None, {"step": 1})
+    optimizer = training.make_optimizer(model, 1e-3)
+    checkpoint.save(tmp_path / "c", model, tokenizer, optimizer, {"step": 1})
     names = checkpoint.read_state(tmp_path / "c")["sha256"]
     assert any("/" in name for name in names) and "model.safetensors" in names
 

@@ -10,7 +10,7 @@ import networkx
 import pytest
 
 import omne_r1
-from common import files, http_client, kg
+from common import files, kg
 from common.graphs import graph_questions, kg_files, synthesis
 from common.graphs.synthesis import Draft, Item, Teacher, Template
 from common.serve import chat_client
@@ -253,9 +253,6 @@ class Words:
         self.drafts = list(drafts)
         self.previous = []
 
-    def cancel(self):
-        pass
-
     def draft(self, graph, item, attempt, previous, answers):
         self.previous.append(previous)
         return self.drafts.pop(0)
@@ -319,8 +316,8 @@ def test_what_has_another_answer_is_left_out_or_marked_and_its_share_is_said(tmp
     assert [row["golden_answer"] for row in rows] == ["N1"]
     assert rules(tmp_path / "b") == ["another node reached"]
     assert capsys.readouterr().out.splitlines()[-1].endswith(
-        "1 questions, 1 drafts rejected; 1 (50% of those that are fit) lead to another answer as well: "
-        "left out (--no-unique keeps them)")
+        "1 questions, 1 drafts rejected (1 another node reached); 1 (50% of those that are fit) lead to "
+        "another answer as well: left out (--no-unique keeps them)")
 
 
 def test_too_few_questions_are_a_warning_and_none_an_error(tmp_path, capsys):
@@ -329,7 +326,7 @@ def test_too_few_questions_are_a_warning_and_none_an_error(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "tree, 1/2 hop: 8 of 9 questions are missing: all 1 seed nodes had 4 turns" in said
     lost = Words(*[root_question("N0", words="Which node?")] * 12)
-    message = "no question came of 12 drafts, 12 of them: start node not named"
+    message = r"no question, 12 drafts rejected \(12 start node not named\)"
     with pytest.raises(files.RunError, match=message):
         synthesize({"tree": tree()}, tmp_path / "none", lost, 9, **ROOT, rounds=4)
 
@@ -338,7 +335,7 @@ def test_a_graph_without_seeds_is_a_warning_beside_others_and_an_error_alone(tmp
     poor = path_graph(3)
     rows = synthesize({"poor": poor, "tree": tree()}, tmp_path / "a", Template(), 3)
     assert {row["graph_type"] for row in rows} == {"tree"}
-    assert "poor: no seed node that may be used: each has fewer than 20" in capsys.readouterr().out
+    assert "poor, 1/2 hop: 3 of 3 questions are missing: all 0 seed nodes" in capsys.readouterr().out
     with pytest.raises(kg.GraphError, match="no graph has a seed node"):
         synthesize({"poor": poor}, tmp_path / "b", Template(), 3)
     assert not (tmp_path / "b").exists()
@@ -390,7 +387,7 @@ def killed_after(monkeypatch, writes):
     monkeypatch.setattr(files.Lines, "add", write)
 
 
-FILES = ("questions.jsonl", "rejected.jsonl", "questions.md")
+FILES = ("questions.jsonl", "rejected.jsonl")
 
 
 def test_more_questions_later_are_added_to_those_there_are(tmp_path):
@@ -429,6 +426,8 @@ def openai(monkeypatch):
     """openai(answer) -> a server; answer(prompt) -> text, or (status, body). server.teacher() asks it."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-7")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # which a loopback address does not take
+    monkeypatch.setattr(chat_client, "START_RETRIES", 0)
+    monkeypatch.setattr(chat_client, "RETRIES", 0)
     servers = []
 
     def start(answer):
@@ -438,8 +437,8 @@ def openai(monkeypatch):
         made.lock = threading.Lock()
         made.url = f"http://127.0.0.1:{made.server_address[1]}/v1"
 
-        def teacher_at(retries=0, concurrency=8):
-            asker = Teacher(made.url, "r1", retries)
+        def teacher_at(concurrency=8):
+            asker = Teacher(made.url, "r1")
             asker.concurrency = concurrency
             return asker
 
@@ -582,8 +581,6 @@ def test_the_key_comes_from_the_environment_and_goes_into_no_file(openai, tmp_pa
     ('{"path": [], "question": "q", "answer": "a"}', "not a path"),
     ('{"path": ["Root", 7], "question": "q", "answer": "a"}', "not a path"),
     ('{"path": ["Root", " "], "question": "q", "answer": "a"}', "not a path"),
-    ('{"path": ["Root"], "question": "' + "q" * 4001 + '", "answer": "a"}', "not a path"),
-    (as_json(["a"] * 51, "q", "a"), "not a path"),
     ("__import__('os').system('true')", "no JSON object"),
     ('{"path": ["' + "x" * 20_000 + '"]}', "more than 20,000 characters"),
 ])
@@ -616,7 +613,7 @@ def test_what_is_no_verdict_is_named(text):
 def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
     text = '{"path": ["Root", "N1\\ud800"], "question": "below Root \\ud800?", "answer": "N1"}'
     server = openai(lambda prompt: text)
-    with pytest.raises(files.RunError, match="of 1 drafts, 1 of them: node not in the graph"):
+    with pytest.raises(files.RunError, match=r"1 drafts rejected \(1 node not in the graph\)"):
         synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT, attempts=1, rounds=1)
     assert files.read_jsonl(tmp_path / "rejected.jsonl")[0]["question"] == "below Root ??"
 
@@ -629,18 +626,16 @@ def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
 ])
 def test_an_answer_without_a_text_is_counted_and_a_run_of_them_stops(openai, tmp_path, body, rule, reason):
     server = openai(lambda prompt: (200, body))
-    with pytest.raises(files.RunError, match=f"30 unusable answers in a row, the last: '{reason}"):
+    with pytest.raises(files.RunError, match=f"30 unusable answers in a row, the last: .{reason}"):
         synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90)
-    assert set(rules(tmp_path)) == {rule} and len(server.asked) == 30
+    assert set(rules(tmp_path)) == {rule} and 30 <= len(server.asked) <= 32
 
 
 def test_nonsense_stops_after_thirty_and_a_better_teacher_goes_on(openai, tmp_path):
     server = openai(lambda prompt: "I would rather not.")
-    asker = server.teacher()
     message = "30 unusable answers in a row, the last: 'no JSON object: I would rather.*same command goes on"
     with pytest.raises(files.RunError, match=message):
-        synthesize({"tree": tree()}, tmp_path, asker, 50, kinds=("12",))
-    assert asker.cancelled.is_set()     # it waits for nothing any more
+        synthesize({"tree": tree()}, tmp_path, server.teacher(), 50, kinds=("12",))
     server.answer = good_answers
     assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 3, kinds=("12",))) == 3
 
@@ -662,7 +657,7 @@ def test_a_draft_that_can_be_read_is_not_one_of_them(openai, tmp_path, monkeypat
     answers = ["no", "no", as_json(["Root", "N0"], "What is below?", "N0")] * 4
     server = openai(lambda prompt: answers.pop(0))
     asker = server.teacher(concurrency=1)
-    with pytest.raises(files.RunError, match="no question came of 12 drafts"):
+    with pytest.raises(files.RunError, match="no question, 12 drafts rejected"):
         synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT, rounds=4)
 
 
@@ -739,39 +734,18 @@ def test_progress_has_the_count(tmp_path, monkeypatch):
     assert seen == sorted(seen) and seen[-1] == (6, 6)
 
 
-@pytest.mark.parametrize("broken", [(500, b"x"), (429, b""), (200, b'{"choices"')])
+@pytest.mark.parametrize("broken", [(500, b"x"), (429, b"")])
 def test_what_may_pass_is_asked_again(openai, tmp_path, monkeypatch, broken):
-    answers = [broken, broken]
+    monkeypatch.setattr(chat_client, "START_RETRIES", 1)
+    answers = [broken]
     server = openai(lambda prompt: answers.pop() if answers else good_answers(prompt))
-    asker = server.teacher(retries=2)
-    monkeypatch.setattr(asker.cancelled, "wait", lambda seconds: False)
-    assert len(synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT)) == 1
-    assert rules(tmp_path) == []
+    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT)) == 1
+    assert rules(tmp_path) == [] and not answers
 
 
-def test_a_prompt_that_only_fails_is_counted_where_others_are_answered(openai, tmp_path, monkeypatch):
-    def answer(prompt):
-        if "Root" in re.search(r"Relations.*\n(\w+) -", prompt)[1] if JUDGE not in prompt else False:
-            return 500, b"out of memory"
-        return good_answers(prompt)
-
-    server = openai(answer)
-    asker = server.teacher(retries=1, concurrency=1)
-    tried = []
-
-    def another_is_answered(seconds):
-        tried.append(seconds)
-        asker.answered += 1
-
-    monkeypatch.setattr(asker.cancelled, "wait", another_is_answered)
-    rows = synthesize({"tree": tree()}, tmp_path, asker, 40, kinds=("12",), rounds=1, attempts=1)
-    assert rows and tried and "no answer from the teacher" in rules(tmp_path)
-
-
-def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tmp_path, monkeypatch):
-    monkeypatch.setattr(http_client, "START_RETRIES", 0)
-    with pytest.raises(files.RunError, match=r"no teacher service at http://127.0.0.1:9/v1 after 1 tries "
-                                             r"\(ConnectError.*run the same command again"):
+def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tmp_path):
+    with pytest.raises(files.RunError, match=r"--teacher: no answer from http://127.0.0.1:9/v1 "
+                                             r"\(.*refused\).*the same command goes on"):
         synthesize({"tree": tree()}, tmp_path, Teacher("http://127.0.0.1:9/v1", "r1"), 2)
     assert rules(tmp_path) == []
     server = openai(good_answers)
@@ -781,28 +755,6 @@ def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tm
 
 
 # ---- real graphs
-
-
-def test_questions_md_has_table_1_and_the_rejections(tmp_path):
-    made = synthesis.Made()
-    made.questions = [{"graph_type": "cs", "kind": "12"}, {"graph_type": "cs", "kind": "3"},
-                      {"graph_type": "law", "kind": "3"}]
-    made.rejected = [{"kind": "3", "rule": "duplicate"}, {"kind": "12", "rule": "path too short"},
-                     {"kind": "3", "rule": "path too short"}]
-    made.write(tmp_path)
-    assert (tmp_path / "questions.md").read_text() == """\
-| Graph Type | 1/2 hop | 3+ hop | Total |
-|---|---:|---:|---:|
-| cs | 1 | 1 | 2 |
-| law | 0 | 1 | 1 |
-| Total | 1 | 2 | 3 |
-
-| rejected | 1/2 hop | 3+ hop | Total |
-|---|---:|---:|---:|
-| path too short | 1 | 1 | 2 |
-| duplicate | 0 | 1 | 1 |
-| Total | 1 | 2 | 3 |
-"""
 
 
 def holds(row, graph):
@@ -829,8 +781,7 @@ def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, sourc
     graph = kg_files.load_graph(path)
     rows = synthesize({"g": graph}, tmp_path, Template(), 30, **options)
     assert sum(holds(row, graph) for row in rows) >= 40
-    table = (tmp_path / "questions.md").read_text()
-    assert f"| g | {sum(row['kind'] == '12' for row in rows)} |" in table and "| path too short |" in table
+    assert "path too short" in rules(tmp_path)
 
 
 def test_wikidata_as_it_is_has_no_seed():

@@ -17,7 +17,7 @@ from common import data, retriever, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.warmup import demonstrations, gguf, sharegpt
+from common.warmup import demonstrations, gguf
 from tests.conftest import sample
 
 HOTPOT = {
@@ -285,10 +285,6 @@ def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
         turns = warmup.of_conversation(tokenizer, row, reply, ends).turns
         ended[ends] = [turn.ids[-1] == tokenizer.eos_token_id for turn in turns]
     assert ended == {"none": [False, False], "last": [False, True], "all": [True, True]}
-    told = [{"from": "system", "value": "Be brief."}, *row["conversations"]]
-    told[2] = told[2] | {"from": "function_call"}
-    (read,) = sharegpt.read(write(tmp_path / "l.jsonl", [{"id": "c", "conversations": told}]), ())
-    assert read == row  # as LLaMA-Factory's other form
     file = write(tmp_path / "c.jsonl", [row])
     at2po.main([*FLAGS, "--model", str(small), "--data", write(tmp_path / "q.jsonl", [HOTPOT]), "--eval-data",
                 str(tmp_path / "q.jsonl"), "--warmup-data", file, "--eval-only", "--max-response", "20",
@@ -422,13 +418,8 @@ def test_what_is_no_gguf_file_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_contexts_are_pooled_into_a_corpus_file(tmp_path, capsys):
-    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI])
-    data.main(["pool", str(tmp_path / "corpus.jsonl"), file])
-    assert "5 passages of 2 questions" in capsys.readouterr().out
-    rows = data.load_corpus(tmp_path / "corpus.jsonl")
+def test_pooled_contexts_are_a_corpus_file(tmp_path):
+    rows = data.pool_contexts(data.load_questions([HOTPOT, WIKI]))
     titles = {row["title"] for row in rows}
     assert titles == {"Ann Lee", "Red Hill (film)", "Wet Wood (film)", "Cy Nord", "Oslo"}
-    with pytest.raises(SystemExit) as stop:
-        data.main(["pool", str(tmp_path / "corpus.jsonl"), file])
-    assert "is there" in str(stop.value.code)
+    assert data.load_corpus(write(tmp_path / "corpus.jsonl", rows)) == rows

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -54,32 +55,24 @@ def checkpoint_name(name):
 
     >>> checkpoint_name("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
     'model.layers.0.mlp.up_proj.weight'
-    >>> checkpoint_name("base_model.model.lm_head.modules_to_save.default.weight")
-    'lm_head.weight'
     """
-    return re.sub(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save\.default(?=\.)", "", name)
+    return re.sub(r"^base_model\.model\.|\.base_layer(?=\.)", "", name)
 
 
 def own_parameters(model):
-    """{checkpoint name: parameter} of the language model: what adapters add is left out, a layer that was
-    trained as a whole stands in its original's place."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        if ".lora_" not in name and ".original_module." not in name:
-            found[checkpoint_name(name)] = parameter
-    return found
+    """{checkpoint name: parameter} of the language model, without what adapters add."""
+    named = model.named_parameters()
+    return {checkpoint_name(name): parameter for name, parameter in named if ".lora_" not in name}
 
 
 def refuse_other_adapters(model):
     """ModelError for adapters that policy_weights does not know how to merge."""
     for config in getattr(model, "peft_config", {}).values():
-        if config.peft_type != "LORA" or config.lora_bias or config.trainable_token_indices:
-            raise ModelError("--engine vllm: these adapters are more than LoRA on weights "
-                             f"({config.peft_type}, bias or trained tokens): use --engine transformers, or "
-                             "fold them into their base (merge_and_unload)")
-        if config.use_dora and distributed.world() > 1:
-            raise ModelError("--engine vllm: DoRA's norms want whole weights, and here they are cut over "
-                             "several ranks: use one process, or --engine transformers")
+        lora = config.peft_type == "LORA" and not config.use_dora and not config.lora_bias
+        if not lora or config.modules_to_save or config.trainable_token_indices:
+            raise ModelError("--engine vllm: these adapters are more than LoRA on weights (DoRA, bias, "
+                             "trained tokens or whole modules): use --engine transformers, or fold them into "
+                             "their base (merge_and_unload)")
 
 
 def policy_weights(model):
@@ -87,20 +80,15 @@ def policy_weights(model):
     their base as peft's own merge does, the head's padding left out."""
     adapted = {}
     for module in model.modules():
-        if getattr(module, "lora_A", None) or getattr(module, "lora_embedding_A", None):
+        if hasattr(module, "get_delta_weight"):
             field = getattr(module, "parameter_name", "weight")  # of experts it is another
             adapted[id(getattr(module.get_base_layer(), field))] = module
     embeddings = {id(m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings())}
     for name, parameter in own_parameters(model).items():
         weight = distributed.whole(parameter).detach()
         if id(parameter) in adapted:
-            module = adapted[id(parameter)]
-            variant = getattr(module, "lora_variant", {}).get("default")  # DoRA is one
-            if variant:
-                weight = variant.merge_safe(module, "default", weight).detach()
-            else:
-                delta = distributed.whole(module.get_delta_weight("default"))
-                weight = weight + delta.detach().to(weight.dtype)
+            delta = distributed.whole(adapted[id(parameter)].get_delta_weight("default"))
+            weight = weight + delta.detach().to(weight.dtype)
         yield name, head_rows(model, weight) if id(parameter) in embeddings else weight
 
 
@@ -146,16 +134,14 @@ def _pack_head_again(vllm_model):
 
 # ---------------------------------------------------------------- the process's vLLM
 
+@dataclass(eq=False)
 class _Running:
-    """The process's vLLM. `digest` says for which architecture, tokenizer and options it was started,
-    `holder` is the engine whose weights it has, `numbers` name its requests."""
-
-    def __init__(self, digest, llm):
-        self.digest = digest
-        self.llm = llm
-        self.holder = None
-        self.asleep = False
-        self.numbers = itertools.count()
+    """The process's vLLM."""
+    digest: str          # of the architecture, tokenizer and options that it was started for
+    llm: object
+    holder: object = None    # the engine whose weights it has
+    asleep: bool = False
+    numbers: object = field(default_factory=itertools.count)    # names of its requests
 
 
 def _start(model, tokenizer, options):
@@ -268,7 +254,6 @@ class VllmEngine:
         self.llm = self.vllm.llm
         self.futures = {}                    # name of a request -> who waits for it
         self.sampled_tokens = 0
-        self.prefilled_tokens = 0
         self.reused_tokens = 0
         compare = functools.partial(compare_names, names=list(own_parameters(model)))
         dropped, unfilled = self.llm.apply_model(compare)[0]
@@ -362,10 +347,8 @@ class VllmEngine:
                 continue
             generation = self._generation(result.outputs[0])
             future.set_result(generation)
-            cached = result.num_cached_tokens or 0
             self.sampled_tokens += len(generation.token_ids)
-            self.reused_tokens += cached
-            self.prefilled_tokens += len(result.prompt_token_ids) - cached
+            self.reused_tokens += result.num_cached_tokens or 0
 
     @staticmethod
     def _generation(output):

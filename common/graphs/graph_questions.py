@@ -1,5 +1,5 @@
-"""Questions that are asked of graphs: where they come from (files, a teacher, the embedded world), and the
-tools that answer for the graphs.
+"""Questions that are asked of graphs: where they come from (files, a teacher, the embedded world), the tools
+that answer for the graphs, and the conversations that stage 2 of Omne-R1 learns from.
 
     task, evals = load(cfg, folder)    questions that are made are kept in the folder
 
@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import data, flags
-from common.files import read_json, read_jsonl, say, write_json
+from common.files import RunError, read_json, read_jsonl, say, write_json, write_jsonl
 from common.graphs.kg_tools import LocalTools, make_tools
 from common.turns import stable_seed
+from common.warmup import sharegpt
 
 GRAPH_TYPE = r"[\w.-]+"  # it stands in the system prompt
 TRAINED_DOMAINS = ("film", "music", "literature")  # the world's test has one more
@@ -132,8 +133,8 @@ def check(cfg):
     needs_model = not cfg.score and cfg.stage != "synthesize"
     if needs_model and cfg.policy:
         flags.needs_a_model(cfg)
-    if cfg.score and not cfg.judge:
-        flags.refuse("score", cfg.score, "needs --judge URL")
+    if bool(cfg.score) != bool(cfg.judge):
+        flags.refuse("score", cfg.score, "--score FILE needs --judge URL, and the other way round")
     if cfg.data == "world":
         if cfg.graph:
             flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
@@ -150,8 +151,7 @@ def check(cfg):
 
 def load_tools(cfg):
     if cfg.data == "world":
-        graphs = graphs_of_world(cfg, "test")
-        return LocalTools(graphs, cfg.max_edges, cfg.max_words)
+        return LocalTools(graphs_of_world(cfg, "test"), cfg.max_edges, cfg.max_words)
     return make_tools(cfg.graph, cfg.graph_encoder, cfg.max_edges, cfg.max_words)
 
 
@@ -184,19 +184,14 @@ def load(cfg, folder):
     return (Task("train", train, tools) if train else None), apart(test, tools, cfg.eval_limit)
 
 
-def teacher_of(cfg):
-    from common.graphs import synthesis
-    if cfg.teacher == "template":
-        return synthesis.Template()
-    return synthesis.Teacher(cfg.teacher, cfg.teacher_model)
-
-
 def make_questions(cfg, folder, graphs):
     """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes. A
     teacher may begin a path elsewhere near the seed node: test questions that begin where one for training
     does are left out."""
     from common.graphs import synthesis
-    teacher = teacher_of(cfg)
+    teacher = synthesis.Template()
+    if cfg.teacher != "template":
+        teacher = synthesis.Teacher(cfg.teacher, cfg.teacher_model)
 
     def side(number):
         return lambda graph: synthesis.split_seeds(graph, cfg.test_share, cfg.largest_ball)[number]
@@ -271,3 +266,42 @@ def world_task(cfg, folder, name, domains, count):
         folder / name, graphs, teacher, cfg, count, lambda graph: synthesis.seeds(graph, cfg.largest_ball))
     tools = LocalTools(graphs, cfg.max_edges, cfg.max_words)
     return Task(name, questions, tools)
+
+
+# ---------------------------------------------------------------- conversations on file
+#
+#     sft-data/  settings.json  sampled.jsonl  sharegpt.jsonl  dataset_info.json
+
+MAKES_ROWS = (
+    "sft_sampled", "sft_templates", "teacher", "teacher_model", "seed", "train_hops", "graph", "data",
+    "matches", "max_edges", "max_words", "max_rounds", "max_turn", "max_train_turn", "temperature")
+
+
+def read_conversations(file):
+    """The rows of a file; DataError names one that is none."""
+    rows = sharegpt.read(file, ("id", "graph_type", "question"))
+    for number, row in enumerate(rows, 1):
+        if not re.fullmatch(GRAPH_TYPE, row["graph_type"]):
+            raise data.DataError(f"{file}: row {number}: a graph_type is letters, digits, . - _")
+    return rows
+
+
+def begin_conversations(cfg, folder):
+    """Notes the settings, so that an interrupted run goes on with the same ones alone; RunError where there
+    are others."""
+    made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
+    settings = folder / "settings.json"
+    if settings.exists() and read_json(settings, dict) != made_with:
+        raise RunError(f"{folder} was made with other settings than {made_with} (settings.json): choose "
+                       "another --name, or give --sft-data FILE")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(settings, made_with)
+
+
+def write_conversations(folder, rows):
+    """The rows, and the file that tells LLaMA-Factory of them."""
+    if not rows:
+        raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question has "
+                       "a known path for a template")
+    write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
+    write_jsonl(folder / "sharegpt.jsonl", rows)

@@ -1,24 +1,20 @@
 """Knowledge graphs on disk: every form that is read.
 
-Triples, 2WikiMultihopQA's evidences, LightRAG's custom_kg, and GraphML of LightRAG, networkx, Neo4j, Gephi
-and yEd: docs/data.md, section Graphs. What comes of them is described in kg.py. Two edges between a pair that
-differ in their words stay two.
+Triples, 2WikiMultihopQA's evidences, and GraphML of LightRAG, networkx, Neo4j, Gephi and yEd: docs/data.md,
+section Graphs. What comes of them is described in kg.py. Two edges between a pair that differ in their words
+stay two.
 """
 
-import base64
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import networkx
-import numpy as np
 
 from common.kg import GraphError, KnowledgeGraph, empty_graph, graph_of_triples
 
-GRAPHML = "graph_chunk_entity_relation.graphml"  # the names of a LightRAG working folder
-VECTORS = "vdb_entities.json"
+GRAPHML = "graph_chunk_entity_relation.graphml"  # of a LightRAG working folder
 KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
 # (XML's ParseError is a SyntaxError)
 UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
@@ -60,23 +56,19 @@ def is_graph_folder(folder):
 
 
 def load_graph(path, encoder=""):
-    """KnowledgeGraph of a file, or of a LightRAG working folder with its vectors."""
+    """KnowledgeGraph of a file, or of a LightRAG working folder."""
     path = Path(path)
-    stored = None
     if path.is_dir():
         if not is_graph_folder(path):
             raise GraphError(f"{path}: a folder without {GRAPHML}")
         graph = read_graphml(path / GRAPHML)
-        if (path / VECTORS).is_file():
-            stored = read_nano_vectors(path / VECTORS)
-            stored.check(graph)
     elif not path.is_file():
         raise GraphError(f"--graph {path}: no such file ({KINDS_OF_FILE}; or 'evidences')")
     else:
         graph = read_file(path)
     if not graph.number_of_nodes():
         raise GraphError(f"{path}: the graph is empty: it has no entity")
-    return KnowledgeGraph(graph, encoder, stored)
+    return KnowledgeGraph(graph, encoder)
 
 
 def graph_of(source, questions):
@@ -97,34 +89,24 @@ def read_file(path):
     suffix = path.suffix.lower()
     if suffix == ".graphml":
         return read_graphml(path)
+    wanted = "JSON" if suffix == ".json" else "UTF-8 text"
     try:
         text = path.read_text(encoding="utf-8-sig")
         rows = json.loads(text) if suffix == ".json" else text.split("\n")
-    except UnicodeDecodeError as error:
-        raise GraphError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise GraphError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise GraphError(f"{path}: not valid JSON: {error}") from None
-    if suffix != ".json":
-        rows = [line.rstrip("\r") for line in rows if line.strip()]
-        return _of_triples(path, rows, json.loads if suffix == ".jsonl" else lambda line: line.split("\t"))
-    if isinstance(rows, dict) and rows.keys() & {"entities", "relationships"}:
-        return _of_custom_kg(path, rows)
+    except (OSError, ValueError, RecursionError) as error:
+        raise GraphError(f"{path}: not valid {wanted}: {error}") from None
     if not isinstance(rows, list):
         raise GraphError(f"{path}: expected a list of triples")
     if rows and isinstance(rows[0], dict) and "evidences" in rows[0]:
         return _of_evidences(path, rows)
-    return _of_triples(path, rows)
-
-
-# ---------------------------------------------------------------- triples
-
-def _of_triples(path, rows, read=lambda row: row):
     triples = []
     for number, row in enumerate(rows, 1):
         try:
-            triples.append(triple(read(row)))
+            if suffix == ".json":
+                triples.append(triple(row))
+            elif row.strip():
+                parts = json.loads(row) if suffix == ".jsonl" else row.rstrip("\r").split("\t")
+                triples.append(triple(parts))
         except (ValueError, RecursionError):
             raise GraphError(f"{path}: record {number}: "
                              "expected head, relation and tail, three strings") from None
@@ -133,17 +115,14 @@ def _of_triples(path, rows, read=lambda row: row):
 
 def triple(row):
     """(head, relation, tail) of a list or an object. Raises ValueError."""
-    names = ("head", "relation", "tail")
-    if isinstance(row, dict) and row.keys() >= set(names):
-        row = [row[name] for name in names]
-    if not isinstance(row, (list, tuple)) or len(row) != 3:
+    if isinstance(row, dict):
+        row = [row.get(name) for name in ("head", "relation", "tail")]
+    if not isinstance(row, list) or len(row) != 3 or not all(isinstance(part, str) for part in row):
         raise ValueError
-    parts = []
-    for part in row:
-        if not isinstance(part, str) or not part.strip():
-            raise ValueError
-        part = part.strip().encode("utf-8", "replace").decode()  # (half a surrogate pair is no text)
-        parts.append(part)
+    # (half a surrogate pair is no text)
+    parts = [part.strip().encode("utf-8", "replace").decode() for part in row]
+    if not all(parts):
+        raise ValueError
     return tuple(parts)
 
 
@@ -165,53 +144,6 @@ def _of_evidences(path, rows):
     return graph
 
 
-# ---------------------------------------------------------------- LightRAG's texts and vectors
-
-def plain(text, quotes=False):
-    """One line without LightRAG's <SEP> between the values of a field and, unless `quotes` are to stay,
-    without the double quotes that nano-graphrag puts around every field."""
-    text = str("" if text is None else text).replace("<SEP>", " ")
-    if not quotes:
-        text = text.replace('"', "")
-    return " ".join(text.split())
-
-
-@dataclass
-class Stored:
-    """What a NanoVectorDB file holds: {name: row of vectors}, and vectors (n, d) of length 1."""
-    path: str
-    rows: dict
-    vectors: np.ndarray
-
-    def check(self, names):
-        """GraphError: they are another graph's."""
-        known = sum(name in self.rows for name in names)
-        strangers = len(self.rows) - known
-        if 2 * known < len(names) or strangers > known:
-            raise GraphError(f"{self.path}: vectors of another graph: {known:,} of the graph's "
-                             f"{len(names):,} entities are among its {len(self.rows):,}")
-
-
-def read_nano_vectors(path):
-    """Stored of LightRAG's vdb_entities.json:
-
-    {"embedding_dim", "data": [{"entity_name"}], "matrix"}, the matrix float32 in base64. Rows of length 0 are
-    left out."""
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        names = [plain(row["entity_name"]) for row in value["data"]]
-        matrix = base64.b64decode(value["matrix"], validate=True)
-        vectors = np.frombuffer(matrix, "<f4").reshape(len(names), value["embedding_dim"])  # (n, d)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise GraphError(f"{path}: not a NanoVectorDB file of entities "
-                         f"({type(error).__name__}: {error})") from None
-    if not np.isfinite(vectors).all():
-        raise GraphError(f"{path}: its matrix has numbers that are not finite")
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    rows = {name: i for i, name in enumerate(names) if lengths[i] > 0}
-    return Stored(str(path), rows, vectors / np.maximum(lengths, 1e-12))
-
-
 # ---------------------------------------------------------------- GraphML
 
 # where other programs keep them, the first that is filled; case does not matter
@@ -224,40 +156,45 @@ NUMBER = re.compile(r"(?=.*\d|.*://)\S+")  # "n0", "17", "http://example.org/Osl
 def read_graphml(path):
     """LightRAG's (undirected) or nano-graphrag's file, or one of networkx, Neo4j, Gephi, yEd. Nodes without a
     name are left out and counted."""
-    read = _networkx_graph(path)
+    try:
+        read = networkx.read_graphml(path)
+    except UNREADABLE as error:
+        raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
     lightrag = any("entity_type" in node for _, node in read.nodes(data=True))
     graph = empty_graph(read.is_directed())
     left_out = graph.graph["left_out"]
     names = {name: plain(name) for name in read if plain(name)}
     if not lightrag:
         names = _names_behind_numbers(path, read) or names
-        _refuse_edges_without_relations(path, read)
     for number, node in read.nodes(data=True):
         if number not in names:
             left_out["nodes without a name"] += 1
             continue
-        kind = plain(node.get("entity_type"))
-        description = plain(node.get("description"))
+        kind, description = plain(node.get("entity_type")), plain(node.get("description"))
         graph.add_node(names[number], kind=kind, description=description)
+    unnamed = 0
     for head, tail, edge in read.edges(data=True):
         if head not in names or tail not in names:
             left_out["edges of nodes without a name"] += 1
-        else:
-            _add_edge(graph, names[head], names[tail], edge)
-            if not lightrag and not _first(edge, RELATIONS):
-                left_out['relations without a name ("related to" stands for them)'] += 1
+            continue
+        relation = _first(edge, RELATIONS)
+        unnamed += not relation
+        words = relation or "related to", plain(edge.get("description"))  # given twice it is one edge
+        graph.add_edge(names[head], names[tail], words, relation=words[0], description=words[1])
+    if unnamed and not lightrag:
+        left_out['relations without a name ("related to" stands for them)'] = unnamed
+        if unnamed == read.number_of_edges():
+            attributes = _attributes(edge for *_, edge in read.edges(data=True))
+            raise GraphError(f"{path}: no edge has one of {', '.join(RELATIONS)}, which would name its "
+                             f"relation; its edges have {attributes}")
     return graph
 
 
-def _networkx_graph(path):
-    try:
-        return networkx.read_graphml(path)
-    except UNREADABLE as error:
-        nameless = re.match("Unknown key for id (.*)[.]$", str(error))
-        if nameless:
-            raise GraphError(f'{path}: <key id="{nameless[1]}"> has no attr.name, which would say what it '
-                             "holds: write one into the file") from None
-        raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
+def plain(text):
+    """One line without LightRAG's <SEP> between the values of a field, and without the double quotes that
+    nano-graphrag puts around every field."""
+    text = str("" if text is None else text).replace("<SEP>", " ").replace('"', "")
+    return " ".join(text.split())
 
 
 def _names_behind_numbers(path, read):
@@ -271,57 +208,16 @@ def _names_behind_numbers(path, read):
     if not found:
         attributes = _attributes(node for _, node in read.nodes(data=True))
         raise GraphError(f"{path}: ids such as {next(iter(read))} are no names, and no node has one of "
-                         f"{', '.join(NAMES)}; its nodes have {attributes or 'no attributes'}")
+                         f"{', '.join(NAMES)}; its nodes have {attributes}")
     twice = Counter(found.values())
     return {number: f"{name} ({number})" if twice[name] > 1 else name for number, name in found.items()}
 
 
-def _refuse_edges_without_relations(path, read):
-    """GraphError: edges have attributes, but none that says how their ends are related."""
-    edges = [edge for _, _, edge in read.edges(data=True)]
-    attributes = _attributes(edges)
-    if attributes and not any(_first(edge, (*RELATIONS, "description")) for edge in edges):
-        raise GraphError(f"{path}: no edge has one of {', '.join(RELATIONS)}, which would name its relation; "
-                         f"its edges have {attributes}")
-
-
 def _attributes(rows):
-    return ", ".join(sorted({key for row in rows for key in row} - {"id"}))
+    return ", ".join(sorted({key for row in rows for key in row} - {"id"})) or "no attributes"
 
 
-def _first(row, keys, quotes=False):
+def _first(row, keys):
     row = {key.lower(): value for key, value in row.items()}
-    found = (plain(row.get(key), quotes) for key in keys)
+    found = (plain(row.get(key)) for key in keys)
     return next(filter(None, found), "")
-
-
-def _add_edge(graph, head, tail, row, quotes=False):
-    """Adds an edge beside those that are there, unless it says what one of them says."""
-    relation = _first(row, RELATIONS, quotes) or "related to"
-    description = plain(row.get("description"), quotes)
-    graph.add_edge(head, tail, (relation, description), relation=relation, description=description)
-
-
-# ---------------------------------------------------------------- custom_kg
-
-def _of_custom_kg(path, value):
-    graph = empty_graph(directed=False)
-    for row, (name,) in _rows(path, value, "entities", "entity_name"):
-        description = plain(row.get("description"), quotes=True)
-        kind = plain(row.get("entity_type"), quotes=True)
-        graph.add_node(name, kind=kind, description=description)
-    for row, (head, tail) in _rows(path, value, "relationships", "src_id", "tgt_id"):
-        _add_edge(graph, head, tail, row, quotes=True)
-    return graph
-
-
-def _rows(path, value, field, *keys):
-    """(row, [its names]) of a field's rows; the names stand under the keys."""
-    rows = value.get(field) or []
-    if not isinstance(rows, list):
-        raise GraphError(f"{path}: expected a list in `{field}`")
-    for number, row in enumerate(rows, 1):
-        given = [row.get(key) if isinstance(row, dict) else None for key in keys]
-        if not all(isinstance(name, str) and name.strip() for name in given):
-            raise GraphError(f"{path}: record {number} of {field}: expected {' and '.join(keys)}, with text")
-        yield row, given

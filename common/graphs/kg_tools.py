@@ -14,6 +14,7 @@ Ours also takes a "question", whose words decide which edges come first, and lis
 """
 
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import quote
 
 from common import http_client, kg
@@ -25,7 +26,6 @@ PATHS = {ENTITY_MATCHER: "get_precise_entity_names", NODE_INFO: "get_node"}
 MATCHES = 5       # entities that entity_matcher shows
 MAX_NAME = 4000   # characters
 CALLS_A_REQUEST = 256
-LOST_IN_A_ROW = 8  # calls without an answer from a server that lives: it answers none
 
 
 @dataclass(frozen=True)
@@ -66,39 +66,33 @@ class LocalTools(Tools):
         self.max_words = max_words
 
     def prepare(self):
-        """Makes what a first search would, so that vectors and encoder that do not fit are refused now."""
+        """Makes what a first search would: it takes long, and an encoder may be missing."""
         for graph in self.graphs.values():
-            graph.index  # noqa: B018
+            graph.match([""])
+            graph.named("")
 
     def answers(self, graph_type, tool, calls, k):
         graph = self.graphs[graph_type]
-        return self._matches(graph, calls, k) if tool == ENTITY_MATCHER else self._nodes(graph, calls)
-
-    def _matches(self, graph, calls, k):
         names = [call.node_name[:MAX_NAME] for call in calls]
-        found = graph.match(names, k)
-        return [kg.render_matches(*both, self.max_words) for both in zip(names, found, strict=True)]
-
-    def _nodes(self, graph, calls):
-        names = [graph.named(call.node_name) for call in calls]
-        unknown = [call.node_name[:MAX_NAME] for call, name in zip(calls, names, strict=True) if name is None]
+        if tool == ENTITY_MATCHER:
+            found = zip(names, graph.match(names, k), strict=True)
+            return [kg.render_matches(name, matches, self.max_words) for name, matches in found]
+        known = [graph.named(call.node_name) for call in calls]
+        unknown = [name for name, node in zip(names, known, strict=True) if node is None]
         nearest = iter(graph.match(unknown, kg.NEAREST))
         texts = []
-        for call, name in zip(calls, names, strict=True):
-            if name is None:
-                texts.append(kg.render_unknown(call.node_name[:MAX_NAME], next(nearest)))
+        for call, name, node in zip(calls, names, known, strict=True):
+            if node is None:
+                text = kg.render_unknown(name, next(nearest))
             else:
-                info = graph.node_info(name)
-                texts.append(kg.render_node(info, call.question, self.max_edges, self.max_words))
+                text = kg.render_node(graph.node_info(node), call.question, self.max_edges, self.max_words)
+            texts.append(text)
         return texts
 
 
 class HTTPTools(Tools, http_client.Client):
-    """Client of a server with these tools. A text is None for a call that was lost.
-
-    A graph that the server does not have is an answer, as it is in this process. A call that gets none,
-    though the server lives and has answered others, has None for a text and is counted in `lost`: it must not
-    end a run, and nobody should learn from it."""
+    """Client of a server with these tools. A graph that the server does not have is an answer, as it is in
+    this process."""
     what = "graph"
     flag = "--graph"
     failure = kg.GraphError
@@ -106,8 +100,6 @@ class HTTPTools(Tools, http_client.Client):
 
     def __init__(self, url, timeout=60.0, retries=RETRIES):
         super().__init__(url, timeout, retries)
-        self.lost = 0
-        self.lost_in_a_row = LOST_IN_A_ROW  # before a first answer no call may be lost
         self.graphs = self.patiently(self._graphs)
 
     def _graphs(self):
@@ -126,35 +118,10 @@ class HTTPTools(Tools, http_client.Client):
         at_once = 1 if self.graphs is None else CALLS_A_REQUEST
         texts = []
         for start in range(0, len(calls), at_once):
-            texts += self._texts(path, calls[start:start + at_once])
+            part = calls[start:start + at_once]
+            answer = self.patiently(partial(self.ask, "POST", path, self._request(part)))
+            texts += self._texts(answer, path, len(part))
         return texts
-
-    def _texts(self, path, calls, few=False):
-        """The texts of one request; where it fails, each of its calls is asked for alone."""
-        request = self._request(calls)
-        try:
-            texts = self.patiently(lambda: self._contents(path, request, len(calls)), few)
-        except kg.GraphError as error:
-            if self.lost_in_a_row >= LOST_IN_A_ROW or self.cancelled.is_set() or not self._lives():
-                raise
-            if len(calls) == 1:
-                if not self.lost:
-                    self.say(f": a call got no answer ({error}); nothing is learned from it, and such calls "
-                             "are counted from here on")
-                self.lost += 1
-                self.lost_in_a_row += 1
-                return [None]
-            return [text for call in calls for text in self._texts(path, [call], few=True)]
-        self.lost_in_a_row = 0
-        return texts
-
-    def _lives(self):
-        """Whether the server answers at all, be it that it has no such page."""
-        try:
-            self._graphs()
-        except http_client.Unavailable:
-            return False
-        return True
 
     def _request(self, calls):
         names = []
@@ -166,9 +133,8 @@ class HTTPTools(Tools, http_client.Client):
         questions = [self.text(call.question[:MAX_NAME], "questions") for call in calls]
         return {"node_name": names, "question": questions}
 
-    def _contents(self, path, request, expected):
+    def _texts(self, answer, path, expected):
         """The texts of one answer, each as safe as if it had been written here."""
-        answer = self.ask("POST", path, request)
         found = answer.get("rendered_content") if isinstance(answer, dict) else None
         if self.graphs is None:
             found = [found]
@@ -179,10 +145,9 @@ class HTTPTools(Tools, http_client.Client):
         return [kg.harmless_lines(self.text(text, "answers")) for text in found]
 
 
-def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES, max_words=kg.MAX_WORDS, **patience):
-    """patience: timeout (seconds a request) and retries of a server."""
+def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES, max_words=kg.MAX_WORDS):
     if spec.startswith(("http://", "https://")):
-        return HTTPTools(spec, **patience)
+        return HTTPTools(spec)
     graphs = kg_files.load_graphs(spec, encoder)
     for name, graph in graphs.items():
         graph.say_left_out(name)

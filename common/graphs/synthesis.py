@@ -15,7 +15,6 @@ graph's edge is gone against its direction, its label is "inverse of …".
 import itertools
 import random
 import re
-import unicodedata
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,26 +22,16 @@ from dataclasses import dataclass
 import networkx
 
 from common import kg
-from common.files import Keyed, Progress, RunError, say, warn, write_atomic, write_jsonl
-from common.http_client import RETRIES
+from common.files import Keyed, Progress, RunError, say, warn, write_jsonl
+from common.retriever import folded
 from common.rollout import stable_seed
-from common.serve.chat_client import (
-    NEVER_READ,
-    NO_ANSWER,
-    SHOWN,
-    UNREADABLE,
-    BadAnswer,
-    Chat,
-    read_object,
-)
+from common.serve.chat_client import NEVER_READ, SHOWN, UNREADABLE, BadAnswer, Chat, read_object
 
 DEPTH = 3               # of the subgraph around a seed node
 SMALLEST = 20           # nodes of a subgraph
 LARGEST = 400           # nodes of a subgraph
 KINDS = {"12": (2, 3), "3": (4, 6)}  # nodes of a path: 1/2-hop; 3+-hop ("at least 4": that 6 is most is ours)
 ROUNDS = 10             # turns that a seed node has at most (ours)
-MAX_QUESTION = 4000     # characters of an answer's texts
-MAX_PATH = 50           # nodes of an answer's path; KINDS says how many are right
 MAX_RELATIONS = 2000    # lines of a prompt, nearest the seed node first (ours)
 INVERSE = "inverse of "
 TITLES = {"12": "1/2 hop", "3": "3+ hop"}
@@ -140,6 +129,8 @@ def reached(graph, start, relations):
 # particles stand at a name
 UNSPACED = "\u0e00-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff\uac00-\ud7ff"
 SPACED = rf"[^\W{UNSPACED}]"
+BEGINS = rf"(?:(?=[{UNSPACED}])|(?<!{SPACED}))"  # word boundaries, which they have on either side of them
+ENDS = rf"(?:(?<=[{UNSPACED}])|(?!{SPACED}))"
 QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2013", "''\"\"---")
 
 
@@ -148,16 +139,7 @@ def fold(text):
     >>> fold("Fianna  FÁIL\\u2019s"), fold("Straße")
     ("fianna fail's", 'strasse')
     """
-    parts = unicodedata.normalize("NFKD", kg.one_line(text).translate(QUOTES))
-    bare = "".join(c for c in parts if not unicodedata.combining(c))
-    return unicodedata.normalize("NFC", bare).casefold()  # (NFKD takes syllables of Hangul apart)
-
-
-def as_words(name):
-    """A pattern of the name between word boundaries, which UNSPACED letters have on either side of them."""
-    begins = rf"(?:(?=[{UNSPACED}])|(?<!{SPACED}))"
-    ends = rf"(?:(?<=[{UNSPACED}])|(?!{SPACED}))"
-    return begins + re.escape(name) + ends
+    return folded(kg.one_line(text).translate(QUOTES))
 
 
 def is_named(name, question):
@@ -172,7 +154,7 @@ def is_named(name, question):
     question = fold(question)
     name = fold(name)
     for form in (name, re.sub(r"\s*\([^()]*\)$", "", name)):
-        if form and re.search(as_words(form), question):
+        if form and re.search(BEGINS + re.escape(form) + ENDS, question):
             return True
     return False
 
@@ -266,9 +248,6 @@ class Template:
 
     def judge(self, draft, item, attempt, answers=None):
         return True, ""
-
-    def cancel(self):
-        pass
 
 
 # ---------------------------------------------------------------- a teacher with one (appendix C)
@@ -375,10 +354,10 @@ def read_draft(text):
     """Raises BadAnswer."""
     value = read_object(text)
     path = value.get("path")
-    if not isinstance(path, list) or not 0 < len(path) <= MAX_PATH:
-        path = [None]
-    words = [*path, value.get("question"), value.get("answer")]
-    if not all(isinstance(word, str) and 0 < len(word.strip()) <= MAX_QUESTION for word in words):
+    words = [value.get("question"), value.get("answer")]
+    if isinstance(path, list) and path:
+        words = [*path, *words]
+    if len(words) < 3 or not all(isinstance(word, str) and word.strip() for word in words):
         raise BadAnswer(UNREADABLE, f"not a path, a question and an answer: {text[:SHOWN]}")
     *path, question, answer = [kg.one_line(word) for word in words]
     return Draft(path, question, answer)
@@ -390,14 +369,14 @@ def read_verdict(text):
     reason = value.get("reason", "")
     if not isinstance(value.get("valid"), bool) or not isinstance(reason, str):
         raise BadAnswer(UNREADABLE, f"not a verdict: {text[:SHOWN]}")
-    return value["valid"], kg.one_line(reason)[:MAX_QUESTION]
+    return value["valid"], kg.one_line(reason)
 
 
 class Teacher(Chat):
     """A model behind an OpenAI-compatible address. answers: a files.Keyed of what it said."""
 
-    def __init__(self, url, model, retries=RETRIES):
-        super().__init__(url, model, "--teacher", "teacher", retries)
+    def __init__(self, url, model):
+        super().__init__(url, model, "--teacher")
         self.unread = 0  # answers in a row that could not be read
 
     def draft(self, graph, item, attempt, previous, answers):
@@ -421,12 +400,10 @@ class Teacher(Chat):
 
         own = stable_seed(self.model, prompt)  # of another model or graph the key is another
         try:
-            if self.unread >= NEVER_READ:  # another thread has ended it
-                raise BadAnswer(NO_ANSWER, "it was given up")
             found = read(answers.of(f"{key}/{own}", ask)["text"])
         except BadAnswer as bad:
             self.unread += 1
-            if self.unread == NEVER_READ:
+            if self.unread >= NEVER_READ:
                 raise RunError(f"--teacher {self.url}: {NEVER_READ} unusable answers in a row, the last: "
                                f"{bad.reason[:200]!r}. With a better one the same command goes on") from None
             raise
@@ -441,7 +418,12 @@ def attempt_all(graph, teacher, item, answers, attempts, unique):
     tried = []
     previous = None
     for attempt in range(1, attempts + 1):
-        draft = attempt_one(graph, teacher, item, attempt, previous, answers, unique)
+        draft = Draft([], "", "")
+        try:
+            draft = teacher.draft(graph, item, attempt, previous, answers)
+            draft.rule, draft.reason = fault_of(draft, graph, teacher, item, attempt, answers, unique)
+        except BadAnswer as bad:
+            draft.rule, draft.reason = bad.rule, bad.reason
         tried.append(draft)
         if not draft.rule:
             break
@@ -450,31 +432,23 @@ def attempt_all(graph, teacher, item, answers, attempts, unique):
     return tried
 
 
-def attempt_one(graph, teacher, item, attempt, previous, answers, unique):
-    draft = Draft([], "", "")
-    try:
-        draft = teacher.draft(graph, item, attempt, previous, answers)
-        draft.question = " ".join(draft.question.split())
-        fault = path_fault(graph, item.kind, draft.path, draft.answer)
-        draft.path_valid = fault is None
-        fault = fault or name_fault(draft.path, draft.question, draft.answer)
-        if fault:
-            draft.rule, draft.reason = fault
-            return draft
-        if draft.relations is None:
-            draft.relations = relations_along(graph, draft.path)
-        to_answer = draft.relations[:draft.path.index(draft.answer)]
-        others = sorted(reached(graph, draft.path[0], to_answer) - {draft.answer})
-        draft.ambiguous = bool(others)
-        if others and unique:
-            draft.rule = AMBIGUOUS
-            draft.reason = f"The answer is not unique: '{others[0]}' is reached by the same relations."
-            return draft
-        valid, draft.reason = teacher.judge(draft, item, attempt, answers)
-        draft.rule = "" if valid else JUDGED
-    except BadAnswer as bad:
-        draft.rule, draft.reason = bad.rule, bad.reason
-    return draft
+def fault_of(draft, graph, teacher, item, attempt, answers, unique):
+    """(rule, reason) that a draft is no question for; the rule is empty where it is one."""
+    draft.question = " ".join(draft.question.split())
+    fault = path_fault(graph, item.kind, draft.path, draft.answer)
+    draft.path_valid = fault is None
+    fault = fault or name_fault(draft.path, draft.question, draft.answer)
+    if fault:
+        return fault
+    if draft.relations is None:
+        draft.relations = relations_along(graph, draft.path)
+    to_answer = draft.relations[:draft.path.index(draft.answer)]
+    others = sorted(reached(graph, draft.path[0], to_answer) - {draft.answer})
+    draft.ambiguous = bool(others)
+    if others and unique:
+        return AMBIGUOUS, f"The answer is not unique: '{others[0]}' is reached by the same relations."
+    valid, reason = teacher.judge(draft, item, attempt, answers)
+    return "" if valid else JUDGED, reason
 
 
 # ---------------------------------------------------------------- all of them
@@ -488,25 +462,21 @@ def synthesize(graphs, starts, folder, teacher, count, kinds=tuple(KINDS), attem
     unique: a question with another answer by the same relations is rejected, not only marked. What is missing
     is a warning, no question at all RunError; a graph without seed nodes is a warning among others, and
     GraphError alone."""
-    without = [graph_type for graph_type in graphs if not starts.get(graph_type)]
-    if len(without) == len(graphs):
+    if not any(starts.values()):
         raise kg.GraphError("no graph has a seed node for questions (section 2 of Omne-R1): "
                             "give a larger graph, or other bounds (--largest-ball)")
-    for graph_type in without:
-        warn(f"{graph_type}: no seed node that may be used: each has fewer than {SMALLEST} or more than "
-             f"--largest-ball nodes within {DEPTH} steps, or none at that distance")
     folder.mkdir(parents=True, exist_ok=True)
     made = Made()
     answers = Keyed(folder / "answers.jsonl")
     pool = ThreadPoolExecutor(teacher.concurrency)
-    pairs = [(graph_type, kind) for graph_type in graphs if starts.get(graph_type) for kind in kinds]
+    total = count * len(kinds) * sum(map(bool, starts.values()))
 
     def work(item):
         return attempt_all(graphs[item.graph_type], teacher, item, answers, attempts, unique)
 
     try:
         with Progress("questions") as progress:
-            for graph_type, kind in pairs:
+            for graph_type, kind in itertools.product(graphs, kinds):
                 items = items_of(graph_type, kind, starts[graph_type], rounds)
                 found = 0
                 while found < count:
@@ -515,20 +485,19 @@ def synthesize(graphs, starts, folder, teacher, count, kinds=tuple(KINDS), attem
                     if not part:
                         warn(f"{graph_type}, {TITLES[kind]}: {count - found} of {count} questions are "
                              f"missing: all {len(starts[graph_type])} seed nodes had {rounds} turns. "
-                             "rejected.jsonl says why; more attempts may help")
+                             "rejected.jsonl says why; more attempts or another --largest-ball may help")
                         break
                     for item, tried in zip(part, pool.map(work, part), strict=True):
                         found += made.enter(item, tried)
-                        progress(len(made.questions), count * len(pairs))
-    except BaseException as error:
-        teacher.cancel()
-        if isinstance(error, KeyboardInterrupt):
-            warn("interrupted: the answers that are under way are waited for, and kept")
+                        progress(len(made.questions), total)
+    except KeyboardInterrupt:
+        warn("interrupted: the answers that are under way are waited for, and kept")
         raise
     finally:
         pool.shutdown(cancel_futures=True)
         answers.close()
-        made.write(folder)
+        write_jsonl(folder / "questions.jsonl", made.questions)
+        write_jsonl(folder / "rejected.jsonl", made.rejected)
     made.tell(folder, unique)
     return made.questions
 
@@ -556,46 +525,30 @@ class Made:
             last.rule = DUPLICATE
             last.reason = "The question and its answer are there already."
         for draft in tried:
+            row = {
+                "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "path": draft.path,
+                "question": draft.question}
             if draft.rule:
-                self.rejected.append({
-                    "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "rule": draft.rule,
-                    "path": draft.path, "question": draft.question, "answer": draft.answer,
-                    "reason": draft.reason})
-        if last.rule:
-            return False
-        self.seen.add((last.question, last.answer))
-        self.questions.append({
-            "id": item.id, "graph_type": item.graph_type, "question": last.question,
-            "golden_answer": last.answer, "path": last.path, "relations": last.relations,
-            "hops": len(last.path) - 1, "kind": item.kind, "seed_node": item.seed_node,
-            "ambiguous": last.ambiguous})
-        return True
-
-    def write(self, folder):
-        write_jsonl(folder / "questions.jsonl", self.questions)
-        write_jsonl(folder / "rejected.jsonl", self.rejected)
-        tables = table("Graph Type", "graph_type", self.questions) + table("rejected", "rule", self.rejected)
-        write_atomic(folder / "questions.md", "\n".join(tables))
+                self.rejected.append(
+                    row | {"answer": draft.answer, "rule": draft.rule, "reason": draft.reason})
+            else:
+                self.seen.add((draft.question, draft.answer))
+                self.questions.append(row | {
+                    "golden_answer": draft.answer, "relations": draft.relations, "hops": len(draft.path) - 1,
+                    "seed_node": item.seed_node, "ambiguous": draft.ambiguous})
+        return not last.rule
 
     def tell(self, folder, unique):
-        """How many questions there are, and what share of what was fit has several right answers."""
+        """How many questions there are, why not more, and what share of what was fit has several answers."""
+        rules = Counter(row["rule"] for row in self.rejected)
+        rejected = f"{len(self.rejected)} drafts rejected"
+        if rules:
+            rejected += f" ({', '.join(f'{times} {rule}' for rule, times in rules.most_common())})"
         if not self.questions:
-            (rule, times), *_ = Counter(row["rule"] for row in self.rejected).most_common(1)
-            raise RunError(f"no question came of {len(self.rejected)} drafts, {times} of them: {rule}. See "
-                           f"{folder / 'rejected.jsonl'}; another teacher, graph or wording is needed")
-        left_out = sum(row["rule"] == AMBIGUOUS for row in self.rejected)
-        ambiguous = left_out + sum(row["ambiguous"] for row in self.questions)
-        share = ambiguous / (left_out + len(self.questions))
+            raise RunError(f"no question, {rejected}. See {folder / 'rejected.jsonl'}; another teacher, "
+                           "graph or wording is needed")
+        ambiguous = rules[AMBIGUOUS] + sum(row["ambiguous"] for row in self.questions)
+        share = ambiguous / (rules[AMBIGUOUS] + len(self.questions))
         fate = "left out (--no-unique keeps them)" if unique else "kept"
-        say(f"{folder}: {len(self.questions)} questions, {len(self.rejected)} drafts rejected; {ambiguous} "
-            f"({share:.0%} of those that are fit) lead to another answer as well: {fate}")
-
-
-def table(title, key, rows):
-    """Lines of a table in Markdown: rows counted by `key` and kind, the most frequent first."""
-    lines = [f"| {title} | {' | '.join(TITLES.values())} | Total |", "|---|---:|---:|---:|"]
-    parts = {name: [row for row in rows if row[key] == name] for name in sorted({row[key] for row in rows})}
-    for name, part in sorted(parts.items(), key=lambda pair: -len(pair[1])) + [("Total", rows)]:
-        kinds = Counter(row["kind"] for row in part)
-        lines.append(f"| {name} | {kinds['12']} | {kinds['3']} | {len(part)} |")
-    return [*lines, ""]
+        say(f"{folder}: {len(self.questions)} questions, {rejected}; {ambiguous} ({share:.0%} of those that "
+            f"are fit) lead to another answer as well: {fate}")

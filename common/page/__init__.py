@@ -8,15 +8,17 @@ import gzip
 import hashlib
 import html
 import json
-import math
 import re
 from pathlib import Path
 
+import numpy as np
+
 from common.files import read_jsonl, write_atomic
+from common.page.record import OF_TOKENS
 from common.report import config_of, evaluations, interval
 
 HERE = Path(__file__).parent
-GROUPS = 60  # of samples.jsonl that a page holds, evenly spaced
+GROUPS = 60  # of samples.jsonl that a page holds
 QUESTIONS = 400  # of an evaluation
 OF_THE_PROCESS = ("run_id", "threads", "machine", "date", "changed")  # of config.json: no settings
 
@@ -25,7 +27,9 @@ def write_page(folder):
     """The page of one run: sampled groups of training, the questions of its evaluations before and after
     training beside each other, its curves. Returns its path."""
     folder = Path(folder)
-    items, left_out = training_items(folder)
+    samples = read_jsonl(folder / "samples.jsonl")
+    groups = [{"": g} for g in samples if g.get("nodes") and g.get("trajectories")]
+    sets = [("training", groups, GROUPS)]
     summaries = []
     after, before = evaluations(folder), evaluations(folder, "before")
     for name, result in after.items():
@@ -34,18 +38,14 @@ def write_page(folder):
         sides = {"after training": result["predictions"]}
         if name in before:
             sides = {"before training": before[name]["predictions"]} | sides
-        found, more = paired_items(name, sides)
-        items += found
-        left_out += more
+        sets.append((name, paired(sides), QUESTIONS))
     steps = len(read_jsonl(folder / "metrics.jsonl"))
     if steps:
         summaries.append(f"{steps} steps")
     title = f"{folder.parent.name} / {folder.name}"
-    return fill(folder / "trajectories.html", title, {
+    configs = {folder.name: config_of(folder)}
+    return fill(folder / "trajectories.html", title, sets, configs, {
         "summary": " · ".join(summaries),
-        "settings": settings({folder.name: config_of(folder)}),
-        "items": items,
-        "left_out": " ".join(left_out),
         "curves": picture(folder / "curves.png"),
     })
 
@@ -54,19 +54,17 @@ def write_comparison(path, runs, curves, table):
     """The page of {name: run folder}: the questions that all were evaluated on, side by side; table: of their
     differences, {"header", "rows"}; curves: a PNG."""
     results = {name: evaluations(folder) for name, folder in runs.items()}
-    items, left_out = [], []
+    sets = []
     for set_name in set.intersection(*map(set, results.values())):
         sides = {name: found[set_name]["predictions"] for name, found in results.items()}
-        found, more = paired_items(set_name, sides)
-        items += found
-        left_out += more
-    if not items:
-        left_out.append("These runs keep no trajectories of questions that all were asked.")
-    return fill(path, " and ".join(runs), {
-        "summary": f"{len(items)} questions",
-        "settings": settings({name: config_of(folder) for name, folder in runs.items()}),
-        "items": items,
-        "left_out": " ".join(left_out),
+        sets.append((set_name, paired(sides), QUESTIONS))
+    count = sum(len(questions) for _, questions, _ in sets)
+    words = f"{count} questions"
+    if not count:
+        words = "These runs keep no trajectories of questions that all were asked."
+    configs = {name: config_of(folder) for name, folder in runs.items()}
+    return fill(path, " and ".join(runs), sets, configs, {
+        "summary": words,
         "curves": picture(curves),
         "table": table and without_empty_columns(table),
     })
@@ -74,52 +72,42 @@ def write_comparison(path, runs, curves, table):
 
 # ---------------------------------------------------------------- items
 
-def training_items(folder):
-    """(items of at most GROUPS groups of samples.jsonl, [what is left out, in words])"""
-    samples = read_jsonl(folder / "samples.jsonl")
-    groups = [g for g in samples if g.get("nodes") and g.get("trajectories")]
-    keep = {round(i * (len(groups) - 1) / (GROUPS - 1)) for i in range(GROUPS)}
-    items = [item(g, "training", {"": g}) for i, g in enumerate(groups) if i in keep]
-    left_out = []
-    if len(items) < len(groups):
-        left_out.append(f"{len(items)} of the {len(groups)} groups in samples.jsonl are here.")
-    return items, left_out
-
-
-def paired_items(where, sides):
-    """The same of the questions that {side: predictions} have in common, at most QUESTIONS."""
+def paired(sides):
+    """[{side: its prediction}] of the questions that {side: predictions} have in common."""
     by_id = {}
     for name, predictions in sides.items():
         by_id[name] = {row["question_id"]: row for row in predictions if row.get("nodes")}
-    common = [id for id in next(iter(by_id.values())) if all(id in rows for rows in by_id.values())]
-    items = []
-    for id in common[:QUESTIONS]:
-        found = {name: rows[id] for name, rows in by_id.items()}
-        items.append(item(found[name], where, found))
-    left_out = []
-    if len(items) < len(common):
-        left_out.append(f"{len(items)} of the {len(common)} questions of {where} are here.")
-    return items, left_out
+    found = []
+    for id in next(iter(by_id.values())):
+        if all(id in rows for rows in by_id.values()):
+            found.append({name: rows[id] for name, rows in by_id.items()})
+    return found
 
 
-def item(group, where, sides):
+def items_of(sets):
+    """(items of [(set, [{side: group}], how many at most)], what is left out, in words); evenly spaced."""
+    items, left_out = [], []
+    for where, found, most in sets:
+        n = len(found)
+        places = np.linspace(0, n - 1, min(most, n)).round()
+        items += [item(where, found[int(i)]) for i in places]
+        if most < n:
+            left_out.append(f"{most} of the {n} questions of {where} are here.")
+    return items, " ".join(left_out)
+
+
+def item(where, sides):
     """A question and {side's name: its group} of it."""
+    shown = []
+    for name, group in sides.items():
+        nodes = []
+        for node in group["nodes"]:
+            nodes.append({key: value for key, value in node.items() if key not in OF_TOKENS})
+        side = {"name": name, "nodes": nodes, "trajectories": group["trajectories"]}
+        shown.append(side | {"beside": group.get("beside")})
     names = ("question_id", "question", "type", "hops", "gold", "evidence", "step")
     about = {key: group.get(key) for key in names}
-    shown = []
-    for name, of_side in sides.items():
-        nodes = [for_the_page(node) for node in of_side["nodes"]]
-        side = {"name": name, "nodes": nodes, "trajectories": of_side["trajectories"]}
-        shown.append(side | {"beside": of_side.get("beside")})
     return about | {"where": where, "sides": shown}
-
-
-def for_the_page(node):
-    """Without token ids, and with log-probs as short as anyone reads them."""
-    node = {k: v for k, v in node.items() if k not in ("ids", "observation_ids")}
-    if "logprobs" in node:
-        node["logprobs"] = [round(x, 3) for x in node["logprobs"]]
-    return node
 
 
 # ---------------------------------------------------------------- settings, curves, the file
@@ -141,7 +129,8 @@ def settings(configs):
 
 def without_empty_columns(table):
     columns = zip(table["header"], *table["rows"], strict=True)
-    header, *rows = zip(*[column for column in columns if any(column[1:])], strict=True)
+    filled = [column for column in columns if any(column[1:])]
+    header, *rows = zip(*filled, strict=True)
     return {"header": header, "rows": rows}
 
 
@@ -153,14 +142,17 @@ def picture(file):
     return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
 
 
-def fill(path, title, content):
-    """Writes the page and returns its path."""
-    content = json.dumps(finite({"title": title} | content), ensure_ascii=False, allow_nan=False)
+def fill(path, title, sets, configs, content):
+    """Writes the page and returns its path. sets: see items_of; configs: see settings."""
+    items, left_out = items_of(sets)
+    content |= {"title": title, "items": items, "left_out": left_out, "settings": settings(configs)}
+    content = json.dumps(content, ensure_ascii=False)
+    packed = gzip.compress(content.encode("utf-8", "replace"), mtime=0)
     script = (HERE / "trajectories.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
     parts = {
         "TITLE": html.escape(title),
-        "DATA": base64.b64encode(gzip.compress(content.encode("utf-8", "replace"), mtime=0)).decode(),
+        "DATA": base64.b64encode(packed).decode(),
         "SCRIPT": script,
         "SCRIPT_HASH": "sha256-" + base64.b64encode(digest).decode(),
     }
@@ -168,14 +160,3 @@ def fill(path, title, content):
     page = re.sub("@(TITLE|DATA|SCRIPT|SCRIPT_HASH)@", lambda m: parts[m[1]], template)
     write_atomic(path, page)
     return path
-
-
-def finite(value):
-    """The value with null for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

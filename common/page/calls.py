@@ -7,22 +7,18 @@ import re
 from collections import Counter
 
 from common import data, distributed, metrics, rollout
-from common.files import read_jsonl, say, warn
+from common.files import read_jsonl, say
 from common.guards import Metric
 from common.page import record
 
 # of a step that samples
 CALLS = {
     "rollout/searches": Metric("calls a trajectory, also those that nobody could read", "calls"),
-    "reward/normalised": Metric("share of answers that are right under SQuAD's normalisation"),
     "reward/rounds": Metric("share of rounds in the right form, mean of the trajectories", "answers"),
     "train/ref_kl": Metric("mean log-ratio of the sampling weights to the first ones, before the update"),
     "rollout/repetitions": Metric("calls a trajectory that were made before", "calls", "again {:.2f}"),
     "rollout/standard": Metric(
         "share of trajectories that call entity_matcher once, then node_info alone", "answers"),
-    "rollout/faults": Metric("calls a trajectory that could not be made", "calls"),
-    "rollout/lost": Metric(
-        "trajectories that were not learned from: a tool's server failed; only where there are any"),
     "train/value_loss": Metric("mean squared error of the critic", "critic", "value {:.3f}"),
     "train/explained_variance": Metric(
         "share of the returns' variance that the critic explains", "critic"),
@@ -42,24 +38,16 @@ DIRECT = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standa
 # ---------------------------------------------------------------- numbers
 
 def rollout_metrics(done, tools):
-    """Means over the step's trajectories, without those that a tool's server ended if there are others."""
-    kept = [t for t in done if not t.info.lost]
-    lost = len(done) - len(kept)
-    kept = kept or done
-    row = {
-        **rollout.means(kept),
-        "reward/rounds": rollout.mean(t.info.format for t in kept),
-        "reward/normalised": rollout.mean(t.info.normalised for t in kept),
-        "rollout/tokens": sum(t.sampled_tokens for t in kept),
-        "rollout/entropy": rollout.entropy([turn for t in kept for turn in t.turns]),
-        "rollout/repetitions": rollout.mean(t.info.repetitions for t in kept),
-        "rollout/standard": rollout.mean(is_standard(t) for t in kept),
-        "rollout/faults": rollout.mean(sum(t.info.faults.values()) for t in kept),
+    """Means over the step's trajectories."""
+    return {
+        **rollout.means(done),
+        "reward/rounds": rollout.mean(t.info.format for t in done),
+        "rollout/tokens": sum(t.sampled_tokens for t in done),
+        "rollout/entropy": rollout.entropy([turn for t in done for turn in t.turns]),
+        "rollout/repetitions": rollout.mean(t.info.repetitions for t in done),
+        "rollout/standard": rollout.mean(is_standard(t) for t in done),
         **rollout.search_repairs(tools),
     }
-    if lost:
-        row["rollout/lost"] = lost
-    return row
 
 
 def critic_metrics(batches):
@@ -80,30 +68,21 @@ def critic_metrics(batches):
 
 
 def update_metrics(meter):
-    """Of a step's updates with omne_r1.ppo_loss."""
-    row = meter.means()
-    if meter.total.get("tokens"):
-        row["train/value_loss"] = meter.total["value_sum"] / meter.total["tokens"]
+    """Of a step's updates: with omne_r1.ppo_loss, or supervised ones with weights."""
+    row, sums = meter.means(), meter.total
+    if not sums.get("tokens"):  # no update was finite
+        return row
+    if "value_sum" in sums:
+        row["train/value_loss"] = sums["value_sum"] / sums["tokens"]
+    else:
+        row |= {"sft/weight": sums["weight"] / sums["tokens"], "sft/tokens": sums["tokens"]}
     return row
 
 
-def sft_metrics(meter):
-    """Of a step's weighted supervised updates."""
-    row = meter.means()
-    if meter.total.get("tokens"):  # nothing, where no update was finite
-        row["sft/weight"] = meter.total["weight"] / meter.total["tokens"]
-        row["sft/tokens"] = meter.total["tokens"]
-    return row
-
-
-def summary(rows, done, name):
-    """Of an evaluation's rows and their trajectories. name: the set's."""
+def summary(rows, done):
+    """Of an evaluation's rows and their trajectories."""
     faults = sum((Counter(t.info.faults) for t in done), Counter())
     about = {"faults": dict(sorted(faults.items())), "patterns": metrics.by_pattern(rows)}
-    lost = sum(t.info.lost for t in done)
-    if lost:
-        about["lost"] = lost
-        warn(f"{name}: a tool's server failed in {lost} of {len(done)} trajectories: they count as wrong")
     return about | metrics.summarize(rows, EVALUATED) | metrics.by_standard(rows)
 
 
@@ -114,16 +93,12 @@ def is_standard(trajectory):
 
 # ---------------------------------------------------------------- records
 
-def group_record(trajectories, question, label, tokenizer=None, credit=None, **extra):
+def group_record(trajectories, question, label, credit=None, **extra):
     """Trajectories of one question. credit: {(id(trajectory), turn): what credit_of says of it}."""
     def of_turn(t, k):
-        known = credit.get((id(t), k), {}) if credit else {}
-        return {"label": label(t.turns[k]), **known}
+        return {"label": label(t.turns[k]), **(credit or {}).get((id(t), k), {})}
 
-    def why(t):
-        return reasons(t.info, question.answers[0])
-
-    return record.group_of(question, trajectories, of_turn, why, tokenizer, **extra)
+    return record.group_of(question, trajectories, of_turn, reasons, **extra)
 
 
 def credit_of(batches, gamma, lam):
@@ -151,10 +126,11 @@ def credit_of(batches, gamma, lam):
     return found
 
 
-def reasons(info, gold):
+def reasons(trajectory, question):
     """Lines that say what led to a reward."""
+    info = trajectory.info
     said = [
-        f"accuracy: {info.answer!r} against {gold!r}: {info.em:g}",
+        f"accuracy: {info.answer!r} against {question.answers[0]!r}: {info.em:g}",
         f"rounds in the right form: {info.format:.2f}; calls made before: {info.repetitions}",
         f"tools called: {info.pattern}",
     ]
@@ -164,34 +140,29 @@ def reasons(info, gold):
     return said
 
 
-def sample_record(policy, done, questions, step, group_size, label, credit):
+def sample_record(done, questions, step, group_size, label, credit):
     """The step's first question with different rewards, else its first. credit: see credit_of."""
     groups = [done[i:i + group_size] for i in range(0, len(done), group_size)]
     rewards = [[t.reward for t in group] for group in groups]
     i = record.first_with_spread(rewards)
     more = {"step": step, "prompt_ids": groups[i][0].prompt_ids, "beside": "value"}
-    return group_record(groups[i], questions[i], label, policy.tokenizer, credit, **more)
+    return group_record(groups[i], questions[i], label, credit, **more)
 
 
 def prediction(trajectory, question, label):
     """A row of eval_<set>.json."""
     names = "answer problem em normalised f1 searches repetitions pattern faults"
-    row = {"id": question.id}
-    for name in names.split():
-        row[name] = getattr(trajectory.info, name)
-    row["standard"] = float(is_standard(trajectory))
-    row["rounds"] = len(trajectory.turns)
-    row["tokens"] = trajectory.sampled_tokens
+    row = record.row(
+        question, trajectory.info, names, tokens=trajectory.sampled_tokens, rounds=len(trajectory.turns),
+        standard=float(is_standard(trajectory)))
     return row | group_record([trajectory], question, label)
 
 
-def direct_prediction(trajectory, question, verdict):
-    """The same of an answer without calls. verdict: the judge's reason, if there was a judge."""
-    row = {"id": question.id, "standard": 0.0, "tokens": trajectory.sampled_tokens}
-    for name in "answer problem em normalised f1 searches repetitions".split():
-        row[name] = getattr(trajectory.info, name)
-    why = [f"judge: {verdict}"] if verdict else []
-    return row | record.group_of(question, [trajectory], lambda t, k: {}, lambda t: why)
+def direct_prediction(trajectory, question):
+    """The same of an answer without calls."""
+    names = "answer problem em normalised f1 searches repetitions"
+    row = record.row(question, trajectory.info, names, tokens=trajectory.sampled_tokens, standard=0.0)
+    return row | record.group_of(question, [trajectory], lambda t, k: {}, lambda t, q: [])
 
 
 # ---------------------------------------------------------------- conversations to learn from
@@ -209,16 +180,14 @@ def that_fit(trajectories, max_length):
     return fit
 
 
-def keep_learned(folder, policy, examples, label):
+def keep_learned(folder, examples, label):
     """samples.jsonl of a run folder: the first and the last conversation as they are trained on."""
     if read_jsonl(folder.path / "samples.jsonl"):
         return
-    shown = []
     for t in examples[:1] + examples[-1:]:
         question = data.Question(t.question_id, t.question_id, [""])
-        shown.append(record.group_of(
+        folder.append("samples.jsonl", [record.group_of(
             question, [t],
             lambda t, k: {"label": label(t.turns[k])},
-            lambda t: [f"from: {t.info.source}"],
-            policy.tokenizer, step=0, prompt_ids=t.prompt_ids))
-    folder.append("samples.jsonl", shown)
+            lambda t, q: [f"from: {t.info.source}"],
+            step=0, prompt_ids=t.prompt_ids)])

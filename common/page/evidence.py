@@ -3,6 +3,7 @@ predictions, records for the page, baselines without a policy, and the table of 
 
 A path is the script's SearchPath, a move of it the number of a sentence or a sub-question with its text."""
 
+import itertools
 import math
 from collections import Counter
 
@@ -19,21 +20,16 @@ PATHS = {
     "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),  # up to 2
     "reward/em": Metric("share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}"),
     "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
-    "path/sentences": Metric(
-        "sentences that a path ends with", "sentences a path", "sentences {:.2f}"),
-    "train/question_kl": Metric(
-        "KL of sub-questions' tokens to the T5 that joint training began with"),
+    "path/sentences": Metric("sentences that a path ends with", "sentences a path", "sentences {:.2f}"),
+    "train/question_kl": Metric("KL of sub-questions' tokens to the T5 that joint training began with"),
     "path/questions": Metric("sub-questions asked a path", "sentences a path", "asked {:.2f}"),
-    "path/entropy": Metric(
-        "mean -log pi of the actions, nats", "entropy (nats an action)", "ent {:.3f}"),
-    "path/full": Metric("share of paths that ran into --max-evidence"),
+    "path/entropy": Metric("mean -log pi of the actions, nats", "entropy (nats an action)", "ent {:.3f}"),
     "time/rollout": Metric("seconds of sampling paths", SECONDS, "roll {:.1f}s"),
 }
 
 # of a step of supervised updates
 SUPERVISED = {
-    "train/loss": Metric(
-        "the supervised loss, mean of the updates", "supervised loss", "loss {:.3f}"),
+    "train/loss": Metric("the supervised loss, mean of the updates", "supervised loss", "loss {:.3f}"),
     "pretrain/validation_loss": Metric(
         "the supervised loss of questions that are not trained on (--validate)",
         "supervised loss", "validation {:.3f}", "validation"),
@@ -46,7 +42,7 @@ NO_SAMPLES = ("rollout/flat_groups", "train/sampler")  # of scripts that sample 
 RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_SAMPLES)}
 
 
-def path_metrics(paths, max_evidence):
+def path_metrics(paths):
     """Means over the step's paths."""
     scores = [evidence_scores(p.case, p.taken) for p in paths]
     actions = sum(len(p.actions) for p in paths)
@@ -57,7 +53,6 @@ def path_metrics(paths, max_evidence):
         "path/sentences": mean(len(p.taken) for p in paths),
         "path/questions": mean(len(p.asked) for p in paths),
         "path/entropy": -sum(p.logprob for p in paths) / actions,
-        "path/full": mean(len(p.taken) == max_evidence for p in paths),
     }
 
 
@@ -128,7 +123,7 @@ def group_record(policy, paths, credit=None, **extra):
             "correct": em == 1,
             "why": [
                 f"F1 {f1:.2f}, precision {precision:.2f}, recall {recall:.2f}",
-                f"{ending(case, p.taken)[0]}, log p {p.logprob:.2f}",
+                f"{ending(case, p.taken)}, log p {p.logprob:.2f}",
             ],
         })
     return record.group(case.question, nodes, done, beside="probability", **extra)
@@ -139,8 +134,8 @@ def sample_record(policy, paths, size, step, credit):
     A_t) of each action of each path."""
     credit = {id(path): of_path for path, of_path in zip(paths, credit, strict=True)}
     groups = [paths[i:i + size] for i in range(0, len(paths), size)]
-    mixed = [g for g in groups if len({p.reward for p in g}) > 1]
-    return group_record(policy, (mixed or groups)[0], credit, step=step)
+    shown = record.first_with_spread([[p.reward for p in group] for group in groups])
+    return group_record(policy, groups[shown], credit, step=step)
 
 
 def show_path(policy, path):
@@ -158,29 +153,23 @@ SCORES = ("em", "f1", "precision", "recall", "sentences")
 
 
 def ending(case, taken):
-    """(how a search ended, place of its first wrong sentence or None). too early: nothing wrong, gold
-    missing; too late: all gold, then wrong ones; wrong path: a wrong one before all gold was there;
-    unreachable: gold that is not among the sentences is all that is missing."""
-    wrong = None
-    for place, i in enumerate(taken, 1):
-        if i not in case.gold:
-            wrong = place
-            break
-    right = set(taken[:wrong and wrong - 1])  # before the first wrong one
+    """How a search ended. too early: nothing wrong, gold missing; too late: all gold, then wrong ones; wrong
+    path: a wrong one before all gold was there; unreachable: gold that is not among the sentences is all that
+    is missing."""
+    right = set(itertools.takewhile(case.gold.__contains__, taken))  # before the first wrong one
     found_all = bool(case.gold) and case.gold <= right
-    if wrong:
-        return ("too late" if found_all else "wrong path"), wrong
+    if len(right) < len(taken):
+        return "too late" if found_all else "wrong path"
     if not found_all:
-        return "too early", None
+        return "too early"
     reachable = len(case.gold) == len(case.gold_facts)
-    return ("exact" if reachable else "unreachable"), None
+    return "exact" if reachable else "unreachable"
 
 
 def prediction(policy, path):
     """A row of eval_<set>.json."""
     case = path.case
     em, f1, precision, recall = evidence_scores(case, path.taken)
-    end, wrong = ending(case, path.taken)
     taken = " ".join(case.texts[i] for i in path.taken)
     row = group_record(policy, [path]) | about(case)
     return row | {
@@ -190,8 +179,7 @@ def prediction(policy, path):
         "recall": recall,
         "sentences": len(path.taken),
         "read": float(metrics.stands_in(case.question.answers, taken)),
-        "end": end,
-        "first_wrong": wrong,
+        "end": ending(case, path.taken),
         "evidence_found": [list(case.facts[i]) for i in path.taken],
         "sub-questions": [s.text for s in path.asked],
         "logprob": path.logprob,
@@ -209,9 +197,7 @@ def scored(policy, paths, split, seed):
     summary = {"set": split.name, "seed": seed, "search": split.search}
     summary |= metrics.summarize(rows, SCORES)
     ends = Counter(r["end"] for r in rows)
-    wrong = Counter(r["first_wrong"] for r in rows if r["first_wrong"])
     summary["ends"] = {end: ends[end] / len(rows) for end in ENDS}
-    summary["first_wrong"] = dict(sorted(wrong.items()))
     repeated = redundant(policy.encoder, paths)
     if repeated:
         share, asked = mean(repeated), len(repeated) / len(paths)
@@ -296,56 +282,24 @@ def offered_gold(case, candidates_of, most):
     return orders[0]
 
 
-RECALL_AT = 20
-
-
 def evaluate_ranking(encoder, split, candidates, seed):
     """How gold is ranked when nothing was taken yet: em = the best sentence is gold, f1 = share of the gold
-    among the candidates ("names" says so), percentile of the best gold (sec. 4.3.2). recall_at: share of the
-    missing gold among the best 1 to 20 sentences, with 0, 1 and 2 gold ones given; recall_intervals: (mean,
-    low, high) over questions, among the candidates."""
-    rows, recall_at, intervals = [], {}, {}
-    for given in (0, 1, 2):
-        recall, among_candidates = [], []
-        for case, places, count in gold_places(encoder, split.cases, given):
-            missing = len(case.gold_facts) - given
-            among = [sum(p < k for p in places) for k in range(1, RECALL_AT + 1)]
-            recall.append([number / missing for number in among])
-            among_candidates.append(sum(p < candidates for p in places) / missing)
-            if given == 0:
-                best = min(places, default=count - 1)
-                scores = {
-                    "em": float(best == 0),
-                    "f1": among_candidates[-1],
-                    "percentile": 1 - best / max(1, count - 1),
-                }
-                rows.append(about(case) | scores | {"sentences": count})
-        if recall:
-            recall_at[given] = [mean(column) for column in zip(*recall, strict=True)]
-            intervals[given] = metrics.bootstrap_interval(among_candidates)
-    names = {"em": "hit@1", "f1": f"recall@{candidates}"}
-    summary = {"set": split.name, "seed": seed, "names": names}
-    summary |= metrics.summarize(rows, ("em", "f1", "percentile", "sentences"))
-    return rows, summary | {"recall_at": recall_at, "recall_intervals": intervals}
-
-
-def gold_places(encoder, cases, given):
-    """Of each case with more gold than is given: (case, places of the missing gold from 0, sentences). With
-    nothing given of every case, with no place where all gold is out of reach."""
-    cases = [c for c in cases if len(c.gold) > given or not given]
-    tokenizer, texts = encoder.pair_tokenizer, []
-    for case in cases:
-        question, sentences = case.tokens[tokenizer.name]
-        taken = sorted(case.gold)[:given]
-        texts.append(tokenizer.joined([question, *(sentences[i] for i in taken)]))
-    for case, vector in zip(cases, encoder.encode_all(texts), strict=True):
-        taken = sorted(case.gold)[:given]
-        scores = case.vectors @ vector  # (sentences,)
-        scores[taken] = -math.inf
-        ranked = scores.argsort(descending=True).tolist()
-        missing = case.gold - set(taken)
-        places = [place for place, i in enumerate(ranked) if i in missing]
-        yield case, places, len(ranked)
+    among the candidates ("names" says so), percentile of the best gold (sec. 4.3.2)."""
+    name = encoder.pair_tokenizer.name
+    questions = [case.tokens[name][0] for case in split.cases]
+    rows = []
+    for case, vector in zip(split.cases, encoder.encode_all(questions), strict=True):
+        ranked = (case.vectors @ vector).argsort(descending=True).tolist()
+        places = [place for place, i in enumerate(ranked) if i in case.gold]
+        best = min(places, default=len(ranked) - 1)
+        rows.append(about(case) | {
+            "em": float(best == 0),
+            "f1": sum(place < candidates for place in places) / len(case.gold_facts),
+            "percentile": 1 - best / max(1, len(ranked) - 1),
+            "sentences": len(ranked),
+        })
+    summary = {"set": split.name, "seed": seed, "names": {"em": "hit@1", "f1": f"recall@{candidates}"}}
+    return rows, summary | metrics.summarize(rows, ("em", "f1", "percentile", "sentences"))
 
 
 # ---------------------------------------------------------------- the table of the stages

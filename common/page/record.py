@@ -14,8 +14,8 @@ A group is a question with the trajectories sampled for it:
 from common.files import console, plain
 from common.metrics import normalize_answer
 
-PRIVATE = ("id", "parents", "text", "observation", "ids", "observation_ids", "logprobs", "pieces", "label",
-           "how")
+OF_TOKENS = ("ids", "observation_ids", "logprobs")  # in samples.jsonl alone
+PRIVATE = ("id", "parents", "text", "observation", "label", "how", *OF_TOKENS)
 
 
 def group(question, nodes, trajectories, **extra):
@@ -33,30 +33,36 @@ def group(question, nodes, trajectories, **extra):
     }
 
 
-def group_of(question, trajectories, of_turn, why, tokenizer=None, **extra):
-    """The record of a question's trajectories; a turn that paths share is one node.
+def group_of(question, trajectories, of_turn, why, **extra):
+    """The record of a question's trajectories; a turn that paths share is one node. With prompt_ids those of
+    the turns stand there, too.
 
-    of_turn(trajectory, k) -> {"label", …}: what is told of its turn k. why(trajectory) -> lines that say what
-    led to its reward."""
+    of_turn(trajectory, k) -> {"label", …}: what is told of its turn k. why(trajectory, question) -> lines on
+    what led to its reward."""
     nodes, done, number = [root_node()], [], {}
     for t in trajectories:
         path = [0]
         for k, turn in enumerate(t.turns):
             if id(turn) not in number:
                 number[id(turn)] = len(nodes)
-                nodes.append(turn_node(len(nodes), path[-1:], turn, tokenizer, **of_turn(t, k)))
+                nodes.append(turn_node(len(nodes), path[-1:], turn, "prompt_ids" in extra, **of_turn(t, k)))
             path.append(number[id(turn)])
-        done.append(outcome(t, path, why(t)))
+        done.append(outcome(t, path, why(t, question)))
     return group(question, nodes, done, **extra)
+
+
+def row(question, info, names, **more):
+    """A row of eval_<set>.json: what a trajectory's info says under these names, and more."""
+    told = {name: getattr(info, name) for name in names.split()}
+    return {"id": question.id} | told | more
 
 
 def root_node():
     return {"id": 0, "parents": [], "label": "question", "sampled": False}
 
 
-def turn_node(number, parents, turn, tokenizer=None, **extra):
-    """A Turn as a node; with a tokenizer also the ids that were trained on, their log-probs
-    and their pieces of text."""
+def turn_node(number, parents, turn, with_ids=False, **extra):
+    """A Turn as a node; with_ids: also the ids that were trained on, and their log-probs."""
     node = {
         "id": number,
         "parents": parents,
@@ -67,11 +73,8 @@ def turn_node(number, parents, turn, tokenizer=None, **extra):
         "entropy": round(turn.entropy, 4),
     }
     node |= {key: value for key, value in extra.items() if value is not None}
-    if tokenizer is not None:
-        node["ids"] = turn.ids
-        node["observation_ids"] = turn.observation_ids
-        node["logprobs"] = turn.logprobs
-        node["pieces"] = pieces(tokenizer, turn.ids, turn.text)
+    if with_ids:
+        node |= {name: getattr(turn, name) for name in OF_TOKENS}
     return node
 
 
@@ -109,40 +112,18 @@ def compared(answer, golds):
     return f"{answer!r} against {golds!r}"
 
 
-def pieces(tokenizer, ids, text):
-    """The text cut where its tokens begin; joined they are the text.
-
-    Special tokens that decoding leaves out become empty."""
-    starts = []
-    at = 0
-    for token in ids:
-        piece = tokenizer.decode([token]).strip()
-        found = text.find(piece, at) if piece else -1
-        if 0 <= found <= at + 8:
-            starts.append(found)
-            at = found + len(piece)
-        else:
-            starts.append(at)
-    if not starts:
-        return []
-    starts[0] = 0
-    ends = [*starts[1:], None]
-    return [text[start:end] for start, end in zip(starts, ends, strict=True)]
-
-
 def gold_sentences(question):
     """The sentences that the question's supporting facts name, where the question carries its contexts."""
-    context = {title: sentences for title, sentences in question.context}
+    context = dict(question.context)
     found = []
     for title, index in question.supporting_facts:
-        if title in context and isinstance(index, int) and 0 <= index < len(context[title]):
-            found.append(context[title][index].strip())
-    return found
+        found += context.get(title, [])[index:index + 1]
+    return [sentence.strip() for sentence in found]
 
 
 def explain(group, index):
-    """One trajectory on the terminal: turns, what the script knows of each,
-    and why the reward is what it is."""
+    """One trajectory on the terminal: turns, what the script knows of each, and why the reward is what it
+    is."""
     trajectory = group["trajectories"][index]
     by_id = {node["id"]: node for node in group["nodes"]}
     gold = " | ".join(group["gold"])
@@ -156,8 +137,7 @@ def explain(group, index):
             if key not in PRIVATE:
                 short = f"{value:.4g}" if isinstance(value, float) else value
                 facts.append(f"{key} {short}")
-        console.print(f"  [cyan]{plain(', '.join(facts))}[/cyan]")
-        for line in node.get("how", ()):
+        for line in [", ".join(facts), *node.get("how", ())]:
             console.print(f"  [cyan]{plain(line)}[/cyan]")
         console.print(f"    {plain(node['text'])}")
         if node.get("observation"):

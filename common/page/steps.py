@@ -18,7 +18,6 @@ DISTANCES = {
     "reward/d_TQ": Metric("mean distance of right trajectories' reasoning steps to the question", PANEL),
     "reward/cascade": Metric("mean reward of right trajectories"),
     "reward/steps_scored": Metric("different reasoning steps whose distances were measured"),
-    "rollout/searches_right": Metric("searches of a right trajectory"),
     "rollout/tokens_right": Metric("sampled tokens of a right trajectory", "sampled tokens a response"),
     "time/scoring": Metric("seconds for the distances", SECONDS),
 }
@@ -26,30 +25,23 @@ DISTANCES = {
 
 def step_metrics(groups, retriever):
     """Means over the training step's trajectories; distances over those that were measured."""
-    done = []
-    with_spread = 0
-    for group in groups:
-        done += group
-        with_spread += training.has_spread([t.reward for t in group])
-    turns = []
-    d_TA, d_TQ = [], []
-    for t in done:
-        turns += t.turns
-        d_TA += t.info.d_TA or []
-        d_TQ += t.info.d_TQ or []
+    done = [t for group in groups for t in group]
+    rewards = [[t.reward for t in group] for group in groups]
+    with_spread = sum(map(training.has_spread, rewards))
+    turns = [turn for t in done for turn in t.turns]
     right = [t for t in done if t.info.em]
-    row = rollout.means(done)
+    row = rollout.means(done) | rollout.search_repairs(retriever)
     row["reward/format"] = rollout.mean(not (t.info.problem or t.info.invalid) for t in done)
     row["rollout/flat_groups"] = 1 - with_spread / len(groups)
     row["rollout/tokens"] = sum(t.sampled_tokens for t in done)
-    row["rollout/searches_right"] = rollout.mean(t.info.searches for t in right)
     row["rollout/tokens_right"] = rollout.mean(t.sampled_tokens for t in right)
     row["rollout/entropy"] = rollout.entropy(turns)
-    if any(t.info.d_TA is not None for t in done):
+    scored = [t for t in done if t.info.d_TA is not None]
+    if scored:
         row["reward/cascade"] = rollout.mean(t.reward for t in right)
-        row["reward/d_TA"] = rollout.mean(d_TA)
-        row["reward/d_TQ"] = rollout.mean(d_TQ)
-    return row | rollout.search_repairs(retriever)
+        row["reward/d_TA"] = rollout.mean(d for t in scored for d in t.info.d_TA)
+        row["reward/d_TQ"] = rollout.mean(d for t in scored for d in t.info.d_TQ)
+    return row
 
 
 # ---------------------------------------------------------------- records
@@ -89,7 +81,7 @@ def why(trajectory, question, facts):
     return lines
 
 
-def group_record(trajectories, question, label, step_reward, tokenizer=None, **extra):
+def group_record(trajectories, question, label, step_reward, **extra):
     """Trajectories of one question for the page."""
     facts = {id(t): cascade_facts(t, step_reward) for t in trajectories}
     rewards = [t.reward for t in trajectories]
@@ -98,7 +90,7 @@ def group_record(trajectories, question, label, step_reward, tokenizer=None, **e
         advantage = t.advantages[k] if t.advantages else None
         return {"label": label(t.turns[k]), "advantage": advantage, **facts[id(t)][k]}
 
-    def reasons(t):
+    def reasons(t, question):
         lines = why(t, question, facts[id(t)])
         if t.advantages and len(rewards) > 1:
             mean = sum(rewards) / len(rewards)
@@ -107,18 +99,15 @@ def group_record(trajectories, question, label, step_reward, tokenizer=None, **e
                 f"deviation of {len(rewards)} = {t.advantages[0]:.3f}")
         return lines
 
-    return record.group_of(question, trajectories, of_turn, reasons, tokenizer, beside="d_TA", **extra)
+    return record.group_of(question, trajectories, of_turn, reasons, beside="d_TA", **extra)
 
 
 def prediction(trajectory, question, label, step_reward):
     """A row of eval_<set>.json."""
     info = trajectory.info
-    row = {"id": question.id, "tokens": trajectory.sampled_tokens}
-    for key in ("answer", "problem", "em", "f1", "searches"):
-        row[key] = getattr(info, key)
+    row = record.row(question, info, "answer problem em f1 searches", tokens=trajectory.sampled_tokens)
     if info.d_TA is not None:
-        row["d_TA"] = info.d_TA
-        row["d_TQ"] = info.d_TQ
+        row |= {"d_TA": info.d_TA, "d_TQ": info.d_TQ}
     searches = [label(turn) for turn in trajectory.turns if "<information>" in turn.observation]
     row["repeats"] = len(searches) - len(set(searches))  # made before, word for word
     return row | group_record([trajectory], question, label, step_reward)
@@ -134,7 +123,7 @@ PAPER = {  # Table 1: Qwen2.5-3B-Instruct, mean of the seven sets
 }
 COLUMNS = {  # header: (how, key, form), see report.method_table
     "F1": ("eval", "f1", ".3f"),
-    "searches": ("minus", "searches", ".2f"),
+    "searches": ("eval", "searches", ".2f"),
     "made before": ("eval", "repeats", ".2f"),
     "tokens": ("eval", "tokens", ".1f"),
     "sampled in training": ("sum", "rollout/tokens", ",.0f"),
@@ -144,49 +133,40 @@ COLUMNS = {  # header: (how, key, form), see report.method_table
 def show_table(cfg, stages, paper_eval):
     """<name>-table.json, <name>-curves.png and <name>-distances.png of the stages that are evaluated, and of
     the merges. The paper's numbers stand beside a mean of the paper's sets alone."""
-    base = Path(cfg.out) / "bi_rar"
-    named = {stage: base / f"{cfg.name}-{stage}" for stage in stages}
+    path = Path(cfg.out) / "bi_rar" / cfg.name
+    named = {stage: path.with_name(f"{cfg.name}-{stage}") for stage in stages}
     merged = f"{cfg.name}-merged-"
-    for folder in sorted(base.glob(f"{merged}*")):
-        lam = folder.name.removeprefix(merged)
-        named[f"merged {lam}"] = folder
-    folders, runs = {}, {}
+    for folder in sorted(path.parent.glob(f"{merged}*")):
+        named[f"merged {folder.name.removeprefix(merged)}"] = folder
+    runs = {}
     for label, folder in named.items():
         if list(folder.glob("eval_*.json")):
-            folders[label] = folder
             runs[label] = [folder]
 
     def paper(label, sets):
         same = set(sets) == set(paper_eval.split(","))
         return PAPER.get(label, "") if same else ""
 
-    path = base / cfg.name
     title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
     report.method_table(path, title, runs, "baseline", paper, COLUMNS)
     report.draw_methods(path, title, runs)
-    plot_distances(folders, base / f"{cfg.name}-distances.png")
+    trained = {label: runs[label][0] for label in stages if label in runs}
+    plot_distances(trained, path.with_name(f"{cfg.name}-distances.png"))
 
 
 LINES = ((1, "right", "#1d7f4c"), (0, "wrong", "#b3372f"))
 
 
 def plot_distances(runs, path):
-    """Both distances along right and wrong trajectories of {label: run folder}, merges left out: the mean of
-    each turn and its interquartile range."""
+    """Both distances along right and wrong trajectories of {label: run folder}: the mean of each turn and its
+    interquartile range."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    trained = {label: folder for label, folder in runs.items() if not label.startswith("merged")}
-    runs = trained or runs
-    figure, axes = plt.subplots(
-        2,
-        len(runs),
-        figsize=(4.2 * len(runs), 6),
-        layout="constrained",
-        squeeze=False,
-        sharey="row",
-        sharex=True,
-    )
+    if not runs:
+        return
+    shape = dict(figsize=(4.2 * len(runs), 6), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(2, len(runs), sharey="row", sharex=True, **shape)
     for column, (label, folder) in zip(axes.T, runs.items(), strict=True):
         rows = []
         for evaluation in report.evaluations(folder).values():
@@ -195,9 +175,6 @@ def plot_distances(runs, path):
         column[1].set_xlabel("turn")
         for axis, key in zip(column, ("d_TA", "d_TQ"), strict=True):
             draw_distances(axis, rows, key)
-            axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-            axis.grid(alpha=0.25)
-            axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("distance to the answer")
     axes[1][0].set_ylabel("distance to the question")
     if axes[0][0].lines:
@@ -213,8 +190,7 @@ def draw_distances(axis, rows, key):
         for row in rows:
             if row["em"] == right:
                 along.append([node[key] for node in row["nodes"] if key in node])
-        turns = pd.DataFrame(along, dtype=float)
-        turns = turns.dropna(axis=1, thresh=5)
+        turns = pd.DataFrame(along, dtype=float).dropna(axis=1, thresh=5)
         if turns.empty:
             continue
         x = turns.columns + 1
@@ -222,3 +198,5 @@ def draw_distances(axis, rows, key):
         low = turns.quantile(.25)
         high = turns.quantile(.75)
         axis.fill_between(x, low, high, color=colour, alpha=.15)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.grid(alpha=0.25)

@@ -24,7 +24,6 @@ TEAMS = {
     "select/attempts": Metric("attempts of the iteration", line="attempts {:.0f}"),
     "select/trajectories": Metric("attempts that were chosen", line="chosen {:.0f}"),
     "select/examples": Metric("conversations of planners and workers among them"),
-    "select/questions": Metric("questions with a chosen attempt"),
     "faults/no_action": Metric("planner turns that neither ask nor answer; other faults likewise"),
 }
 
@@ -34,16 +33,19 @@ def rollout_metrics(made, chosen, stage, K, conversations):
     the first attempts where further ones go to the questions that need them. conversations(trajectory): the
     planner's and its workers'."""
     done = [t for group in made for t in group]
-    fair = done
-    if stage in BY_THRESHOLD:
-        fair = [group[0] for group in made]
     sampled = [turn for t in done for c in conversations(t) for turn in c.turns]
     picked = [t for group in chosen for t in group]
     tokens = sum(t.info.tokens for t in done)
-    rewards = {key: value for key, value in rollout.means(fair).items() if key.startswith("reward/")}
-    row = {
-        **rollout.means(done),
-        **rewards,
+    row = rollout.means(done)
+    if stage in BY_THRESHOLD:
+        first = rollout.means([group[0] for group in made])
+        for key, value in first.items():
+            if key.startswith("reward/"):
+                row[key] = value
+        row["select/threshold"] = K
+    if stage == "grpo":
+        row["rollout/flat_groups"] = 1 - rollout.mean(map(bool, chosen))
+    row |= {
         "rollout/tokens": tokens,
         "rollout/response_tokens": tokens / len(done),
         "rollout/entropy": rollout.entropy(sampled),
@@ -51,18 +53,15 @@ def rollout_metrics(made, chosen, stage, K, conversations):
         "select/trajectories": len(picked),
         "select/accepted": len(picked) / len(done),
         "select/examples": sum(len(conversations(t)) for t in picked),
-        "select/questions": sum(map(bool, chosen)),
     }
-    if stage in BY_THRESHOLD:
-        row["select/threshold"] = K
-    if stage == "grpo":
-        row["rollout/flat_groups"] = 1 - row["select/questions"] / len(made)
     return row | {f"faults/{name.replace(' ', '_')}": n for name, n in faults_of(done).items()}
 
 
 def faults_of(trajectories):
     """{what went wrong: how often}"""
-    total = sum((Counter(t.info.faults) for t in trajectories), Counter())
+    total = Counter()
+    for t in trajectories:
+        total.update(t.info.faults)
     return dict(sorted(total.items()))
 
 
@@ -92,37 +91,23 @@ def budget_is_spent(folder, tokens):
 # ---------------------------------------------------------------- records
 
 
-def worker_node(number, parent, worker, tokenizer, advantage):
+def worker_node(number, parent, worker, with_ids, advantage):
     """A worker as a node; one that had nothing to read sampled nothing."""
     info = worker.info
     label = info.sub_question + (f" [{info.entity}]" if info.entity else "")
     if not worker.turns:
-        return {
-            "id": number,
-            "parents": [parent],
-            "label": label,
-            "sampled": False,
-            "observation": info.sentence,
-            "problem": info.problem,
-        }
-    node = record.turn_node(
-        number,
-        [parent],
-        worker.turns[0],
-        tokenizer,
-        label=label,
-        role="worker",
-        advantage=advantage,
-        problem=info.problem or None,
-    )
+        empty = {"id": number, "parents": [parent], "label": label}
+        return empty | {"sampled": False, "observation": info.sentence, "problem": info.problem}
+    facts = {"label": label, "role": "worker", "advantage": advantage, "problem": info.problem or None}
+    node = record.turn_node(number, [parent], worker.turns[0], with_ids, **facts)
     read = [f"[{i}] {line}" for i, line in enumerate(info.materials)]
     return node | {"observation": "\n".join(["read:", *read])}
 
 
-def group_record(trajectories, question, tokenizer=None, chosen_by=None, **extra):
+def group_record(trajectories, question, chosen_by=None, **extra):
     """Trajectories of one question for the page: the DAG of planner turns and the workers between them.
     chosen_by: (lines that say the rule, trajectory -> what it made of it, the chosen trajectories)."""
-    nodes, done = [record.root_node()], []
+    nodes, done, with_ids = [record.root_node()], [], "prompt_ids" in extra
     for t in trajectories:
         advantage = t.advantages[0] if t.advantages else None
         path, parents = [0], [0]
@@ -133,10 +118,10 @@ def group_record(trajectories, question, tokenizer=None, chosen_by=None, **extra
                 label = f"answer: {t.info.answer or '-'}"
             planner = len(nodes)
             facts = {"label": label, "role": "planner", "advantage": advantage}
-            nodes.append(record.turn_node(planner, parents, turn, tokenizer, **facts))
+            nodes.append(record.turn_node(planner, parents, turn, with_ids, **facts))
             parents = list(range(planner + 1, planner + 1 + len(reports))) or [planner]
             for number, worker in zip(parents, reports, strict=False):
-                nodes.append(worker_node(number, planner, worker, tokenizer, advantage))
+                nodes.append(worker_node(number, planner, worker, with_ids, advantage))
             path += range(planner, len(nodes))
         done.append(record.outcome(t, path, why(t, question, chosen_by)))
     return record.group(question, nodes, done, **extra)
@@ -159,21 +144,17 @@ def why(trajectory, question, chosen_by):
 
 def prediction(trajectory, question):
     """A row of eval_<set>.json."""
-    names = ("answer", "problem", "em", "f1", "searches", "tokens", "faults")
-    row = {"id": question.id}
-    for name in names:
-        row[name] = getattr(trajectory.info, name)
     read = []  # not what workers say of it
     for reports in trajectory.info.workers:
         for worker in reports:
             read += worker.info.materials
     found = metrics.stands_in(question.answers, " ".join(read))
-    row["read"] = float(found)
-    row["rounds"] = len(trajectory.turns)
+    row = record.row(question, trajectory.info, "answer problem em f1 searches tokens faults")
+    row |= {"read": float(found), "rounds": len(trajectory.turns)}
     return row | group_record([trajectory], question)
 
 
-def sample_record(policy, questions, made, chosen, stage, K, step, rule):
+def sample_record(questions, made, chosen, stage, K, step, rule):
     """The iteration's first question with different rewards. rule: lines on the threshold K."""
     rewards = [[t.reward for t in group] for group in made]
     i = record.first_with_spread(rewards)
@@ -186,32 +167,23 @@ def sample_record(policy, questions, made, chosen, stage, K, step, rule):
         return f"r = {trajectory.reward:.3f} <= K = {K:.3f} does not pass, "
 
     if stage in BY_THRESHOLD:
-        counts = [sum(t.reward > K for t in group) for group in (made[i], *made)]
-        rule = [*rule, f"{counts[0]} of {len(made[i])} attempts of this question pass, of the iteration "
-                       f"{sum(counts[1:])} of {sum(map(len, made))}"]
+        passing = [sum(t.reward > K for t in group) for group in made]
+        attempts = sum(map(len, made))
+        rule = [*rule, f"{passing[i]} of {len(made[i])} attempts of this question pass, of the iteration "
+                       f"{sum(passing)} of {attempts}"]
     more = {"step": step, "prompt_ids": made[i][0].prompt_ids}
     chosen_by = rule, passed, chosen[i]
-    return group_record(made[i], questions[i], policy.tokenizer, chosen_by, **more)
+    return group_record(made[i], questions[i], chosen_by, **more)
 
 
 # ---------------------------------------------------------------- the table of all stages
 
-PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki
-    "text": {
-        "few-shot": "12.41 / 19.71",
-        "warm-up": "50.18 / 56.25",
-        "mygo": "53.17 / 59.62",
-        "offline": "53.27 / 59.78",
-    },
-    "kg": {
-        "few-shot": "57.49 / 62.31",
-        "warm-up": "74.93 / 80.74",
-        "mygo": "77.63 / 84.15",
-        "offline": "77.09 / 83.16",
-    },
+PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki: with passages, with a graph
+    "few-shot": {"text": "12.41 / 19.71", "kg": "57.49 / 62.31"},
+    "warm-up": {"text": "50.18 / 56.25", "kg": "74.93 / 80.74"},
+    "mygo": {"text": "53.17 / 59.62", "kg": "77.63 / 84.15"},
+    "offline": {"text": "53.27 / 59.78", "kg": "77.09 / 83.16"},
 }
-
-
 COLUMNS = {  # header: (how, key, form), see report.method_table
     "F1": ("eval", "f1", ".3f"),
     "K from": ("min", "select/threshold", ".2f"),
@@ -226,13 +198,13 @@ COLUMNS = {  # header: (how, key, form), see report.method_table
 def show_table(cfg, env, stages):
     """<name>-<env>-table.json: every stage's EM and F1, what it chose and what it cost, differences to the
     warm-up."""
-    base = Path(cfg.out) / "mygo_mujica"
-    folders = {stage: [base / f"{cfg.name}-{env}-{stage}"] for stage in stages}
+    path = Path(cfg.out) / "mygo_mujica" / f"{cfg.name}-{env}"
+    folders = {stage: [Path(f"{path}-{stage}")] for stage in stages}
 
     def paper(stage, sets):
         of_paper = len(sets) == 1 and sets[0].startswith("2wiki") and "heldout" not in sets[0]
-        return PAPER.get(env, {}).get(stage, "") if of_paper else ""
+        return PAPER.get(stage, {}).get(env, "") if of_paper else ""
 
     title = f"Mujica {cfg.name}, {env} (paper: EM / F1 of Qwen2.5-7B, 2Wiki)"
-    report.method_table(base / f"{cfg.name}-{env}", title, folders, "warm-up", paper, COLUMNS)
-    report.draw_methods(base / f"{cfg.name}-{env}", title, folders)
+    report.method_table(path, title, folders, "warm-up", paper, COLUMNS)
+    report.draw_methods(path, title, folders)

@@ -53,13 +53,13 @@ const outcomes = side => side.trajectories.map(outcomeOf);
 
 // ---------------------------------------------------------------- what is shown
 
-const state = { at: 0, paths: [0], picked: "", open: new Set(), shade: false, text: "", outcome: "" };
+const state = { at: 0, paths: [0], picked: "", open: new Set(), text: "", outcome: "" };
 let items = [], shown = [];
 
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
+  return parsed(await new Response(stream).text());
 }
 
 function add(found) {
@@ -457,26 +457,14 @@ function saveSvg(picture, name) {
 
 // ---------------------------------------------------------------- a question, turn by turn
 
-const TOLD = new Set(["id", "parents", "text", "pieces", "logprobs", "observation", "label", "sampled", "how",
-  "clipped", "ids", "observation_ids"]);
+const TOLD = new Set(["id", "parents", "text", "observation", "label", "sampled", "how", "clipped", "ids",
+  "observation_ids", "logprobs", "pieces"]); // (pieces: of earlier runs)
 const PLAIN = ["role", "problem", "stopped by", "tokens", "entropy"]; // where `how` tells the others
 
 function factsOf(n) {
   const shown = n.how ? PLAIN.map(key => [key, n[key]]) : Object.entries(n).filter(([key]) => !TOLD.has(key));
   const known = shown.filter(([, value]) => value !== undefined && value !== null && value !== "");
   return known.map(([key, value]) => `${key} ${number(value)}`);
-}
-
-function sampledText(n) {
-  if (!state.shade || !n.pieces || !n.logprobs) return el("pre", {}, n.text);
-  return el("pre", {}, ...n.pieces.map((piece, i) => {
-    const logprob = n.logprobs[i], known = typeof logprob === "number";
-    const title = known ? `log-prob ${number(logprob)}, probability ${number(Math.exp(logprob))}` : "";
-    const token = el("span", { title }, piece);
-    const share = Math.min(70, -logprob * 28);
-    if (known) token.style.background = `color-mix(in srgb, #e0562c ${share}%, transparent)`;
-    return token;
-  }));
 }
 
 function observedText(text, evidence) {
@@ -505,7 +493,7 @@ function turnOf(n, k, item, at) {
   const id = `turn-${at}-${n.id}`;
   return el("section", { class: id === state.picked ? "turn picked" : "turn", id },
     el("header", {}, el("b", {}, n.label || `turn ${k + 1}`), ...facts, anchor),
-    how, n.text ? sampledText(n) : null, n.observation ? observedText(n.observation, item.evidence) : null);
+    how, n.text ? el("pre", {}, n.text) : null, n.observation ? observedText(n.observation, item.evidence) : null);
 }
 
 function legendOf(side, graph, item) {
@@ -582,12 +570,6 @@ function settingsOf({ runs, first, rest, about }) {
   return [el("p", {}, about), tableOf(header, first), el("p", {}, "all others"), tableOf(header, rest)];
 }
 
-function toggleShade() {
-  state.shade = !state.shade;
-  $("shade").setAttribute("aria-pressed", state.shade);
-  if (shown.length) render(shown[state.at]);
-}
-
 function step(by) {
   if (shown.length) show(Math.min(shown.length - 1, Math.max(0, state.at + by)));
 }
@@ -606,7 +588,7 @@ const KEYS = {
   j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1),
   l: () => stepPath(1), ArrowRight: () => stepPath(1), h: () => stepPath(-1), ArrowLeft: () => stepPath(-1),
   0: () => choose("all"), 1: () => choose("right"), 2: () => choose("wrong"), 3: () => choose("bad format"),
-  "/": () => $("search").focus(), s: toggleShade, "?": () => $("help").showModal(),
+  "/": () => $("search").focus(), "?": () => $("help").showModal(),
   c: () => $("open-curves").hidden || $("curves").showModal(),
 };
 
@@ -637,8 +619,6 @@ async function start() {
     $(name).addEventListener("click", event => event.target === $(name) && $(name).close());
   }
   add(data.items);
-  $("shade").hidden = !items.some(item => item.sides.some(side => side.nodes.some(n => n.pieces)));
-  $("shade").addEventListener("click", toggleShade);
   $("search").addEventListener("input", () => {
     state.text = $("search").value.trim().toLowerCase();
     filter();

@@ -21,20 +21,13 @@ TREES = {
     "rollout/chain_tokens": Metric("sampled tokens of a chain, before anything is branched"),
     "rollout/cut_off": Metric("share of trajectories that ran out of --max-response, in a turn or with a "
                               "search result that did not fit"),
-    "rollout/resample_same": Metric("share of turns sampled anew that came out word for word the same"),
-    "rollout/turn_differs": Metric("share of turns whose value is not their leaf's, by more than .05, in "
-                                   "trees with different rewards"),
-    "train/turn_entropy": Metric("how evenly updates after the first are spread over turns, 0 to 1 (Eq "
-                                 "13)"),
+    "train/turn_entropy": Metric("how evenly updates after the first are spread over turns, 0 to 1 (Eq 13)"),
 }
 
 
-def step_metrics(roots, learned, meter, expanded):
-    """A step's row: of all its trees, of those learned from, and of its updates (training.Meter). expanded:
-    they are AT2PO's, and no baseline's groups."""
+def step_metrics(roots, meter):
+    """A step's row: of its trees and of its updates (training.Meter)."""
     row = meter.means() | rollout_metrics(roots)
-    if expanded:
-        row |= credit_metrics(learned)
     if "moved" in meter.total:
         row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
     return row
@@ -48,7 +41,7 @@ def rollout_metrics(roots):
     done = [leaf.trajectory for leaf in leaves]
     # the trajectories that a tree begins with, before anything is branched
     chains = [leaf.trajectory for leaf in leaves if leaf.name.startswith("chain") and "." not in leaf.name]
-    row = rollout.means(done) | {
+    return rollout.means(done) | {
         "rollout/leaves": len(done),
         "rollout/tokens": sum(len(turn.ids) for turn in turns),
         "rollout/chain_tokens": rollout.mean(t.sampled_tokens for t in chains),
@@ -57,31 +50,6 @@ def rollout_metrics(roots):
         # of all that were sampled, DAPO's left out ones too
         "rollout/flat_groups": 1 - rollout.mean(training.has_spread(root.rewards()) for root in roots),
     }
-    same = [alike for root in roots for alike in resampled_alike(root)]
-    if same:
-        row["rollout/resample_same"] = rollout.mean(same)
-    return row
-
-
-def resampled_alike(root):
-    """For each turn that was sampled anew: whether its text is that of the turn it stands beside."""
-    found = []
-    for n in root.nodes()[1:]:
-        original, dot, _ = n.name.rpartition(".")
-        if dot and n.parent.name != n.name:  # the first turn of a branch
-            beside = [c.turn.text for c in n.parent.children if c.name == original]
-            found += [n.turn.text == text for text in beside]
-    return found
-
-
-def credit_metrics(roots):
-    """What turn credit adds to outcome credit, in trees that got any."""
-    differs = []
-    for root in roots:
-        for leaf in root.leaves():
-            if leaf.trajectory.advantages:
-                differs += [abs(n.value - leaf.value) > .05 for n in leaf.lineage()]
-    return {"rollout/turn_differs": rollout.mean(differs)} if differs else {}
 
 
 # ---------------------------------------------------------------- records
@@ -138,13 +106,8 @@ def weighted(node, rule):
 
 def prediction(trajectory, question, label, why):
     """A row of eval_<set>.json."""
-    shown = record.group_of(
-        question, [trajectory],
-        lambda t, k: {"label": label(t.turns[k])},
-        lambda t: why(t, question))
-    row = {"id": question.id, **vars(trajectory.info)}
-    row["tokens"] = trajectory.sampled_tokens
-    return row | shown
+    row = {"id": question.id, **vars(trajectory.info), "tokens": trajectory.sampled_tokens}
+    return row | record.group_of(question, [trajectory], lambda t, k: {"label": label(t.turns[k])}, why)
 
 
 @torch.no_grad()
@@ -176,9 +139,8 @@ def sample_record(policy, roots, questions, step, cfg, temperature, window, labe
 
     def of_turn(trajectory, k):
         node = node_of[id(trajectory.turns[k])]
-        ratio, advantage = ratios[id(node.turn)], 0.0
-        if trajectory.advantages:
-            advantage = trajectory.advantages[k]
+        ratio = ratios[id(node.turn)]
+        advantage = trajectory.advantages[k] if trajectory.advantages else 0.0
         told = {
             "label": label(node.turn),
             "value": node.value,
@@ -197,7 +159,6 @@ def sample_record(policy, roots, questions, step, cfg, temperature, window, labe
 
     more = {"step": step, "prompt_ids": leaves[0].trajectory.prompt_ids, "beside": "value"}
     trajectories = [leaf.trajectory for leaf in leaves]
-    group = record.group_of(
-        question, trajectories, of_turn, lambda t: why(t, question), policy.tokenizer, **more)
+    group = record.group_of(question, trajectories, of_turn, why, **more)
     group["nodes"][0]["value"] = root.value
     return group

@@ -15,7 +15,7 @@ import pandas as pd
 
 from common import committed, guards
 from common.files import read_evaluation, read_json, read_jsonl, say, table, warn, write_json
-from common.metrics import bootstrap_interval, paired_difference, seed_interval, summarize
+from common.metrics import bootstrap_interval, seed_interval, summarize
 
 # ---------------------------------------------------------------- reading
 
@@ -36,14 +36,13 @@ def steps_of(folder):
 
 
 def evaluations(folder, when=""):
-    """{set: {"summary", "predictions"}} of its final evaluations, or of those `when` ("before", "step10";
-    "last": by the set of --keep-data)."""
+    """{set: {"summary", "predictions"}} of its final evaluations, or of those `when` ("before", "step10")."""
     name = committed.name_of(folder)
     if name:
         return committed.evaluations(name, when or "after")
     found = {}
     for file in sorted(Path(folder).glob("eval_*.json"), key=lambda file: file.stem):
-        parts = re.fullmatch(r"eval_(.*?)(_(before|last|step\d+))?\.json", file.name)
+        parts = re.fullmatch(r"eval_(.*?)(_(before|step\d+))?\.json", file.name)
         name, _, suffix = parts.groups()
         if (suffix or "") == when:
             found[name] = read_evaluation(file)
@@ -87,12 +86,11 @@ def panels_of(*folders):
     for folder in folders:
         name = committed.name_of(folder)
         file = Path(folder) / "metrics.json"
+        metrics = {}
         if name:
             metrics = committed.metrics_of(name)
         elif file.exists():
             metrics = read_json(file, dict)
-        else:
-            continue
         for panel, keys in guards.panels(metrics).items():
             found.setdefault(panel, {}).update(keys)
     return found
@@ -139,19 +137,19 @@ WIDTH = 100   # columns of a table on the terminal
 LABEL = 30    # of its first one, which is folded
 
 
-def show(title, header, rows, labels=1):
-    """A table on the terminal without empty columns: in parts, each with the first `labels` columns, where it
-    is wider than the terminal may be."""
+def show(title, header, rows):
+    """A table on the terminal without empty columns: in parts, each with the first two columns, where it is
+    wider than the terminal may be."""
     filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
     width = {}
     for i in filled:
         cells = [header[i], *(row[i] for row in rows)]
         width[i] = 3 + max(len(str(cell)) for cell in cells)
     width[0] = min(width[0], 3 + LABEL)
-    first = [i for i in filled if i < labels]
+    first = filled[:2]
     parts = [first]
-    for i in filled[len(first):]:
-        if len(parts[-1]) > len(first) and sum(width[k] for k in (*parts[-1], i)) >= WIDTH:
+    for i in filled[2:]:
+        if len(parts[-1]) > 2 and sum(width[k] for k in (*parts[-1], i)) >= WIDTH:
             parts.append(first)
         parts[-1] = [*parts[-1], i]
     for part in parts:
@@ -201,71 +199,19 @@ def summary_line(name, summary):
 
 # ---------------------------------------------------------------- one run
 
-def pool(results, groups):
-    """{label: {"summary", "predictions"}} of all questions of the sets in each group {label: set names}:
-    an average weighted by questions. A group of which fewer than two sets are there has none."""
-    pooled = {}
+def show_averages(results, groups):
+    """A line for each average over several sets {label: set names}, weighted by questions."""
     for label, names in groups.items():
         there = [results[name]["predictions"] for name in names if name in results]
         if len(there) > 1:
-            rows = list(itertools.chain(*there))
-            pooled[label] = {"summary": summarize(rows), "predictions": rows}
-    return pooled
-
-
-def show_averages(results, groups):
-    """A line for each average over several sets."""
-    for label, result in pool(results, groups).items():
-        say(summary_line(label, result["summary"]))
-
-
-def show_results(folder, before, after, groups):
-    """results.json and the table of a run: {set: {"summary", "predictions"}} before and after, paired on the
-    same questions. groups: {label: sets} whose averages are the last rows."""
-    before = before | pool(before, groups)
-    after = after | pool(after, groups)
-    rows = []
-    parts = []
-    moved = []
-    for name, b in before.items():
-        a = after[name]
-        old = b["summary"]
-        new = a["summary"]
-        for by, label in (("by_hops", "{}-hop"), ("by_type", "{}")):
-            for value, part in new[by].items():
-                if value in ("", "0"):  # questions of one's own say neither type nor hops
-                    continue
-                em = old[by][value]["em"]
-                parts.append([name, label.format(value), part["n"], f"{em:.2f}", f"{part['em']:.2f}"])
-        both = [[row["em"] for row in result["predictions"]] for result in (b, a)]
-        gain = paired_difference(*both)
-        moved.append(f"What moved: EM on {name} {signed(gain)}, {new['n']} questions: {verdict(gain)}.")
-        cells = {
-            "set": name,
-            "n": new["n"],
-            "EM before": interval(old),
-            "EM after": interval(new),
-            "difference (paired)": signed(gain),
-            "EM in valid format": f"{new['em_valid']:.3f}" if "em_valid" in new else "",
-            "format": f"{new['format']:.2f}",
-            "F1": f"{new['f1']:.3f}",
-            "searches": f"{old['searches']:.2f} → {new['searches']:.2f}",
-            "tokens": f"{old['tokens']:.0f} → {new['tokens']:.0f}",
-        }
-        rows.append(list(cells.values()))
-    header = list(cells)
-    if parts:
-        show("", ["set", "questions", "n", "EM before", "EM after"], parts, labels=2)
-    show(f"{folder.path}: before and after, 95 % intervals", header, rows)
-    say("\n".join(moved))
-    folder.write("results.json", {"header": header, "rows": rows})
+            say(summary_line(label, summarize(list(itertools.chain(*there)))))
 
 
 # ---------------------------------------------------------------- methods, stages or runs
 
 COLUMNS = {  # header: (how, key, form), see _cells
     "F1": ("eval", "f1", ".3f"),
-    "tokens": ("minus", "tokens", ".1f"),
+    "tokens": ("eval", "tokens", ".1f"),
     "searches": ("eval", "searches", ".2f"),
     "sampled in training": ("sum", "rollout/tokens", ",.0f"),
     "training s": ("sum", "time/rollout time/train", ".0f"),
@@ -285,14 +231,8 @@ def read_run(folder):
     return Run(Path(folder), evaluations(folder, when), steps)
 
 
-def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, key="em", means=True):
-    """<path>-table.json (none without a path) of {label: [run folder a seed]} or {label: {seed: folder}}: a
-    line a method and set, and for the plain mean of several sets (not without `means`). A method that lacks
-    an evaluation is left out.
-
-    folder: or (folder, when), see evaluations. minus: the method that the others are set against, or {label:
-    its own other one}. paper(label, sets) -> the paper's number for these sets, or "". columns: {header:
-    (how, key, form)}, see _cells. key: the number that is compared."""
+def read_methods(title, methods):
+    """{label: {seed: Run}} of method_table's methods."""
     runs = {}
     for label, folders in methods.items():
         seeds = folders if isinstance(folders, dict) else dict(enumerate(folders))
@@ -302,12 +242,23 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
             runs[label] = read
         elif any(evaluated):
             warn(f"{title}: {label} is left out, for not every seed of it is evaluated")
-    title_of_key = key.upper() if key in ("em", "f1") else key
-    header = ["method", "set", "n", "paper", f"{title_of_key} by seed", title_of_key]
-    header += ["minus", "by question", "by seed"]
+    return runs
+
+
+def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, key="em", means=True):
+    """<path>-table.json (none without a path) of {label: [run folder a seed]} or {label: {seed: folder}}: a
+    line a method and set, and for the plain mean of several sets (not without `means`). A method that lacks
+    an evaluation is left out.
+
+    folder: or (folder, when), see evaluations. minus: the method that the others are set against, or {label:
+    its own other one}. paper(label, sets) -> the paper's number for these sets, or "". columns: {header:
+    (how, key, form)}, see _cells. key: the number that is compared."""
+    runs = read_methods(title, methods)
+    score = key.upper() if key in ("em", "f1") else key
+    header = ["method", "set", "n", "paper", f"{score} by seed", score, "minus", "by question", "by seed"]
     for name, (how, *_) in columns.items():
         header.append(name)
-        if how in ("minus", "along"):
+        if how == "along":
             header.append(f"{name} minus")
     rows = []
     averages = []
@@ -318,53 +269,31 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
         sets = {}  # without those whose em is something else ("names")
         for run in own.values():
             sets |= {name: None for name, result in run.sets.items() if "names" not in result["summary"]}
-        counted = [name for name in sets if not _by_rule(own, name)]
-        for names in [*([name] for name in sets), counted]:
-            average = names is counted
-            if average and (not means or len(names) < 2):
-                continue
+        groups = [[name] for name in sets]
+        if means and len(sets) > 1:
+            groups.append(list(sets))
+        for names in groups:
             line, gain = _line(label, own, base, other, names, key)
             if not line:
                 continue
             line[3] = paper(label, names) if paper else ""
-            for how, column, form in columns.values():
-                line += _cells(how, column, form, own, base, names)
-            (averages if average else rows).append(line)
-            gains = {title_of_key: gain} | _gains(columns, own, base, names)
-            for name, gain in gains.items():
-                if gain:
-                    of = f"{name} on {line[1]} against {other}"
-                    moved.setdefault(of, {}).setdefault(verdict(gain), []).append(label)
+            for column in columns.values():
+                line += _cells(*column, own, base, names)
+            (rows if len(names) == 1 else averages).append(line)
+            if gain:
+                of = f"{score} on {line[1]} against {other}"
+                moved.setdefault(of, {}).setdefault(verdict(gain), []).append(f"{label} {signed(gain)}")
     rows += averages
     if not rows:
         return warn(f"{title}: no evaluation with {key!r}, no table")
-    title += ": 95 % intervals, over questions or, of several seeds, over seeds"
-    show(title, header, rows, labels=2)
-    _tell_what_moved(moved)
+    show(f"{title}: 95 % intervals, over questions or, of several seeds, over seeds", header, rows)
+    for of, verdicts in moved.items():
+        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
+        say(f"What moved: {of}: {'; '.join(told)}.")
     if path:
         write_json(f"{path}-table.json", {"header": header, "rows": rows})
         say(f"table: {path}-table.json")
     return {"header": header, "rows": rows}
-
-
-def _gains(columns, own, base, names):
-    """{column: the interval of its difference}, of those that have one."""
-    found = {}
-    for name, (how, key, _) in columns.items():
-        if how == "minus":
-            *_, found[name] = difference(own, base, names, key)
-    return found
-
-
-def _tell_what_moved(moved):
-    """moved: {what: {verdict: [label]}}"""
-    for of, verdicts in moved.items():
-        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
-        say(f"What moved: {of}: {'; '.join(told)}.")
-
-
-def _by_rule(runs, name):
-    return any(run.sets[name]["summary"].get("by_rule") for run in runs.values() if name in run.sets)
 
 
 def _line(label, own, base, other, names, key):
@@ -378,13 +307,13 @@ def _line(label, own, base, other, names, key):
     value = over_seeds(means)
     if len(means) == 1 and len(names) == 1:
         value = signed(bootstrap_interval(scores.iloc[:, 0]), ".3f")
-    *differences, gain = difference(own, base, names, key)
+    *differences, gain = difference(scores, scores_of(base, names, key), len(names))
     label_of_sets = names[0] if len(names) == 1 else f"mean of {len(names)} sets"
-    there = other if any(differences) else ""
+    there = other if gain else ""
     return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences], gain
 
 
-def scores_of(runs, names, key="em"):
+def scores_of(runs, names, key):
     """One number of the predictions of {seed: Run}, (questions, seeds); questions are (set, id)."""
     columns = {}
     for seed, run in runs.items():
@@ -397,58 +326,45 @@ def scores_of(runs, names, key="em"):
     return pd.DataFrame(columns)
 
 
-def difference(own, base, names, key, form="+.3f"):
-    """What the runs {seed: Run} of `own` have more of a number than those of `base`: (by question, by seed),
-    as text with 95 % intervals, and the interval that the verdict goes by. A question counts once, with its
-    mean over the seeds; by seed the seed is the unit."""
-    scores = scores_of(own, names, key)
-    gains = scores - scores_of(base, names, key).reindex(scores.index)
+def difference(scores, others, sets):
+    """What the scores have more than the others: (by question, by seed), as text with 95 % intervals, and the
+    interval that the verdict goes by. A question counts once, with its mean over the seeds; by seed the seed
+    is the unit. sets: how many there are."""
+    gains = scores - others.reindex(scores.index)
     gains = gains.dropna(axis=1, how="all").dropna(how="all")
     by_question = by_seed = ""
     gain = None
     several = len(gains.columns) > 1
     if several:
         gains = gains.sort_index()  # the order that the numbers in results/ were drawn in
-    if len(gains) and len(names) == 1:  # a mean of sets is no mean of questions
+    if len(gains) and sets == 1:  # a mean of sets is no mean of questions
         gain = bootstrap_interval(gains.mean(axis=1))
-        by_question = signed(gain, form)
+        by_question = signed(gain)
         if len(gains) < len(scores):
             by_question += f" (n {len(gains)})"
     if several:
         gain = seed_interval(gains.mean())
-        by_seed = signed(gain, form)
+        by_seed = signed(gain)
     return by_question, by_seed, gain
 
 
 def _cells(how, key, form, own, base, names):
     """What a column shows of a line: a number, mean over its runs; "" where one has none.
 
-    how: "eval" = of the summaries (form "interval": with it, where there is one), "before" = of those before
-    training; "minus" = and its difference by question; "along" = EM along the run and its difference by seed;
-    else of the steps, see summed_up."""
+    how: "eval" = of the summaries (form "interval": with it, where there is one); "along" = EM along the run
+    and its difference by seed; else of the steps, see summed_up."""
     if how == "along":
         along = _along(own)
         gains = along - _along(base)
         return [over_seeds(along.dropna(), form), over_seeds(gains.dropna(), "+" + form)]
-    if how not in ("eval", "before", "minus"):
+    if how != "eval":
         return [_mean([summed_up(run.steps, key.split(), how) for run in own.values()], form)]
-    summaries = []
-    for run in own.values():
-        sets = run.sets
-        if how == "before":
-            sets = evaluations(run.folder, "before")
-        summaries += [sets[name]["summary"] for name in names if name in sets]
+    summaries = [run.sets[name]["summary"] for run in own.values() for name in names if name in run.sets]
     if form == "interval":
         if len(summaries) == 1 and key in summaries[0]:
             return [interval(summaries[0], key)]
         form = ".3f"
-    values = [s.get(key) for s in summaries]
-    if key == "open":  # searches for evidence have no guessing, and nothing beside it
-        values = [s.get(key, {}).get("em") if "guess" in s else None for s in summaries]
-    shown = _mean(values, form)
-    if how != "minus":
-        return [shown]
-    return [shown, difference(own, base, names, key, "+" + form)[0]]
+    return [_mean([s.get(key) for s in summaries], form)]
 
 
 def _along(runs):
@@ -481,7 +397,6 @@ def summed_up(rows, keys, how):
 # ---------------------------------------------------------------- curves
 
 SHARES = ("answers", "format", "groups without spread")  # panels from 0 to 1
-AXES = {"rollout/tokens_total": "sampled tokens"}
 # of Okabe and Ito: told apart without red and green, and in print
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":", "-.")
@@ -491,13 +406,13 @@ FONT = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "axes.spines.
         "axes.spines.right": False, "svg.hashsalt": "fivehop", "svg.fonttype": "none"}
 
 
-def draw_curves(runs, path, title, panels, x="step"):
+def draw_curves(runs, path, title, panels):
     """Curves of {label: [metrics rows of a seed]}: a line through the data, of several seeds through their
     mean, with a band from the lowest seed to the highest; dots = evaluations of all seeds. One run: a colour
     a key; several: a colour a run, a line style a key.
 
-    panels: {title: {key: label}}, those without data are left out. x: the key to draw them over.
-    path: ends in .png (an .svg is made beside it), .pdf or .svg."""
+    panels: {title: {key: label}}, those without data are left out. path: ends in .png (an .svg is made beside
+    it), .pdf or .svg."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -514,9 +429,9 @@ def draw_curves(runs, path, title, panels, x="step"):
         for axis in axes.flat[len(panels):]:
             axis.remove()
         for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
-            _draw_panel(plt, axis, name, keys, runs, x)
+            _draw_panel(plt, axis, name, keys, runs)
         for axis in figure.axes[-widest:]:
-            axis.set_xlabel(AXES.get(x, x))
+            axis.set_xlabel("step")
         figure.suptitle(title, x=.01, ha="left", fontsize=11)
         if len(runs) > 1:
             swatches = []
@@ -546,22 +461,20 @@ def save(figure, path):
         os.replace(unfinished, file)
 
 
-def _draw_panel(plt, axis, name, keys, runs, x="step"):
+def _draw_panel(plt, axis, name, keys, runs):
     legend = {}
     for i, seeds in enumerate(runs.values()):
         for k, (key, label) in enumerate(keys.items()):
             look = {"color": colour_of(k), "linestyle": "-"}
             if len(runs) > 1:
                 look = {"color": colour_of(i), "linestyle": STYLES[k % len(STYLES)]}
-            drawn = _curve(axis, seeds, key, x, look)
+            drawn = _curve(axis, seeds, key, look)
             if drawn:
                 colour = look["color"] if len(runs) == 1 else "grey"
                 looks = {"linestyle": drawn.get_linestyle(), "marker": drawn.get_marker(), "markersize": 4}
                 legend.setdefault(label, plt.Line2D([], [], color=colour, **looks))
     axis.set_title(name, loc="left")
     axis.locator_params(axis="x", nbins=5)
-    if axis.get_xlim()[1] > 9999:
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}k")
     axis.grid(alpha=.25)
     if name in SHARES:
         axis.set_ylim(-.02, 1.02)
@@ -572,11 +485,11 @@ def _draw_panel(plt, axis, name, keys, runs, x="step"):
         axis.legend(legend.values(), legend, frameon=False)
 
 
-def _curve(axis, seeds, key, x, look):
+def _curve(axis, seeds, key, look):
     """The line of a key, or None where no seed has it."""
     lines = []
     for rows in seeds:
-        points = {row.get(x, 0): row[key] for row in rows if row.get(key) is not None}
+        points = {row["step"]: row[key] for row in rows if row.get(key) is not None}
         if points:
             lines.append(pd.Series(points))
     if not lines:

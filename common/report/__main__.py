@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import committed
 from common.files import UserError, say, warn
-from common.report import COLUMNS, draw_curves, evaluations, method_table, panels_of, steps_of
+from common.report import draw_curves, evaluations, method_table, panels_of, steps_of
 
 
 def compare(folders, out="comparison.png", key="em", page=""):
@@ -40,46 +40,31 @@ def compare(folders, out="comparison.png", key="em", page=""):
         say(f"curves: {out}")
     if not any(map(evaluations, folders)):
         return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
-    columns = {
-        "EM before": ("before", "em", "interval"),
-        "guessing": ("eval", "guess", ".3f"),
-        "EM of the rest": ("eval", "open", ".3f"),
-    } | COLUMNS
     each = {name: [folder] for name, folder in runs.items()}
-    table = method_table(None, "final evaluations", each, next(iter(runs)), None, columns, key, means=False)
+    table = method_table(None, "final evaluations", each, next(iter(runs)), key=key, means=False)
     if page:
         from common.page import write_comparison
         say(f"page: {write_comparison(page, runs, out, table)}")
     if methods:
         along = {"EM along the run": ("along", "", ".3f")}
-        method_table(None, "over seeds", methods, next(iter(methods)), None, along, key, means=False)
+        method_table(None, "over seeds", methods, next(iter(methods)), columns=along, key=key, means=False)
 
 
 def main(argv=None):
     """Curves and tables of run folders, and of runs that results/ keeps."""
     parser = argparse.ArgumentParser(prog="python -m common.report", description=main.__doc__)
     parser.add_argument(
-        "runs",
-        nargs="+",
-        help="run folders; of committed runs also patterns, 'results/at2po/*-seed*'",
-    )
+        "runs", nargs="+", help="run folders; of committed runs also patterns, 'results/at2po/*-seed*'")
     parser.add_argument(
-        "--out",
-        default="comparison.png",
-        help="where the curves of several runs go: .png, .pdf or .svg",
-    )
+        "--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
     parser.add_argument(
-        "--score",
-        default="em",
-        help="what the tables compare: em, f1, or another number of the predictions",
-    )
+        "--score", default="em", help="what the tables compare: em, f1, or another number of the predictions")
     parser.add_argument(
         "--page",
         nargs="?",
         const="comparison.html",
         default="",
-        help="also a page with the questions of all runs side by side and the table; the runs come before it",
-    )
+        help="also a page with the questions of all runs side by side and the table; the runs come before it")
     args = parser.parse_args(argv)
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
         sys.exit(f"error: --out {args.out}: a name that ends in .png, .pdf or .svg")

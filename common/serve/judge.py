@@ -1,10 +1,7 @@
-"""Free answers judged by a language model, as papers do that enforce no format.
-
-    verdicts("http://127.0.0.1:8000/v1", "deepseek-reasoner", [(question, gold, answer), …], file, progress)
-    ->  [(True, "reason") or (None, "why not")]
+"""--score FILE: free answers judged by a language model, as papers do that enforce no format.
 
 The model is given question, gold answer and prediction, and says whether the prediction is right. An answer
-that cannot be read is no verdict, and counted.
+of its that cannot be read is no verdict, counted, and the prediction wrong.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -12,18 +9,18 @@ from contextlib import closing
 from pathlib import Path
 
 from common import data, metrics
-from common.files import Keyed, Progress, RunError, say, write_jsonl
+from common.files import Keyed, Progress, RunError, read_evaluation, say, write_jsonl
 from common.rollout import stable_seed
-from common.serve.chat_client import NEVER_READ, UNREADABLE, BadAnswer, Chat, filled, read_object
+from common.serve.chat_client import NEVER_READ, UNREADABLE, BadAnswer, Chat, read_object
 
 PROMPT = """\
 You will see a question, its golden answer and a predicted answer. Judge whether the predicted answer is \
 correct: it is, if it gives the golden answer, in whatever words.
 
 Here is the real data:
-Question: {question}
-Golden answer: {gold}
-Predicted answer: {answer}
+Question: %s
+Golden answer: %s
+Predicted answer: %s
 
 Output in JSON format only, don't add markdown code delimiter or anything else, only a valid json object:
 {"correct": true or false, "reason": "your reason"}
@@ -31,36 +28,42 @@ Output in JSON format only, don't add markdown code delimiter or anything else, 
 MOST = 8000  # characters of an answer that are judged
 
 
-def verdicts(url, model, asked, file, progress):
-    """[(whether it is right, why)] of [(question, gold, answer)]; (None, why not) where the judge cannot be
-    understood.
+def score_answers(file, url, model):
+    """Writes <file>.judged.jsonl. What was judged before the judge went down is in another file, until all
+    of it is there. RunError where none of the first thirty verdicts could be read."""
+    file = Path(file)
+    asked = list(enumerate(read_answers(file)))
+    chat = Chat(url, model, "--judge")
+    unfinished = file.with_suffix(".verdicts.jsonl")
+    rows = []
 
-    url: an OpenAI-compatible service, up to and with "/v1". file keeps every verdict as soon as it is given,
-    and what stands there is not asked for. RunError where none of the first thirty could be understood."""
-    chat = Chat(url, model, "--judge", "judge")
-    numbered = list(enumerate(asked))
-    found = []
-
-    def verdict(pair):
+    def judged(pair):
         number, (question, gold, answer) = pair
-        prompt = filled(PROMPT, question=question, gold=gold, answer=answer[:MOST])
+        prompt = PROMPT % (question, gold, answer[:MOST])
         key = str(stable_seed(model, number, prompt))  # (the same answer twice is judged twice)
         try:
-            row = kept.of(key, lambda: read_verdict(chat.ask(prompt)))
+            found = kept.of(key, lambda: read_verdict(chat.ask(prompt)))
         except BadAnswer as error:
-            return None, error.reason
-        return row["correct"], row["reason"]
+            found = {"correct": None, "reason": error.reason}
+        row = {"question": question, "golden_answer": gold, "answer": answer}
+        return row | {"correct": found["correct"], "reason": found["reason"]}
 
-    with closing(Keyed(file)) as kept, ThreadPoolExecutor(chat.concurrency) as pool:
-        for part in (numbered[:NEVER_READ], numbered[NEVER_READ:]):  # no more, where none could be read
-            for one in pool.map(verdict, part):
-                found.append(one)
-                progress(len(found), len(asked))
-            if found and all(right is None for right, _ in found):
-                _, reason = found[0]
-                raise RunError(
-                    f"--judge {url}: none of {len(found)} verdicts could be read; the first one: {reason}")
-    return found
+    with closing(Keyed(unfinished)) as kept, ThreadPoolExecutor(chat.concurrency) as pool, \
+            Progress("verdicts") as progress:
+        for part in (asked[:NEVER_READ], asked[NEVER_READ:]):  # no more, where none could be read
+            for row in pool.map(judged, part):
+                rows.append(row)
+                progress(len(rows), len(asked))
+            if all(row["correct"] is None for row in rows):
+                raise RunError(f"--judge {url}: none of {len(rows)} verdicts could be read; the first one: "
+                               f"{rows[0]['reason']}")
+    out = file.with_suffix(".judged.jsonl")
+    write_jsonl(out, rows)
+    unfinished.unlink()
+    mean, low, high = metrics.bootstrap_interval([float(row["correct"] is True) for row in rows])
+    unread = sum(row["correct"] is None for row in rows)
+    say(f"{len(rows)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be "
+        f"read and count as wrong: {out}")
 
 
 def read_verdict(text):
@@ -73,41 +76,19 @@ def read_verdict(text):
 
 
 def read_answers(file):
-    """[(question, gold, answer)] of JSON lines: question, golden_answer and answer, or UltraDomain's input,
-    answers and any one field that ends in _answer."""
+    """[(question, gold, answer)] of an eval_<set>.json, or of JSON lines: question, golden_answer, answer."""
+    records = data.read_records(file)
+    if file.name.startswith("eval_") and file.suffix == ".json":
+        records = enumerate(read_evaluation(file)["predictions"], 1)
     found = []
-    for number, row in data.read_records(file):
-        if not isinstance(row, dict):
-            row = {}
-        own = [row[name] for name in row if name.endswith("_answer") and name != "golden_answer"]
-        gold = row.get("golden_answer", row.get("answers"))
-        if isinstance(gold, list):
-            gold = next(iter(gold), None)
-        texts = row.get("question", row.get("input")), gold, row.get("answer", next(iter(own), None))
+    for number, row in records:
+        row = row if isinstance(row, dict) else {}
+        texts = row.get("question"), row.get("golden_answer"), row.get("answer")
+        if "gold" in row:  # of an evaluation, in which an answer may be missing
+            texts = row.get("question"), row["gold"][0], row.get("answer") or ""
         if not all(isinstance(text, str) for text in texts):
             raise data.DataError(f"{file}: line {number}: expected question, golden_answer and answer")
         found.append(texts)
     if not found:
         raise data.DataError(f"{file}: no answer")
     return found
-
-
-def score_answers(file, url, model):
-    """Answers made elsewhere, judged: <file>.judged.jsonl. What was judged before the judge went down is in
-    another file, until all of it is there."""
-    file = Path(file)
-    asked = read_answers(file)
-    unfinished = file.with_suffix(".verdicts.jsonl")
-    with Progress("verdicts") as progress:
-        found = verdicts(url, model, asked, unfinished, progress)
-    rows = []
-    for (question, gold, answer), (right, why) in zip(asked, found, strict=True):
-        row = {"question": question, "golden_answer": gold, "answer": answer, "correct": right}
-        rows.append(row | {"reason": why})
-    out = file.with_suffix(".judged.jsonl")
-    write_jsonl(out, rows)
-    unfinished.unlink()
-    mean, low, high = metrics.bootstrap_interval([float(bool(right)) for right, _ in found])
-    unread = sum(right is None for right, _ in found)
-    say(f"{len(rows)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be "
-        f"read and count as wrong: {out}")

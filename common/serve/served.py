@@ -99,10 +99,10 @@ class ServedEngine:
     """The interface of common/engine.py over a chat client. Log-probs are 0: nobody asks for them."""
 
     def __init__(self, url, model, tokenizer):
-        self.chat = Chat(url, model, "--policy", "language model")
+        self.chat = Chat(url, model, "--policy")
         self.tokenizer = tokenizer
         self.pool = ThreadPoolExecutor(CONCURRENT)
-        self.pending = {}   # the thread's future: the agent's
+        self.pending = set()
         self.kept = None
 
     def keep(self, file):
@@ -110,21 +110,13 @@ class ServedEngine:
         if self.kept:
             self.kept.close()
         self.kept = Keyed(file)
-        self.chat.answered += len(self.kept.known)
+        self.chat.answered = self.chat.answered or bool(self.kept.known)
 
     def sync(self, model):
         """There are no weights to hand over."""
-        self.chat.cancelled.clear()
 
     def sleep(self):
         """Its memory is the server's."""
-
-    def cancel(self):
-        """Nothing new is asked for, and nobody waits for a server that is away."""
-        self.chat.cancel()
-        for asked in self.pending:
-            asked.cancel()
-        self.pending.clear()
 
     @property
     def busy(self):
@@ -137,9 +129,9 @@ class ServedEngine:
             options["stop"] = list(stop)
         if messages[-1]["role"] == "assistant":
             options["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        future = asyncio.get_running_loop().create_future()
-        self.pending[self.pool.submit(self.said, messages, options)] = future
-        row = await future
+        asked = self.pool.submit(self.said, messages, options)
+        self.pending.add(asked)
+        row = await asyncio.wrap_future(asked)
         ids = self.tokenizer.said(row["text"])
         if row["stop_reason"] == "eos":
             ids.append(self.tokenizer.eos_token_id)
@@ -147,24 +139,16 @@ class ServedEngine:
 
     def step(self):
         """Waits for an answer, half a second at a time: Ctrl-C reaches the loop in between."""
-        done, _ = wait(self.pending, timeout=0.5, return_when=FIRST_COMPLETED)
-        for asked in done:
-            future = self.pending.pop(asked)
-            if future.done():
-                continue
-            if asked.exception():
-                future.set_exception(asked.exception())
-            else:
-                future.set_result(asked.result())
+        _, self.pending = wait(self.pending, timeout=0.5, return_when=FIRST_COMPLETED)
 
     def said(self, messages, options):
         """{"text" with the stop string that ended it, "stop_reason"}, from the file or from the server. A
         prompt that is refused ends its trajectory as one without room does; where none was answered before,
         it is an error."""
-        asked = json.dumps([self.chat.model, messages, options], sort_keys=True)
         try:
             if not self.kept:
                 return self.ask(messages, options)
+            asked = json.dumps([self.chat.model, messages, options], sort_keys=True)
             key = hashlib.sha256(asked.encode()).hexdigest()[:24]
             return self.kept.of(key, lambda: self.ask(messages, options))
         except BadAnswer as error:

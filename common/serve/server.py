@@ -1,27 +1,17 @@
 """The servers of searches and of graphs.
 
     python -m common.serve search --corpus wiki-18.jsonl --retriever bm25 --port 8000
-
-| path | body | of |
-| --- | --- | --- |
-| POST /retrieve | {"queries": […], "topk": 3, "return_scores": false} | Search-R1, verl, ATPO |
-| | the same with "query": one string | SkyRL |
-| POST /search, /batch_search | {"query": …, "top_n": 10, "return_score": false} | ReSearch, ReCall |
-| POST /queries | {"queries": […], "k": 3} | R1-Searcher |
-| GET /health | | |
-
-A count of null or 0 is the default. A list may be empty: Search-R1's client sends one when nobody searches.
+        POST /retrieve {"queries": […], "topk": 3, "return_scores": false}    as Search-R1, verl, ATPO ask
+        GET /health
 
     python -m common.serve graph --graph cs=FILE,legal=FOLDER --port 8100
+        POST /{graph_type}/get_precise_entity_names {"node_name": …}    -> {"rendered_content": …}
+        POST /{graph_type}/get_node {"node_name": …, "question": ""}    -> {"rendered_content": …}
+        GET /health                                                     -> {"status": "ok", "graphs": […]}
 
-| path | body | answer |
-| --- | --- | --- |
-| POST /{graph_type}/get_precise_entity_names | {"node_name": …} | {"rendered_content": …} |
-| POST /{graph_type}/get_node | {"node_name": …, "question": ""} | {"rendered_content": …} |
-| GET /health | | {"status": "ok", "graphs": […]} |
-
-node_name may be a list of names, with a list of as many questions or one for all: the answer is then a list
-of texts. A name that there is not has a text as well, a graph that there is not is 404.
+A topk of null or 0 is 3. The list may be empty: Search-R1's client sends one when nobody searches. node_name
+may be a list of names, with a list of as many questions or one for all: the answer is then a list of texts. A
+name that there is not has a text as well, a graph that there is not is 404.
 
 A query or name is cut to MAX_QUERY characters, and half a character in it replaced: one bad query, written by
 a policy, must not cost the others their answers. A body of more than MAX_BODY bytes is 413.
@@ -37,7 +27,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from common import kg
 from common.data import load_corpus
@@ -88,47 +78,17 @@ def application(title):
     return app
 
 
-def readable(text):
-    """A query or name cut to MAX_QUERY characters, halves of characters replaced."""
-    return BROKEN.sub("\ufffd", text[:MAX_QUERY])
-
-
-Text = Annotated[str, AfterValidator(readable)]
+Text = Annotated[str, AfterValidator(lambda text: BROKEN.sub("\ufffd", text[:MAX_QUERY]))]
 TextList = Annotated[list[Text], Field(max_length=4096)]
-Count = Annotated[int, Field(ge=0, le=1000)] | None
 
 
 # ---------------------------------------------------------------- searches
 
 class Retrieve(BaseModel):
-    queries: TextList | None = None
-    query: Text | None = None
-    topk: Count = None
-    topk_rerank: int | None = None
-    return_scores: bool = False
-
-    @model_validator(mode="after")
-    def one_form(self):
-        if (self.queries is None) == (self.query is None):
-            raise ValueError("give queries (a list) or query (a string)")
-        if self.topk_rerank is not None:
-            raise ValueError("this server does not rerank; leave topk_rerank out")
-        return self
-
-
-class OneSearch(BaseModel):
-    query: Text
-    top_n: Count = None
-    return_score: bool = False
-
-
-class BatchSearch(OneSearch):
-    query: TextList
-
-
-class Queries(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # "topk_rerank" is refused, not passed over
     queries: TextList
-    k: Count = None
+    topk: Annotated[int, Field(ge=0, le=1000)] | None = None
+    return_scores: bool = False
 
 
 def document(passage):
@@ -149,29 +109,9 @@ def search_app(retriever):
 
     @app.post("/retrieve")
     def retrieve(request: Retrieve):
-        queries = request.queries if request.query is None else [request.query]
-        results = retriever.search(queries, request.topk or 3)
+        results = retriever.search(request.queries, request.topk or 3)
         row = scored if request.return_scores else document
         return {"result": [[row(p) for p in hits] for hits in results]}
-
-    @app.post("/search")
-    def search(request: OneSearch):
-        hits = retriever.search([request.query], request.top_n or 10)[0]
-        documents = [document(p) for p in hits]
-        return [documents, [p.score for p in hits]] if request.return_score else documents
-
-    @app.post("/batch_search")
-    def batch_search(request: BatchSearch):
-        results = retriever.search(request.query, request.top_n or 10)
-        documents = [[document(p) for p in hits] for hits in results]
-        scores = [[p.score for p in hits] for hits in results]
-        return [documents, scores] if request.return_score else documents
-
-    @app.post("/queries")
-    def queries(request: Queries):
-        results = retriever.search(request.queries, request.k or 3)
-        answers = [[document(p)["contents"] for p in hits] for hits in results]
-        return {"queries": request.queries, "answers": answers}
 
     return app
 
@@ -201,9 +141,7 @@ class Question(BaseModel):
 def graph_app(tools, k=MATCHES):
     """The FastAPI application of LocalTools. k: how many entities entity_matcher shows."""
     app = application("fivehop graphs")
-    for graph in tools.graphs.values():
-        graph.match([""])  # the index stands before the first question, and so do the printed names
-        graph.named("")
+    tools.prepare()
 
     def answer(tool, graph_type, asked):
         if graph_type not in tools.graphs:
@@ -234,18 +172,14 @@ class Search:
     corpus: str                 # JSONL with id, contents
     skip_bad: bool = False      # leave bad records out, and count them
     retriever: str = "bm25"     # bm25, dense:MODEL or dense:MODEL@INDEX
-    query_prefix: str = "auto"  # what a dense encoder reads before a query
-    # and before a passage; auto = as it was trained, where its prompts or its name tell
-    passage_prefix: str = "auto"
     host: str = "127.0.0.1"     # loopback unless told otherwise
     port: int = 8000            # 0: any that is free
 
     def app(self):
         """(application, what it serves)"""
         corpus = load_corpus(self.corpus, self.skip_bad)
-        retriever = make_retriever(self.retriever, corpus, query_prefix=self.query_prefix,
-                                   passage_prefix=self.passage_prefix)
-        return search_app(retriever), f"{len(corpus):,} passages ({self.retriever})"
+        app = search_app(make_retriever(self.retriever, corpus))
+        return app, f"{len(corpus):,} passages ({self.retriever})"
 
 
 @dataclass

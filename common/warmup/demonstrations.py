@@ -17,22 +17,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from common import chat
 from common.metrics import normalize_answer, stands_in
-from common.rollout import Turn, no_progress
+from common.rollout import no_progress
 
 QUOTED = 30  # words of a sentence that a thought repeats
 
-
-# ---------------------------------------------------------------- turns, of this and of the embedded world
-
-def said(tokenizer, stop, *parts):
-    """A demonstrated turn; parts as chat.encode takes them. Its log-probs are read by nobody."""
-    text, ids = chat.encode(tokenizer, *parts)
-    return Turn(ids, [0.0] * len(ids), stop, text)
-
-
-# ---------------------------------------------------------------- demonstrations
 
 @dataclass
 class Hop:

@@ -75,7 +75,6 @@ def why_not(trajectory):
 
 # ---------------------------------------------------------------- reading
 
-
 def is_file(file):
     """Whether the first record of a file is a conversation."""
     path = Path(file).expanduser()
@@ -98,8 +97,6 @@ def read(file, names=("id", "question")):
             needed = ("script", "id", "question", "system")
         if not isinstance(said, list) or not all(isinstance(row.get(name), str) for name in needed):
             raise data.DataError(f"{file}: line {number}: expected {', '.join(needed)} and conversations")
-        row = with_our_roles(row)
-        said = row["conversations"]
         roles = [m.get("from") if isinstance(m, dict) else None for m in said]
         if not in_turn(roles) or not all(isinstance(m.get("value"), str) for m in said):
             raise data.DataError(f"{file}: line {number}: conversations must be human, gpt, observation, gpt "
@@ -108,27 +105,6 @@ def read(file, names=("id", "question")):
     if not rows:
         raise data.DataError(f"{file}: no conversation")
     return rows
-
-
-def with_our_roles(row):
-    """LLaMA-Factory's other ways to say it: a system message that comes first, and calls of a model as
-    "function_call".
-
-    >>> told = [{"from": "system", "value": "s"}, {"from": "human", "value": "q"},
-    ...         {"from": "function_call", "value": "f()"}]
-    >>> row = with_our_roles({"conversations": told})
-    >>> row["system"], [message["from"] for message in row["conversations"]]
-    ('s', ['human', 'gpt'])
-    """
-    said = row["conversations"]
-    row = dict(row)
-    first = said[0] if said and isinstance(said[0], dict) else {}
-    if first.get("from") == "system" and isinstance(first.get("value"), str):
-        row.setdefault("system", first["value"])
-        said = said[1:]
-    row["conversations"] = [
-        m | {"from": "gpt"} if isinstance(m, dict) and m.get("from") == "function_call" else m for m in said]
-    return row
 
 
 def in_turn(roles):

@@ -18,7 +18,7 @@ import torch
 
 from common import chat, checkpoint, data, distributed, rollout, run, training
 from common import model as models
-from common.files import Progress, locked, say, weights_in
+from common.files import Progress, locked, say, weights_in, write_jsonl
 from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
@@ -152,7 +152,8 @@ def of_conversation(tokenizer, row, reply, ends="none", prompt=None):
     turns = []
     for message in messages:
         if message["from"] == "gpt":
-            turn = demonstrations.said(tokenizer, "", message["value"])
+            text, ids = chat.encode(tokenizer, message["value"])
+            turn = rollout.Turn(ids, [0.0] * len(ids), "", text)
             if ends == "all" or ends == "last" and message is said[-1]:
                 turn.ids.append(tokenizer.eos_token_id)
                 turn.logprobs.append(0.0)
@@ -180,16 +181,14 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
         folder.start = checkpoint_of(folder, recipe["save_every"])
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
-        folder.start or str(source), cfg.lora, gradient_checkpointing="auto", precision=cfg.precision)
+        folder.start or str(source), cfg.lora, precision=cfg.precision)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
-        lines = []  # for somebody who looks
+        shown = []  # for somebody who looks
         for t in (t for e in examples for t in e):
             turns = [{"said": turn.text, "seen": turn.observation} for turn in t.turns]
-            row = {"step": 0, "id": t.question_id, "turns": turns}
-            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-        if distributed.rank() == 0:
-            (folder.path / "demonstrations.jsonl").write_text("".join(lines))
+            shown.append({"step": 0, "id": t.question_id, "turns": turns})
+        distributed.once(write_jsonl, folder.path / "demonstrations.jsonl", shown)
         train(cfg, steps, folder, policy, examples)
 
 
@@ -209,7 +208,7 @@ def train(cfg, steps, folder, policy, examples):
         peak, warm = cfg.warmup_lr, min(20, steps // 10)
         row["train/lr"] = training.cosine_lr(step - 1, steps, peak, peak / 20, warmup=warm)
         training.set_lr(optimizer, row["train/lr"])
-        meter = training.Meter(keep=folder.nonfinite(step))
+        meter = training.Meter()
         batches = training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes)
         for b in batches:
             logprobs = models.token_logprobs(policy.model, b, 1.0)   # (B, T)
@@ -217,7 +216,7 @@ def train(cfg, steps, folder, policy, examples):
             (loss * b.weight).backward()
             meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
         norm = training.clip_gradient(policy.model, 1.0)
-        if meter.finite(norm, batches):
+        if meter.finite(norm):
             optimizer.step()
         optimizer.zero_grad()
         row |= meter.means()

@@ -14,7 +14,6 @@ import json
 import re
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Literal
 from unittest import mock
@@ -61,15 +60,10 @@ def write(making, command, model, tokenizer, losses):
         "losses": [round(loss, 4) for loss in losses[:STEPS]],
     }
     folder = tiny.START / f"{command[0]}-{level}"
-    tiny.START.mkdir(exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=tiny.START))
-    model.to(torch.bfloat16).save_pretrained(new)
-    tokenizer.save_pretrained(new)
-    (new / "recipe.json").write_text(json.dumps(about) + "\n")
-    for file in [new, *new.iterdir()]:
-        file.chmod(0o755 if file.is_dir() else 0o644)
     shutil.rmtree(folder, ignore_errors=True)
-    new.rename(folder)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "recipe.json").write_text(json.dumps(about) + "\n")
     say(f"start weights: {folder}")
 
 

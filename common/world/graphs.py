@@ -40,7 +40,7 @@ def kinds_of(domain):
         kinds |= more
 
 
-def graph_for(world, domain, noise=True):
+def graph_for(world, domain):
     """The KnowledgeGraph of a domain, undirected. Only edges between entities."""
     rng = random.Random(f"graph/{world.split}/{domain}/{len(world.kinds)}/{len(world.triples)}")
     within = kinds_of(domain)
@@ -51,10 +51,9 @@ def graph_for(world, domain, noise=True):
     for head, relation, tail in world.triples:
         if head not in graph or tail not in graph:
             continue
-        vague = noise and rng.random() < VAGUE_SHARE
+        vague = rng.random() < VAGUE_SHARE
         add_fact(graph, head, relation, tail, VAGUE_KEYWORDS if vague else spoken(relation))
-    if noise:
-        add_duplicates(graph, world, rng)
+    add_duplicates(graph, world, rng)
     return kg.KnowledgeGraph(graph)
 
 
@@ -84,14 +83,11 @@ def stated(kind, head, relation, tail):
 
 def forward(graph, name):
     """[(name, relation, tail)]: the facts of which an entity is the head, for questions that go that way."""
+    edges = [*graph.graph.out_edges(name, data=True), *graph.graph.in_edges(name, data=True)]
     found = []
-    for first, second, edge in [
-        *graph.graph.out_edges(name, data=True),
-        *graph.graph.in_edges(name, data=True),
-    ]:
+    for first, second, edge in edges:
         if edge["of"] == name:
-            tail = second if first == name else first
-            found.append((name, edge["relation"], tail))
+            found.append((name, edge["relation"], second if first == name else first))
     return found
 
 
@@ -251,9 +247,8 @@ def planned(rng, *parts):
     return " ".join(said)
 
 
-def thoughts(question, calls, shown, seed=0):
-    """A thought for each call along a question's path and one for the answer, in these phrases. (The calls,
-    and what the tools showed, are read by other writers.)"""
+def thoughts(question, seed=0):
+    """A thought for each call along a question's path and one for the answer, in these phrases."""
     rng = random.Random(stable_seed(seed, "thoughts", question.id))
     start = question.evidences[0][0]
     said = [rng.choice(STARTS).format(subject=start)]
