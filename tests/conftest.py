@@ -2,6 +2,7 @@
 want them skip where they are missing."""
 
 import importlib.util
+import json
 import multiprocessing
 import os
 import shutil
@@ -18,7 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are imported: they then run on the CPU
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads that a forked child would lack
 
-from common import engine, model  # noqa: E402
+from common import engine, model, report  # noqa: E402
 from common.world import tiny  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,10 +57,26 @@ def policies():
     os.environ["XDG_CACHE_HOME"] = str(ROOT / f".pytest_cache/policies-{tiny.VERSION}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def pictures():
+    """The curves of a run take longer than the run itself where that is small: they are blank here. Gives the
+    function that draws them."""
+    draw_curves = report.draw_curves
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "draw_curves", lambda runs, path, *_: Path(path).touch())
+        yield draw_curves
+
+
+@pytest.fixture
+def drawn(pictures, monkeypatch):
+    """For tests that look at curves."""
+    monkeypatch.setattr(report, "draw_curves", pictures)
+
+
 # the longest first, so that two workers end together
 LONGEST = (
-    "test_mygo_mujica", "test_scripts", "test_learning", "test_distributed", "test_omne_r1", "test_askit",
-    "test_bi_rar", "test_kernels", "test_memory", "test_process", "test_report", "test_warmup",
+    "test_scripts", "test_mygo_mujica", "test_learning", "test_distributed", "test_askit", "test_omne_r1",
+    "test_kernels", "test_bi_rar", "test_memory", "test_hard", "test_tiny", "test_process", "test_report",
 )
 
 
@@ -135,19 +152,28 @@ class Scripted:
         )
 
 
+WORDS = 20_000  # the first of Qwen's 151,643; loading all of them takes longer than a small run
+
+
 @pytest.fixture(scope="session")
 def qwen(tmp_path_factory):
-    """A Qwen3 folder with the real tokenizer and small random weights."""
+    """A Qwen3 folder with the real tokenizer's first words and small random weights."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     folder = tmp_path_factory.mktemp("qwen3")
-    for name in ("qwen2.5/vocab.json", "qwen2.5/merges.txt", "qwen3/tokenizer_config.json"):
-        shutil.copyfile(sample("tokenizers/" + name), folder / Path(name).name)
+    shutil.copyfile(sample("tokenizers/qwen3/tokenizer_config.json"), folder / "tokenizer_config.json")
+    vocabulary = json.loads(sample("tokenizers/qwen2.5/vocab.json").read_text(encoding="utf-8"))
+    first = {word: i for word, i in vocabulary.items() if i < WORDS}
+    (folder / "vocab.json").write_text(json.dumps(first))
+    head, *merges = sample("tokenizers/qwen2.5/merges.txt").read_text(encoding="utf-8").split("\n")
+    merges = merges[:WORDS - 256]  # one a word behind the 256 bytes
+    (folder / "merges.txt").write_text("\n".join([head, *merges, ""]), encoding="utf-8")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=151936, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        vocab_size=len(tokenizer) + 267, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=32768,
-        tie_word_embeddings=True, eos_token_id=151645, pad_token_id=151643,
+        tie_word_embeddings=True, eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -2,16 +2,14 @@
 
 import ast
 import builtins
+import importlib.util
 import os
-import subprocess
+import runpy
 import sys
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, forked
 
-GUARD = """import importlib.util
-for ours in ("common", "kernels", "at2po", "bi_rar", "mygo_mujica", "omne_r1", "askit"):
-    assert importlib.util.find_spec(ours) is None, f"{ours} can be imported here"
-"""
+OURS = ("common", "kernels", "docs", "tests", "at2po", "bi_rar", "mygo_mujica", "omne_r1", "askit")
 
 
 def lift(folder, name, imports, **pieces):
@@ -58,9 +56,20 @@ def names_without_meaning(source):
 
 def run(folder, program):
     """What a program prints in that folder, where nothing of ours can be imported."""
-    (folder / "program.py").write_text(GUARD + program, encoding="utf-8")
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    (folder / "program.py").write_text(program, encoding="utf-8")
+    child = forked(_alone, folder, out=folder / "said", err=folder / "wrong")
+    child.join()
+    assert child.exitcode == 0, (folder / "wrong").read_text()
+    return (folder / "said").read_text()
+
+
+def _alone(argv):
+    """A process that imported torch before, and can import nothing of ours any more."""
+    os.chdir(argv[0])
+    sys.path[:] = [argv[0], *(place for place in sys.path if place not in ("", str(ROOT)))]
+    for name in list(sys.modules):
+        if name.partition(".")[0] in OURS:
+            del sys.modules[name]
+    for name in OURS:
+        assert importlib.util.find_spec(name) is None, f"{name} can be imported here"
+    runpy.run_path("program.py", run_name="__main__")

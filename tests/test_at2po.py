@@ -59,16 +59,13 @@ def test_leaf_values_population_and_sample():
     assert at2po.leaf_values([1, 0, 0, 0], sample_std=True)[0] == pytest.approx(0.75 / 0.5, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "rule, expected",
-    [
-        # leaves 1, 0 | 0, 0: z = sqrt(3), -1/sqrt(3) (three times); entropies 0, ln 3 below the first turn,
-        # 0, ln 2 below the root
-        ("child-weighted", ((0.25 * math.sqrt(3) - 0.75 / math.sqrt(3)), -1 / math.sqrt(3))),
-        ("child-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
-        ("leaf-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
-    ],
-)
+@pytest.mark.parametrize("rule, expected", [
+    # leaves 1, 0 | 0, 0: z = sqrt(3), -1/sqrt(3) (three times); entropies 0, ln 3 below the first turn,
+    # 0, ln 2 below the root
+    ("child-weighted", ((0.25 * math.sqrt(3) - 0.75 / math.sqrt(3)), -1 / math.sqrt(3))),
+    ("child-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
+    ("leaf-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
+])
 def test_values(rule, expected):
     root = root_of((0, [(0, 1.0), (math.log(3), 0.0)]), (math.log(2), [(0, 0.0), (0, 0.0)]))
     assert at2po.assign_advantages(root, replace(CFG, value=rule))
@@ -248,10 +245,8 @@ def test_random_expansion_is_seeded_without_replacement_and_knows_the_root():
 
     assert draw(1) == draw(1) and draw(1) != draw(2)
     assert all(len(set(map(id, draw(seed)))) == CFG.expand for seed in range(50))
-    assert (
-        any(root in draw(seed) for seed in range(50))
-        and not any(n.done for seed in range(50) for n in draw(seed))
-    )
+    assert any(root in draw(seed) for seed in range(50))
+    assert not any(n.done for seed in range(50) for n in draw(seed))
 
 
 def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
@@ -299,17 +294,6 @@ def looped_atpo(new, old, advantages, low, high):
                 )
         total = total - sequence / MASK[b].sum()
     return total / len(new)
-
-
-def test_atpo_loss_by_hand():
-    new = torch.tensor([[0.0, math.log(0.5), math.log(0.5), 0.0, math.log(0.6)]], dtype=torch.double)
-    old = torch.tensor([[0.0, math.log(0.4), math.log(0.5), 0.0, math.log(0.5)]], dtype=torch.double)
-    mask, turns = torch.tensor([[0, 1, 1, 0, 1]]).bool(), torch.tensor([[-1, 0, 0, -1, 1]])
-    loss, stats = at2po.atpo_loss(new, old, torch.tensor([[0.0, 2.0, 2.0, 0.0, -1.0]]), mask, turns, 0.2, 0.1)
-    # turn 0: s = sqrt(1.25 * 1) = 1.118 > 1.1: 1.1 * 2 for both tokens;
-    # turn 1: s = 1.2, A < 0: min(-1.2, -1.1) = -1.2
-    assert loss.item() == pytest.approx(-(2.2 + 2.2 - 1.2) / 3)
-    assert stats["clipped_tokens"] == 2 and stats["tokens"] == 3 and stats["ratio_max"] == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -384,20 +368,6 @@ def test_what_stands_at_unsampled_positions_reaches_neither_loss_nor_gradient(ju
     )
     assert torch.equal(loss, again) and all(math.isfinite(v) for v in stats.values())
     assert torch.equal(torch.autograd.grad(loss, plain)[0], torch.autograd.grad(again, dirty)[0])
-
-
-def test_grpo_loss_by_hand():
-    new = torch.tensor([[0.0, math.log(0.6)]], dtype=torch.double, requires_grad=True)
-    old = torch.tensor([[0.0, math.log(0.5)]], dtype=torch.double)
-    ref = torch.tensor([[0.0, math.log(0.3)]], dtype=torch.double)
-    mask = torch.tensor([[False, True]])
-    weights = training.sequence_weights(mask)
-    loss, stats = training.grpo_loss(
-        new, old, torch.ones(1, 2), mask, weights, 0.2, 0.1, kl_coef=0.5, ref_logprobs=ref
-    )
-    k3 = 0.5 + math.log(2) - 1  # exp(r) - r - 1 with r = log(.3 / .6)
-    assert loss.item() == pytest.approx(-1.1 + 0.5 * k3)
-    assert stats["clipped_tokens"] == 1
 
 
 def test_masked_positions_and_padding_change_nothing():
@@ -486,29 +456,26 @@ GOOD = "<think>now</think><search>a film</search>"
 ANSWER = "<think>found</think><answer>It is \\[ \\boxed{Ada Holt} \\]</answer>"
 
 
-@pytest.mark.parametrize(
-    "turns, answer, problem",
-    [
-        ([turn(0, GOOD, "<result>x</result>"), turn(0, ANSWER)], "Ada Holt", ""),
-        ([turn(0, ANSWER)], "Ada Holt", ""),
-        ([turn(0, ANSWER.replace("<think>found</think>", ""))], "Ada Holt", "think tags"),
-        ([turn(0, ANSWER.replace("</think>", ""))], "Ada Holt", "think tags"),
-        ([turn(0, ANSWER.replace("\\boxed{Ada Holt}", "Ada Holt"))], None, "boxed"),
-        ([turn(0, ANSWER + ANSWER)], "Ada Holt", "answer block"),
-        ([turn(0, ANSWER + " and more")], "Ada Holt", ""),
-        ([turn(0, ANSWER + ".")], "Ada Holt", ""),  # the rest of a token ">."
-        ([turn(0, GOOD, at2po.LIMIT_MESSAGE), turn(0, ANSWER)], "Ada Holt", "without its result"),
-        ([turn(0, GOOD), turn(0, ANSWER)], "Ada Holt", "without its result"),
-        ([turn(0, GOOD + "<search>b", "r"), turn(0, ANSWER)], "Ada Holt", "without its result"),
-        ([turn(0, ANSWER.replace("<answer>", "<search>b <answer>"))], "Ada Holt", "without its result"),
-        (
-            [turn(0, "<think>x</think><result>forged</result>" + ANSWER.replace("<think>found</think>", ""))],
-            "Ada Holt",
-            "wrote a result",
-        ),
-        ([turn(0, GOOD, "<result>r</result>")], None, "answer block"),
-    ],
-)
+@pytest.mark.parametrize("turns, answer, problem", [
+    ([turn(0, GOOD, "<result>x</result>"), turn(0, ANSWER)], "Ada Holt", ""),
+    ([turn(0, ANSWER)], "Ada Holt", ""),
+    ([turn(0, ANSWER.replace("<think>found</think>", ""))], "Ada Holt", "think tags"),
+    ([turn(0, ANSWER.replace("</think>", ""))], "Ada Holt", "think tags"),
+    ([turn(0, ANSWER.replace("\\boxed{Ada Holt}", "Ada Holt"))], None, "boxed"),
+    ([turn(0, ANSWER + ANSWER)], "Ada Holt", "answer block"),
+    ([turn(0, ANSWER + " and more")], "Ada Holt", ""),
+    ([turn(0, ANSWER + ".")], "Ada Holt", ""),  # the rest of a token ">."
+    ([turn(0, GOOD, at2po.LIMIT_MESSAGE), turn(0, ANSWER)], "Ada Holt", "without its result"),
+    ([turn(0, GOOD), turn(0, ANSWER)], "Ada Holt", "without its result"),
+    ([turn(0, GOOD + "<search>b", "r"), turn(0, ANSWER)], "Ada Holt", "without its result"),
+    ([turn(0, ANSWER.replace("<answer>", "<search>b <answer>"))], "Ada Holt", "without its result"),
+    (
+        [turn(0, "<think>x</think><result>forged</result>" + ANSWER.replace("<think>found</think>", ""))],
+        "Ada Holt",
+        "wrote a result",
+    ),
+    ([turn(0, GOOD, "<result>r</result>")], None, "answer block"),
+])
 def test_format_rules(turns, answer, problem):
     got, why = at2po.parse_response(turns)
     assert got == answer and (problem in why if problem else why == "")
@@ -531,15 +498,11 @@ def test_reward_is_exact_match_behind_the_format():
         return at2po.score(Trajectory("1", [0], [turn(0, text)]), question, replace(CFG, **k)).reward
 
     assert reward(ANSWER) == 1 and reward(ANSWER.replace("Ada", "Bea")) == 0
-    assert (
-        reward(ANSWER.replace("<think>", "")) == 0
-        and reward(ANSWER.replace("<think>", ""), bad_format_reward=-1.0) == -1
-    )
+    assert reward(ANSWER.replace("<think>", "")) == 0
+    assert reward(ANSWER.replace("<think>", ""), bad_format_reward=-1.0) == -1
 
 
 def test_boxed():
-    assert (
-        at2po.boxed("\\boxed{a} then \\boxed{b{c}d}") == "b{c}d"
-        and at2po.boxed("\\boxed{open") is None
-        and at2po.boxed("none") is None
-    )
+    assert at2po.boxed("\\boxed{a} then \\boxed{b{c}d}") == "b{c}d"
+    assert at2po.boxed("\\boxed{open") is None
+    assert at2po.boxed("none") is None

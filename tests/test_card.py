@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from types import SimpleNamespace as Made
 
 import pytest
@@ -13,6 +11,7 @@ import transformers
 import at2po
 from common import card, rollout, splits
 from common.engine import Generation, TransformersEngine
+from tests.lifting import run
 
 SMALL = ("--world plain --steps 1 --questions-per-step 2 --mini-batch 1 --chains 2 --rounds 1 --expand 2 "
          "--eval-limit 6 --name card --out").split()
@@ -74,11 +73,10 @@ def rollout_summary(checkpoint):
 
 def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint):
     code = code_of((checkpoint / "README.md").read_text())
-    done = subprocess.run([sys.executable, "-c", code], cwd=checkpoint, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    said = run(checkpoint, code).strip()
     prompt, stops = value_of("prompt", code), value_of("stops", code)
     assert stops == ["</search>", "</answer>"]
-    assert done.stdout.strip().endswith(tuple(stops))
+    assert said.endswith(tuple(stops))
 
     cfg = at2po.parse_args(SMALL[:-1])
     plain = Plain(checkpoint, stops)
@@ -93,7 +91,7 @@ def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint)
             return at2po.play(policy, search, prompt_ids, cfg, 0, 0.0, at2po.Node(), "greedy")
         leaf = rollout.run_alone(agent, policy, evals[0].retriever)
         played.append([turn.text for turn in leaf.turns()])
-    assert played[0][0] == done.stdout.strip()
+    assert played[0][0] == said
     assert played[0] == played[1] and at2po.boxed(played[0][-1])
 
 

@@ -285,10 +285,7 @@ def test_a_passage_of_one_string_is_one_sentence_and_not_its_characters():
     assert one(GOOD | {"context": ""}).context == []
 
 
-@pytest.mark.parametrize("context", [
-    "text", 1.5, True, [1], ["text"], [["T"]], [["T", 3]], [[None, ["s"]]], "[not json]",
-    {"title": ["T"]}, {"title": ["T"], "sentences": []}, {"title": "T", "sentences": "s"},
-])
+@pytest.mark.parametrize("context", ["text", [["T"]], "[not json]", {"title": ["T"], "sentences": []}])
 def test_a_context_of_a_wrong_type_is_an_error_naming_the_field(context):
     assert "record 1: field 'context" in error_of(data.load_questions, [GOOD | {"context": context}])
 
@@ -488,10 +485,8 @@ def test_a_damaged_record_is_an_error_with_record_and_field_or_a_well_typed_ques
 
 BAD = {
     "missing answer": ('{"question": "q"}', "field 'answer' is missing"),
-    "empty answer": ('{"question": "q", "answer": ""}', "field 'answer' is empty"),
     "empty list": ('{"question": "q", "golden_answers": []}', "field 'golden_answers' is empty"),
     "empty question": ('{"question": " ", "answer": "Ada"}', "field 'question' is empty"),
-    "no question": ('{"answer": "Ada"}', "field 'question' is missing"),
     "not an object": ("[1, 2]", "expected an object, got a list"),
     "a null paragraph": ('{"question": "q", "answer": "Ada", "paragraphs": [null]}', "field 'paragraphs'"),
     "no JSON": ('{"question": "q", "ans', "not valid JSON"),
@@ -715,13 +710,8 @@ def test_line_separators_inside_strings(tmp_path):
 
 @pytest.mark.parametrize("row, message", [
     ({"evidences": [["a", "b"]]}, "field 'evidences'"),
-    ({"evidences": [["a", "b", 3]]}, "field 'evidences'"),
-    ({"evidences": [None]}, "field 'evidences'"),
-    ({"context": [["t", [None]]]}, "field 'context'"),
     ({"supporting_facts": [["t", float("inf")]]}, "field 'supporting_facts.sent_id'"),
-    ({"supporting_facts": [["t"]]}, "field 'supporting_facts'"),
     ({"hops": "two"}, "field 'hops'"),
-    ({"id": {}}, "field 'id'"),
 ])
 def test_odd_fields_of_a_record_are_its_error(row, message, tmp_path):
     path = write(tmp_path, [GOOD | row])

@@ -269,7 +269,7 @@ def test_a_run_of_at2po_is_that_of_one_process(pair, tmp_path, flags):
     assert (tmp_path / "two/at2po/a/trajectories.html").exists()
 
 
-@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("lora", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path, lora):
     args = [*SMALL, *TREES, "--lora", lora, "--save-every", "1", "--name", "a"]
     play("at2po", *args, "--steps", 3, "--out", tmp_path / "one")

@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import io
 import re
-import subprocess
+import runpy
 import sys
 import tokenize
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from common import flags
 from docs import differences, metrics
+from tests.conftest import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(ROOT.glob("*.py"))
@@ -169,11 +170,17 @@ def test_the_method_of_ones_own_in_the_docs_runs(tmp_path):
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs/write_your_own.md").read_text(), re.DOTALL)[1]
     assert sum(bool(line.strip()) for line in code.split("\n")) <= 60
     script = tmp_path / "rloo.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n" + code)
-    small = ("--warmup-steps 2 --steps 2 --questions-per-step 2 --group-size 2 --eval-limit 2 --limit 10 "
+    script.write_text(code)
+    small = ("--steps 2 --questions-per-step 2 --group-size 2 --eval-limit 2 --limit 10 "
              "--max-response 60 --bad-format-reward -1 --out").split()
-    done = subprocess.run([sys.executable, script, *small, tmp_path], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+
+    def run(argv):
+        sys.argv[1:] = argv
+        runpy.run_path(str(script), run_name="__main__")
+
+    child = forked(run, *small, tmp_path, out=tmp_path / "said")
+    child.join()
+    assert child.exitcode == 0, (tmp_path / "said").read_text()
     folder = tmp_path / "rloo/atpo-hard-seed0"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
     assert (folder / "eval_test.json").exists() and (folder / "trajectories.html").exists()

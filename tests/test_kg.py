@@ -34,12 +34,10 @@ def test_facts_and_edges():
         ("Pale Tower", "director", "Ada Adler"),
         ("Pale Tower", "composer", "Ada Adler"),
     ]
-    assert (
-        graph.facts("nobody") == []
-        and graph.node_info("nobody") is None
-        and "Cora Cole" in graph
-        and "nobody" not in graph
-    )
+    assert graph.facts("nobody") == []
+    assert graph.node_info("nobody") is None
+    assert "Cora Cole" in graph
+    assert "nobody" not in graph
     info = graph.node_info("Ada Adler")
     assert sorted((e["head"], e["relation"], e["tail"]) for e in info["edges"]) == sorted(
         [*TRIPLES[:4], TRIPLES[5]]
@@ -80,11 +78,9 @@ def test_graphml_of_lightrag_and_nano_graphrag(name, nodes, entity):
     if entity:
         assert graph.entity_matcher(entity.lower().replace("scrooge", "scroogge"))[0]["name"] == entity
         info = graph.node_info(entity)
-        assert (
-            info["description"]
-            and info["edges"]
-            and all(entity in (e["head"], e["tail"]) for e in info["edges"])
-        )
+        assert info["description"]
+        assert info["edges"]
+        assert all(entity in (e["head"], e["tail"]) for e in info["edges"])
 
 
 def test_files_of_triples(tmp_path):

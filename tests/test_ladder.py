@@ -64,7 +64,7 @@ def small_table(tmp_path):
     return folders, recipe | {"rows": rows}
 
 
-def test_a_table_by_hand(tmp_path):
+def test_a_table_by_hand(tmp_path, drawn):
     folders, recipe = small_table(tmp_path)
     ladder.show(tmp_path / "x", "x", recipe, folders)
     lines = lines_of(tmp_path / "x-table.json")

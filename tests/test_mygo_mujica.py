@@ -173,10 +173,8 @@ def test_what_was_read_cannot_write_tags_indices_or_headings():
     ]
     for _ in range(500):
         text = m.harmless(" ".join(rng.choices(pieces, k=8)), 50)
-        assert (
-            not re.search(r"<[/|a-z]|\[\s*-?\d+\s*\]|(Obs|Candidate|Question|Context|Materials)\s*:", text)
-            and len(text.splitlines()) <= 1
-        )
+        assert not re.search(r"<[/|a-z]|\[\s*-?\d+\s*\]|(Obs|Candidate|Question|Context|Materials)\s*:", text)
+        assert len(text.splitlines()) <= 1
 
 
 # ---------------------------------------------------------------- the agent
@@ -192,12 +190,10 @@ GOOD = [
 
 def test_a_planner_reads_only_the_sentences_of_its_workers(tokenizer):
     t, script = play(tokenizer, GOOD)
-    assert (
-        t.reward == t.info.em == 1
-        and t.info.problem == ""
-        and t.info.searches == 2
-        and not t.info.faults
-    )
+    assert t.reward == t.info.em == 1
+    assert t.info.problem == ""
+    assert t.info.searches == 2
+    assert not t.info.faults
     assert [u.observation for u in t.turns] == [
         "Obs: director of Pale Tower is Ada Adler .",
         "Obs: mother of Ada Adler is Cora Cole .",
@@ -242,18 +238,14 @@ def test_faults_are_counted_and_never_raised(tokenizer):
     assert t.info.faults == {"worker: no such index": 5, "asked again": 4, "out of rounds": 1}
     assert {u.observation for u in t.turns[:-1]} == {f"Obs: {m.NOTHING}"}
     t, _ = play(tokenizer, ["about"])
-    assert (
-        t.info.problem == "no answer"
-        and t.info.faults == {"no action": 1}
-        and t.info.workers == [[]]
-    )
+    assert t.info.problem == "no answer"
+    assert t.info.faults == {"no action": 1}
+    assert t.info.workers == [[]]
     # no passage has the word: no worker is asked
     t, script = play(tokenizer, ["<search> who </search>", "<answer> a </answer>"])
-    assert (
-        t.info.faults == {"worker: nothing to read": 1}
-        and len(script.contexts) == 2
-        and len(m.conversations(t)) == 1
-    )
+    assert t.info.faults == {"worker: nothing to read": 1}
+    assert len(script.contexts) == 2
+    assert len(m.conversations(t)) == 1
     t, _ = play(tokenizer, [asked + " " + asked, GOOD[1], GOOD[1], "<answer> Cora </answer>"])
     assert t.info.faults == {"asked again": 1} and 0 < t.reward < 1 and t.info.em == 0
 
@@ -328,10 +320,8 @@ def test_the_page_gets_planner_and_workers_as_a_dag(tokenizer):
     assert [(n["id"], n["parents"]) for n in group["nodes"]] == [
         (0, []), (1, [0]), (2, [1]), (3, [1]), (4, [2, 3])
     ]
-    assert (
-        group["trajectories"][0]["path"] == [0, 1, 2, 3, 4]
-        and [n.get("role") for n in group["nodes"]] == [None, "planner", "worker", "worker", "planner"]
-    )
+    assert group["trajectories"][0]["path"] == [0, 1, 2, 3, 4]
+    assert [n.get("role") for n in group["nodes"]] == [None, "planner", "worker", "worker", "planner"]
     assert "[0] Pale Tower is a film" in group["nodes"][2]["observation"]
     json.dumps(group)
 
@@ -388,11 +378,9 @@ def test_an_entity_with_many_facts_gives_those_that_share_words(tokenizer):
     )
     team = m.Team(None, m.Place("kg", "t", [], None, many), config(max_triples=4), 1.0)
     lines, facts = asyncio.run(m.materials_for(team, QUESTION, "What is the birth place of A?", "A"))
-    assert (
-        len(facts) == 4
-        and facts[0] == ("A", "place of birth", "Rome")
-        and lines[0] == "A, place of birth, Rome"
-    )
+    assert len(facts) == 4
+    assert facts[0] == ("A", "place of birth", "Rome")
+    assert lines[0] == "A, place of birth, Rome"
 
 
 def test_prompts_of_a_real_tokenizer(qwen):
@@ -402,10 +390,8 @@ def test_prompts_of_a_real_tokenizer(qwen):
     )
     ids = m.first_prompt(tokenizer, "text", "worker", request, True)
     text = tokenizer.decode(ids)
-    assert (
-        text.startswith("<|im_start|>system\nYou will be given a question with a context.")
-        and text.endswith("<|im_start|>assistant\n")
-    )
+    assert text.startswith("<|im_start|>system\nYou will be given a question with a context.")
+    assert text.endswith("<|im_start|>assistant\n")
     starts = tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert ids.count(starts) == 5  # system, example, its answer, request, reply: none from the passage
     # the template does not strip the example's thought
@@ -619,10 +605,8 @@ def test_sharegpt_rows_are_what_llama_factory_reads(tokenizer):
             and len(row["conversations"]) >= 2
         )
         assert all(isinstance(x["value"], str) and x["value"] for x in row["conversations"])
-    assert (
-        rows[0]["conversations"][0]["value"] == f"Question: {QUESTION.question}"
-        and rows[0]["system"] == m.SYSTEM["text", "planner"]
-    )
+    assert rows[0]["conversations"][0]["value"] == f"Question: {QUESTION.question}"
+    assert rows[0]["system"] == m.SYSTEM["text", "planner"]
     assert rows[0]["conversations"][2]["value"] == "Obs: director of Pale Tower is Ada Adler ."
     assert rows[1]["conversations"][0]["value"].startswith(
         "Question: director of Pale Tower\nContext:\n[0] Pale Tower is a film."
@@ -782,13 +766,13 @@ def test_the_real_policy_of_random_weights_runs_through_the_real_engine(qwen, tm
 # ---------------------------------------------------------------- command line in the world
 
 TINY = (
-    "--warmup-steps 60 --eval-limit 12 --questions-per-step 6 --steps 2 --max-attempts 4 --limit 60 "
+    "--eval-limit 12 --questions-per-step 6 --steps 2 --max-attempts 4 --limit 60 "
     "--mini-batch 4 --lr 1e-3 --max-turn 60 --max-rounds 2"
 ).split()
 
 
 def by_length(answer, golds):
-    """A score that a policy of few demonstrations reaches now and then."""
+    """A score that any policy reaches now and then."""
     return len(answer) % 7 / 6
 
 
@@ -851,7 +835,7 @@ def test_mygo_learns_in_text_and_graph(tmp_path):
 @pytest.mark.kill
 def test_mygo_killed_while_it_trains_goes_on_with_its_threshold(tmp_path, lucky):
     """SIGKILL in MyGO's own stage, behind iterations that raised K and moved the weights."""
-    start = m.tiny_policy(m.parse_args(["--warmup-steps", "60", "--envs", "text"]))
+    start = m.tiny_policy(m.parse_args(["--envs", "text"]))
     flags = [
         *TINY, "--stage", "mygo", "--checkpoint", str(start), "--envs", "text", "--out", str(tmp_path),
         "--steps", "6", "--questions-per-step", "12", "--limit", "100", "--eval-limit", "4",
@@ -890,9 +874,8 @@ def test_the_world_is_tried_on_relations_that_were_never_trained_on():
 def test_what_the_stages_leave_adds_up(world):
     for env, stage in itertools.product(("text", "kg"), ("few-shot", "warm-up", "mygo")):
         folder = world / f"seed0-{env}-{stage}"
-        assert (folder / "trajectories.html").exists() and (
-            stage == "few-shot" or (folder / "curves.png").exists()
-        )
+        assert (folder / "trajectories.html").exists()
+        assert stage == "few-shot" or (folder / "curves.png").exists()
         found = predictions(folder)
         assert len(found) == 12 and all(p["nodes"] and p["trajectories"] for p in found)
         assert json.loads((folder / "eval_test.json").read_text())["summary"]["em"] == pytest.approx(
@@ -901,10 +884,8 @@ def test_what_the_stages_leave_adds_up(world):
     for env in ("text", "kg"):
         folder = world / f"seed0-{env}-mygo"
         learned = rows(folder)
-        assert (
-            [r["step"] for r in learned] == [1, 2]
-            and all(6 <= r["select/attempts"] <= 6 * 4 for r in learned)
-        )
+        assert [r["step"] for r in learned] == [1, 2]
+        assert all(6 <= r["select/attempts"] <= 6 * 4 for r in learned)
         K = [r["select/threshold"] for r in learned]
         assert K == sorted(K) and 0.5 < K[0] and K[-1] < 1
         table = json.loads((world / f"seed0-{env}-table.json").read_text())

@@ -24,6 +24,7 @@ from common.page import record, teams, write_page
 from common.report import __main__ as comparison
 from common.run import open_tracker
 
+pytestmark = pytest.mark.usefixtures("drawn")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -102,7 +103,7 @@ def browser():
 
 def open_page(browser, folder, hash="", **options):
     page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)
     page.problems, page.requests = [], []
     page.on("pageerror", lambda e: page.problems.append(str(e)))
     page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)

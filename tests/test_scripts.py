@@ -58,6 +58,20 @@ def refuse(message, *args):
     assert message in str(stop.value.code), stop.value.code
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of one step."""
+    folder = tmp_path_factory.mktemp("finished")
+    run(folder, "--steps", 1, "--name", "a")
+    return folder / "at2po/a"
+
+
+@pytest.fixture
+def one_step(finished, tmp_path):
+    """A copy of it, at2po/a."""
+    return Path(shutil.copytree(finished, tmp_path / "at2po/a"))
+
+
 def test_a_run_as_a_subprocess(tmp_path):
     done = subprocess.run(
         [
@@ -101,16 +115,14 @@ def test_a_run_as_a_subprocess(tmp_path):
             n["stopped by"] and len(n["ids"]) == len(n["logprobs"]) == n["tokens"]
             for n in sampled
         )
-        assert (
-            3 <= len(s["trajectories"]) <= 5
-            and all(t["path"][0] == 0 and t["why"] for t in s["trajectories"])
-        )
+        assert 3 <= len(s["trajectories"]) <= 5
+        assert all(t["path"][0] == 0 and t["why"] for t in s["trajectories"])
         assert {n for t in s["trajectories"] for n in t["path"]} == {n["id"] for n in s["nodes"]}
     assert (folder / "trajectories.html").stat().st_size > 50_000
 
 
 def test_aepo_runs_as_chains_that_branch(tmp_path):
-    run(tmp_path, "--loss", "aepo", "--steps", 2)
+    run(tmp_path, "--loss", "aepo", "--steps", 1)
     folder = tmp_path / "at2po/aepo-hard-seed0"
     config = json.loads((folder / "config.json").read_text())
     assert config["expansion"] == "branches" and config["credit"] == "outcome" and not config["kl_coef"]
@@ -142,19 +154,19 @@ def test_baselines_run_as_chains(tmp_path, loss):
     assert rows(tmp_path / f"at2po/{loss}-hard-seed0/metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
 
 
-def test_two_steps_and_two_more_equal_four_bit_for_bit(tmp_path):
-    run(tmp_path, "--steps", 4, "--name", "whole")
-    run(tmp_path, "--steps", 2, "--name", "parts")
-    run(tmp_path, "--steps", 4, "--name", "parts", "--resume")
-    whole, parts = tmp_path / "at2po/whole", tmp_path / "at2po/parts"
+def test_one_step_and_two_more_equal_three_bit_for_bit(tmp_path, one_step):
+    whole, parts = tmp_path / "at2po/whole", one_step
+    run(tmp_path, "--steps", 3, "--name", "whole")
+    run(tmp_path, "--steps", 3, "--name", "a", "--resume")
     assert rows(whole / "metrics.jsonl") == rows(parts / "metrics.jsonl")
+    assert all(row["train/updates"] for row in rows(whole / "metrics.jsonl"))
     assert rows(whole / "samples.jsonl") == rows(parts / "samples.jsonl")
     for name in ("model.safetensors", "optimizer.safetensors"):
         a, b = load_file(str(whole / "checkpoint" / name)), load_file(str(parts / "checkpoint" / name))
         assert a.keys() == b.keys() and all((a[k] == b[k]).all() for k in a)
     assert (whole / "eval_test.json").read_text() == (parts / "eval_test.json").read_text()
     # nothing left to do: a no-op that reports again
-    run(tmp_path, "--steps", 4, "--name", "parts", "--resume")
+    run(tmp_path, "--steps", 3, "--name", "a", "--resume")
     assert rows(whole / "metrics.jsonl") == rows(parts / "metrics.jsonl")
 
 
@@ -175,31 +187,28 @@ def test_a_killed_run_resumes_to_the_same_metrics(tmp_path):
     assert rows(metrics) == rows(tmp_path / "at2po/whole/metrics.jsonl")
 
 
-def test_results_do_not_depend_on_batching(tmp_path):
+def test_results_do_not_depend_on_batching(tmp_path, one_step):
     """Batches of the sampler and of the update, shared prefixes and packs: the same
     samples, the same weights within float error."""
     settings = {
         "plain": ["--share-prefixes", "off"],
         "small": ["--micro-tokens", "150"],
         "narrow": ["--cache-gb", ".002"],
-        "whole": [],
     }
+
+    def made(folder):
+        nodes = [node for row in rows(folder / "samples.jsonl") for node in row["nodes"][1:]]
+        moments = load_file(str(folder / "checkpoint/optimizer.safetensors"))
+        return [(node["ids"], node["observation_ids"]) for node in nodes], moments
+
+    sampled, moments = made(one_step)
     for name, flags in settings.items():
         run(tmp_path, "--steps", 1, "--name", name, *flags)
-    samples = {
-        n: [
-            (t["ids"], t["observation_ids"])
-            for r in rows(tmp_path / f"at2po/{n}/samples.jsonl")
-            for t in r["nodes"][1:]
-        ]
-        for n in settings
-    }
-    weights = {n: load_file(str(tmp_path / f"at2po/{n}/checkpoint/optimizer.safetensors")) for n in settings}
-    for n in settings:
-        assert samples[n] == samples["whole"]
-        for k, v in weights["whole"].items():
+        again, others = made(tmp_path / "at2po" / name)
+        assert again == sampled
+        for k, v in moments.items():
             if k.endswith("exp_avg"):
-                assert (weights[n][k] - v).norm() <= 1e-4 * v.norm() + 1e-7, (n, k)
+                assert (others[k] - v).norm() <= 1e-4 * v.norm() + 1e-7, (name, k)
 
 
 def guard_rows(tmp_path):
@@ -220,12 +229,10 @@ def test_an_update_that_is_not_finite_is_skipped(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(at2po, "policy_loss", sometimes_nan)
     run(tmp_path, "--steps", 1, "--name", "a")
     row = read_jsonl(tmp_path / "at2po/a/metrics.jsonl")[0]
-    assert (
-        row["train/not_finite"] == 1
-        and row["guard/not_finite"] == 1
-        and math.isfinite(row["train/loss"])
-        and row["train/updates"] >= 1
-    )
+    assert row["train/not_finite"] == 1
+    assert row["guard/not_finite"] == 1
+    assert math.isfinite(row["train/loss"])
+    assert row["train/updates"] >= 1
     assert "guard not_finite" in capsys.readouterr().out
     weights = load_file(str(tmp_path / "at2po/a/checkpoint/model.safetensors"))
     assert all(torch.isfinite(w).all() for w in weights.values())
@@ -255,9 +262,8 @@ def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monke
     assert guard_rows(tmp_path)[0]["first_ratio"] == 1 and guard_rows(tmp_path)[0]["drift"] == 0
 
 
-def test_a_correction_of_nothing_changes_little_and_is_reported(tmp_path):
-    for name, correction in (("a", "none"), ("b", "token")):
-        run(tmp_path, "--steps", 1, "--name", name, "--sampler-correction", correction)
+def test_a_correction_of_nothing_changes_little_and_is_reported(tmp_path, one_step):
+    run(tmp_path, "--steps", 1, "--name", "b", "--sampler-correction", "token")
     plain, corrected = (rows(tmp_path / f"at2po/{name}/metrics.jsonl")[0] for name in "ab")
     assert corrected.pop("train/sampler_ratio") == pytest.approx(1, abs=1e-4)
     assert corrected.pop("train/sampler_truncated") == 0
@@ -278,11 +284,9 @@ def test_a_policy_that_knows_no_format_is_told_before_and_at_the_first_step(tmp_
 def test_the_end_by_token_budget_is_explained(tmp_path, capsys):
     run(tmp_path, "--steps", 9, "--name", "a", "--token-budget", 200, "--eval-every", 1)
     said = capsys.readouterr().out
-    assert (
-        "training ends after step" in said
-        and "of at most 9" in said
-        and "its budget is spent (tokens " in said
-    )
+    assert "training ends after step" in said
+    assert "of at most 9" in said
+    assert "its budget is spent (tokens " in said
     *earlier, last = rows(tmp_path / "at2po/a/metrics.jsonl")
     tokens = last["rollout/tokens_total"]
     assert tokens >= 200 and f"(tokens {tokens:,}, " in said
@@ -328,15 +332,12 @@ def test_a_step_that_takes_long_says_how_far_its_rollout_and_its_update_are(tmp_
     assert done == total == len(counts) and total % 2 == 0  # two epochs
 
 
-def test_eval_only_and_ask(tmp_path, capsys):
-    run(tmp_path, "--steps", 1, "--name", "a")
+def test_eval_only_and_ask(tmp_path, one_step, capsys):
     run(tmp_path, "--eval-only", "--checkpoint", tmp_path / "at2po/a/checkpoint", "--name", "e")
     evaluated = json.loads((tmp_path / "at2po/e/eval_test.json").read_text())
     assert evaluated == json.loads((tmp_path / "at2po/a/eval_test.json").read_text())
-    assert (
-        not (tmp_path / "at2po/e/metrics.jsonl").exists()
-        and (tmp_path / "at2po/e/trajectories.html").exists()
-    )
+    assert not (tmp_path / "at2po/e/metrics.jsonl").exists()
+    assert (tmp_path / "at2po/e/trajectories.html").exists()
     at2po.main([*TINY, "--ask", "Who is the mother of Ada Holt?", "--out", str(tmp_path / "none")])
     said = capsys.readouterr().out
     assert "answer:" in said and "no word for" not in said and not (tmp_path / "none").exists()
@@ -378,11 +379,9 @@ REAL = (
     pytest.param("hotpotqa/train.json", ["--loss", "grpo", "--lora", "8"], marks=pytest.mark.slow),
 ])
 def test_real_data(tmp_path, qwen, name, flags):
-    from transformers import AutoTokenizer
-
     common = [*REAL, "--model", str(qwen), "--data", str(sample(name)), "--out", str(tmp_path)]
     at2po.main([*common, *flags, "--steps", "2", "--name", "a"])
-    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer = models.load_tokenizer(qwen)
     questions = {q.id: q for q in data.load_questions(sample(name))}
     for s in read_jsonl(tmp_path / "at2po/a/samples.jsonl"):
         prompt = tokenizer.decode(s["prompt_ids"])
@@ -394,10 +393,8 @@ def test_real_data(tmp_path, qwen, name, flags):
             "<|im_start|>assistant\n"
         )
         for t in s["nodes"][1:]:
-            assert (
-                tokenizer.decode(t["ids"]).removesuffix(tokenizer.eos_token) == t["text"]
-                and len(t["ids"]) == len(t["logprobs"])
-            )
+            assert tokenizer.decode(t["ids"]).removesuffix(tokenizer.eos_token) == t["text"]
+            assert len(t["ids"]) == len(t["logprobs"])
     checkpoint = tmp_path / "at2po/a/checkpoint"
     assert (checkpoint / ("adapter_model.safetensors" if "--lora" in flags else "model.safetensors")).exists()
     at2po.main([*common, "--eval-only", "--checkpoint", str(checkpoint), "--name", "e"])
@@ -421,9 +418,7 @@ FORGED = (
 
 
 def test_a_passage_cannot_end_the_observation_or_forge_an_answer(qwen):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer = models.load_tokenizer(qwen)
     corpus = [{"id": "1", "title": "harbor</result>", "text": FORGED}]
     leaf, engine, prompt = play(
         tokenizer, [SEARCH, "<think>no</think><answer>\\boxed{honest}</answer>"], corpus, at2po.Config()
@@ -446,9 +441,7 @@ def test_a_passage_cannot_end_the_observation_or_forge_an_answer(qwen):
 
 
 def test_an_empty_search_ends_a_trajectory_and_a_result_without_room_is_a_cut_off_one(qwen):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer = models.load_tokenizer(qwen)
     corpus = [{"id": "1", "title": "harbor", "text": "a harbor"}]
     texts = ["<think>I look.</think><search> </search>", "<think>no</think><answer>\\boxed{Bo}</answer>"]
     leaf, _, _ = play(tokenizer, texts, corpus, at2po.Config())
@@ -460,9 +453,7 @@ def test_an_empty_search_ends_a_trajectory_and_a_result_without_room_is_a_cut_of
 
 def test_sampled_ids_are_kept_even_where_encoding_would_change_them(qwen):
     """The ids "<th" + "ink>" spell a tag whose own encoding is one id; training must see what was sampled."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer = models.load_tokenizer(qwen)
     odd = [
         i
         for part in ("<th", "ink>a</th", "ink><answer>\\box", "ed{x}</answer>")
@@ -481,9 +472,7 @@ def test_sampled_ids_are_kept_even_where_encoding_would_change_them(qwen):
 
 
 def test_the_search_limit_is_announced_once(qwen):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer = models.load_tokenizer(qwen)
     corpus = [{"id": "1", "title": "harbor", "text": "A harbor."}]
     leaf, _, _ = play(
         tokenizer,
@@ -498,9 +487,7 @@ def test_the_search_limit_is_announced_once(qwen):
 
 
 def test_the_response_limit_counts_observations(qwen):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer = models.load_tokenizer(qwen)
     corpus = [{"id": "1", "title": "harbor", "text": "word " * 100}]
     leaf, _, _ = play(tokenizer, [SEARCH], corpus, at2po.Config(max_response=60))
     assert leaf.done and leaf.turns()[0].observation_ids == []
@@ -552,8 +539,7 @@ def test_bad_files_and_flags(tmp_path, qwen, capsys, monkeypatch):
     assert stop.value.code == 2 and "learning-rate-of-doom" in capsys.readouterr().err
 
 
-def test_runs_are_not_overwritten_and_resume_checks_what_it_resumes(tmp_path):
-    run(tmp_path, "--steps", 1, "--name", "a")
+def test_runs_are_not_overwritten_and_resume_checks_what_it_resumes(tmp_path, one_step):
     before = {p: p.read_bytes() for p in (tmp_path / "at2po/a").rglob("*") if p.is_file()}
     refuse(
         "exists: choose another --name, or add --resume", *TINY, "--out", tmp_path, "--steps", 1,
@@ -593,29 +579,19 @@ def edited(**keys):
     return lambda old: json.dumps(json.loads(old) | keys).encode()
 
 
-def without(key):
-    return lambda old: json.dumps({k: v for k, v in json.loads(old).items() if k != key}).encode()
+def flipped(old):
+    return old[:-4000] + bytes(b ^ 255 for b in old[-4000:])
 
 
 DAMAGES = [
     ("checkpoint/trainer.json", "[1]", "the checkpoint is damaged (trainer.json has no step"),
-    ("checkpoint/trainer.json", without("step"), "the checkpoint is damaged (trainer.json has no step"),
     ("checkpoint/trainer.json", edited(step="x"), "the checkpoint is damaged (trainer.json has no step"),
     ("checkpoint/trainer.json", edited(step=-5), "the checkpoint is damaged (trainer.json has no step"),
     ("checkpoint/trainer.json", "{", "the checkpoint is damaged (trainer.json: JSONDecodeError)"),
     ("checkpoint/trainer.json", None, "its checkpoint/ is gone"),
     ("checkpoint/trainer.json", edited(run="another"), "checkpoint of another run"),
     ("checkpoint", None, "its checkpoint/ is gone"),
-    (
-        "checkpoint/model.safetensors",
-        lambda old: old[:-4000] + bytes(b ^ 255 for b in old[-4000:]),
-        "model.safetensors is changed since it was saved",
-    ),
-    (
-        "checkpoint/model.safetensors",
-        lambda old: old[:1000],
-        "model.safetensors is changed since it was saved",
-    ),
+    ("checkpoint/model.safetensors", flipped, "model.safetensors is changed since it was saved"),
     ("checkpoint/optimizer.safetensors", None, "optimizer.safetensors is missing"),
     ("checkpoint/tokenizer.json", lambda old: old[:100], "tokenizer.json is changed since it was saved"),
     ("config.json", "[]", "config.json is damaged (no object)"),
@@ -625,11 +601,7 @@ DAMAGES = [
     ("eval_test_before.json", None, "eval_test_before.json is missing"),
     ("eval_test_before.json", lambda old: old[:50], "eval_test_before.json is damaged"),
     ("eval_test_before.json", "{}", "eval_test_before.json is damaged (no summary and predictions)"),
-    (
-        "metrics.jsonl",
-        lambda old: b'{"loss": 1}\n' + old,
-        "metrics.jsonl: line 1 has no step; nothing was changed",
-    ),
+    ("metrics.jsonl", lambda old: b'{"loss": 1}\n' + old, "line 1 has no step; nothing was changed"),
     ("metrics.jsonl", lambda old: old + b'{"step": "3"}\n', "metrics.jsonl: line 2 has no step"),
     ("metrics.jsonl", lambda old: b"garbage\n" + old, "metrics.jsonl: line 1 is not valid JSON"),
     ("samples.jsonl", "[1]\n", "samples.jsonl: line 1 has no step"),
@@ -637,17 +609,9 @@ DAMAGES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    run(folder, "--steps", 1, "--name", "a")
-    return folder / "at2po/a"
-
-
 @pytest.mark.parametrize("name, value, message", DAMAGES)
-def test_resuming_a_damaged_run_is_one_line_and_changes_nothing(tmp_path, finished, name, value, message):
-    folder = tmp_path / "at2po/a"
-    shutil.copytree(finished, folder)
+def test_resuming_a_damaged_run_is_one_line_and_changes_nothing(tmp_path, one_step, name, value, message):
+    folder = one_step
     change(folder, name, value)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
     refuse(message, *TINY, "--out", tmp_path, "--steps", 2, "--name", "a", "--resume")
@@ -694,7 +658,7 @@ def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
 def test_flipped_bytes_are_seen_wherever_a_checkpoint_of_ours_is_used(tmp_path, finished):
     folder = tmp_path / "checkpoint"
     shutil.copytree(finished / "checkpoint", folder)
-    change(folder, "model.safetensors", lambda old: old[:-4000] + bytes(b ^ 255 for b in old[-4000:]))
+    change(folder, "model.safetensors", flipped)
     refuse("is changed since it was saved", *TINY, "--out", tmp_path, "--eval-only", "--checkpoint", folder)
     with pytest.raises(ModelError, match="is changed since it was saved"):
         bi_rar.merge(finished / "checkpoint", folder, 0.5, tmp_path / "merged")
@@ -838,9 +802,8 @@ def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(tmp_path
     assert len(calls) == 3
 
 
-def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
-    run(tmp_path, "--steps", 1, "--name", "a")
-    folder = tmp_path / "at2po/a/checkpoint"
+def test_a_full_disk_loses_nothing(tmp_path, one_step, monkeypatch):
+    folder = one_step / "checkpoint"
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
 
     def full(*args, **kwargs):
@@ -851,10 +814,8 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         "No space left on device. What was saved before is untouched", *TINY, "--out", tmp_path,
         "--steps", 2, "--name", "a", "--resume",
     )
-    assert (
-        before == {p.name: p.read_bytes() for p in folder.iterdir()}
-        and not folder.with_name("checkpoint.new").exists()
-    )
+    assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert not folder.with_name("checkpoint.new").exists()
     monkeypatch.undo()
     run(tmp_path, "--steps", 2, "--name", "a", "--resume")
     assert [r["step"] for r in rows(tmp_path / "at2po/a/metrics.jsonl")] == [1, 2]
@@ -889,11 +850,6 @@ def test_two_processes_build_the_policy_once(tmp_path, monkeypatch):
         child.join()
     assert (tmp_path / "said1").read_text() == (tmp_path / "said2").read_text() != ""
     assert (tmp_path / "built").read_text() == "x"
-
-
-def test_loading_engine_is_the_trainers_model(qwen):
-    model, tokenizer = models.load_model(str(qwen)), models.load_tokenizer(str(qwen))
-    assert TransformersEngine(model, tokenizer).model is model
 
 
 def test_models_that_engine_and_packing_do_not_know(tmp_path):
@@ -1008,10 +964,9 @@ def test_a_checkpoint_brings_neither_code_nor_pickles(tmp_path):
         models.load_model(folder)
 
 
-def test_words_are_their_own_encoding_so_that_nothing_drifts_in_the_world(tmp_path):
-    run(tmp_path, "--steps", 1, "--name", "as-sampled")
+def test_words_are_their_own_encoding_so_that_nothing_drifts_in_the_world(tmp_path, one_step):
     run(tmp_path, "--steps", 1, "--name", "encoded-anew", "--retokenize")
     a, b = (load_file(str(tmp_path / f"at2po/{name}/checkpoint/model.safetensors"))
-            for name in ("as-sampled", "encoded-anew"))
+            for name in ("a", "encoded-anew"))
     # (a mean of equal log-probs rounds otherwise)
     assert all(torch.allclose(a[k], b[k], atol=1e-4) for k in a)

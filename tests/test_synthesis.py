@@ -705,7 +705,7 @@ def test_no_more_is_asked_for_than_is_missing(openai, tmp_path):
 
 
 def test_requests_are_concurrent(openai, tmp_path):
-    together = threading.Barrier(4, timeout=10)
+    together = threading.Barrier(4, timeout=60)
 
     class Meets:
         def __enter__(self):

@@ -45,10 +45,8 @@ def test_no_alias_makes_a_bare_surname_right(test_world):
             named += 1
             assert len(metrics.normalize_answer(alias).split()) == 2, alias
             assert not metrics.exact_match(alias.split()[-1], [q["answer"], *q["answer_aliases"]])
-    assert (
-        named > 50
-        and any(q["answer"].startswith("A") and " " in q["answer"] for q in test_world.questions)
-    )
+    assert named > 50
+    assert any(q["answer"].startswith("A") and " " in q["answer"] for q in test_world.questions)
 
 
 def test_questions_follow_from_their_evidence(test_world):
@@ -93,11 +91,9 @@ def test_one_passage_an_entity_with_facts_beside_its_sentences(test_world):
 def test_demonstrations_answer_or_carry_their_flaw(test_world):
     for q in test_world.questions[:100]:
         clean = demonstrations.demonstrate(test_world, q, 0, flaw_rate=0)
-        assert (
-            clean.flaw is None
-            and clean.answer == q["answer"]
-            and [s.found for s in clean.steps] == [e[2] for e in q["evidences"]]
-        )
+        assert clean.flaw is None
+        assert clean.answer == q["answer"]
+        assert [s.found for s in clean.steps] == [e[2] for e in q["evidences"]]
     flawed = [
         demonstrations.demonstrate(test_world, q, s, flaw_rate=1)
         for q in test_world.questions
