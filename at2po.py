@@ -144,8 +144,8 @@ WORLD = dict(
     eval_every=10,
 )
 # The world's second level, which is what runs without flags: here turns are clipped. Two passes over fewer
-# questions; again M + L N = 4 + 3 * 6 = 22 leaves. The learning rate was chosen on dev for each kind of
-# ratio: 2e-4 for turns, 1e-4 for tokens (results/notes/at2po.md).
+# questions; again M + L N = 4 + 3 * 6 = 22 leaves. The learning rate was chosen on dev for each method:
+# 2e-4 for ATPO, GRPO and most others, 1e-4 for AEPO, 4e-4 for DAPO (results/notes/at2po.md).
 HARD = WORLD | dict(
     world="hard",
     limit=1500,
@@ -764,11 +764,9 @@ def parse_args(argv=None):
     loss = given.get("--loss", "atpo")
     paper = default = replace(Config(), **baselines.defaults(loss))
     if in_world:
-        level, settings = "hard", HARD
-        if given.get("--world") == "plain":
-            level, settings = "plain", WORLD
+        settings = WORLD if given.get("--world") == "plain" else HARD
         # a baseline's own numbers stand over the world's
-        default = replace(Config(), **settings | baselines.defaults(loss, level))
+        default = replace(Config(), **settings | baselines.defaults(loss, in_world=True))
     return resolve(flags.cli(default, paper, __doc__, argv))
 
 

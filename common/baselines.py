@@ -44,18 +44,16 @@ GROUPS = ("none", "branches")  # expansions that make a baseline's group; the ot
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio a sequence
 
 
-def defaults(loss, world=""):
-    """{flag: default} of --loss. world: "plain" or "hard", the level of the embedded world; empty = a model.
+def defaults(loss, in_world=False):
+    """{flag: default} of --loss.
 
-    >>> defaults("gspo"), defaults("atpo", "hard")
+    >>> defaults("gspo"), defaults("atpo", in_world=True)
     ({'expansion': 'none', 'clip_low': 0.0003, 'clip_high': 0.0004}, {})
     """
     baseline = BASELINES.get(loss, Baseline())
     found = dict(baseline.flags)
-    if world and loss == "gspo":  # ten times the paper's, as for ATPO
+    if in_world and loss == "gspo":  # ten times the paper's, as for ATPO
         found |= dict(clip_low=3e-3, clip_high=4e-3)
-    if world == "hard" and loss in TOKEN_RATIOS:
-        found["lr"] = 1e-4
     return found
 
 
