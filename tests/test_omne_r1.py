@@ -1077,7 +1077,8 @@ def test_rows_of_tables_are_what_they_say():
         found = {}
         recipe = ladder.read_tables("omne_r1")[name]
         jobs, folders = ladder.jobs_of(recipe, Path("runs/omne_r1"), "t", 0, [])
-        by_run = {job.run.name: omne_r1.stages_of(omne_r1.parse_args(job.flags)) for job in jobs}
+        by_run = {
+            run.name: omne_r1.stages_of(omne_r1.parse_args(flags)) for run, (flags, _) in jobs.items()}
         for label, folder in folders.items():
             found[label], = ((name, *of) for run, made in by_run.items() for name, of in made.items()
                              if f"{run}-{name}" == folder.name)

@@ -10,8 +10,10 @@ tokens in tables."""
 import asyncio
 import hashlib
 import json
+import queue
 import re
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from common.engine import Generation
 from common.files import Keyed, warn
@@ -101,9 +103,19 @@ class ServedEngine:
     def __init__(self, url, model, tokenizer):
         self.chat = Chat(url, model, "--policy")
         self.tokenizer = tokenizer
-        self.pool = ThreadPoolExecutor(CONCURRENT)
         self.pending = set()
         self.kept = None
+        self.asked = queue.SimpleQueue()
+        for _ in range(CONCURRENT):  # daemons: the program need not outlast a server that hangs
+            threading.Thread(target=self.work, daemon=True).start()
+
+    def work(self):
+        while True:
+            answer, messages, options = self.asked.get()
+            try:
+                answer.set_result(self.said(messages, options))
+            except BaseException as error:  # to whoever waits for the answer
+                answer.set_exception(error)
 
     def keep(self, file):
         """From here on what was said is on file at once; what stands there is not asked for."""
@@ -129,9 +141,11 @@ class ServedEngine:
             options["stop"] = list(stop)
         if messages[-1]["role"] == "assistant":
             options["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        asked = self.pool.submit(self.said, messages, options)
-        self.pending.add(asked)
-        row = await asyncio.wrap_future(asked)
+        answer = Future()
+        answer.set_running_or_notify_cancel()
+        self.pending.add(answer)
+        self.asked.put((answer, messages, options))
+        row = await asyncio.wrap_future(answer)
         ids = self.tokenizer.said(row["text"])
         if row["stop_reason"] == "eos":
             ids.append(self.tokenizer.eos_token_id)
