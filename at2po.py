@@ -754,7 +754,7 @@ def reproduce(cfg):
         report.show_averages(before, AVERAGES)
         report.show_averages(evaluate_now(), AVERAGES)
         compared = {"before": [(folder.path, "before")], "after": [folder.path]}
-        columns = {"searches": ("eval", "searches", ".2f"), "tokens": ("eval", "tokens", ".0f")}
+        columns = {"searches": ("eval", "searches", ".2f")}
         report.method_table(None, str(folder.path), compared, "before", columns=columns, means=False)
 
 
