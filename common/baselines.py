@@ -146,7 +146,7 @@ def overlong_penalty(length, limit):
     App. B.4 has lost the buffer's size; 2,000 are in a part of the authors' scripts that is off, and a
     seventh of the limit in the embedded world.
 
-    >>> [overlong_penalty(n, 700) for n in (600, 650, 700)], overlong_penalty(5192, 6192)
+    >>> [overlong_penalty(n, 700) for n in (500, 650, 700)], overlong_penalty(5192, 6192)
     ([0.0, -0.5, -1.0], -0.5)
     """
     buffer = 2000 if limit > 2000 else limit / 7

@@ -317,6 +317,15 @@ def test_one_turn_is_gspo():
         )
     torch.testing.assert_close(loss, expected)
     assert at2po.atpo_loss(new, old, advantages, MASK, TURNS, 0.005, 0.01)[0] != loss
+    batch = SimpleNamespace(old_logprobs=old, advantages=advantages, response_mask=MASK, turn_ids=TURNS)
+    cfg = replace(CFG, loss="gspo", clip_low=.005, clip_high=.01)
+    assert at2po.policy_loss(new, batch, cfg, 2, 5)[0] == loss
+
+
+def test_a_huge_ratio_stays_finite():
+    one = torch.ones(1, 1)
+    loss, _ = at2po.atpo_loss(0 * one, -200 * one, -one, one.bool(), 0 * one.long())
+    assert loss == pytest.approx(math.exp(10))
 
 
 def test_what_a_broadcast_would_hide_is_refused_in_words():
@@ -409,6 +418,8 @@ def test_update_spread():
     turns = torch.tensor([[-1, 0, 0, -1, 1, 1, -1], [-1, 0, -1, -1, -1, -1, -1]])
     # 1 for the even sequence, 0 for the one of a single turn
     assert at2po.update_spread(even, mask, turns) == pytest.approx(0.5)
+    three = torch.tensor([[0, 1, -1], [0, 1, 2]])  # each by its own number of turns
+    assert at2po.update_spread((three >= 0) * .1, three >= 0, three) == pytest.approx(1)
     uneven = even.clone()
     uneven[0, 4:6] = 0  # shares 1 and 0: softmax = e/(1+e), 1/(1+e)
     p = math.e / (1 + math.e)

@@ -336,7 +336,8 @@ def test_a_token_counts_as_clipped_only_where_the_clip_acts():
     assert clipped == [1, 1, 2, 0]
 
 
-def test_a_training_step_is_grpo_written_out(scorer):
+@pytest.mark.parametrize("grad_clip", [1.0, 1e9])  # with a clip the loss's scale is lost
+def test_a_training_step_is_grpo_written_out(scorer, grad_clip):
     """Two mini-batches with a KL term, one of them with a group of one reward, against Eq 8-9 in plain
     PyTorch: mean over all trajectories of the mini-batch of the mean over their tokens."""
     groups = [
@@ -346,7 +347,8 @@ def test_a_training_step_is_grpo_written_out(scorer):
     ]
     _, tokenizer = scorer
     initial = tiny.tiny_model(tokenizer, width=32, seed=1)
-    cfg = bi_rar.Config(group_size=3, mini_batch=2, clip=.02, kl_coef=.1, temperature=1.0)
+    cfg = bi_rar.Config(group_size=3, mini_batch=2, clip=.02, kl_coef=.1, temperature=1.0,
+                        grad_clip=grad_clip)
     model = tiny.tiny_model(tokenizer, width=32)
     row = one_step(model, initial, sgd(model), groups, cfg)
 
@@ -369,7 +371,7 @@ def test_a_training_step_is_grpo_written_out(scorer):
                 objective = torch.minimum(ratio * A, ratio.clamp(.98, 1.02) * A) - .1 * kl
                 loss -= (objective * mask).sum() / mask.sum() / (3 * len(part))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), grad_clip)
         optimizer.step()
         optimizer.zero_grad()
     for own, other in zip(model.parameters(), expected.parameters(), strict=True):

@@ -13,6 +13,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 from common import rollout
+from common.data import Question
 from common.gpu import tree_attention
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn, collate
@@ -352,3 +353,16 @@ def test_the_walkthrough_runs_in_a_cell():
     def cell():
         exec(compile(source, "walkthrough", "exec"), {"__name__": "cell"})
     in_a_cell(cell)
+
+
+def test_v_reads_the_state_before_a_token():
+    from common.model import token_values
+    places = torch.arange(9.0).view(1, 9, 1)
+    batch = collate([three_turns()])
+    assert token_values(torch.nn.Identity(), batch, places).tolist() == [[0, 0, 1, 2, 0, 4, 5, 6, 7]]
+
+
+def test_a_question_that_is_drawn_twice_gets_two_seeds():
+    a, b = (Question(name, "Who?", []) for name in "ab")
+    seeds = rollout.question_seeds([a, b, a], 0)
+    assert len(set(seeds)) == 3 and seeds[:2] == rollout.question_seeds([a, b], 0)
