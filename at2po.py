@@ -18,7 +18,7 @@ are divided by the population's std; there is no KL term.
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           spread of an update           update_spread
 
-    python at2po.py                               the embedded world, two CPU cores, three minutes
+    python at2po.py                               the embedded world, two CPU cores, two minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
     python -m common.ladder at2po table1 --seeds 5      the paper's Table 1 in the embedded world
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting; a search server; not run (docs/gpu.md)

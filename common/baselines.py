@@ -155,8 +155,10 @@ def overlong_penalty(length, limit):
 
 def penalize_overlong(roots, limit):
     """DAPO: the overlong penalty, off the reward of every leaf. limit: --max-response."""
-    for t in (leaf.trajectory for root in roots for leaf in root.leaves()):
-        t.reward += overlong_penalty(t.length - len(t.prompt_ids), limit)
+    for root in roots:
+        for leaf in root.leaves():
+            length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
+            leaf.trajectory.reward += overlong_penalty(length, limit)
 
 
 def chosen_to_learn(loss, roots, most):
@@ -215,7 +217,8 @@ def balance_entropy(batches):
     """AEPO: A (1 + .2 z), z being the entropy of the token's distribution, standardised over the sampled
     tokens that an update learns from: what the policy was uncertain of counts for more."""
     entropies = distributed.of_all_ranks(b.entropies[b.response_mask] for b in batches if b.weight)
-    mean, std = float(entropies.mean()), float(entropies.std(correction=0)) or 1.0
+    mean = float(entropies.mean())
+    std = float(entropies.std(correction=0)) or 1.0
     for b in batches:
         z = torch.where(b.response_mask, (b.entropies - mean) / std, 0.0)
         b.advantages = b.advantages * (1 + ENTROPY_WEIGHT * z)
