@@ -941,7 +941,7 @@ def line_scorer(cfg, start):
             make, level = hard.groups, [hard.parse(cfg.world)]
         made = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, cfg.world_size, *level)
         say(f"training the scorer on the lines of {8 * SCORER_STEPS} demonstrations")
-        batches = (rollout.collate(g, pack_tokens=512) for g in made)
+        batches = (rollout.collate(g, pack_tokens=128) for g in made)
         tiny.warm_up(model, batches, SCORER_STEPS, lr=1e-3)
         return model, tokenizer
 

@@ -95,19 +95,15 @@ def load_cases(cfg, paper_eval, validate, candidates):
     return cases, evals
 
 
-def searched(evals, searches, beam, comparisons=True):
+def searched(evals, searches, beam):
     """The evaluation sets, once for each of these ways to search them."""
     endings = {"greedy": "", "ranking": "", "beam": f"-beam{beam}"}
     found = []
     for e in evals:
-        cases = e.cases
-        if not comparisons:
-            cases = [c for c in cases if not metrics.is_two_way(about(c))]
-            say(f"{e.name}: without {len(e.cases) - len(cases)} comparisons")
         for search in searches:
             name = e.name + endings.get(search, f"-{search}")
-            if cases:  # with labels
-                found.append(Questions(name, cases, search))
+            if e.cases:  # with labels
+                found.append(Questions(name, e.cases, search))
     return found
 
 

@@ -1323,6 +1323,7 @@ def test_bad_flags_and_files(tmp_path, policy_folder):
     refuse("--model :", "--graph", "cs=a.graphml")
     refuse("no such file", *at, "--graph", "cs=nowhere.graphml")
     refuse("needs --judge", "--score", "a.jsonl")
+    refuse("words its own questions", "--teacher", "http://127.0.0.1:9/v1", "--out", tmp_path)
     refuse("its questions stand in", *at, "--graph", "http://127.0.0.1:9")
     refuse("run --stage sft first", "--data", "world", *at, "--stage", "rl", "--name", "x", *SMALL)
     triples = tmp_path / "t.jsonl"

@@ -138,6 +138,8 @@ def check(cfg):
     if cfg.data == "world":
         if cfg.graph:
             flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
+        if cfg.teacher != "template":
+            flags.refuse("teacher", cfg.teacher, "not with --data world, which words its own questions")
         return
     if not cfg.graph and not cfg.score:
         flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "

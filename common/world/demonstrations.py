@@ -121,6 +121,18 @@ def name_words():
     return lists
 
 
+def name_ids(tokenizer):
+    return [tokenizer.convert_tokens_to_ids(words) for words in name_words()]
+
+
+def exchanged(names, rng):
+    """{a name's word: the one that takes its place}, as ids; names: name_ids."""
+    new = {}
+    for ids in names:
+        new.update(zip(ids, rng.sample(ids, len(ids)), strict=True))
+    return new
+
+
 def groups(tokenizer, render, index, steps, flaw_rate, size,
            worlds=None, demonstrate=demonstrate, early_rate=.1):
     """Yields `steps` lists of the trajectories of eight demonstrations from four warm-up worlds, the same in
@@ -132,13 +144,11 @@ def groups(tokenizer, render, index, steps, flaw_rate, size,
     [Trajectory]. worlds, demonstrate: of another level (world/hard.py)."""
     worlds = worlds or [make_world("warmup", seed, size, questions=1500) for seed in range(4)]
     worlds = [(world, index(world)) for world in worlds]
-    names = [tokenizer.convert_tokens_to_ids(words) for words in name_words()]
+    names = name_ids(tokenizer)
     rng = random.Random(0)
 
     def shuffled(trajectory):
-        new = {}
-        for ids in names:
-            new.update(zip(ids, rng.sample(ids, len(ids)), strict=True))
+        new = exchanged(names, rng)
         trajectory.prompt_ids = [new.get(i, i) for i in trajectory.prompt_ids]
         for turn in trajectory.turns:
             turn.ids = [new.get(i, i) for i in turn.ids]

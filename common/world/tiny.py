@@ -226,17 +226,21 @@ def tiny_model(tokenizer, width=128, seed=0):
     return model
 
 
-def warm_up(model, batches, total, lr=2e-3):
-    """The losses of supervised training on the sampled tokens of `total` batches."""
+def likelihood_loss(model, batch):
+    """Of the sampled tokens."""
+    batch = batch.to(model.device)
+    return -token_logprobs(model, batch).sum() / batch.response_mask.sum()
+
+
+def warm_up(model, batches, total, lr=2e-3, loss_of=likelihood_loss):
+    """The losses of supervised training on `total` batches."""
     began = time.time()
     losses = []
     optimizer = training.make_optimizer(model, lr, betas=(.9, .98))
     for step, batch in enumerate(batches):
         lr_now = training.cosine_lr(step, total, lr, lr / 20, warmup=20)
         training.set_lr(optimizer, lr_now)
-        batch = batch.to(model.device)
-        logprobs = token_logprobs(model, batch)
-        loss = -logprobs.sum() / batch.response_mask.sum()
+        loss = loss_of(model, batch)
         loss.backward()
         training.clip_gradient(model)
         optimizer.step()
