@@ -333,7 +333,7 @@ def choose_nodes(root, cfg, rng):
 
     def uncertainty(node):
         if node is root:
-            # it has no turn, so entropy 0; what was sampled from it are its children, chains and first turns
+            # no turn, so entropy 0; its children, chains and first turns, are what was sampled from it
             return -REGENERATION_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - REGENERATION_PENALTY * node.regenerated
 
@@ -953,7 +953,7 @@ in brackets takes the other reading.
     search limit      After 6 searches the seventh is answered by LIMIT_MESSAGE, which is a bad format, and an
                       eighth ends the trajectory. The code repeats the message.
     penalty           The paper counts how often a turn was regenerated, the code its siblings. Here it is the
-                      paper's count, with the code's .05.
+                      paper's count, with the code's .05; the root's is of its children but the first.
     the choice        Answers are never regenerated and the root may be, as in the code.
     told of the limit The code never regenerates such a turn. Here it is a turn like others.
     all answered      Each round then starts N new chains, as in the code: a tree always has M + L N leaves.

@@ -100,7 +100,7 @@ class Config(flags.PassageFlags):
     step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the reasoning step | sec. 2
     # whether the turn that answers is a reasoning step; off: a right answer without a search earns 0
     answer_step: Literal["on", "off"] = "on"
-    explain_limit: int = 200        # evaluated trajectories a set whose distances are measured, for the page
+    explain_limit: int = 100        # evaluated trajectories a set whose distances are measured, for the page
 
     # ---- update
     data: str = "search-r1"         # training questions: file, hub name, or "world"; NQ and HotpotQA | sec. 4

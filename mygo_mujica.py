@@ -408,7 +408,7 @@ class Report:
     problem: str = ""           # why that is nothing
     selected: list = field(default_factory=list)    # indices of materials
     found: list = field(default_factory=list)       # entities that the selected triples lead to
-    tokens: int = 0             # sampled by its planner and all workers; GRPO divides by them
+    tokens: int = 0             # sampled by its planner and all workers; Eq 4's loss divides by them
 
 
 @dataclass
@@ -516,7 +516,7 @@ def score(trajectory, question):
     info.searches = sum(map(len, info.workers))
     info.tokens = sum(c.sampled_tokens for c in conversations(trajectory))
     for c in conversations(trajectory):
-        c.info.tokens = info.tokens  # GRPO alone divides by them (Eq 4)
+        c.info.tokens = info.tokens  # by which Eq 4's loss divides
     return trajectory
 
 
@@ -533,12 +533,13 @@ R_SUP = 1.0  # the largest reward there is: F1
 
 def next_threshold(previous, mean_reward, r_sup=R_SUP):
     """K := max(K', (mean_r + r_sup) / 2), mean_r over the first attempts (sec. 3.3; the printed form would
-    select nothing: see DIFFERENCES, at the file's end).
+    select nothing: see DIFFERENCES, at the file's end). Where all of them are perfect r > K would select
+    nothing either, so K stays a millionth below r_sup.
 
-    >>> next_threshold(.5, .4), next_threshold(.8, .4)
-    (0.7, 0.8)
+    >>> next_threshold(.5, .4), next_threshold(.8, .4), next_threshold(.8, 1.0)
+    (0.7, 0.8, 0.999999)
     """
-    return max(previous, (mean_reward + r_sup) / 2)
+    return min(max(previous, (mean_reward + r_sup) / 2), r_sup - 1e-6)
 
 
 async def attempts(team, question, first, K, seed):
@@ -561,8 +562,7 @@ def sample(team, questions, step, K, rises=True):
     first = team.run(plan(team, q, "attempt0", seed) for q, seed in zip(questions, seeds, strict=True))
     if rises:
         mean_reward = sum(t.reward for t in first) / len(first)
-        # if every first attempt were perfect, K would be r_sup, and r > K would select nothing
-        K = min(next_threshold(K, mean_reward), R_SUP - 1e-6)
+        K = next_threshold(K, mean_reward)
     begun = zip(questions, first, seeds, strict=True)
     made = team.run(attempts(team, q, t, K, seed) for q, t, seed in begun)
     return made, K
@@ -1448,8 +1448,9 @@ Małgorzata Braunek, which excatly meets our need. </think>
 
 DIFFERENCES = """\
 Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup). That is at least r_sup, so
-r > K would select nothing. We read the midpoint, K := max(K', (mean_r + r_sup) / 2). Eq 4 is printed as
-A min(rho, clip(rho)), which is not GRPO's min(rho A, clip(rho) A) where A < 0. Ours is GRPO's.
+r > K would select nothing. We read the midpoint, K := max(K', (mean_r + r_sup) / 2), kept a millionth below
+r_sup. Eq 4 is printed as A min(rho, clip(rho)), which is not GRPO's min(rho A, clip(rho) A) where A < 0. Ours
+is GRPO's.
 
 We use neither Proposition 3.1 nor 3.2; we could not confirm their proofs.
 

@@ -837,6 +837,9 @@ def conversation_of(tokenizer, row, think, apart=True):
             text = message["value"]
             if think == "off":
                 text = THOUGHT.sub("", text).strip()
+            if not text:
+                raise data.DataError(f"conversation {row['id']}: of a message of thoughts alone --think off "
+                                     "has nothing left")
             ids = encode_turn(tokenizer, text, apart)
             turns.append(Turn(ids, [0.0] * len(ids), "", text))
         else:
@@ -886,8 +889,10 @@ def sft_weights(batch, tags, weight):
 
 def weighted_loss(logprobs, weights, total):
     """Algorithm 1, lines 16 to 30: sum of w (-log p) / total, of (B, T) with weights 0 where nothing is
-    learned. total: the sum of the weights of all that is averaged over, of which this may be a part."""
-    return -(weights * logprobs).sum() / max(total, 1e-8)
+    learned. total: the sum of the weights of all that is averaged over, of which this may be a part; at most
+    1e-8 gives 0."""
+    loss = -(weights * logprobs).sum()
+    return loss / total if total > 1e-8 else 0 * loss
 
 
 def weighted_sft_loss(model, batch, weights, total):

@@ -415,7 +415,7 @@ CONVERSATIONS = {
 }
 
 
-@pytest.mark.parametrize("weight", [1.0, .1, .001, 0.0])
+@pytest.mark.parametrize("weight", [1.0, .1, .001, 1e-9, 0.0])
 @pytest.mark.parametrize("which", CONVERSATIONS)
 def test_the_loss_is_algorithm_1_line_by_line(policy_folder, tokenizer, which, weight):
     model = models.load_model(policy_folder).double()
@@ -854,6 +854,18 @@ def test_a_row_out_of_turn_is_refused_by_line(tmp_path):
         graph_questions.read_conversations(file)
     file.write_text(json.dumps(good) + "\n")
     assert len(graph_questions.read_conversations(file)) == 1
+    good["conversations"][1]["value"] = " "
+    file.write_text(json.dumps(good) + "\n")
+    with pytest.raises(data.DataError, match="line 1: a gpt message is blank"):
+        graph_questions.read_conversations(file)
+
+
+def test_a_message_of_thoughts_alone_is_refused_where_thoughts_are_left_out(tokenizer):
+    said = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "<think> a the </think>"}]
+    row = {"id": "7", "graph_type": "film", "question": "?", "conversations": said}
+    assert omne_r1.conversation_of(tokenizer, row, "on").turns[0].ids
+    with pytest.raises(data.DataError, match="conversation 7: .*nothing left"):
+        omne_r1.conversation_of(tokenizer, row, "off")
 
 
 # ---- the world's graphs

@@ -458,6 +458,7 @@ def save(figure, path):
         if file.suffix == ".svg":
             metadata["Date"] = None  # the same figure is the same file
         figure.savefig(unfinished, dpi=200, metadata=metadata)
+        figure.set_layout_engine("none")  # what has been laid out stays
         os.replace(unfinished, file)
 
 

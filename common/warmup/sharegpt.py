@@ -101,6 +101,8 @@ def read(file, names=("id", "question")):
         if not in_turn(roles) or not all(isinstance(m.get("value"), str) for m in said):
             raise data.DataError(f"{file}: line {number}: conversations must be human, gpt, observation, gpt "
                                  f"and so on; here they are {', '.join(map(str, roles))}")
+        if not all(m["value"].strip() for m in said[1::2]):
+            raise data.DataError(f"{file}: line {number}: a gpt message is blank")
         rows.append(row)
     if not rows:
         raise data.DataError(f"{file}: no conversation")
