@@ -953,7 +953,7 @@ in brackets takes the other reading.
     search limit      After 6 searches the seventh is answered by LIMIT_MESSAGE, which is a bad format, and an
                       eighth ends the trajectory. The code repeats the message.
     penalty           The paper counts how often a turn was regenerated, the code its siblings. Here it is the
-                      paper's count, with the code's .05; the root's is of its children but the first.
+                      paper's count, with the code's .05; the root counts its children but one.
     the choice        Answers are never regenerated and the root may be, as in the code.
     told of the limit The code never regenerates such a turn. Here it is a turn like others.
     all answered      Each round then starts N new chains, as in the code: a tree always has M + L N leaves.

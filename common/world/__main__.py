@@ -1,7 +1,7 @@
 """The embedded world on file, and the start weights that come with the project:
 
     python -m common.world --split test --out DIR     # 2Wiki-style questions, Search-R1 corpus, triples
-    python -m common.world make                       # all start weights, half an hour on one thread
+    python -m common.world make                       # all start weights, forty minutes on one thread
     python -m common.world make at2po --world hard    # what this command starts from
 
 Start weights lie in common/world/start/<script>-<level>, rounded to bf16. Beside them, recipe.json has the
