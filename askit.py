@@ -1156,8 +1156,8 @@ def left_by(cfg, stage):
     for folder in folders:
         if found := checkpoint.find(folder):
             return found
-    raise checkpoint.ModelError(f"{folders[-1]} does not exist: run --stage {stage} first, or name runs that "
-                                "have it with --before")
+    raise checkpoint.ModelError(f"{folders[-1]} does not exist: run --stage {stage} first (--stage all: "
+                                "coarse, supervised, ppo), or name runs that have it with --before")
 
 
 def load_encoder(cfg, source):

@@ -281,7 +281,7 @@ def python_call(text):
     """(tool, [(argument, value)]); the value is None where the call has anything but a literal."""
     found = re.match(r"([^\W\d]\w*)\s*\(", text)
     if not found:
-        raise Fault("not a call", f"expected {TOOLS[0]}(…) or {TOOLS[1]}(…)")
+        raise Fault("not a call", f"expected {' or '.join(f'{tool}(…)' for tool in TOOLS)}")
     tool = known_tool(found[1])
     try:
         with warnings.catch_warnings():

@@ -161,8 +161,7 @@ def render_chat(tokenizer, messages):
     for i, role in enumerate(roles):
         # (the tiny policy's template leaves out system messages, which it cannot read)
         if i not in order and (role != "system" or len(roles) == 1):
-            raise TemplateError(f"this model's chat template prints nothing of a {role} message in a "
-                                f"conversation of {', '.join(roles)}")
+            raise TemplateError(f"this model's chat template prints nothing of a {role} message")
     parts = [texts[0]]
     for text, i in zip(texts[1:], order, strict=True):
         content = messages[i][1]

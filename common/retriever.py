@@ -335,7 +335,8 @@ class HTTPRetriever(http_client.Client):
     what = "search"
     flag = "--retriever"
     failure = RetrieverError
-    remedy = "Start one with `python -m common.serve search --corpus FILE`, or use --retriever bm25"
+    remedy = ("Start one with `python -m common.serve search --corpus FILE`, or use --retriever bm25 "
+              "with --corpus FILE")
 
     def __init__(self, url, timeout=60.0, retries=RETRIES):
         super().__init__(url.rstrip("/").removesuffix("/retrieve"), timeout, retries)

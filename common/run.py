@@ -141,10 +141,15 @@ def tell(cfg, steps):
         stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
         plan = f"{len(stages)} stages, each evaluated at its end: {', '.join(stages)}"
         where = f"{where.parent}/{cfg.name}-*"
-    elif not cfg.eval_only:
-        plan += f", at most {steps} steps of training, the same questions again"
+    elif getattr(cfg, "collect", ""):  # (askit.py has no such flag)
+        plan = f"training questions are answered, {cfg.collect} gets the right trajectories"
+    grows = ""
+    if not cfg.eval_only:
+        grows = "metrics.jsonl grows, "
+        if len(folders) == 1:
+            plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
-    say(f"Where to look: {where} (metrics.jsonl grows, trajectories.html comes at the end).")
+    say(f"Where to look: {where} ({grows}trajectories.html comes at the end).")
 
 
 def changed(cfg):
@@ -388,10 +393,11 @@ def tell_what_next(baseline=None):
     last = done[-1]
     say(f"Next: open {last.path}/trajectories.html")
     saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
-    predictions = [found["predictions"][0] for found in report.evaluations(last.path).values()]
-    if saved and predictions and predictions[0].get("question"):
-        question = one_line(predictions[0]["question"])  # to be pasted into a shell
-        gold = one_line(", ".join(map(str, predictions[0].get("gold", []))))
+    answered = [row for found in report.evaluations(last.path).values() for row in found["predictions"]]
+    answered.sort(key=lambda row: not row.get("em"))  # one that is right, where there is any
+    if saved and answered and answered[0].get("question"):
+        question = one_line(answered[0]["question"])  # to be pasted into a shell
+        gold = one_line(", ".join(map(str, answered[0].get("gold", []))))
         say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}  "
             f"# gold: {gold}")
     compared = [f.path for f in done]

@@ -61,7 +61,7 @@ def question(n, drawn=0):
 
 
 def main(folder):
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     asked = {}
     for n in range(1300):
         q, _ = question(n)
@@ -81,4 +81,6 @@ def main(folder):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m examples.calculator FOLDER")
     main(Path(sys.argv[1]))

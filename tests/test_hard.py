@@ -176,7 +176,7 @@ def test_every_word_has_a_token(knobs, plain):
 
 
 @pytest.mark.parametrize("given, said", [
-    ("easy", "plain, or hard"), ("hard:partial=2", "partial=2"), ("hard:colour=.5", "colour=.5"),
+    ("easy", "plain, hard, or hard"), ("hard:partial=2", "partial=2"), ("hard:colour=.5", "colour=.5"),
     ("hard:partial=x", "partial=x"),
 ])
 def test_a_level_that_is_none_is_refused_in_words(given, said, capsys):

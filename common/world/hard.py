@@ -78,7 +78,7 @@ def parse(text):
     name, _, given = text.partition(":")
     known = [f.name for f in fields(Level)]
     if name != "hard":
-        raise ValueError(f"plain, or hard:KNOB=SHARE,… with knobs {', '.join(known)}")
+        raise ValueError(f"plain, hard, or hard:KNOB=SHARE,… with knobs {', '.join(known)}")
     values = {}
     for part in filter(None, given.split(",")):
         knob, _, value = part.partition("=")
