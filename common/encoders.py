@@ -325,6 +325,10 @@ def load_writer(source, max_new, micro_tokens):
     """The Writer of a folder or hub id, or the tiny one; without dropout, and with <sep> among its words as
     in the authors' code."""
     model, tokenizer = load(source, "question")
+    ends = tokenizer.pad_token_id, tokenizer.eos_token_id, model.config.decoder_start_token_id
+    if None in ends or 2 * len(tokenizer) < model.config.vocab_size:
+        raise models.ModelError(f"{source}: tokenizer and model do not go together: pad, end and start are "
+                                f"{ends}, {len(tokenizer)} of {model.config.vocab_size} words are known")
     if SEP.strip() not in tokenizer.get_vocab():
         tokenizer.add_tokens([SEP.strip()])
         model.resize_token_embeddings(len(tokenizer))

@@ -225,6 +225,7 @@ class Lines:
         self.rows = []
         try:
             if self.path.exists():
+                self.rows = read_jsonl(self.path)  # (an error here changes nothing)
                 whole = self.path.read_bytes().rfind(b"\n") + 1
                 os.truncate(self.path, whole)
                 self.rows = read_jsonl(self.path)

@@ -170,6 +170,8 @@ def check_numbers(cfg, may_be_zero, above_zero, least):
             refuse(name, value, "a number above 0")
         if value < minimum:
             refuse(name, value, f"at least {minimum}")
+        if name.endswith("lr") and value > 1:
+            refuse(name, value, "a learning rate of at most 1")
         if name in ("clip", "clip_low", "clip_high") and value >= 1:
             refuse(name, value, "below 1: the window is 1 - low to 1 + high")
     if cfg.seed >= 2**63:

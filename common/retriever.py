@@ -415,7 +415,26 @@ def make_retriever(spec, corpus):
 def _own(spec):
     module, _, name = spec.removeprefix("own:").partition(":")
     try:
-        return getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RetrieverError(f"--retriever {spec}: {error}; expected own:MODULE:CLASS, importable from here, "
-                             "with search(queries, k)") from error
+        made = getattr(importlib.import_module(module), name)()
+        made.search = _checked(spec, made.search)
+    except Exception as error:  # of whatever a stranger wrote
+        raise RetrieverError(f"--retriever {spec}: {type(error).__name__}: {error}; expected "
+                             "own:MODULE:CLASS, importable from here, with search(queries, k)") from error
+    return made
+
+
+def _checked(spec, search):
+    def checked(queries, k):
+        found = search(queries, k)
+        right = isinstance(found, list) and len(found) == len(queries)
+        for passages in found if right else []:
+            right = right and isinstance(passages, list) and all(map(_is_passage, passages))
+        if not right:
+            raise RetrieverError(f"--retriever {spec}: search(queries, k) has to give a list of Passages for "
+                                 "each query, whose title and text are texts")
+        return found
+    return checked
+
+
+def _is_passage(found):
+    return isinstance(found, Passage) and isinstance(found.title, str) and isinstance(found.text, str)

@@ -613,6 +613,8 @@ def test_a_lora_run_evaluates_what_it_trained(tmp_path, monkeypatch):
     assert texts[0] == texts[1]
     with pytest.raises(SystemExit, match="adapters are not averaged"):
         bi_rar.main([*common, "--name", "c"])
+    with pytest.raises(SystemExit, match="adapters are not averaged"):
+        bi_rar.main([*TINY, "--out", str(tmp_path), "--checkpoint", str(trained / "checkpoint"), "--name", "d"])
     with pytest.raises(SystemExit, match="is an adapter"):
         bi_rar.main(
             [*common, "--stage", "forward", "--checkpoint", str(trained / "checkpoint"), "--name", "d"]

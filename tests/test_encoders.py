@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from common import data, encoders, evidence, training
+from common import model as models
 from common.world import make_world, tiny_encoders, tiny_t5
 
 TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
@@ -136,6 +137,19 @@ def test_beams_write_texts_without_special_tokens(writer):
     texts = writer.write(rows)
     assert len(texts) == 2 and all("<" not in t for t in texts)
     assert writer.write(rows[:1]) == texts[:1]
+
+
+def test_a_tokenizer_that_is_not_the_t5s_is_refused(tmp_path):
+    model, tokenizer = tiny_encoders.tiny_t5()
+    model.save_pretrained(tmp_path)  # without a tokenizer transformers invents one of a hundred words
+    with pytest.raises(models.ModelError, match="do not go together"):
+        encoders.load_writer(str(tmp_path), 8, 512)
+    tokenizer.save_pretrained(tmp_path)
+    assert encoders.load_writer(str(tmp_path), 8, 512).text(tokenizer("Ida")["input_ids"]) == "Ida"
+    model.config.decoder_start_token_id = None
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(models.ModelError, match="do not go together"):
+        encoders.load_writer(str(tmp_path), 8, 512)
 
 
 # ---- encoders

@@ -84,6 +84,8 @@ REFUSED = [
     ("at2po", "--kl-coef .1", "--kl-coef goes with --loss grpo"),
     ("at2po", "--mini-batch 0", "--mini-batch 0: at least 1"),
     ("at2po", "--lr nan", "a finite number"),
+    ("at2po", "--lr 1e39", "at most 1"),
+    ("omne_r1", "--sft-full-lr 2", "at most 1"),
     ("at2po", "--temperature 0", "above 0"),
     ("at2po", "--log tensorboard", "trackio or wandb"),
     ("at2po", "--eval-data foo", "one of warmup"),

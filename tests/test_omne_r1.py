@@ -858,6 +858,14 @@ def test_a_row_out_of_turn_is_refused_by_line(tmp_path):
     file.write_text(json.dumps(good) + "\n")
     with pytest.raises(data.DataError, match="line 1: a gpt message is blank"):
         graph_questions.read_conversations(file)
+    said = [{"from": "human", "value": "?"}, {"from": "gpt", "value": ANSWER}]
+    for more, words in (({"script": "at2po", "system": "s"}, "row 1: a graph_type"),
+                        ({"graph_type": "film", "source": [1]}, "row 1: a source is a text"),
+                        ({"graph_type": "film", "conversations": [said[0], said[1] | {"from": ["gpt"]}]},
+                         "line 1: .*human, ..gpt")):
+        file.write_text(json.dumps({"id": "1", "question": "?", "conversations": said} | more) + "\n")
+        with pytest.raises(data.DataError, match=words):
+            graph_questions.read_conversations(file)
 
 
 def test_a_message_of_thoughts_alone_is_refused_where_thoughts_are_left_out(tokenizer):

@@ -17,7 +17,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 from common import flags, process
-from common.files import read_jsonl
+from common.files import Lines, RunError, read_jsonl
 from docs.metrics import SCRIPTS
 from tests.conftest import forked
 
@@ -311,3 +311,16 @@ def test_without_the_other_package_a_name_of_theirs_is_none_of_ours():
     import kernels
     with pytest.raises(AttributeError, match="no attribute 'get_kernel'"):
         _ = kernels.get_kernel
+
+
+def test_lines_that_cannot_be_read_are_left_as_they_are(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"a": 1}\n\xff\xfe\n{"b"')
+    with pytest.raises(RunError, match="nothing was changed"):
+        Lines(file)
+    assert file.read_bytes() == b'{"a": 1}\n\xff\xfe\n{"b"'
+    file.write_bytes(b'{"a": 1}\n{"b"')  # cut off by a kill
+    lines = Lines(file)
+    lines.add({"c": 2})
+    lines.close()
+    assert file.read_bytes() == b'{"a": 1}\n{"c": 2}\n'

@@ -283,8 +283,10 @@ def read_conversations(file):
     """The rows of a file; DataError names one that is none."""
     rows = sharegpt.read(file, ("id", "graph_type", "question"))
     for number, row in enumerate(rows, 1):
-        if not re.fullmatch(GRAPH_TYPE, row["graph_type"]):
+        if not re.fullmatch(GRAPH_TYPE, str(row.get("graph_type", ""))):
             raise data.DataError(f"{file}: row {number}: a graph_type is letters, digits, . - _")
+        if not isinstance(row.get("source", ""), str):
+            raise data.DataError(f"{file}: row {number}: a source is a text")
     return rows
 
 

@@ -114,5 +114,6 @@ def in_turn(roles):
     >>> in_turn(["human", "gpt", "observation", "gpt"]), in_turn(["human", "gpt", "gpt"])
     (True, False)
     """
-    right = roles[:1] == ["human"] and len(roles) % 2 == 0 and set(roles[1::2]) == {"gpt"}
-    return right and set(roles[2::2]) <= {"observation", "human"}
+    if not roles or len(roles) % 2 or roles[0] != "human":
+        return False
+    return all(r == "gpt" for r in roles[1::2]) and all(r in ("observation", "human") for r in roles[2::2])

@@ -30,8 +30,11 @@ STEPS = 30  # of which the losses are kept
 def making_of(command):
     """The tiny.Making of what a script starts from. command: its name and flags, a list."""
     script, *flags = command
-    if script == "askit":
+    if command == ["askit"]:
         return tiny_t5.T5Making()
+    if script not in ("at2po", "bi_rar", "mygo_mujica", "omne_r1"):
+        sys.exit(f"error: make {' '.join(command)}: expected at2po, bi_rar, mygo_mujica or omne_r1, with "
+                 "flags, or askit without")
     module = importlib.import_module(script)  # (the one place that looks up to the scripts)
     with mock.patch.object(tiny, "folder_of", lambda making: making):
         return module.tiny_policy(module.parse_args(flags))
