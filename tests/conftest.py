@@ -107,6 +107,7 @@ def _child(main, argv, out, err):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
+    torch.set_num_threads(torch.get_num_threads())  # a pool anew: threads that load weights would race for it
     main(argv)
 
 
