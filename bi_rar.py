@@ -772,8 +772,8 @@ def resolve(cfg):
     flags.needs_a_model(cfg)
     if cfg.scorer == "lines" and cfg.data != "world":
         flags.refuse("scorer", "lines", "is the embedded world's; with --model a folder or hub id")
-    starts = [Path(source) / "adapter_config.json" for source in (cfg.model, cfg.checkpoint) if source]
-    if (cfg.lora or any(file.exists() for file in starts)) and cfg.stage in ("all", "merge"):
+    adapters = [Path(source) / "adapter_config.json" for source in (cfg.model, cfg.checkpoint) if source]
+    if (cfg.lora or any(file.exists() for file in adapters)) and cfg.stage in ("all", "merge"):
         flags.refuse("lora", cfg.lora, "adapters are not averaged: train with --stage baseline, forward or "
                      "backward, fold each into its base (merge_and_unload), then --stage merge")
     for lam in cfg.lambdas.split(","):

@@ -892,7 +892,9 @@ def weighted_loss(logprobs, weights, total):
     learned. total: the sum of the weights of all that is averaged over, of which this may be a part; at most
     1e-8 gives 0."""
     loss = -(weights * logprobs).sum()
-    return loss / total if total > 1e-8 else 0 * loss
+    if total <= 1e-8:
+        return 0 * loss
+    return loss / total
 
 
 def weighted_sft_loss(model, batch, weights, total):
@@ -983,12 +985,13 @@ def evaluate(policy, task, cfg, progress):
 # ---------------------------------------------------------------- main
 
 TRAINS = ("ppo", "sft", "rl")
+NAMED = {"on": "think", "off": "no-think"}  # --think, as a folder's name has it
 FREE = ("stage", "curve_questions")  # --resume may go on with others
 
 
 def stages_of(cfg):
     """{label of its folder and row: (what it does, settings)} of --stage, in order."""
-    thinking = "think" if cfg.think == "on" else "no-think"
+    thinking = NAMED[cfg.think]
     direct = "direct" if cfg.think == "on" else "direct-no-think"
     asked = {
         "synthesize": [],   # the questions are made before any stage
@@ -1054,8 +1057,10 @@ def run_stage(name, kind, cfg, folder, task, evals):
     if folder.is_done(cfg.steps if kind in REWARD else 0, evals):
         return
     initial = start_weights(cfg, kind)
-    examples = sft_rows(cfg, task) if kind == "sft" else None
-    lora = cfg.sft_lora if kind == "sft" else cfg.lora
+    lora, table = cfg.lora, METRICS
+    if kind == "sft":
+        lora, table = cfg.sft_lora, SFT_METRICS
+        examples = sft_rows(cfg, task)
     # a reference in memory; with adapters it is the base with them off
     frozen = int(kind != "sft" and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
@@ -1067,7 +1072,6 @@ def run_stage(name, kind, cfg, folder, task, evals):
     task, *evals = splits.within_limit([task, *evals], length, cfg.max_prompt, cfg.skip_bad)
     fixed = graph_questions.fewer(evals, cfg.curve_questions)
     evaluate_now = partial(run.evaluate_all, cfg, folder, policy, fixed, evaluator)
-    table = SFT_METRICS if kind == "sft" else METRICS
     with run.stage(cfg, folder, table, f"Omne-R1 {cfg.name}: {name}"):
         if trains and cfg.eval_every and not folder.start:
             evaluate_now("_before")
@@ -1095,8 +1099,7 @@ def start_weights(cfg, kind):
 
 def left_by_sft(cfg):
     """The checkpoint of stage 2 that stage 3 goes on from."""
-    thinking = "think" if cfg.think == "on" else "no-think"
-    return left_by(cfg, "omne_r1", f"sft-{thinking}", "--stage rl", called="sft")
+    return left_by(cfg, "omne_r1", f"sft-{NAMED[cfg.think]}", "--stage rl", called="sft")
 
 
 def base_weights(cfg):

@@ -394,10 +394,10 @@ def tell_what_next(baseline=None):
     say(f"Next: open {last.path}/trajectories.html")
     saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
     answered = [row for found in report.evaluations(last.path).values() for row in found["predictions"]]
-    answered.sort(key=lambda row: not row.get("em"))  # one that is right, where there is any
-    if saved and answered and answered[0].get("question"):
-        question = one_line(answered[0]["question"])  # to be pasted into a shell
-        gold = one_line(", ".join(map(str, answered[0].get("gold", []))))
+    best = max(answered, key=lambda row: row.get("em") or 0, default={})  # the first right one, if any is
+    if saved and best.get("question"):
+        question = one_line(best["question"])  # to be pasted into a shell
+        gold = one_line(", ".join(map(str, best.get("gold", []))))
         say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}  "
             f"# gold: {gold}")
     compared = [f.path for f in done]
