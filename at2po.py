@@ -725,7 +725,7 @@ def reproduce(cfg):
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
-        source = warmed_up(cfg, source, split or evals[0])
+        source = warmed_up(cfg, source, evals[0])
     longest = cfg.max_prompt + cfg.max_response
     if cfg.ask:
         return ask(cfg, run.load_policy(cfg, source, trains=False, longest=longest), evals[0])
@@ -735,7 +735,8 @@ def reproduce(cfg):
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
-    split, *evals = splits.within_limit([split, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    learned = None if cfg.eval_only else split
+    learned, *evals = splits.within_limit([learned, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
     evaluate_now = partial(run.evaluate_all, cfg, folder, policy, evals, evaluate)
     if folder.start:  # --resume: the table compares with the weights that the run began with
@@ -750,7 +751,7 @@ def reproduce(cfg):
         if not folder.start:
             before = evaluate_now("_before")
             guards.look_at_start(before, warn)
-        train(cfg, folder, policy, reference, split, evaluate_now)
+        train(cfg, folder, policy, reference, learned, evaluate_now)
         report.show_averages(before, AVERAGES)
         report.show_averages(evaluate_now(), AVERAGES)
         compared = {"before": [(folder.path, "before")], "after": [folder.path]}
@@ -912,7 +913,7 @@ def warmed_up(cfg, source, split):
     examples = warmup.examples_of(
         cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, ends, script="at2po",
         prompt=prompt, top_k=cfg.top_k, max_passage=cfg.max_passage, longest=cfg.micro_tokens,
-        skip_bad=cfg.skip_bad)
+        skip_bad=cfg.skip_bad, evaluated=split.evaluated)
     return warmup.warmed_up(cfg, "at2po", source, examples)
 
 

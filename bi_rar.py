@@ -666,7 +666,7 @@ def main(argv=None):
         split, evals = splits.load_splits(cfg, PAPER_EVAL)
         initial_source = initial_policy(cfg)
         if cfg.warmup_data:
-            initial_source = warmed_up(cfg, initial_source, evals[0].retriever)
+            initial_source = warmed_up(cfg, initial_source, evals[0])
         start = cfg.checkpoint or cfg.policy or initial_source
         if cfg.ask:
             return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
@@ -872,10 +872,10 @@ def conversation(trajectory, question):
     return [sharegpt.row(trajectory, "", request, shown, script="bi_rar", question=asked)]
 
 
-def warmed_up(cfg, source, index):
+def warmed_up(cfg, source, split):
     """Folder of `source` after --warmup-data."""
     def render(tokenizer, question, demo):
-        return [render_demonstration(tokenizer, question, demo, index, cfg)]
+        return [render_demonstration(tokenizer, question, demo, split.retriever, cfg)]
 
     def reward(made, question):
         too_long = len(made[0].turns) > cfg.max_searches + 1
@@ -890,8 +890,9 @@ def warmed_up(cfg, source, index):
     from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
-        cfg.warmup_data, tokenizer, index, render, reward, reply, script="bi_rar", prompt=prompt,
-        top_k=cfg.top_k, max_passage=cfg.max_passage, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
+        cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, script="bi_rar", prompt=prompt,
+        top_k=cfg.top_k, max_passage=cfg.max_passage, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad,
+        evaluated=split.evaluated)
     return warmup.warmed_up(cfg, "bi_rar", source, examples)
 
 

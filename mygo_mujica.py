@@ -303,6 +303,7 @@ class Place:
     questions: list
     retriever: object  # text: passages of the corpus
     graph: object = None  # kg: kg.KnowledgeGraph
+    evaluated: frozenset = frozenset()  # as data.Split has it
     own: dict = field(default_factory=dict)  # kimi: question id -> a retriever over its own passages
 
 
@@ -805,7 +806,7 @@ def run_stage(cfg, env, stage, folder, place, evals):
         return
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
-        source = warmed_up(cfg, source, place or evals[0])
+        source = warmed_up(cfg, source, evals[0])
     trains = stage == "warm-up" or stage in LEARNING
     with_reference = stage == "grpo" and cfg.kl_coef > 0
     frozen = int(stage == "offline" or with_reference)  # models that memory has to hold besides
@@ -1267,7 +1268,8 @@ def warmed_up(cfg, source, place):
     tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
         cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", script="mygo_mujica",
-        prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad)
+        prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad,
+        evaluated=place.evaluated)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 

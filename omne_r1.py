@@ -797,7 +797,7 @@ def sharegpt_row(question, said, replies, source):
 def sft_rows(cfg, task):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
     if cfg.sft_data:
-        return graph_questions.read_conversations(cfg.sft_data)
+        return graph_questions.read_conversations(cfg.sft_data, task.evaluated)
     folder = folder_of(cfg, "sft-data")
     file = folder / "sharegpt.jsonl"
     samples = cfg.sft_sampled and not file.exists()
@@ -811,7 +811,7 @@ def sft_rows(cfg, task):
             policy = run.load_policy(cfg, weights, trains=False)
             rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
         distributed.once(add_templates, cfg, folder, task, rows)
-    return graph_questions.read_conversations(file)
+    return graph_questions.read_conversations(file, task.evaluated)
 
 
 def add_templates(cfg, folder, task, rows):
@@ -1038,7 +1038,10 @@ def reproduce(cfg):
     if cfg.checkpoint or cfg.model:
         models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
-        return ask(cfg, run.load_policy(cfg, base_weights(cfg), trains=False))
+        evaluated = frozenset()
+        if cfg.warmup_data:  # as the run that was warmed up
+            evaluated = graph_questions.load(cfg, folder_of(cfg, "questions"))[1][0].evaluated
+        return ask(cfg, run.load_policy(cfg, base_weights(cfg, evaluated), trains=False))
     stages, folders = stages_of(cfg), {}
     for name, (kind, settings) in stages.items():
         folders[name] = open_stage(settings, "omne_r1", name, FREE, saves=kind in TRAINS)
@@ -1056,7 +1059,7 @@ def run_stage(name, kind, cfg, folder, task, evals):
     """Trains and evaluates, or only evaluates. What --resume finds done is not done again."""
     if folder.is_done(cfg.steps if kind in REWARD else 0, evals):
         return
-    initial = start_weights(cfg, kind)
+    initial = start_weights(cfg, kind, evals[0].evaluated)
     lora, table = cfg.lora, METRICS
     if kind == "sft":
         lora, table = cfg.sft_lora, SFT_METRICS
@@ -1090,10 +1093,10 @@ def run_stage(name, kind, cfg, folder, task, evals):
             guards.look_at_start(results, warn)
 
 
-def start_weights(cfg, kind):
+def start_weights(cfg, kind, evaluated):
     """The weights a stage begins with: stages 1 and 2 the base, stage 3 those of stage 2."""
     if kind != "rl" or (cfg.checkpoint and cfg.stage == "rl"):     # --stage rl --checkpoint begins there
-        return base_weights(cfg)
+        return base_weights(cfg, evaluated)
     return distributed.first(models.folded, left_by_sft(cfg), folder_of(cfg, "merged"))
 
 
@@ -1102,11 +1105,12 @@ def left_by_sft(cfg):
     return left_by(cfg, "omne_r1", f"sft-{NAMED[cfg.think]}", "--stage rl", called="sft")
 
 
-def base_weights(cfg):
-    """A folder or hub id; adapters are folded into the model that they belong to."""
+def base_weights(cfg, evaluated=frozenset()):
+    """A folder or hub id; adapters are folded into the model that they belong to. evaluated: fingerprints of
+    the questions that a warm-up leaves out."""
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
-        source = warmed_up(cfg, source)
+        source = warmed_up(cfg, source, evaluated)
     return distributed.first(models.folded, checkpoint.find(source) or source, folder_of(cfg, "merged"))
 
 
@@ -1258,14 +1262,14 @@ def ask(cfg, policy):
 
 # ---------------------------------------------------------------- warm-up
 
-def warmed_up(cfg, source):
+def warmed_up(cfg, source, evaluated=frozenset()):
     """Folder of `source` after --warmup-data: rows as stage 2 writes and reads them. (Questions whose paths
     are known become such rows there: --stage sft --sft-sampled 0.)"""
     from common.warmup import warmup
     tokenizer = models.load_tokenizer(source)
     examples = []
     for file in cfg.warmup_data.split(","):
-        for row in graph_questions.read_conversations(file):
+        for row in graph_questions.read_conversations(file, evaluated):
             examples.append([conversation_of(tokenizer, row, cfg.think, apart=False)])
     return warmup.warmed_up(cfg, "omne_r1", source, examples)
 

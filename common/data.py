@@ -16,6 +16,7 @@ import random
 import re
 import sys
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Split:
     questions: list
     retriever: object     # with search(queries, k); None where nothing is searched
     graph: object = None  # kg.KnowledgeGraph, where there is one
+    evaluated: frozenset = frozenset()  # fingerprints of all that is evaluated, which nothing may learn
 
 
 class DataError(UserError):
@@ -233,7 +235,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
         try:
             if isinstance(row, ValueError):  # it could not be decoded
                 raise row
-            question = parse_question(row, number)
+            question = parse_question(row)
             if not any(map(metrics.normalize_answer, question.answers)):
                 fate = "left out" if role == "train" else "kept"
                 void.append(f"record {number}: field 'answer': {question.answers[0][:40]!r} has no word that "
@@ -271,13 +273,26 @@ def _rows_of(source, role):
     return _from_hub(str(source), role)
 
 
+def same_in_both_roles(source):
+    """Whether --data and --eval-data read the same questions of it: of a file, and of a hub id with its split
+    spelled out."""
+    if Path(os.path.expanduser(source)).is_file():
+        return True
+    return not _named(source) and hub_split(source, "train") == hub_split(source, "evaluation")
+
+
 def _tell_apart(questions):
-    """Gives a repeated id a name of its own: ids key seeds and predictions."""
-    seen = set()
-    for i, q in enumerate(questions):
-        while q.id in seen:
-            q.id += f"#{i}"
-        seen.add(q.id)
+    """Ids key seeds and predictions: one that repeats gets its question's fingerprint, a question that
+    repeats its count. Where they stand in the file does not matter."""
+    rows = Counter(q.id for q in questions)
+    met = Counter()
+    for q in questions:
+        words = formats.fingerprint(q.question)
+        if rows[q.id] > 1 and q.id != words:
+            q.id = f"{q.id}-{words}"
+        met[q.id] += 1
+        if met[q.id] > 1:
+            q.id = f"{q.id}#{met[q.id]}"
 
 
 def shuffled_forever(items, seed):

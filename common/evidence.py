@@ -83,7 +83,9 @@ def load_cases(cfg, paper_eval, validate, candidates):
         sets = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_size)) for name in names]
     else:
         train, found = splits.load_splits(cfg, paper_eval, searched=False)
-        questions = train.questions if train else []  # none of --eval-only
+        questions = []
+        if train and not cfg.eval_only:
+            questions = train.questions
         sets = [(s.name, s.questions) for s in found]
     cases = [c for c in make_cases("train", questions, candidates)[0] if c.gold]
     if questions and not cases:

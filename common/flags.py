@@ -36,9 +36,9 @@ class Flags:
     # weights to start from or to evaluate: a run's checkpoint/, any folder or hub id
     checkpoint: str = ""
     data: str = ""                # training questions: file, hub name, or "world"
-    eval_data: str = ""           # evaluation sets with commas; empty = the paper's, or a file's last tenth
+    eval_data: str = ""           # evaluation sets with commas; empty = the paper's, or a tenth of a file
     limit: int = 0                # first so many training questions; 0 = all
-    eval_limit: int = 0           # first so many questions of each evaluation set; 0 = all
+    eval_limit: int = 0           # so many questions of each evaluation set, drawn with the seed; 0 = all
     skip_bad: bool = False        # leave malformed records and overlong prompts out, and count them
     world_size: float = 1.0       # of the embedded world; 1.0 = about 1,000 entities
 

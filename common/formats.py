@@ -4,6 +4,7 @@ A value of the wrong type is an error that names its field, never its repr or it
 "{'value': 'a'}", or a passage "O n e  s e n t e n c e", would train and score a run without a word.
 """
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -31,15 +32,15 @@ class Question:
     decomposition: list = field(default_factory=list)       # MuSiQue: {question, answer, paragraph_…idx}
 
 
-def parse_question(row, number=0):
+def parse_question(row):
     """One record of any supported layout -> Question. Raises ValueError naming the field."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object, got {shown(row)}")
     if "qid_topic_entity" in row:
-        return _parse_tog(row, number)
+        return _parse_tog(row)
     if "reward_model" in row:
-        return _parse_verl(row, number)
-    return _parse_plain(row, number)
+        return _parse_verl(row)
+    return _parse_plain(row)
 
 
 # ---------------------------------------------------------------- values
@@ -130,12 +131,23 @@ def _question(value, name):
     return value
 
 
-def _identity(number, *values):
-    """The first id that is there (0 is one), else the record's number."""
+def fingerprint(question):
+    """16 letters that stand for a question, whatever its case, blanks and punctuation.
+
+    >>> fingerprint("Who wrote the  Silent Harbor?") == fingerprint("who wrote Silent Harbor")
+    True
+    """
+    words = normalize_answer(question) or question
+    return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _identity(question, *values):
+    """The first id that is there (0 is one), else the question's fingerprint: a place in a file would be
+    another question's after a shuffle."""
     for value in values:
         if value is not None and value != "":
             return _text(value, "id")
-    return _text(number, "id")
+    return fingerprint(question)
 
 
 def _rows(value, name, shape, *columns):
@@ -231,17 +243,17 @@ def _golds(answers, name):
 
 # ---------------------------------------------------------------- layouts
 
-def _parse_tog(row, number):
+def _parse_tog(row):
     """QALD-10 as ToG has it: labels of answers and topic entities by their Wikidata ids."""
     labels = _object(_dig(row, "answer"), "answer")
     answers = _answers(list(labels.values()), "answer")
     topics = _object(row["qid_topic_entity"], "qid_topic_entity")
     entities = [[_text(label, "qid_topic_entity"), qid] for qid, label in topics.items()]
     text = _question(_dig(row, "question"), "question")
-    return Question(f"qald-{number}", text, _golds(answers, "answer"), entities=entities)
+    return Question(_identity(text), text, _golds(answers, "answer"), entities=entities)
 
 
-def _parse_verl(row, number):
+def _parse_verl(row):
     """Search-R1 and verl. The question stands behind the last "Question:" of the prompt's last message;
     without that word the whole message is the question (as in ARPO's rows)."""
     path = ["reward_model", "ground_truth"]
@@ -255,8 +267,8 @@ def _parse_verl(row, number):
         content = _dig({"prompt": last}, "prompt", "content")
         question = _question(content, "prompt.content").rsplit("Question:", 1)[-1]
     extra = _object(row.get("extra_info") or {}, "extra_info")
-    identity = _identity(number, row.get("id"), extra.get("index"))
     text = _question(question, "question").strip()
+    identity = _identity(text, row.get("id"), extra.get("index"))
     return Question(identity, text, _golds(answers, ".".join(path)))
 
 
@@ -264,7 +276,7 @@ ASKED = ("Question", "question", "input")
 ANSWERED = ("golden_answers", "Answer", "answer", "possible_answers", "answers")
 
 
-def _parse_plain(row, number):
+def _parse_plain(row):
     """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle, UltraDomain."""
     asked = next((k for k in ASKED if k in row), "question")
     answered = next((k for k in ANSWERED if k in row), "answer")
@@ -273,7 +285,7 @@ def _parse_plain(row, number):
     aliases = _answers(row.get("answer_aliases"), "answer_aliases")
     answers += [a for a in aliases if a not in answers]
     ids = [row.get(name) for name in ("_id", "id", "question_id", "idx")]
-    identity = _identity(number, *ids)
+    identity = _identity(text, *ids)
     question = Question(identity, text, _golds(answers, answered))
     meta = row
     if answered == "golden_answers" and row.get("metadata") is not None:

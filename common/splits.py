@@ -7,6 +7,7 @@ from pathlib import Path
 from common import data, retriever
 from common.data import Split
 from common.files import say, warn
+from common.formats import fingerprint
 
 FEW = 20  # test questions below which no interval says anything
 TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
@@ -18,8 +19,9 @@ def load_splits(cfg, paper_eval, searched=True, live=False):
     searched: False = no passages are wanted, the retriever is None. live: a question of --ask is about the
     sets' own facts, so they are read.
 
-    A corpus pooled from contexts is that of all the sets loaded here, so an evaluation on its own searches
-    a smaller one than a run that also trains."""
+    With --eval-only nothing learns the training split; it is there where a file holds out what is asked. A
+    corpus pooled from contexts is that of all the sets loaded here, so an evaluation on --eval-data alone
+    searches a smaller one than a run that also trains."""
     if cfg.data == "world":
         from common.world import hard
         from common.world import splits as of_world
@@ -27,6 +29,11 @@ def load_splits(cfg, paper_eval, searched=True, live=False):
             cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_size, hard.parse(cfg.world))
     live = live or not searched or cfg.corpus == "contexts"
     train, sets = _questions_of(cfg, paper_eval, live)
+    evaluated = frozenset()
+    if not getattr(cfg, "collect", ""):  # which evaluates nothing
+        evaluated = fingerprints(sets)
+        limit = 0 if cfg.ask else cfg.eval_limit
+        sets = {n: drawn(questions, limit, cfg.seed) for n, questions in sets.items()}
     corpus = None
     if searched and not cfg.retriever.startswith(("http", "own:")):
         if not cfg.corpus:
@@ -47,48 +54,92 @@ def load_splits(cfg, paper_eval, searched=True, live=False):
     if len(set(names)) < len(sets):
         raise data.DataError(f"--eval-data: two sets are called {', '.join(names)}; "
                              "predictions are kept by name: rename a file")
-    evals = [Split(set_name(n), questions, search) for n, questions in sets.items()]
+    evals = [Split(set_name(n), qs, search, evaluated=evaluated) for n, qs in sets.items()]
     if not evals:
         evals = [Split("ask", [], search)]
-    return (Split("train", train, search) if train else None), evals
+    return (Split("train", train, search, evaluated=evaluated) if train else None), evals
 
 
 def _questions_of(cfg, paper_eval, live):
-    """(training questions or None, {evaluation set: its questions})"""
-    own = [n for n in TRAINING_SETS if n != "nq" or not cfg.eval_only]
+    """(training questions or None, {evaluation set: its questions}), all that are evaluated, whatever
+    --eval-limit asks of them. No question stands in both, and with --collect none that would be evaluated is
+    asked. Where --eval-only asks what a file holds out, the training questions are the rest of it."""
+    collects = getattr(cfg, "collect", "")  # (askit.py has no such flag, nor the next)
+    warms_up = getattr(cfg, "warmup_data", "")
+    own = [n for n in TRAINING_SETS if n != "nq" or collects or not cfg.eval_only]
     of_paper = cfg.data.removesuffix("-train") in own
-    collects = getattr(cfg, "collect", "")  # (askit.py has no such flag)
-    train = None
-    if cfg.ask and not live:
-        names = []
-    elif (cfg.eval_only or cfg.ask) and not collects:
-        listed = cfg.eval_data or (paper_eval if of_paper else cfg.data)
-        names = listed.split(",")
-        if cfg.checkpoint and not cfg.eval_data and not of_paper:
-            warn(f"{cfg.data}: all its questions are asked; a policy that was trained on this file knows all "
-                 "but its last tenth")
-    else:
-        train = data.load_questions(cfg.data, cfg.limit or None, cfg.skip_bad, role="train")
-        listed = cfg.eval_data or (paper_eval if of_paper else "")
-        names = [n for n in listed.split(",") if n]
-    sets = {}
-    if not collects:
-        sets = {n: data.load_questions(n, cfg.eval_limit or None, cfg.skip_bad) for n in names}
-    if train and not names:  # a file of one's own: its last tenth is held out, and not too few
-        if len(train) < 2:
-            raise data.DataError(f"{cfg.data}: one question cannot be split into training and evaluation; "
-                                 "give --eval-data")
-        held = max(len(train) // 10, min(FEW, len(train) // 2))
-        held = min(held, cfg.eval_limit or len(train))
-        if held < FEW:
-            warn(f"{cfg.data}: {held} questions are held out; so few decide nothing, whatever their interval")
-        say(f"{cfg.data}: the last {held} of {len(train)} questions are held out")
-        name = cfg.data if Path(cfg.data).exists() else f"{cfg.data}-heldout"  # (no benchmark's)
-        sets = {name: train[-held:]}
-        train = train[:-held]
-    if collects:  # from what a run learns from, never from what it is tested on
-        train, sets = None, {cfg.data: train}
+    if cfg.ask and not live and not warms_up:
+        return None, {}
+    listed = cfg.eval_data or (paper_eval if of_paper else "")
+    sets = {n: data.load_questions(n, None, cfg.skip_bad) for n in listed.split(",") if n}
+    if (cfg.eval_only or cfg.ask) and not collects:
+        asks_all = not has_learned(cfg) or cfg.ask and not warms_up
+        if sets or asks_all or not data.same_in_both_roles(cfg.data):
+            return None, sets or {cfg.data: data.load_questions(cfg.data, None, cfg.skip_bad)}
+    train = data.load_questions(cfg.data, None, cfg.skip_bad, role="train")
+    if sets:
+        train = unseen(cfg.data, train, fingerprints(sets))
+        if not train:
+            raise data.DataError(f"{cfg.data}: all its questions are evaluated, so nothing is left to learn "
+                                 "from; give --eval-data other questions, or none: a tenth is then held out")
+    else:  # a file of one's own
+        held, train = held_out(cfg.data, train)
+        if cfg.eval_only and not collects:
+            say(f"{cfg.data}: they alone are asked, which no run on this file learns; --eval-data {cfg.data} "
+                "asks all")
+        name = cfg.data if Path(cfg.data).expanduser().exists() else f"{cfg.data}-heldout"  # (no benchmark's)
+        sets = {name: held}
+    if cfg.limit:
+        train = train[:cfg.limit]
+    if collects:
+        return None, {cfg.data: train}
     return train, sets
+
+
+def has_learned(cfg):
+    """Whether an evaluation may be of weights that learned from --data."""
+    warms_up = getattr(cfg, "warmup_data", "")
+    return bool(cfg.checkpoint or warms_up or Path(cfg.model, "trainer.json").expanduser().exists())
+
+
+def held_out(source, questions):
+    """(those that are evaluated, the others) of a file: the questions whose fingerprint is in the lowest
+    tenth, and the next ones until they are FEW, but at most half.
+
+    So it depends on no flag and no order, equal questions are on one side, and of a file that grows the
+    lowest tenth stays where it is."""
+    lowest = sorted({fingerprint(q.question) for q in questions})
+    if len(lowest) < 2:
+        raise data.DataError(f"{source}: one question cannot be split into training and evaluation; "
+                             "give --eval-data")
+    tenth = sum(name < f"{2**64 // 10:016x}" for name in lowest)
+    chosen = set(lowest[:min(max(tenth, FEW), len(lowest) // 2)])
+    held = [q for q in questions if fingerprint(q.question) in chosen]
+    say(f"{source}: {len(held)} of {len(questions)} questions are held out, by a hash of their words")
+    if len(held) < FEW:
+        warn(f"{source}: {len(held)} questions are held out; so few decide nothing, whatever their interval")
+    return held, [q for q in questions if fingerprint(q.question) not in chosen]
+
+
+def fingerprints(sets):
+    return frozenset(fingerprint(q.question) for questions in sets.values() for q in questions)
+
+
+def unseen(source, questions, evaluated):
+    """The questions of a file that are not evaluated; says how many are."""
+    left = [q for q in questions if fingerprint(q.question) not in evaluated]
+    if len(left) < len(questions):
+        say(f"{source}: left out {len(questions) - len(left)} of {len(questions)} questions, which are "
+            "evaluated")
+    return left
+
+
+def drawn(questions, limit, seed):
+    """`limit` of the questions, drawn with the seed, in their order; 0 = all."""
+    if not limit or limit >= len(questions):
+        return questions
+    places = sorted(range(len(questions)), key=lambda i: fingerprint(f"{seed} {questions[i].question}"))
+    return [questions[i] for i in sorted(places[:limit])]
 
 
 def set_name(source):

@@ -12,7 +12,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import data, kg, retriever, rollout
+from common import data, kg, retriever, rollout, splits
 from common import model as models
 from common.chat import role_marks
 from common.data import Split
@@ -103,7 +103,7 @@ def test_bi_rar_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkey
 
     made = own(play, tokenizer, says, OnePage())
     sharegpt.collect(cfg.warmup_data, [made], [QUESTION], bi_rar.conversation)
-    same_tokens([made], learned(bi_rar, monkeypatch, cfg, small, OnePage()))
+    same_tokens([made], learned(bi_rar, monkeypatch, cfg, small, Split("x", [], OnePage())))
 
 
 def test_mujica_learns_the_tokens_of_planner_and_worker(tmp_path, small, monkeypatch):
@@ -153,12 +153,14 @@ def test_a_served_model_is_collected_and_a_small_one_learns_it(files, small, cap
              for i in range(8)]
     for name, lines in (("q.jsonl", rows), ("c.jsonl", pages)):
         (files / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    model = Model(half_right(data.load_questions(str(files / "q.jsonl"))))
+    questions = data.load_questions(str(files / "q.jsonl"))
+    kept = [q.id for q in splits.held_out("", questions)[1]]
+    model = Model(half_right(questions))
     right = files / "right.jsonl"
     evaluate(at2po, files, model.url, "--collect", right)
     said = " ".join(capsys.readouterr().out.split())
     predictions = summary(files, "at2po", "e")["predictions"]
-    assert [p["id"] for p in predictions] == ["q0", "q1", "q2", "q3"]    # the others are held out
+    assert [p["id"] for p in predictions] == kept    # the others are held out
     good = [p["id"] for p in predictions if p["em"]]
     assert 0 < len(good) < 4
     assert f"{len(good)} of 4 trajectories are right; {4 - len(good)}: wrong answer." in said
@@ -180,8 +182,13 @@ def test_a_served_model_is_collected_and_a_small_one_learns_it(files, small, cap
     assert losses[-1] < losses[0]
 
 
+def elsewhere(folder):
+    (folder / "elsewhere.jsonl").write_text('{"question": "Who made Blue Hill?", "answer": "Ada"}\n')
+    return folder / "elsewhere.jsonl"
+
+
 def test_the_other_scripts_collect_too(files):
-    more = ["--eval-data", "elsewhere.jsonl", "--collect"]  # so that no question is held out
+    more = ["--eval-data", elsewhere(files), "--collect"]  # so that no question is held out
     model = Model("<think> a </think> <search> Red Hill ", "<think> b </think> <answer> Bo Moss ")
     evaluate(bi_rar, files, model.url, *more, files / "b.jsonl")
     (row,) = read_jsonl(files / "b.jsonl")
@@ -195,7 +202,7 @@ def test_the_other_scripts_collect_too(files):
 
 def test_omne_collects_from_the_questions_that_are_not_held_out(files):
     rows, triples = [], []
-    for i in range(14):
+    for i in range(20):
         rows.append({"id": f"o{i}", "graph_type": "film", "question": f"Who made Hill {i}?",
                      "golden_answer": f"Bo {i}"})
         triples.append([f"Hill {i}", "maker", f"Bo {i}"])
@@ -212,14 +219,14 @@ def test_omne_collects_from_the_questions_that_are_not_held_out(files):
         "--eval-only", "--policy", Model(answer).url, "--policy-model", "m", "--graph",
         f"film={files / 'g.jsonl'}", "--graph-encoder", "", "--data", str(files / "oq.jsonl"),
         "--collect", str(files / "o.jsonl"), "--out", str(files), "--name", "e"])
-    learned_from = [row["id"] for row in rows if not held_out(data.Question(row["id"], "", []))]
-    assert 0 < len(learned_from) < 14
+    learned_from = [row["id"] for row in rows if not held_out(data.Question("", row["question"], []))]
+    assert 0 < len(learned_from) < 20
     assert [row["id"] for row in read_jsonl(files / "o.jsonl")] == learned_from
 
 
 def test_the_reasons_why_nothing_is_written(files, capsys):
     model = Model("I do not know.")
-    evaluate(at2po, files, model.url, "--collect", files / "r.jsonl", "--eval-data", "elsewhere.jsonl")
+    evaluate(at2po, files, model.url, "--collect", files / "r.jsonl", "--eval-data", elsewhere(files))
     said = " ".join(capsys.readouterr().out.split())
     assert "0 of 1 trajectories are right; 1: think tags not paired. Nothing was written" in said
     assert not (files / "r.jsonl").exists()

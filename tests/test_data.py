@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from common import data, files, metrics
+from common.formats import fingerprint
 from tests.conftest import sample
 
 GOOD = {"question": "Who?", "answer": "Ada"}
@@ -342,10 +343,27 @@ def test_repeated_ids_are_told_apart():
     def ids(*given):
         return [q.id for q in data.load_questions([GOOD | {"id": i} for i in given])]
 
-    assert ids("x", "x", "x") == ["x", "x#1", "x#2"]
-    assert len(set(ids("a", "a#2", "a"))) == 3 and ids("a", "a#2", "a")[:2] == ["a", "a#2"]
-    assert len(set(ids("a", "a", "a#1", "a#1#2"))) == 4
+    x = f"x-{fingerprint(GOOD['question'])}"
+    assert ids("x", "y", "x", "x") == [x, "y", f"{x}#2", f"{x}#3"]
+    assert len(set(ids("a", "a", "a#2", "a#2"))) == 4
     assert ids(0, 1) == ["0", "1"]  # 0 is an id like any other
+
+
+def test_a_question_has_one_id_wherever_it_stands_in_the_file():
+    def ids(rows):
+        return {q.question: q.id for q in data.load_questions(rows)}
+
+    bare = [{"question": f"Who made the Hill {i}?", "answer": "Ada"} for i in range(6)]
+    verl = [{"prompt": [{"content": q["question"]}], "reward_model": {"ground_truth": "Ada"}} for q in bare]
+    qald = [row | {"qid_topic_entity": {}, "answer": {"Q1": "Ada"}} for row in bare]
+    twice = [row | {"id": i % 2} for i, row in enumerate(bare)]  # two files, each counted from 0
+    for rows in (bare, verl, qald, twice):
+        first = ids(rows)
+        assert len(set(first.values())) == 6
+        assert ids(rows[::-1]) == ids([*rows[3:], *rows[:3]]) == first
+    assert ids(bare) == ids(verl) == ids(qald)
+    again = [q.id for q in data.load_questions([*bare, {"question": "who made hill 0", "answer": "Bo"}])]
+    assert again[6] == f"{again[0]}#2"
 
 
 # ---------------------------------------------------------------- mutations

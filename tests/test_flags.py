@@ -218,7 +218,7 @@ def test_a_resumed_run_keeps_its_date(tmp_path, monkeypatch):
 
 # ---- own questions
 
-@pytest.mark.parametrize("n, held, said", [(400, 40, False), (12, 6, True)])
+@pytest.mark.parametrize("n, held, said", [(400, 45, False), (100, 20, False), (12, 6, True)])
 def test_what_is_held_out_can_decide_something_or_is_said_not_to(n, held, said, tmp_path, capsys):
     file = tmp_path / "own.jsonl"
     rows = [json.dumps({"question": f"Who is {i}?", "answer": f"a{i}"}) for i in range(n)]

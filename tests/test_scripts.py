@@ -696,8 +696,11 @@ def test_a_stopped_run_names_its_folders_and_survives_a_damaged_checkpoint(tmp_p
 
 
 def test_a_held_out_tenth_is_not_called_by_the_benchmarks_name(monkeypatch):
-    rows = [data.Question(str(i), "Who?", ["Ada"], context=[["T", ["s"]]]) for i in range(20)]
-    monkeypatch.setattr(splits.data, "load_questions", lambda *_, **__: list(rows))
+    def rows(*_, role="evaluation", **__):
+        context = [["T", ["s"]]]
+        return [data.Question(str(i), f"Who is {role} {i}?", ["Ada"], context=context) for i in range(20)]
+
+    monkeypatch.setattr(splits.data, "load_questions", rows)
     cfg = at2po.parse_args(["--model", "x", "--data", "2wiki", "--corpus", "contexts", "--retriever", "bm25"])
     split, evals = splits.load_splits(cfg, at2po.PAPER_EVAL)
     assert [s.name for s in evals] == ["2wiki-heldout"] and len(split.questions) == 10

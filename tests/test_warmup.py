@@ -156,8 +156,8 @@ def test_what_is_left_out_is_counted_by_its_reason(small):
 
 def test_what_the_agent_could_not_finish_is_not_demonstrated(tmp_path, small, capsys):
     file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI])
-    given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--out", str(tmp_path),
-             "--warmup-data", file, "--eval-only"]
+    given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", other(tmp_path), "--out",
+             str(tmp_path), "--warmup-data", file, "--eval-only"]
     for flag, value in (("--max-searches", "1"), ("--max-response", "60")):
         with pytest.raises(SystemExit):
             at2po.main([*given, flag, value])
@@ -205,6 +205,11 @@ SCRIPTS = {
 }
 
 
+def other(folder):
+    """A question that nothing is learned from, for evaluation."""
+    return write(folder / "other.jsonl", [WIKI | {"_id": "o", "question": "Where was Cy Nord born?"}])
+
+
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -214,8 +219,8 @@ def write(path, rows):
 def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, name):
     script, more = SCRIPTS[name]
     file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
-    given = [*FLAGS, *more.split(), "--model", str(small), "--data", file, "--eval-data", file, "--out",
-             str(tmp_path), "--warmup-data", file]
+    given = [*FLAGS, *more.split(), "--model", str(small), "--data", file, "--eval-data", other(tmp_path),
+             "--out", str(tmp_path), "--warmup-data", file]
     script.main([*given, "--name", "a"])
     said = capsys.readouterr().out
     assert "3 of 3 questions demonstrated" in said
@@ -236,8 +241,9 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
 
 def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
     file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
-    given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--out", str(tmp_path),
-             "--warmup-data", file, "--eval-only", "--max-response", "600", "--warmup-steps", "4"]
+    given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", other(tmp_path), "--out",
+             str(tmp_path), "--warmup-data", file, "--eval-only", "--max-response", "600", "--warmup-steps",
+             "4"]
     from common.warmup import warmup
     at2po.main([*given, "--name", "whole"])
     (whole,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
@@ -287,7 +293,7 @@ def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
     assert ended == {"none": [False, False], "last": [False, True], "all": [True, True]}
     file = write(tmp_path / "c.jsonl", [row])
     at2po.main([*FLAGS, "--model", str(small), "--data", write(tmp_path / "q.jsonl", [HOTPOT]), "--eval-data",
-                str(tmp_path / "q.jsonl"), "--warmup-data", file, "--eval-only", "--max-response", "20",
+                other(tmp_path), "--warmup-data", file, "--eval-only", "--max-response", "20",
                 "--out", str(tmp_path), "--name", "c"])
     (folder,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     assert json.loads((folder / "config.json").read_text())["demonstrations"] == 1
@@ -307,8 +313,8 @@ def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
 def test_a_file_without_evidence_is_one_line(tmp_path, small, capsys):
     file = write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": "Bo", "context": HOTPOT["context"]}])
     with pytest.raises(SystemExit) as stop:
-        at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--warmup-data", file,
-                    "--out", str(tmp_path)])
+        at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", other(tmp_path),
+                    "--warmup-data", file, "--out", str(tmp_path)])
     assert "nothing to learn from" in str(stop.value.code)
 
 

@@ -17,8 +17,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import data, flags
+from common import data, flags, splits
 from common.files import RunError, read_json, read_jsonl, say, write_json, write_jsonl
+from common.formats import fingerprint
 from common.graphs.kg_tools import LocalTools, make_tools
 from common.turns import stable_seed
 from common.warmup import sharegpt
@@ -32,6 +33,7 @@ class Task:
     name: str
     questions: list
     tools: object
+    evaluated: frozenset = frozenset()  # as data.Split has it
 
 
 def question_of(row):
@@ -109,18 +111,18 @@ def asked(text, graphs):
 def held_out(question):
     """Whether a question of a file is among the tenth that is evaluated: all that start from one node are on
     one side."""
-    start = question.evidences[0][0] if question.evidences else question.id
+    start = question.evidences[0][0] if question.evidences else fingerprint(question.question)
     return stable_seed("held out", start) % 10 == 0
 
 
-def apart(questions, tools, limit=0):
+def apart(questions, tools, limit=0, seed=0, evaluated=frozenset()):
     """Evaluation Tasks of questions with one or two hops and with more, of at most limit / 2 each."""
     tasks = []
+    each = limit and (limit // 2 or 1)
     for name, hops in (("1-2-hop", "12"), ("3-hop", "3")):
-        of = [q for q in questions if has_hops(q, hops)]
-        of = some(of, limit // 2 or 1) if limit else of
+        of = splits.drawn([q for q in questions if has_hops(q, hops)], each, seed)
         if of:
-            tasks.append(Task(name, of, tools))
+            tasks.append(Task(name, of, tools, evaluated))
     return tasks
 
 
@@ -168,22 +170,32 @@ def load(cfg, folder):
     train, test = [], []
     if cfg.data:
         train = read_questions(cfg.data, tools.graphs)
-        train = some(train, cfg.limit or len(train))
     elif cfg.collect or not (cfg.eval_data and cfg.eval_only):
         train, test = make_questions(cfg, folder, tools.graphs)
     if cfg.eval_data:
         for file in cfg.eval_data.split(","):
             test += read_questions(file, tools.graphs)
-    if not test and cfg.eval_only and not cfg.collect:
+    alone = cfg.eval_only and not cfg.collect
+    if not test and alone and not splits.has_learned(cfg):
         train, test = [], train
     if not test:
         test = [q for q in train if held_out(q)]
-        train = [q for q in train if not held_out(q)]
-        if not test or not train:
+        say(f"{cfg.data}: {len(test)} of {len(train)} questions are held out, by a hash of where they start")
+        if len(test) in (0, len(train)):
             raise data.DataError(f"{cfg.data}: too few questions to hold a tenth out; give --eval-data")
+    evaluated = splits.fingerprints({"": test})
+    if alone:
+        train = []
+    if train:
+        train = splits.unseen(cfg.data or "questions that were made", train, evaluated)
+        if not train:
+            raise data.DataError(f"{cfg.data}: all its questions are evaluated, so nothing is left to learn "
+                                 "from; give --eval-data other questions")
+        train = some(train, cfg.limit or len(train))
     if cfg.collect:  # from what a run learns from, never from what it is tested on
-        train, test = [], train
-    return (Task("train", train, tools) if train else None), apart(test, tools, cfg.eval_limit)
+        return None, apart(train, tools)
+    tasks = apart(test, tools, cfg.eval_limit, cfg.seed, evaluated)
+    return (Task("train", train, tools, evaluated) if train else None), tasks
 
 
 def make_questions(cfg, folder, graphs):
@@ -279,15 +291,21 @@ MAKES_ROWS = (
     "matches", "max_edges", "max_words", "max_rounds", "max_turn", "max_train_turn", "temperature")
 
 
-def read_conversations(file):
-    """The rows of a file; DataError names one that is none."""
+def read_conversations(file, evaluated=frozenset()):
+    """The rows of a file whose questions are not evaluated; DataError names one that is none."""
     rows = sharegpt.read(file, ("id", "graph_type", "question"))
     for number, row in enumerate(rows, 1):
         if not re.fullmatch(GRAPH_TYPE, str(row.get("graph_type", ""))):
             raise data.DataError(f"{file}: row {number}: a graph_type is letters, digits, . - _")
         if not isinstance(row.get("source", ""), str):
             raise data.DataError(f"{file}: row {number}: a source is a text")
-    return rows
+    left = [row for row in rows if fingerprint(row["question"]) not in evaluated]
+    if len(left) < len(rows):
+        say(f"{file}: left out {len(rows) - len(left)} of {len(rows)} conversations, whose questions are "
+            "evaluated")
+    if not left:
+        raise data.DataError(f"{file}: all its questions are evaluated, so nothing is left to learn from")
+    return left
 
 
 def begin_conversations(cfg, folder):

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from common import data, distributed
 from common.files import Lines, say, warn
+from common.formats import fingerprint
+
+LONGEST = 60  # words of a question that is looked for in a prompt
 
 
 def dataset_info(name):
@@ -107,6 +110,21 @@ def read(file, names=("id", "question")):
     if not rows:
         raise data.DataError(f"{file}: no conversation")
     return rows
+
+
+def questions_in(row):
+    """Fingerprints of what a row may ask: its `question`, where --collect wrote one; else whatever begins or
+    ends a line of its human's, since prompts put words before a question, or behind it."""
+    if isinstance(row.get("question"), str):
+        return {fingerprint(row["question"])}
+    found = set()
+    for message in row["conversations"]:
+        lines = message["value"].splitlines() if message["from"] == "human" else []
+        for line in lines:
+            words = line.split()
+            for n in range(1, min(len(words), LONGEST) + 1):
+                found |= {fingerprint(" ".join(words[:n])), fingerprint(" ".join(words[-n:]))}
+    return found
 
 
 def in_turn(roles):

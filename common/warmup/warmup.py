@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from common import cache, chat, checkpoint, data, distributed, rollout, run, training
+from common import cache, chat, checkpoint, data, distributed, rollout, run, splits, training
 from common import model as models
 from common.files import Progress, say, write_jsonl
 from common.folder import RunFolder, begun, checkpoint_of
@@ -85,7 +85,7 @@ def recipe_of(cfg, script, source, examples, steps):
 # ---------------------------------------------------------------- examples
 
 def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, script, prompt, top_k,
-                max_passage=None, longest, skip_bad):
+                max_passage=None, longest, skip_bad, evaluated=frozenset()):
     """[[Trajectory]], one list a demonstration of --warmup-data's `files`, with commas; says how many of each
     there are and why not more.
 
@@ -95,7 +95,7 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
     reply(tokenizer, turn ids, observation) -> ids, of conversations on file; ends: which of their messages
     the policy is to end itself, "all", the "last" or "none", where its agent stops it at a tag.
     prompt(tokenizer, row) -> ids, of the rows that --collect of this `script` wrote. longest: in tokens, of
-    those that are learned."""
+    those that are learned. evaluated: fingerprints of questions that are not (data.Split)."""
     examples = []
     for file in files.split(","):
         if sharegpt.is_file(file):
@@ -104,17 +104,21 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
             if others:
                 raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its "
                                      f"prompt and tags; {script}.py --collect writes its own")
-            every = [of_conversation(tokenizer, row, reply, ends, prompt) for row in rows]
+            left = [row for row in rows if evaluated.isdisjoint(sharegpt.questions_in(row))]
+            every = [of_conversation(tokenizer, row, reply, ends, prompt) for row in left]
             marks = chat.role_marks(tokenizer)
             safe = [t for t in every if marks.isdisjoint(said_ids(tokenizer, t))]
             kept = [[t] for t in safe if t.length <= longest]
             told = f"{len(kept)} conversations"
+            if len(left) < len(rows):
+                told += f"; {len(rows) - len(left)}: their questions are evaluated"
             if len(safe) < len(every):
                 told += f"; {len(every) - len(safe)}: write a mark of the chat template"
             if len(kept) < len(safe):
                 told += f"; {len(safe) - len(kept)}: longer than --micro-tokens {longest}"
         else:
             questions = data.load_questions(file, None, skip_bad, role="train")
+            questions = splits.unseen(file, questions, evaluated)
             with Progress(f"demonstrations of {file}") as progress:
                 kept, fate = demonstrations.of_questions(
                     questions, index, lambda q, d: render(tokenizer, q, d), reward,
@@ -131,7 +135,7 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
     if not examples:
         raise data.DataError(f"--warmup-data {files}: nothing to learn from in it (2Wiki's "
                              "evidences, HotpotQA's supporting facts, MuSiQue's decomposition, or "
-                             "conversations)")
+                             "conversations, of questions that are not evaluated)")
     return examples
 
 
