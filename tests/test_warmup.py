@@ -1,7 +1,8 @@
 """Warm-up on real questions: what is demonstrated, what is left out and why, what is learned and kept."""
 
 import json
-import os
+import runpy
+import sys
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from common import data, retriever, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.warmup import demonstrations, gguf
-from tests.conftest import sample
+from common.warmup import demonstrations
+from common.world.tiny import tiny_model, tiny_tokenizer
+from tests.conftest import ROOT, sample
 
 HOTPOT = {
     "_id": "h1", "type": "bridge", "question": "Who directed the film that Ann Lee wrote?",
@@ -346,9 +348,9 @@ def test_most_real_training_questions_can_be_demonstrated(small, name, least):
 
 # ---------------------------------------------------------------- GGUF
 
-@pytest.fixture
-def tiny_gguf(tmp_path):
-    """A one-layer Llama with a tokenizer of bytes, as llama.cpp's files have them."""
+def tiny_gguf(file, head):
+    """A one-layer Llama with a tokenizer of bytes, as llama.cpp's files have them. head: "none", as tied
+    models have it, "again" = the embedding, rounded otherwise, or "own"."""
     writer_of = pytest.importorskip("gguf")
     generator = torch.Generator().manual_seed(0)
 
@@ -357,7 +359,6 @@ def tiny_gguf(tmp_path):
 
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens += ["ab", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    file = tmp_path / "tiny.gguf"
     writer = writer_of.GGUFWriter(file, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(16)
@@ -378,7 +379,12 @@ def tiny_gguf(tmp_path):
                              "{% endfor %}<|im_start|>")
     shapes = {"attn_q": (16, 16), "attn_k": (8, 16), "attn_v": (8, 16), "attn_output": (16, 16),
               "ffn_gate": (32, 16), "ffn_up": (32, 16), "ffn_down": (16, 32)}
-    writer.add_tensor("token_embd.weight", numbers(len(tokens), 16))
+    embedding = numbers(len(tokens), 16)
+    writer.add_tensor("token_embd.weight", embedding)
+    if head == "again":
+        writer.add_tensor("output.weight", embedding + .05 * numbers(len(tokens), 16))
+    elif head == "own":
+        writer.add_tensor("output.weight", numbers(len(tokens), 16))
     writer.add_tensor("output_norm.weight", numbers(16) + 1)
     for name, shape in shapes.items():
         writer.add_tensor(f"blk.0.{name}.weight", numbers(*shape))
@@ -388,40 +394,35 @@ def tiny_gguf(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    return 16 * len(tokens)
 
 
-def test_a_gguf_file_becomes_a_folder_that_can_be_trained_and_saved(tiny_gguf, tmp_path, capsys):
-    gguf.main([str(tiny_gguf), str(tmp_path / "model")])
-    assert "use it as --model" in capsys.readouterr().out
-    model, tokenizer = models.load_policy(tmp_path / "model")
-    model.save_pretrained(tmp_path / "again")  # what transformers refuses of the model it read
+@pytest.mark.parametrize("head", ["none", "again", "own"])
+def test_a_gguf_file_becomes_a_folder_that_can_be_trained_and_saved(head, tmp_path, monkeypatch, capsys):
+    """By the lines of docs/real.md."""
+    in_head = tiny_gguf(tmp_path / "tiny.gguf", head)
+    lines = (ROOT / "docs/real.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "tiny.gguf"), str(tmp_path / "model")])
+    (tmp_path / "gguf_to_folder.py").write_text(lines)
+    runpy.run_path(str(tmp_path / "gguf_to_folder.py"))
+    said = capsys.readouterr().out
+    policy, tokenizer = models.load_policy(tmp_path / "model")
+    tied = policy.get_input_embeddings().weight is policy.get_output_embeddings().weight
+    assert tied == (head != "own") and policy.num_parameters() == 2_352 + in_head * (1 + (head == "own"))
+    assert f"{policy.num_parameters() / 1e6:,.1f} M weights" in said
+    policy.save_pretrained(tmp_path / "again")  # what transformers refuses of the model it read
     assert tokenizer.decode(tokenizer("ab c")["input_ids"]) == "ab c"
-    assert tokenizer.eos_token == "<|im_end|>"
-    assert "quantization_config" not in json.loads((tmp_path / "model/config.json").read_text())
-    with pytest.raises(SystemExit) as stop:
-        gguf.main([str(tiny_gguf), str(tmp_path / "model")])
-    assert "not empty" in str(stop.value.code)
+    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.chat_template.endswith("<|im_start|>")
+    assert policy.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_a_tokenizer_with_another_end_than_its_model_is_refused(tiny_gguf, tmp_path):
-    gguf.convert(tiny_gguf, tmp_path / "model")
-    settings = tmp_path / "model/tokenizer_config.json"
-    settings.write_text(settings.read_text().replace("<|im_end|>", "<|im_start|>"))
-    with pytest.raises(ModelError, match=r"ends a sequence with '<\|im_start\|>' \(\d+\), its model with \["):
-        models.load_policy(tmp_path / "model")
-
-
-def test_what_is_no_gguf_file_is_refused(tmp_path):
-    (tmp_path / "x.gguf").write_bytes(b"not one")
-    with pytest.raises(ModelError, match="cannot read it.*magic"):
-        gguf.convert(tmp_path / "x.gguf", tmp_path / "out")
-    with pytest.raises(ModelError, match="no such file"):
-        gguf.convert(tmp_path / "y.gguf", tmp_path / "out")
-    (tmp_path / "z.gguf").write_bytes(b"GGUF" + os.urandom(64))
-    with pytest.raises(ModelError, match="cannot read it"):
-        gguf.convert(tmp_path / "z.gguf", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_a_tokenizer_with_another_end_than_its_model_is_refused(tmp_path):
+    tokens = tiny_tokenizer(["w"], ["<a>"])
+    tiny_model(tokens, 32).save_pretrained(tmp_path)
+    tokens.eos_token = "<a>"
+    tokens.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"ends a sequence with '<a>' \(\d+\), its model with \["):
+        models.load_policy(tmp_path)
 
 
 def test_pooled_contexts_are_a_corpus_file(tmp_path):
