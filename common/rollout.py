@@ -19,6 +19,7 @@ import torch
 from common import distributed
 from common.files import Progress
 from common.turns import (  # noqa: F401  (they are names of this module too)
+    PLACE,
     Outcome,
     Trajectory,
     Turn,
@@ -93,7 +94,10 @@ def search_repairs(retriever):
 
 
 async def _drive(agents, engine, search, progress, results):
-    tasks = [asyncio.ensure_future(a) for a in agents]
+    tasks = []
+    for place, agent in enumerate(agents):
+        PLACE.set(place)
+        tasks.append(asyncio.ensure_future(agent))
     try:
         while not all(t.done() for t in tasks):
             progress(sum(t.done() for t in tasks), len(tasks))
