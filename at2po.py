@@ -60,6 +60,7 @@ from common.folder import open_folder
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
+from kernels.turn_loss import turn_loss
 
 # ---------------------------------------------------------------- config
 
@@ -586,9 +587,9 @@ def spread_sums(logprobs, batch):
     return {"turn_entropy": len(moved) * spread, "moved": len(moved)}
 
 
-def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
+def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None):
     """(loss, stats) of a micro-batch. num_sequences and num_tokens, of the whole mini-batch on all ranks, are
-    the denominators."""
+    the denominators. turn_sums: of log-probs, on CUDA."""
     # --sampler-correction multiplies the advantages by the trainer's probability over the engine's
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
@@ -598,7 +599,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
     turn_ids = batch.turn_ids
     if cfg.loss == "gspo":  # every sampled token has turn 0; the others keep -1
         turn_ids = turn_ids.clamp(max=0)
-    return atpo_loss(
+    loss, stats = atpo_loss(
         logprobs,
         batch.old_logprobs,
         advantages,
@@ -608,6 +609,12 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens):
         cfg.clip_high,
         num_sequences,
     )
+    if turn_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
+        # the same number, with a gradient that reaches each distinct turn once
+        loss = turn_loss(
+            turn_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
+            cfg.clip_low, cfg.clip_high, num_sequences)
+    return loss, stats
 
 
 # ---------------------------------------------------------------- update
@@ -673,8 +680,8 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
             if not batches:  # all its trees are flat
                 continue
             for b in batches:  # micro-batches, for memory alone
-                logprobs = models.token_logprobs(model, b, cfg.temperature)  # (B, T)
-                loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens)
+                logprobs, turn_sums = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (K,)
+                loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens, turn_sums)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.norms:  # before the first update nothing has moved
                     stats |= spread_sums(logprobs, b)

@@ -10,8 +10,8 @@ ones, providers interleaved, outputs poisoned before the run. Time: CUDA events,
 percentiles. Memory: peak above what the inputs hold. TFLOP/s counts useful work only, 6 N H V of the loss
 rows, recomputation not. Floor: that work at 800 TFLOP/s (H100).
 
-On a CPU (or with --loss): the turn-level loss as the formula and in one step a turn, against a loop over
-turns. Clip decisions flipped against fp64 on both.
+On a CPU (or with --loss): the turn-level loss as the formula and from sums over turns, against a loop over
+them. Clip decisions flipped against fp64 on both.
 """
 
 import csv
@@ -24,12 +24,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from unittest.mock import patch
 
 import torch
 import tyro
 
-from kernels.turn_logprob import matmul_fp32, triton, turn_logprob
-from kernels.turn_loss import find_spans, turn_loss
+from kernels.turn_logprob import matmul_fp32, triton, turn_logprob, turn_sum
+from kernels.turn_loss import turn_loss
 
 HEADS = {  # (hidden size, vocabulary)
     "qwen3-0.6b": (1024, 151936),
@@ -162,14 +163,16 @@ def reason(error):
 
 def providers():
     """{name: function or the reason why it is missing}."""
-    def ours(**how):
-        return lambda x, W, t: turn_logprob(x, W, t, **how).logprobs
+    def ours(x, W, t):
+        return turn_logprob(x, W, t).logprobs
+
+    def nothing_kept(x, W, t):
+        with patch.object(sys.modules["kernels.turn_logprob"], "KEPT_BYTES", 0):
+            return ours(x, W, t)
 
     table = {
-        "ours, auto": ours(),
-        "ours, save": ours(mode="save"),
-        "ours, recompute": ours(mode="recompute"),
-        "ours, recompute, compact": ours(mode="recompute", compact=True),
+        "ours": ours,
+        "ours, nothing kept": nothing_kept,
         "naive bf16": naive,
         "naive bf16, torch.compile": torch.compile(naive, dynamic=False),
         "chunked torch (1024)": lambda x, W, t: _Chunked.apply(x, W, t, 1024),
@@ -458,22 +461,23 @@ def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=15):
     """Median seconds of loss and gradient on the same batch, interleaved, and how far each is from the loop
     over turns (fp64).
 
-    formula: at2po.atpo_loss. turn_loss: kernels/turn_loss.py, with finding the batch's spans, and with the
-    spans found before, as a training step that makes several passes would. An untimed call precedes each
+    formula: at2po.atpo_loss. turn_loss: kernels/turn_loss.py, with the sums. An untimed call precedes each
     timed one: caches and memory are its own."""
     import at2po
     batch = loss_batch(B, T, turns, device)
-    _, _, advantages, mask, turn_ids = batch
-    spans = find_spans(advantages, mask, turn_ids)
+    *_, mask, turn_ids = batch
+    number = torch.arange(B, device=device)[:, None] * turns + turn_ids
+    _, lengths = number[mask].unique_consecutive(return_counts=True)
+    turn_ptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    row = mask.flatten().cumsum(0).view(B, T) - 1
+    gather = torch.where(mask, row, turn_ptr[-1])
 
     def formula(*args):
         return at2po.atpo_loss(*args)[0]
 
-    def with_finding(new, old, advantages, mask, turn_ids, *clip):
-        return turn_loss(new, old, find_spans(advantages, mask, turn_ids), *clip)
-
-    def spans_given(new, old, advantages, mask, turn_ids, *clip):
-        return turn_loss(new, old, spans, *clip)
+    def of_sums(new, old, advantages, mask, turn_ids, *clip):
+        new, old = (turn_sum(x[mask], turn_ptr, "torch") for x in (new, old))
+        return turn_loss(new, old, advantages, mask, gather, turn_ptr, *clip)
 
     def wait():
         if torch.device(device).type == "cuda":
@@ -482,8 +486,7 @@ def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=15):
     losses = {
         "loop": loop_loss,
         "formula": formula,
-        "turn_loss": with_finding,
-        "turn_loss, spans given": spans_given,
+        "turn_loss": of_sums,
     }
     seconds = {name: [] for name in losses}
     results = {}

@@ -30,6 +30,7 @@ from transformers import AttentionInterface
 
 from common import distributed
 from common.model import computes_in_bf16, computing, end_of_sequence, head_dim, head_rows
+from common.turns import PLACE
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
 BLOCK = 8        # prefixes are found at multiples of this many tokens
@@ -57,6 +58,7 @@ class _Request:
     logprobs: list[float] = field(default_factory=list)
     stop_reason: str = ""     # empty while it runs
     tail: str = ""            # the end of the text so far, for stop strings
+    place: int = field(default_factory=PLACE.get)
 
     @property
     def length(self):
@@ -320,6 +322,9 @@ class TransformersEngine:
 
         Returns [] or [their last hidden states (n, H)]."""
         first = len(self.active)
+        if self.prefix_bytes > self.prefix_cache_bytes / 4:
+            # before its prefix is forgotten, an agent that was begun goes on, and then another begins
+            self.waiting.sort(key=lambda r: r.place)
         room = 0
         while room < min(len(self.waiting), self.max_batch - first):
             if not self._fits([*self.active, *self.waiting[:room + 1]], HEADROOM):
@@ -337,14 +342,17 @@ class TransformersEngine:
         found = [self._longest_prefix(ids) for ids in unique]
         start = [known for known, _ in found]
         suffixes = [ids[known:] for ids, known in zip(unique, start, strict=True)]
-        self._reserve(first + len(new), max(map(len, unique)))
+        slices = prefills(suffixes)
+        # padded, a prompt may end behind the longest; room that is made later would lose these prefixes
+        width = max(max(start[rows]) + max(map(len, suffixes[rows])) for rows in slices)
+        self._reserve(first + len(new), width)
         for row, (ids, (known, kv)) in enumerate(zip(unique, found, strict=True), first):
             if known:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
             repeats = len(unique[ids]) - 1
             self.reused_tokens += known + len(ids) * repeats
         last = torch.cat([
-            self._read(first + rows.start, suffixes[rows], start[rows]) for rows in prefills(suffixes)
+            self._read(first + rows.start, suffixes[rows], start[rows]) for rows in slices
         ])                                                                    # (n, H)
 
         order = [group[0] for group in groups]

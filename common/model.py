@@ -368,6 +368,14 @@ def token_logprobs(model, batch, temperature=1.0, hidden=None):
     return by_token(_of_sampled(model, batch, temperature, hidden).logprobs, batch)
 
 
+def turn_logprobs(model, batch, temperature=1.0, hidden=None):
+    """token_logprobs, and on CUDA their sums over the batch's K distinct turns, (K,); elsewhere None."""
+    if model.device.type == "cpu":
+        return token_logprobs(model, batch, temperature, hidden), None
+    found = _of_sampled(model, batch, temperature, hidden)
+    return by_token(found.logprobs, batch), found.turn_sums
+
+
 @torch.no_grad()
 def token_entropies(model, batch, temperature=1.0, hidden=None):
     """Entropy of the distribution that every sampled token was drawn from, (B, T) in nats; 0 elsewhere."""
@@ -381,6 +389,7 @@ def _of_sampled(model, batch, temperature, hidden, entropy=False):
         head_rows(model, distributed.whole(model.get_output_embeddings().weight)),
         batch.target,
         rows=batch.predecessor,
+        turn_ptr=batch.turn_ptr,
         temperature=temperature,
         entropy=entropy,
     )

@@ -19,6 +19,7 @@ import torch
 from common import distributed
 from common.files import Progress
 from common.turns import (  # noqa: F401  (they are names of this module too)
+    PLACE,
     Outcome,
     Trajectory,
     Turn,
@@ -93,7 +94,10 @@ def search_repairs(retriever):
 
 
 async def _drive(agents, engine, search, progress, results):
-    tasks = [asyncio.ensure_future(a) for a in agents]
+    tasks = []
+    for place, agent in enumerate(agents):
+        PLACE.set(place)
+        tasks.append(asyncio.ensure_future(agent))
     try:
         while not all(t.done() for t in tasks):
             progress(sum(t.done() for t in tasks), len(tasks))
@@ -210,8 +214,8 @@ class Batch:
     The model runs on P packs of N tokens: with shared prefixes a tree, every distinct turn once and laid out
     depth first; without, one trajectory. What descends from a turn is then a run of tokens behind it, so one
     number a token says who may see it: query i sees key j where j <= i < end[j].
-    `predecessor` and `target` list the R distinct sampled tokens; `gather` (B, T) leads from (b, t) to its
-    row, R where nothing was sampled."""
+    `predecessor` and `target` list the R distinct sampled tokens, turn by turn; `gather` (B, T) leads from
+    (b, t) to its row, R where nothing was sampled."""
     trajectories: list              # the B trajectories, in the order of the rows
     input_ids: torch.Tensor         # (B, T)
     response_mask: torch.Tensor     # (B, T) bool, 1 = sampled by the policy
@@ -226,8 +230,10 @@ class Batch:
     predecessor: torch.Tensor       # (R,) flat index into (P * N): the token whose hidden state predicts
     target: torch.Tensor            # (R,) the token that was sampled there
     gather: torch.Tensor            # (B, T) index into R
+    turn_ptr: torch.Tensor          # (K + 1,) where the rows of each distinct turn begin, and R
     # (B, T) of the weights that sampled, recomputed (training.prepare), and of the reference
     old_logprobs: torch.Tensor | None = None
+    old_turn_sums: torch.Tensor | None = None  # (K,) of them; on CUDA alone
     ref_logprobs: torch.Tensor | None = None
     entropies: torch.Tensor | None = None  # (B, T) of what sampled tokens were drawn from; AEPO's
     values: torch.Tensor | None = None     # (B, T) V before each sampled token, of the weights that sampled;
@@ -369,6 +375,7 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
     target = []
     logprobs = []       # of the targets
     R = 0
+    turn_ptr = [0]
     prompts = {}
     for b, trajectory in enumerate(trajectories):
         path = _path(trajectory, prompts)
@@ -388,6 +395,7 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
                     target.append(pack.open[key].ids[:len(turn.ids)])
                     logprobs += turn.logprobs
                     R += len(turn.ids)
+                    turn_ptr.append(R)
             part = pack.open[key]
             input_ids[b, position:position + len(ids)] = part.ids
             if turn is not None:
@@ -406,7 +414,7 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
     return Batch(
         list(trajectories), input_ids, response_mask, turn_ids, advantages, rollout_logprobs,
         packed_ids, positions, end, lengths, share_prefixes,
-        predecessor, torch.cat(target), gather)
+        predecessor, torch.cat(target), gather, torch.tensor(turn_ptr))
 
 
 def _stack(packs, pad_id):

@@ -15,7 +15,14 @@ import torch
 
 from common import distributed
 from common.files import Progress
-from common.model import hidden_states, pack_tokens, reference_weights, token_entropies, token_logprobs
+from common.model import (
+    hidden_states,
+    pack_tokens,
+    reference_weights,
+    token_entropies,
+    token_logprobs,
+    turn_logprobs,
+)
 from common.rollout import collate, micro_batches, portions
 
 # ---------------------------------------------------------------- batches
@@ -48,7 +55,7 @@ def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", t
     for batch in batches:
         with torch.no_grad():
             hidden = hidden_states(model, batch) if entropies else None
-            batch.old_logprobs = token_logprobs(model, batch, temperature, hidden)
+            batch.old_logprobs, batch.old_turn_sums = turn_logprobs(model, batch, temperature, hidden)
             if entropies:
                 batch.entropies = token_entropies(model, batch, temperature, hidden)
             if reference is not None:

@@ -1,7 +1,11 @@
 """What an agent leaves: turns, trajectories of turns, and the seeds of both. Imports nothing of ours."""
 
 import hashlib
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+
+# the place of the agent that runs now, and of all that it gathers: the engine takes up the first ones first
+PLACE = ContextVar("place", default=0)
 
 
 @dataclass(eq=False)

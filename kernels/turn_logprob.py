@@ -12,18 +12,18 @@ For any upstream gradient g_t = dL/dlogp_t, with P'_tj = p_tj - [j = y_t] ("soft
     dX_t = -(g_t / T) (P' W)_t                dW = P'^T X',   X'_t = -(g_t / T) x_t
 
 P' does not know g. That matters here: the coefficient of a token in a turn-level objective depends on the
-whole turn, so it is unknown while its logits are at hand. `save` mode writes P' in the operands' dtype in
-forward and needs three matrix products in all; g enters on the (N, H) side of two of them. The subtraction is
-done in fp32, before rounding: where p_y is near 1, p_y - 1 of a rounded p_y has no correct digit.
+whole turn, so it is unknown while its logits are at hand. Forward writes P' in the operands' dtype, and three
+matrix products do in all; g enters on the (N, H) side of two of them. The subtraction is done in fp32, before
+rounding: where p_y is near 1, p_y - 1 of a rounded p_y has no correct digit.
 
 Why fp32 logits: ATPO clips turn-mean ratios at 3e-3 and 4e-3, GSPO at 3e-4 and 4e-4; logits rounded to bf16
 are off by more, and decide wrongly what is clipped (tests/test_kernels.py counts it).
 
                     matrix products   memory beyond x, W, dX, dW
-    save            3                 N V itemsize for P', one tile of fp32 logits
-    recompute       4                 one tile of fp32 logits and one of P'
+    P' is kept      3                 N V itemsize for P', one tile of fp32 logits
+    recomputed      4                 one tile of fp32 logits and one of P'
     without grad    1                 one tile of fp32 logits
-    mode="auto" is save where P' fits into `budget_gb`, recompute elsewhere. A tile of logits has TILE_BYTES.
+P' is kept where it fits into KEPT_BYTES. A tile of logits has TILE_BYTES.
 
 Large products are the vendor library's (torch.mm with fp32 output); what is ours are the passes over a tile,
 one read each, as Triton kernels: `_stats_kernel`, `_gradient_kernel`, and `_turn_sum_kernel`. No atomics, no
@@ -43,6 +43,7 @@ except ImportError:  # no Triton on this platform: the PyTorch paths remain
     triton = None
 
 TILE_BYTES = 512 * 2**20
+KEPT_BYTES = 2 * 2**30
 BLOCK = 8192                # columns a program reads at once; 8 warps hold them in registers without spilling
 
 
@@ -232,11 +233,12 @@ def tile_size(bytes_each):
     return n if n < 128 else n - n % 128
 
 
-def forward_tiles(x, W, target, inv_temperature, keep, entropy, backend):
-    """(logp (N,), lse (N,), entropy or None, P' of the first `keep` rows or None), a tile of whole rows at a
-    time."""
+def forward_tiles(x, W, target, inv_temperature, needs_grad, entropy, backend):
+    """(logp (N,), lse (N,), entropy or None, P' (N, V) or None), a tile of whole rows at a time. P' is kept
+    where backward needs it and it fits."""
     N, V = len(x), len(W)
-    kept = x.new_empty(keep, V) if keep else None
+    keep = needs_grad and 0 < N * V * x.element_size() <= KEPT_BYTES
+    kept = x.new_empty(N, V) if keep else None
     tile = tile_size(4 * V)
     parts = []
     for start in range(0, N, tile):
@@ -245,11 +247,8 @@ def forward_tiles(x, W, target, inv_temperature, keep, entropy, backend):
         logits = matmul_fp32(x[start:end], W.T)                            # (tile, V)
         stats = row_stats(logits, y, inv_temperature, entropy, backend)
         parts.append(stats)
-        n = min(end, keep) - start                                         # rows of this tile that are kept
-        if n > 0:
-            lse = stats[1]
-            out = kept[start:start + n]
-            softmax_minus_one_hot(logits[:n], y[:n], lse[:n], 0, inv_temperature, out, backend)
+        if keep:
+            softmax_minus_one_hot(logits, y, stats[1], 0, inv_temperature, kept[start:end], backend)
         del logits
     if not parts:
         empty = x.new_empty(0, dtype=torch.float32)
@@ -259,48 +258,34 @@ def forward_tiles(x, W, target, inv_temperature, keep, entropy, backend):
     return torch.cat(logp), torch.cat(lse), ent, kept
 
 
-def backward_tiles(x, W, target, lse, kept, rows,
-                   coefficient, inv_temperature,
-                   need_x, need_w, w_dtype, backend):
-    """(dX (n, H) fp32, dW (V, H) in w_dtype): coefficient_t (P' W)_t and P'^T (coefficient x) of the given
-    rows (an index or a slice of all N).
+def backward_tiles(x, W, target, lse, kept, coefficient, inv_temperature, need_x, need_w, w_dtype, backend):
+    """(dX (N, H) fp32, dW (V, H) in w_dtype): coefficient_t (P' W)_t and P'^T (coefficient x).
 
     Tiles of the vocabulary: every tile of dW is complete when it is written, and dX is the only sum over
-    tiles. Small coefficients (1 / tokens of a batch) would vanish when coefficient x is rounded to fp16:
-    there the largest is taken out, and put back in fp32."""
+    tiles."""
     V = len(W)
-    x = x[rows]
-    target = target[rows]
-    lse = lse[rows]
     coefficient = coefficient[:, None]
-    fp16 = x.dtype == torch.float16 and len(x) > 0
-    scale = coefficient.abs().amax().clamp(min=1e-30) if fp16 else 1.0
     dx = dw = weighted = None
     if need_x:
         dx = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     if need_w:
         dw = torch.empty(W.shape, dtype=w_dtype, device=x.device)
-        weighted = (coefficient / scale * x.float()).to(x.dtype)           # (n, H)
-    ready = kept is not None and isinstance(rows, slice)                   # P' is read where it lies
-    if ready and not fp16:
-        tile = V
-    else:
-        height = 0 if ready else len(x)
-        tile = tile_size(4 * max(1, x.shape[1], height))                   # of dW, and of logits or P'
+        weighted = (coefficient * x.float()).to(x.dtype)                   # (N, H)
+    tile = V                                                               # P' is read where it lies
+    if kept is None:
+        tile = tile_size(4 * max(1, x.shape[1], len(x)))                   # of dW, and of logits or P'
     for first in range(0, V, tile):
         columns = slice(first, min(first + tile, V))
         if kept is not None:
-            p = kept[rows, columns]
+            p = kept
         else:
-            logits = matmul_fp32(x, W[columns].T)                          # (n, tile)
+            logits = matmul_fp32(x, W[columns].T)                          # (N, tile)
             p = x.new_empty(logits.shape)
             softmax_minus_one_hot(logits, target, lse, first, inv_temperature, p, backend)
             del logits
         if need_x:
             dx += matmul_fp32(p, W[columns])
-        if need_w and fp16:
-            dw[columns] = matmul_fp32(p.T, weighted).mul_(scale)
-        elif need_w:
+        if need_w:
             matmul_into(dw[columns], p.T, weighted)
         del p
     if need_x:
@@ -309,18 +294,14 @@ def backward_tiles(x, W, target, lse, kept, rows,
 
 
 class _LinearLogprob(torch.autograd.Function):
-    """x (N, H), weight (V, H), target (N,) -> logp (N,), entropy (N,) or (0,). Gradients reach the first
-    `active` rows."""
+    """x (N, H), weight (V, H), target (N,) -> logp (N,), entropy (N,) or (0,)."""
 
     @staticmethod
-    def forward(ctx, x, weight, target, inv_temperature,
-                entropy, active, keep, compact, backend):
-        W = weight.to(x.dtype)
-        kept_rows = active if keep else 0
+    def forward(ctx, x, weight, target, inv_temperature, entropy, needs_grad, backend):
         logp, lse, ent, kept = forward_tiles(
-            x, W, target, inv_temperature, kept_rows, entropy, backend)
+            x, weight.to(x.dtype), target, inv_temperature, needs_grad, entropy, backend)
         ctx.save_for_backward(x, weight, target, lse, kept)
-        ctx.options = inv_temperature, active, compact, backend
+        ctx.options = inv_temperature, backend
         if not entropy:
             ent = logp.new_empty(0)
         ctx.mark_non_differentiable(ent)
@@ -330,23 +311,14 @@ class _LinearLogprob(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, g, _):
         x, weight, target, lse, kept = ctx.saved_tensors
-        inv_temperature, active, compact, backend = ctx.options
+        inv_temperature, backend = ctx.options
         need_x, need_w = ctx.needs_input_grad[:2]
         with torch.autocast(x.device.type, enabled=False):
-            rows = slice(0, active)
-            if compact:
-                rows = g[rows].nonzero()[:, 0]
-            W = weight.to(x.dtype)
-            coefficient = -inv_temperature * g[rows]
-            dx_rows, dw = backward_tiles(
-                x, W, target, lse, kept, rows,
-                coefficient, inv_temperature,
+            dx, dw = backward_tiles(
+                x, weight.to(x.dtype), target, lse, kept, -inv_temperature * g, inv_temperature,
                 need_x, need_w, weight.dtype, backend)
-            dx = None
-            if need_x:
-                dx = torch.zeros_like(x)
-                dx[rows] = dx_rows.to(x.dtype)
-        return dx, dw, None, None, None, None, None, None, None
+        dx = dx.to(x.dtype) if need_x else None
+        return dx, dw, None, None, None, None, None
 
 
 class _TurnSum(torch.autograd.Function):
@@ -383,6 +355,8 @@ def turn_sum(x, turn_ptr, backend="auto"):
 def _backend(x, backend):
     if backend not in ("auto", "triton", "torch", "reference"):
         raise ValueError(f"backend {backend!r}: auto, triton, torch or reference")
+    if x.dtype == torch.float16:  # 1 / tokens of a batch is nothing there
+        raise ValueError("hidden states in float16: small gradients would vanish; take bfloat16 or float32")
     if backend == "triton" and triton is None:
         raise ValueError("backend 'triton': Triton is not installed")
     if backend == "auto":
@@ -393,42 +367,29 @@ def _backend(x, backend):
 # ---------------------------------------------------------------- public
 
 def turn_logprob(hidden, weight, target_ids, *,
-                 rows=None, turn_ptr=None, temperature=1.0, entropy=False,
-                 active=None, mode="auto", compact=False,
-                 budget_gb=2.0, backend="auto"):
+                 rows=None, turn_ptr=None, temperature=1.0, entropy=False, backend="auto"):
     """TurnLogprob of the tokens that follow some hidden states.
 
-    hidden (..., H) and weight (V, H): bf16, fp16 or fp32; products take the dtype of hidden (a weight in
-    another one is cast for the product and gets its gradient in its own). target_ids (N,): ids in [0, V).
+    hidden (..., H) and weight (V, H): bf16 or fp32; products take the dtype of hidden (a weight in another
+    one is cast for the product and gets its gradient in its own). target_ids (N,): ids in [0, V).
     rows (N,): which of the flattened hidden states, all by default; an index may occur twice.
     turn_ptr (K + 1,): row offsets of turns, for turn_sums.
     entropy: also the entropy of every row, as a metric.
-    active: rows from here on get no gradient and cost none (put turns of zero advantage last).
-    compact: backward leaves out rows whose upstream gradient is 0, such as clipped turns, at the price of one
-    host read of their number.
-    mode: save | recompute | auto (see above). backend: triton on CUDA, the reference elsewhere; "torch" runs
-    the tiles with plain PyTorch passes.
+    backend: triton on CUDA, the reference elsewhere; "torch" runs the tiles with plain PyTorch passes.
     A weight that needs no gradient (LoRA) skips dW; under no_grad nothing is kept.
     """
     if hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"hidden has width {hidden.shape[-1]}, weight {weight.shape[1]}")
-    if mode not in ("auto", "save", "recompute"):
-        raise ValueError(f"mode {mode!r}: auto, save or recompute")
     x = hidden.reshape(-1, hidden.shape[-1])
     x = x if rows is None else x[rows]
     if len(x) != len(target_ids):
         raise ValueError(f"{len(x)} rows of hidden states, {len(target_ids)} target ids")
     backend = _backend(x, backend)
-    N = len(x)
-    active = N if active is None else min(active, N)
     ent = None
     sums = None
     with torch.autocast(x.device.type, enabled=False):
         if backend == "reference":
             logp = turn_logprob_reference(x, weight, target_ids, temperature)
-            if active < N:
-                rest = logp[active:].detach()
-                logp = torch.cat([logp[:active], rest])
             if entropy:
                 parts = []
                 with torch.no_grad():
@@ -439,14 +400,10 @@ def turn_logprob(hidden, weight, target_ids, *,
                     ent = torch.cat(parts)
         else:
             needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-            bytes_to_keep = active * len(weight) * x.element_size()
-            fits = bytes_to_keep <= budget_gb * 2**30
-            keep = needs_grad and (mode == "save" or mode == "auto" and fits)
             x = x.contiguous()
             target_ids = target_ids.contiguous()
             logp, ent = _LinearLogprob.apply(
-                x, weight, target_ids, 1.0 / temperature,
-                entropy, active, keep, compact, backend)
+                x, weight, target_ids, 1.0 / temperature, entropy, needs_grad, backend)
         if turn_ptr is not None:
             sums = turn_sum(logp, turn_ptr, "torch" if backend == "reference" else backend)
     if not entropy:

@@ -7,8 +7,8 @@ over labels that are not ignored; w from `<think>` to `</think>`, 1 elsewhere.
 
 The coefficients w are known before the first product, so forward computes the gradient as well, in the same
 pass over the logits (see turn_logprob.py for P' and the tiles): dX_t = w_t (P' W)_t / sum w and
-dW = P'^T (w x) / sum w. The weights enter on the (N, H) side and the sum divides once, in fp32, at the end:
-w / sum w of 1e-6 would vanish in fp16. Rows of weight 0 are left out before any product.
+dW = P'^T (w x) / sum w. The weights enter on the (N, H) side and the sum divides once, in fp32, at the end.
+Rows of weight 0 are left out before any product.
 """
 
 import torch
@@ -49,21 +49,16 @@ def _occurrences(row, ids):
 
 class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, target, w, inv_total,
-                grad, keep, backend):
+    def forward(ctx, x, weight, target, w, inv_total, grad, backend):
         # (needs_input_grad does not know no_grad)
         need_x = grad and ctx.needs_input_grad[0]
         need_w = grad and ctx.needs_input_grad[1]
         W = weight.to(x.dtype)
-        kept_rows = len(x) if keep and (need_x or need_w) else 0
-        logp, lse, _, kept = forward_tiles(
-            x, W, target, 1.0, kept_rows, False, backend)
+        logp, lse, _, kept = forward_tiles(x, W, target, 1.0, need_x or need_w, False, backend)
         dx = dw = None
         if need_x or need_w:
             dx, dw = backward_tiles(
-                x, W, target, lse, kept, slice(None),
-                w, 1.0, need_x, need_w,
-                torch.float32, backend)
+                x, W, target, lse, kept, w, 1.0, need_x, need_w, torch.float32, backend)
         ctx.save_for_backward(dx, dw, inv_total)
         ctx.dtypes = x.dtype, weight.dtype
         weighted = (w * logp).sum()
@@ -80,12 +75,11 @@ class _WeightedCrossEntropy(torch.autograd.Function):
                 out = torch.empty_like(d, dtype=dtype)
                 d = torch.mul(d, g * inv_total, out=out)
             scaled.append(d)
-        return *scaled, None, None, None, None, None, None
+        return *scaled, None, None, None, None, None
 
 
 def weighted_cross_entropy(hidden, weight, labels, weights,
-                           total=None, *, ignore_index=-100,
-                           budget_gb=2.0, backend="auto"):
+                           total=None, *, ignore_index=-100, backend="auto"):
     """sum of w (-log p(label)) / total, a scalar in fp32 with gradients to hidden and weight.
 
     hidden (..., H), each predicting the label at its place (shift before you call: hidden[:, :-1],
@@ -129,8 +123,6 @@ def weighted_cross_entropy(hidden, weight, labels, weights,
             logp = turn_logprob_reference(x, weight, target)
             weighted = (w * logp).sum()
             return -weighted * inv_total
-        bytes_to_keep = len(rows) * len(weight) * x.element_size()
-        keep = bytes_to_keep <= budget_gb * 2**30
         grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         return _WeightedCrossEntropy.apply(
-            x, weight, target, w, inv_total, grad, keep, backend)
+            x, weight, target, w, inv_total, grad, backend)

@@ -3,13 +3,14 @@ new weights. What is vLLM's alone is in test_vllm.py."""
 
 import asyncio
 import copy
+import random
 
 import pytest
 import torch
 
 from common import rollout
 from common.checkpoint import ModelError
-from common.engine import MAX_BATCH, TransformersEngine, _Request
+from common.engine import BLOCK, MAX_BATCH, TransformersEngine, _Request
 from common.gpu.vllm_engine import VllmEngine
 from common.model import token_logprobs
 from common.world import tiny
@@ -122,6 +123,48 @@ def test_prefixes_are_reused_and_change_nothing(Engine, wide):
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
 
+async def grow(engine, ids, name, turns=4):
+    """[(turns that are left, ids)] of a chain: each turn behind an observation."""
+    states = [(turns, ids)]
+    while turns:
+        g = await engine.generate(ids, max_tokens=8, seed=rollout.stable_seed(name, turns))
+        ids = [*ids, *g.token_ids, *random.Random(name).choices(range(5, 40), k=40)]
+        turns -= 1
+        states.append((turns, ids))
+    return states
+
+
+async def chain(engine, i):
+    return await grow(engine, random.Random(i).choices(range(5, 40), k=40), str(i))
+
+
+async def tree(engine, i):
+    """Chains below one prompt, and again from states that they passed, as AT2PO's."""
+    draw = random.Random(i)
+    prompt = draw.choices(range(5, 40), k=40)
+    chains = await asyncio.gather(*[grow(engine, prompt, f"{i} {k}") for k in range(3)])
+    states = draw.choices([state for states in chains for state in states[:-1]], k=4)
+    again = [grow(engine, ids, f"{i} again {k}", turns) for k, (turns, ids) in enumerate(states)]
+    return chains + await asyncio.gather(*again)
+
+
+@pytest.mark.parametrize("agent, slots", [(chain, 8), (tree, 3)])
+def test_eight_times_as_many_agents_as_slots_reuse_as_much_and_say_the_same(policy, agent, slots):
+    """An agent that was begun goes on before others begin, or its prefixes are forgotten first."""
+    def run(agents, prefix_cache_gb):
+        engine = TransformersEngine(*policy, max_batch=slots, prefix_cache_gb=prefix_cache_gb)
+        engine.eos = set()
+        said = rollout.run_agents(
+            [agent(engine, i) for i in range(agents)], engine, rollout.BatchedSearch(None))
+        return said, engine.reused_tokens / agents
+
+    small = slots * 250 * 2 * 2 * 2 * 8 * 4 / 2**30  # of as many sequences as are decoded together
+    _, few = run(slots, small)
+    many_said, many = run(8 * slots, small)
+    said, _ = run(8 * slots, 1)
+    assert many > .9 * few > 100 and many_said == said
+
+
 def test_a_small_prefix_cache_forgets_the_oldest(policy):
     engine = TransformersEngine(*policy, prefix_cache_gb=100_000 / 2**30)
     results, _ = generate(policy, REQUESTS, engine=engine)
@@ -146,6 +189,8 @@ def test_memory_limits_the_batch_and_changes_nothing(policy):
         waiting.append(len(engine.waiting))
         longest = max((r.length for r in engine.active), default=0)
         assert len(engine.active) <= 1 or len(engine.active) * longest <= 5 * 80
+        begun = [bool(r.token_ids) for r in engine.waiting]
+        assert begun == sorted(begun, reverse=True)  # who was set back goes on before another begins
     engine.step = watched
     results, _ = generate(policy, REQUESTS, engine=engine, max_tokens=150)
     expected, _ = generate(policy, REQUESTS, engine=unlimited, max_tokens=150)
@@ -181,6 +226,28 @@ def test_few_long_sequences_after_many_short_ones_take_no_more_than_cache_gb(pol
     assert max(shape[2] for shape in grown) >= 20  # many were decoded together
     # tokens grow by 128; a prefix that is known begins behind where another ends
     assert max(held) <= 2 * limit, max(held) / limit
+
+
+def test_prompts_that_are_read_together_keep_what_is_known_of_them(policy):
+    """One goes on behind a long start that is known, the other is as long and new: padded to one width they
+    end far behind both, and the room for that was made where the known start lay."""
+    engine = TransformersEngine(*policy, cache_gb=800 * 2 * 2 * 2 * 8 * 4 / 2**30)
+    engine.eos = set()
+    start = [5 + i % 30 for i in range(200)]
+    first, _ = generate(policy, [(start, 1)], engine=engine)
+    both = [(start + first[0].token_ids, 2), ([7 + i % 20 for i in range(205)], 3)]
+    results, _ = generate(policy, both, engine=engine)
+    assert engine.reused_tokens > 200 and drift(policy[0], both, results) < 2e-5
+
+
+def test_a_start_found_by_its_hash_is_compared(policy, monkeypatch):
+    """Where all starts of one length have one hash, none is taken for another."""
+    monkeypatch.setattr(TransformersEngine, "_keys", lambda self, ids: list(range(len(ids) // BLOCK)))
+    engine = TransformersEngine(*policy)
+    generate(policy, REQUESTS, engine=engine)
+    others = [([9 + i % 5, *ids, *ids], seed) for i, (ids, seed) in enumerate(REQUESTS)]
+    results, _ = generate(policy, others, engine=engine)
+    assert drift(policy[0], others, results) < 2e-5
 
 
 def test_bf16_samples_on_a_copy_of_the_matrices_as_autocast_would(policy):

@@ -27,7 +27,7 @@ from tests.conftest import NEEDS_VLLM
 from tests.test_distributed import OTHERS, ROOT, free_port, same_run
 from tests.test_distributed import SMALL as FEW
 from tests.test_distributed import TREES as FEW_TREES
-from tests.test_engine import REQUESTS, drift, generate, random_policy
+from tests.test_engine import REQUESTS, chain, drift, generate, random_policy
 
 pytestmark = NEEDS_VLLM
 
@@ -47,6 +47,20 @@ def small_policy(tied=True, lora=0):
         settings = LoraConfig(r=lora, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(model, settings)
     return model, tokenizer
+
+
+def test_agents_that_were_begun_go_on_before_others_begin():
+    policy = random_policy(128)
+    engine = VllmEngine(*policy, max_batch=8, cache_gb=8 * 250 * 2 * 2 * 2 * 32 * 4 / 2**30)
+    engine.eos = set()
+    reused = []
+    for agents in (8, 64):
+        engine.sync(policy[0])
+        engine.reused_tokens = 0
+        chains = [chain(engine, i) for i in range(agents)]
+        rollout.run_agents(chains, engine, rollout.BatchedSearch(None))
+        reused.append(engine.reused_tokens / agents)
+    assert reused[1] > .9 * reused[0] > 100
 
 
 def train_a_little(model):

@@ -37,6 +37,7 @@ from common.checkpoint import ModelError
 from common.engine import MAX_BATCH, Generation
 from common.files import say
 from common.model import computes_in_bf16, end_of_sequence, head_dim, head_rows
+from common.turns import PLACE
 
 VOLATILE = (  # a tokenizer's files that differ from load to load, and say nothing that vLLM is asked for
     "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
@@ -278,6 +279,7 @@ class VllmEngine:
             "dtype": "bfloat16" if self.in_bf16 else "float32",
             "max_model_len": length,
             "max_num_seqs": max_batch,
+            "scheduling_policy": "priority",           # agents that were begun before others
             "kv_cache_memory_bytes": cache_bytes,
             "gpu_memory_utilization": .01,             # not read beside kv_cache_memory_bytes, but checked
             "block_size": 16 if self.gpu else 32,      # the least there is: prefixes are found at multiples
@@ -327,7 +329,7 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         name = str(next(self.vllm.numbers))
-        self.llm.add_request(name, tokens_input(list(prompt_ids)), params)
+        self.llm.add_request(name, tokens_input(list(prompt_ids)), params, priority=PLACE.get())
         future = asyncio.get_running_loop().create_future()
         self.futures[name] = future
         return await future

@@ -9,6 +9,7 @@ tokens in tables."""
 
 import asyncio
 import hashlib
+import itertools
 import json
 import queue
 import re
@@ -19,6 +20,7 @@ from common.engine import Generation
 from common.files import Keyed, warn
 from common.rollout import Policy
 from common.serve.chat_client import BadAnswer, Chat
+from common.turns import PLACE
 
 CONCURRENT = 32         # requests at a time
 ROLES = ("system", "user", "assistant")
@@ -105,13 +107,14 @@ class ServedEngine:
         self.tokenizer = tokenizer
         self.pending = set()
         self.kept = None
-        self.asked = queue.SimpleQueue()
+        self.numbers = itertools.count()
+        self.asked = queue.PriorityQueue()  # (place of the agent, number of the request, …)
         for _ in range(CONCURRENT):  # daemons: the program need not outlast a server that hangs
             threading.Thread(target=self.work, daemon=True).start()
 
     def work(self):
         while True:
-            answer, messages, options = self.asked.get()
+            _, _, answer, messages, options = self.asked.get()
             try:
                 answer.set_result(self.said(messages, options))
             except BaseException as error:  # to whoever waits for the answer
@@ -144,7 +147,7 @@ class ServedEngine:
         answer = Future()
         answer.set_running_or_notify_cancel()
         self.pending.add(answer)
-        self.asked.put((answer, messages, options))
+        self.asked.put((PLACE.get(), next(self.numbers), answer, messages, options))
         row = await asyncio.wrap_future(answer)
         ids = self.tokenizer.said(row["text"])
         if row["stop_reason"] == "eos":
