@@ -111,13 +111,19 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         flex()
         model.set_attn_implementation("tree")
     model.in_bf16 = in_bf16
-    model = model.to(device)
-    # PyTorch puts its own weights at multiples of 64 bytes, and those of a file lie anywhere; a CPU then adds
-    # in another order, and a resumed run differs in the last digits
-    for p in model.parameters():
-        if p.data_ptr() % 64:
-            p.data = p.data.clone()
+    model = unmapped(model.to(device))
     return model.requires_grad_(False) if frozen else model
+
+
+def unmapped(model):
+    """The model with weights of its own where they are a file's. PyTorch puts its own at multiples of 64
+    bytes, and those of a file lie anywhere; a CPU then adds in another order, and a resumed run differs in
+    the last digits. And what is mapped cannot be deleted over NFS, when the next checkpoint takes its
+    place."""
+    if model.device.type == "cpu":
+        for p in model.parameters():
+            p.data = p.data.clone()
+    return model
 
 
 def remove_dropout(name, model):
