@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from common import distributed
-from common.files import UserError
+from common.files import UserError, say
 
 
 class ModelError(UserError):
@@ -25,6 +25,19 @@ class ModelError(UserError):
 
 
 REMEDY = "restore it, or start anew with another --name and --checkpoint"
+
+
+def steps_between(save_every, model, optimizer):
+    """Steps from one checkpoint to the next: --save-every, of whose auto flags.py has the rule."""
+    if save_every != "auto":
+        return save_every
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    moments = 8 if isinstance(optimizer, torch.optim.AdamW) else 2
+    gb = trained * (4 + moments) / 1e9
+    steps = 1 if gb < 1 else max(10, round(gb / 4))
+    if steps > 1:
+        say(f"A checkpoint has {gb:.0f} GB: one is saved every {steps} steps, and at the end (--save-every).")
+    return steps
 
 
 def save(folder, model, tokenizer, optimizer, state):

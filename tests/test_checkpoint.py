@@ -133,3 +133,19 @@ def test_the_digest_of_a_large_file_reads_little_of_it_and_sees_a_cut_and_a_swap
     monkeypatch.setattr(checkpoint.hashlib, "file_digest", lambda *_: read.append("all"))
     made.write_bytes(whole)
     assert checkpoint._digest(made) == state["sha256"][made.name] and not read
+
+
+@pytest.mark.parametrize("billions, bits8, steps", [
+    (.0005, False, 1), (.08, False, 1), (.5, False, 10), (4.02, False, 12), (14.8, False, 44),
+    (14.8, True, 22),
+])
+def test_large_checkpoints_are_saved_rarely(billions, bits8, steps, capsys):
+    with torch.device("meta"):
+        model = torch.nn.Linear(int(billions * 1e6), 1000, bias=False)
+        frozen = torch.nn.Linear(10**7, 1000, bias=False).requires_grad_(False)  # (below adapters)
+        both = torch.nn.ModuleList([model, frozen])
+    optimizer = torch.optim.SGD(both.parameters()) if bits8 else torch.optim.AdamW(both.parameters())
+    assert checkpoint.steps_between("auto", both, optimizer) == steps
+    assert (f"every {steps} steps" in capsys.readouterr().out) == (steps > 1)
+    for given in (0, 7):
+        assert checkpoint.steps_between(given, both, optimizer) == given
