@@ -1,7 +1,6 @@
 """The policy's weights: loading and checking a model, the log-probs of its tokens, its reference."""
 
 import hashlib
-import logging
 import math
 import random
 from contextlib import contextmanager, nullcontext
@@ -18,10 +17,6 @@ from common.checkpoint import ModelError
 from common.files import made_once, say
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
-
-# bitsandbytes, which LoRA imports, looks for another package of the name of our kernels/, and warns
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-
 
 # nats a token, on average, by which a forward pass of ours may differ from the model's own
 SAME = {"fp32": 1e-4, "bf16": .1}
