@@ -112,7 +112,6 @@ class Config(flags.Flags):
     grad_clip: float = 1.0          # largest norm of the gradient
     micro_tokens: int = 16384       # tokens a forward pass; memory only
     precision: Literal["fp32", "bf16"] = "fp32"     # of products; bf16 = autocast | ours
-    save_every: int = 1             # steps between checkpoints, which are small here | ours
     correlate: int = 1000           # questions whose p and reward are correlated, of 10 paths each | sec. 4.4
     # what these paths are drawn from: pi, or softmax(pi / 2), which is nearly uniform (authors' code)
     correlate_sampling: Literal["policy", "authors"] = "policy"

@@ -141,7 +141,6 @@ WORLD = dict(
     clip_low=0.03,
     clip_high=0.04,
     micro_tokens=8192,
-    save_every=1,
     eval_every=10,
 )
 # The world's second level, which is what runs without flags: here turns are clipped. Two passes over fewer

@@ -129,7 +129,6 @@ WORLD = dict(
     mini_batch=8,
     lr=1e-4,
     micro_tokens=8192,
-    save_every=5,
 )
 # Its second level with paths of different length, which is what runs without flags: at the first one right
 # trajectories of a question are of one length, so nothing tells the rewards apart. The learning rate was

@@ -124,7 +124,6 @@ class Config(flags.PassageFlags):
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient | LLaMA-Factory
     token_budget: int = 0           # stop when so many tokens were sampled after the warm-up; 0 = no limit
-    save_every: int = 1             # iterations between checkpoints; 0 = at the end only
 
 
 # What differs in the embedded world. MyGO's and GRPO's learning rates were chosen on dev at 500,000 tokens

@@ -72,7 +72,6 @@ class Config(flags.PolicyFlags):
     # synthesize = only make the questions; direct = answer without tools (Table 2)
     stage: Literal["all", "three", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # off = the chat template's empty <think> block instead | sec. 3.4.1
-    save_every: int = 1             # steps (of stage 2: 25 updates) between checkpoints | ours
 
     # ---- graphs and tools
 

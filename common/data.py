@@ -160,16 +160,57 @@ def _parquet(path, file):
 
 def _table(path, file):
     csv.field_size_limit(2**31 - 1)
-    delimiter = "\t" if suffix_of(path) == ".tsv" else ","
+    form = {"delimiter": ",", "strict": True}
+    if suffix_of(path) == ".tsv":
+        form = {"delimiter": "\t", "strict": True, "quoting": _quoting(path, file)}
+    rows = csv.DictReader(file, **form)
     try:
-        for number, row in enumerate(csv.DictReader(file, delimiter=delimiter), 1):
+        for number, row in enumerate(rows, 1):
             try:
-                _utf8("".join(map(str, row.values())))
+                yield number, _cells(row)
             except ValueError as error:
-                row = error
-            yield number, row
+                yield number, error
     except csv.Error as error:
-        raise DataError(f"{path}: not a table: {error}") from None
+        raise DataError(f"{path}: not a table: line {rows.line_num}: {error} (a quote inside a quoted cell "
+                        "is written twice)") from None
+
+
+def _quoting(path, file):
+    """QUOTE_NONE where quotes in a TSV are text: read as the ends of cells they break the table, or join
+    lines that are rows of their own."""
+    rows = csv.reader(file, delimiter="\t", strict=True)
+    broken = False
+    width = line = 0
+    try:
+        for row in rows:
+            width = width or len(row)
+            breaks = rows.line_num - line - 1  # lines that quotes joined to this one
+            line = rows.line_num
+            if breaks > 0 and "".join(row).count("\t") >= breaks * (width - 1):
+                broken = True
+    except csv.Error:
+        broken = True
+    file.seek(0)
+    if broken:
+        print(f"{path}: not a quoted table: its quotes are read as text", file=sys.stderr)
+        return csv.QUOTE_NONE
+    return csv.QUOTE_MINIMAL
+
+
+def _cells(row):
+    """A table's row as JSON has it: pandas writes 1984 beside an empty cell as 1984.0, an answer true as
+    True. Raises ValueError."""
+    surplus = row.pop(None, None) or []
+    _utf8("".join(map(str, [*row.values(), *surplus])))
+    if any(surplus):
+        raise ValueError(f"more cells than the {len(row)} of the header")
+    for name, text in row.items():
+        text = (text or "").strip()
+        if re.fullmatch(r"[+-]?[0-9]{1,300}\.0", text):
+            row[name] = text[:-2]
+        elif text.lower() in ("true", "false") and name.strip().lower() in formats.ANSWERED:
+            row[name] = text.lower() == "true"
+    return row
 
 
 def _json(path, file):
@@ -202,12 +243,15 @@ def _value(text):
         return error
 
 
+ONE_RECORD = {*formats.ASKED, "contents", "text"}
+
+
 def _unwrapped(path, value):
     """The list of records: the value, or what it has under "data" or "questions"; else it is one record."""
     if isinstance(value, list):
         return value
     names = []
-    if isinstance(value, dict) and not value.keys() & {*formats.ASKED, "contents", "text"}:
+    if isinstance(value, dict) and not formats.lowered(value).keys() & ONE_RECORD:
         names = [name for name in ("data", "Data", "questions") if name in value]
     if not names:
         return [value]
@@ -349,23 +393,34 @@ def load_corpus(source, skip_bad=False):
 
 
 def _corpus_rows(path, skip_bad):
-    bad = 0
+    """Equal passages once: each would take one of the k places of a search."""
+    bad = twice = 0
+    seen = set()
     for number, row in read_records(path):
         try:
-            yield _passage(path, number, row)
+            passage = _passage(path, number, row)
         except DataError as error:
             if not skip_bad:
                 raise DataError(f"{error} (--skip-bad leaves such records out)") from None
             bad += 1
+            continue
+        words = hash((passage["title"], passage["text"]))
+        if words in seen:
+            twice += 1
+            continue
+        seen.add(words)
+        yield passage
     if bad:
         print(f"{path}: skipped {bad} bad records", file=sys.stderr)
+    if twice:
+        print(f"{path}: left out {twice} passages that stand there before", file=sys.stderr)
 
 
 def _mapped_corpus(path, skip_bad):
-    """`datasets` keeps the table under the file's place, size and time."""
+    """`datasets` keeps the table under the file's place, size and time, and how it was read ("2")."""
     import datasets
     stat = path.stat()
-    file = f"{path.resolve()}/{stat.st_size}/{stat.st_mtime_ns}/{skip_bad}"
+    file = f"2/{path.resolve()}/{stat.st_size}/{stat.st_mtime_ns}/{skip_bad}"
     try:
         return datasets.Dataset.from_generator(
             _corpus_rows,
@@ -379,12 +434,16 @@ def _mapped_corpus(path, skip_bad):
         raise DataError(f"{path}: not readable ({str(cause).splitlines()[0][:200]})") from error
 
 
+IDS = ("id", "_id", "docid", "doc_id", "idx")
+
+
 def _passage(path, number, row):
-    """A corpus record as {"id", "title", "text"}; the first line of "contents" is the title."""
+    """A corpus record as {"id", "title", "text"}; without a title the first line of "contents" is it."""
     where = f"{path}: record {number}"
     if isinstance(row, ValueError):
         raise DataError(f"{where}: {row}")
-    if not isinstance(row, dict) or not row.keys() & {"contents", "text"}:
+    row = formats.lowered(row) if isinstance(row, dict) else {}
+    if not row.keys() & {"contents", "text"}:
         raise DataError(f"{where}: expected id and contents (or title and text)")
     name = "contents" if "contents" in row else "text"
     title = "" if row.get("title") is None else row["title"]
@@ -392,8 +451,26 @@ def _passage(path, number, row):
     for key, value in (("title", title), (name, text)):
         if not isinstance(value, str):
             raise DataError(f"{where}: {formats.wrong(key, 'text', value)}")
-    if name == "contents":
-        first, _, rest = text.partition("\n")
-        title, text = (first, rest) if rest else ("", text)
-    identity = number - 1 if row.get("id") is None else row["id"]
-    return {"id": str(identity), "title": title.strip().strip('"'), "text": text.strip()}
+    title = unquoted(title)
+    first, newline, rest = text.partition("\n")
+    if name == "contents" and newline and unquoted(first) == (title or unquoted(first)):
+        title, text = unquoted(first), rest
+    there = [row[key] for key in IDS if row.get(key) not in (None, "")]
+    identity = there[0] if there else number - 1
+    if isinstance(identity, float) and identity.is_integer():
+        identity = int(identity)
+    return {"id": str(identity), "title": title, "text": text.strip()}
+
+
+def unquoted(title):
+    """A title without the quotes around it, with those that are its own.
+
+    >>> unquoted('"Oslo"'), unquoted('"Heroes" (David Bowie album)'), unquoted('""Heroes" (album)"')
+    ('Oslo', '"Heroes" (David Bowie album)', '"Heroes" (album)')
+    """
+    title = title.strip()
+    inner = title[1:-1]
+    before = inner.partition('"')[0]
+    around = len(title) > 1 and title[0] == title[-1] == '"'
+    opens = before[-1:] in ("", " ", "(")  # (else the first quote inside closes a name: "Ann" and "Bo")
+    return inner.strip() if around and ('"' not in inner or opens) else title

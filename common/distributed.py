@@ -142,8 +142,9 @@ def whole(tensor):
     return tensor.full_tensor(grad_placements=[Partial()])
 
 
-def collect(tensors):
-    """{name: whole tensor} on the CPU of rank 0, {} on the others. Names of one tensor keep one."""
+def collect(tensors, by_all=False):
+    """{name: whole tensor} on the CPU of rank 0, {} on the others; by_all: of each rank, a part of them.
+    Names of one tensor keep one."""
     if world() == 1:
         return tensors
     made = {}
@@ -151,8 +152,10 @@ def collect(tensors):
         for tensor in tensors.values():
             if id(tensor) not in made:
                 piece = whole(tensor)   # all ranks take part
-                made[id(tensor)] = piece.cpu() if rank() == 0 else None
-    return {name: made[id(tensor)] for name, tensor in tensors.items()} if rank() == 0 else {}
+                keeper = len(made) % world() if by_all else 0
+                made[id(tensor)] = piece.cpu() if rank() == keeper else None
+    kept = {name: made[id(tensor)] for name, tensor in tensors.items()}
+    return {name: piece for name, piece in kept.items() if piece is not None}
 
 
 def cut_like(tensor, other):

@@ -42,7 +42,7 @@ def load(source, kind, layers=0):
             folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, **few)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise models.load_error(source, error) from error
-    return model.to(models.default_device()), models.load_tokenizer(folder)
+    return models.unmapped(model.to(models.default_device())), models.load_tokenizer(folder)
 
 
 class Together(torch.nn.ModuleDict):

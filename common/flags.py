@@ -43,7 +43,9 @@ class Flags:
     world_size: float = 1.0       # of the embedded world; 1.0 = about 1,000 entities
 
     eval_every: int = 0           # steps between evaluations; 0 = before and after training only
-    save_every: int = 10          # steps between checkpoints; 0 = at the end only
+    # steps between checkpoints; auto = 1 below 1 GB, else 10, or one per 4 GB where that is more; 0 = at the
+    # end only
+    save_every: Literal["auto"] | int = "auto"
     log: str = ""                 # tracker beside the files: trackio, or wandb (offline)
     seed: int = 0                 # of everything that is random
     name: str = ""                # of the run folder in runs/<script>/; empty = from model, data and seed

@@ -240,7 +240,9 @@ def in_turn(folders):
 def _open(cfg, script, name, resume, free, saves):
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
     if resume and saves:
-        every = 0 if saves == "once" else folder.saved.get("save_every", 0)
+        every = folder.saved.get("save_every", 0)
+        if saves == "once" or every == "auto":  # (auto becomes a number before the first step)
+            every = 0
         folder.start = checkpoint_of(folder, every)
     return folder
 

@@ -7,6 +7,7 @@ A value of the wrong type is an error that names its field, never its repr or it
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, field
 
 from common.metrics import normalize_answer
@@ -36,6 +37,7 @@ def parse_question(row):
     """One record of any supported layout -> Question. Raises ValueError naming the field."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object, got {shown(row)}")
+    row = lowered(row)
     if "qid_topic_entity" in row:
         return _parse_tog(row)
     if "reward_model" in row:
@@ -71,10 +73,30 @@ def parse_json(text):
         raise ValueError("nested too deeply") from None
 
 
+def from_json(value):
+    """The list or object that a text is (a table's cell, a column of objects as text); else the value."""
+    if not isinstance(value, str) or not re.match(r"\s*[\[{]", value):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError:
+        return value
+
+
+def lowered(record):
+    """The record, its fields by their names in small letters too: "Title", "ID".
+
+    >>> lowered({"Title": "Oslo"})
+    {'title': 'Oslo', 'Title': 'Oslo'}
+    """
+    return {str(name).strip().lower(): value for name, value in record.items()} | record
+
+
 def _dig(record, *path):
     """The value under nested keys. The error names the way to what is missing."""
     for depth, key in enumerate(path):
-        if key not in _object(record, ".".join(path[:depth])):
+        record = _object(record, ".".join(path[:depth]))
+        if key not in record:
             raise ValueError(f"field '{'.'.join(path[:depth + 1])}' is missing")
         record = record[key]
     return record
@@ -89,9 +111,10 @@ def _list(value, name, expected="a list"):
 
 
 def _of(kind, value, name, expected):
-    if not isinstance(value, kind):
+    found = value if kind is str else from_json(value)
+    if not isinstance(found, kind):
         raise wrong(name, expected, value)
-    return value
+    return found
 
 
 def _is_number(value):
@@ -183,16 +206,39 @@ def _rows(value, name, shape, *columns):
 
 # ---------------------------------------------------------------- gold answers
 
+ANSWERED = ("answer", "golden_answers", "possible_answers", "answers", "answer_aliases", "aliases")
+
+
+def _answers_of(record, names, within=""):
+    """The answers in all of these fields, each once; the first is the main one."""
+    found = []
+    for name in names:
+        found += _answers(record.get(name), within + name)
+    return list(dict.fromkeys(found))
+
+
 def _answers(value, name):
-    """Gold answers of any layout as a list of texts that are not blank; true and false are "yes" and "no"."""
-    if isinstance(value, str):
-        value = _listed(value, name)
+    """Gold answers of any layout as a list of texts that are not blank; true and false are "yes" and "no".
+
+    A list or an object that was written as text (PopQA's possible_answers) is what it says; "[REC]" and
+    "[1, 2]" are answers.
+
+    >>> _answers('["a", "b"]', "answer"), _answers("[REC]", "answer"), _answers('{"target": "a"}', "answer")
+    (['a', 'b'], ['[REC]'], ['a'])
+    """
+    if isinstance(value, str) and from_json(value) is value and LIKE_JSON.fullmatch(value.strip()):
+        kind = shown({"[": [], "{": {}}[value.strip()[0]])
+        raise ValueError(f"field '{name}': {value.strip()[:40]!r} is {kind}, but no JSON")
     if isinstance(value, dict):
-        value = _answer_object(value, name)
+        return _answer_object(value, name)
     if not isinstance(value, (list, tuple)):
         value = [value]
     found = []
     for v in value:
+        inner = from_json(v)
+        if inner is not v and not _is_numbers(inner):
+            found += _answers(inner, name)
+            continue
         if isinstance(v, bool):
             v = "yes" if v else "no"
         text = "" if v is None else _text(v, name)
@@ -201,35 +247,23 @@ def _answers(value, name):
     return found
 
 
+LIKE_JSON = re.compile(r"""\[\s*['"].*\]|\{\s*['"].*\}""", re.DOTALL)  # (Python's way to write a list)
+
+
+def _is_numbers(value):
+    return isinstance(value, list) and len(value) > 0 and all(map(_is_number, value))
+
+
 def _answer_object(value, name):
-    """The list in TriviaQA's {"value", "aliases"} (its own files: Value, Aliases)."""
-    value = {str(key).lower(): v for key, v in value.items()}
-    if "value" not in value:
-        raise wrong(name, 'text, a list or {"value", "aliases"}', value)
-    first = _text(value["value"], f"{name}.value")
-    if first == "<unk>":
+    """The answers in TriviaQA's {"value", "aliases"} (its own files: Value, Aliases), in Search-R1's
+    {"target"}."""
+    fields = lowered(value)
+    names = [key for key in ("value", "target", *ANSWERED) if key in fields]
+    if not names or any(isinstance(fields[key], dict) for key in names):
+        raise wrong(name, 'text, a list, {"target"} or {"value", "aliases"}', value)
+    if fields.get("value") == "<unk>":
         raise ValueError(f"field '{name}': '<unk>' stands for an answer that was not published")
-    aliases = _answers(value.get("aliases"), f"{name}.aliases")
-    return list(dict.fromkeys([first, *aliases]))
-
-
-def _listed(text, name):
-    """The strings of a JSON list that was written as text (PopQA's possible_answers), else the text: "[REC]"
-    and "[1, 2]" are answers. One that truly looks like a list of strings can be given as ["['a', 'b']"].
-
-    >>> _listed('["a", "b"]', "answer"), _listed("[REC]", "answer")
-    (['a', 'b'], '[REC]')
-    """
-    inner = text.strip()
-    if inner[:1] != "[" or inner[-1:] != "]":
-        return text
-    try:
-        value = parse_json(inner)
-    except ValueError:
-        if inner[1:2] in ("'", '"'):
-            raise ValueError(f"field '{name}': {inner[:40]!r} is a list, but no JSON") from None
-        return text
-    return value if all(isinstance(v, str) for v in value) else text
+    return _answers_of(fields, names, f"{name}.")
 
 
 def _golds(answers, name):
@@ -254,41 +288,39 @@ def _parse_tog(row):
 
 
 def _parse_verl(row):
-    """Search-R1 and verl. The question stands behind the last "Question:" of the prompt's last message;
-    without that word the whole message is the question (as in ARPO's rows)."""
-    path = ["reward_model", "ground_truth"]
-    if isinstance(_dig(row, *path), dict):
-        path.append("target")
-    answers = _answers(_dig(row, *path), ".".join(path))
-    question = row.get("question")
+    """Search-R1 and verl. Where no field has the question, it stands behind the last "Question:" of the
+    prompt's last message; without that word the whole message is the question (as in ARPO's rows)."""
+    name = "reward_model.ground_truth"
+    answers = _answers(_dig(row, *name.split(".")), name)
+    answers += _answers_of(row, ANSWERED)
+    extra = _object(row.get("extra_info") or {}, "extra_info")
+    question = row.get("question") or extra.get("question")
     if question is None:
         messages = _list(_dig(row, "prompt"), "prompt", "a list of messages")
         last = messages[-1] if messages else None
         content = _dig({"prompt": last}, "prompt", "content")
         question = _question(content, "prompt.content").rsplit("Question:", 1)[-1]
-    extra = _object(row.get("extra_info") or {}, "extra_info")
     text = _question(question, "question").strip()
     identity = _identity(text, row.get("id"), extra.get("index"))
-    return Question(identity, text, _golds(answers, ".".join(path)))
+    return Question(identity, text, _golds(list(dict.fromkeys(answers)), name))
 
 
-ASKED = ("Question", "question", "input")
-ANSWERED = ("golden_answers", "Answer", "answer", "possible_answers", "answers")
+ASKED = ("question", "input")
 
 
 def _parse_plain(row):
     """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle, UltraDomain."""
     asked = next((k for k in ASKED if k in row), "question")
-    answered = next((k for k in ANSWERED if k in row), "answer")
     text = _question(_dig(row, asked), asked)
-    answers = _answers(_dig(row, answered), answered)
-    aliases = _answers(row.get("answer_aliases"), "answer_aliases")
-    answers += [a for a in aliases if a not in answers]
+    answered = next((k for k in ANSWERED if k in row), None)
+    if answered is None:
+        raise ValueError("field 'answer' is missing")
+    answers = _answers_of(row, ANSWERED)
     ids = [row.get(name) for name in ("_id", "id", "question_id", "idx")]
     identity = _identity(text, *ids)
     question = Question(identity, text, _golds(answers, answered))
     meta = row
-    if answered == "golden_answers" and row.get("metadata") is not None:
+    if "golden_answers" in row and row.get("metadata") is not None:
         meta = row | _object(row["metadata"], "metadata")
     question.type = str(meta.get("type") or "")
     _add_facts(question, meta)

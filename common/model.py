@@ -1,7 +1,6 @@
 """The policy's weights: loading and checking a model, the log-probs of its tokens, its reference."""
 
 import hashlib
-import logging
 import math
 import random
 from contextlib import contextmanager, nullcontext
@@ -18,10 +17,6 @@ from common.checkpoint import ModelError
 from common.files import say
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
-
-# bitsandbytes, which LoRA imports, looks for another package of the name of our kernels/, and warns
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-
 
 # nats a token, on average, by which a forward pass of ours may differ from the model's own
 SAME = {"fp32": 1e-4, "bf16": .1}
@@ -111,13 +106,19 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
         flex()
         model.set_attn_implementation("tree")
     model.in_bf16 = in_bf16
-    model = model.to(device)
-    # PyTorch puts its own weights at multiples of 64 bytes, and those of a file lie anywhere; a CPU then adds
-    # in another order, and a resumed run differs in the last digits
-    for p in model.parameters():
-        if p.data_ptr() % 64:
-            p.data = p.data.clone()
+    model = unmapped(model.to(device))
     return model.requires_grad_(False) if frozen else model
+
+
+def unmapped(model):
+    """The model with weights of its own where they are a file's. PyTorch puts its own at multiples of 64
+    bytes, and those of a file lie anywhere; a CPU then adds in another order, and a resumed run differs in
+    the last digits. And what is mapped cannot be deleted over NFS, when the next checkpoint takes its
+    place."""
+    if model.device.type == "cpu":
+        for p in model.parameters():
+            p.data = p.data.clone()
+    return model
 
 
 def remove_dropout(name, model):

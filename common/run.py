@@ -262,6 +262,10 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
     state = {} if state is None else state
     share = share or (lambda step: step / max(1, total))
     step, saved = 0, -1
+    save_every = checkpoint.steps_between(cfg.save_every, policy.model, optimizer)
+    if save_every != cfg.save_every:  # (--resume asks for it)
+        config = read_json(folder.path / "config.json", dict)
+        folder.write("config.json", config | {"save_every": save_every})
     if folder.start:
         before = checkpoint.load_training_state(folder.start, policy.model, optimizer)
         for key, value in state.items():
@@ -294,7 +298,7 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
             folder.append("samples.jsonl", [sample])
         folder.log(row)
         earlier.append(row)
-        if cfg.save_every and step % cfg.save_every == 0:
+        if save_every and step % save_every == 0:
             save(folder, policy, optimizer, step, state)
             saved = step
     if step < total:

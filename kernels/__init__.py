@@ -3,8 +3,9 @@ same passes.
 
     from kernels import turn_logprob, weighted_cross_entropy, think_weights
 
-Hugging Face has a package of this name too, for which transformers looks. Where it is installed, this one
-answers for both: its modules are found behind ours, its names through __getattr__.
+in a checkout of the project, or with PYTHONPATH=CHECKOUT elsewhere; an installation is refused. Hugging Face
+has a package of this name too, for which transformers looks. Where it is installed, this one answers for
+both: its modules are found behind ours, its names through __getattr__.
 """
 
 import functools

@@ -275,6 +275,62 @@ def test_search_r1_rows():
     assert data.parse_question(row).question == "who is it?"
 
 
+# ---------------------------------------------------------------- golds: JSON in text, several fields
+
+OBJECT = '{"target": ["Ada", "A. H."]}'
+
+
+@pytest.mark.parametrize("row, golds", [
+    ({"answer": OBJECT}, ["Ada", "A. H."]),
+    ({"answer": ' {"value": "Ada", "aliases": ["A. H."]} '}, ["Ada", "A. H."]),
+    ({"answer": {"target": '["Ada", "A. H."]'}}, ["Ada", "A. H."]),
+    ({"answers": ["Ada", '{"target": "A. H."}']}, ["Ada", "A. H."]),
+    ({"golden_answers": '["Ada", 7]'}, ["Ada", "7"]),
+    ({"answer": "Ada", "aliases": '["A. H."]'}, ["Ada", "A. H."]),
+    ({"answer": "{x | x > 3}"}, ["{x | x > 3}"]),
+    ({"answer": "Ada", "answers": ["Ada", "A. H."]}, ["Ada", "A. H."]),
+    ({"answers": ["A. H.", "Ada"], "answer": "Ada"}, ["Ada", "A. H."]),
+    ({"golden_answers": ["Ada"], "answer_aliases": ["A. H."], "aliases": ["B"]}, ["Ada", "A. H.", "B"]),
+    ({"Answer": "Ada", "ALIASES": ["A. H."]}, ["Ada", "A. H."]),
+    ({"answer": None, "answers": ["Ada"]}, ["Ada"]),
+])
+def test_golds_of_all_fields_stand_together_and_those_in_json_are_read(row, golds):
+    assert one({"question": "Who?"} | row).answers == golds
+    verl = {"question": "Who?", "reward_model": {"ground_truth": golds[0]}} | row
+    assert sorted(one(verl).answers) == sorted(golds)
+
+
+@pytest.mark.parametrize("truth", [
+    OBJECT, '["Ada", "A. H."]', {"target": '["Ada", "A. H."]'}, {"target": [OBJECT]},
+    {"Target": "Ada", "aliases": ["A. H."]},
+])
+def test_a_ground_truth_is_the_same_as_text_and_as_an_object(truth):
+    row = {"prompt": [{"role": "user", "content": "who?"}], "reward_model": {"ground_truth": truth}}
+    assert one(row).answers == ["Ada", "A. H."]
+    as_text = {name: json.dumps(value) for name, value in row.items()}
+    assert (one(as_text).question, one(as_text).answers) == ("who?", ["Ada", "A. H."])
+
+
+@pytest.mark.parametrize("answer", ["{'target': ['Ada']}", '{"target": "Ada"', '{"name": "Ada"}', "{}",
+                                    {"value": {"value": "Ada"}}])
+def test_an_object_that_holds_no_answer_is_an_error(answer):
+    if answer == '{"target": "Ada"':  # (a text, as it is not closed)
+        assert one({"question": "Who?", "answer": answer}).answers == [answer]
+    else:
+        assert "field 'answer" in error_of(data.load_questions, [{"question": "Who?", "answer": answer}])
+
+
+def test_the_question_apart_from_the_words_around_it_wins():
+    row = {
+        "prompt": [{"role": "user", "content": "Question: Who wrote it?\nThink step by step."}],
+        "reward_model": {"ground_truth": "Ada"},
+        "extra_info": {"index": 3, "question": "Who wrote it?"},
+    }
+    assert one(row).question == "Who wrote it?"
+    assert one(row | {"extra_info": json.dumps(row["extra_info"])}).question == "Who wrote it?"
+    assert one(row | {"question": "Who?"}).question == "Who?"
+
+
 # ---------------------------------------------------------------- contexts, evidence, ids
 
 
@@ -609,6 +665,43 @@ def test_every_form_of_file_gives_the_same_questions_compressed_or_not(tmp_path)
     assert len(data.load_questions(tmp_path / "one.json")) == 1
 
 
+QUESTIONS = [("Who wrote Sea?", "Bo"), ('"Sea" is by whom?', "Bo"), ('"To be or not is from?', "Hamlet"),
+             ("Where is Oslo?", "Norway"), ('What is "Sea"?', "novel"), ('"Sea"', '"a novel'), ("It?", 'so"')]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("begin", ["", "\ufeff"])
+@pytest.mark.parametrize("rows", [QUESTIONS, QUESTIONS[:2], QUESTIONS[2:5], QUESTIONS[5:]])
+def test_quotes_that_are_text_do_not_swallow_lines_of_a_tsv(tmp_path, capsys, newline, begin, rows):
+    lines = ["question\tanswer", *("\t".join(row) for row in rows), ""]
+    (tmp_path / "q.tsv").write_text(begin + newline.join(lines), encoding="utf-8", newline="")
+    read = data.load_questions(tmp_path / "q.tsv")
+    assert [(q.question, *q.answers) for q in read] == rows
+    assert "its quotes are read as text" in capsys.readouterr().err
+
+
+def test_a_quote_that_is_not_closed_and_cells_beyond_the_header_are_errors(tmp_path):
+    table = tmp_path / "q.csv"
+    for text in ('question,answer\n"Sea" is what?,b\nc,d\n', 'question,answer\na,b\n"Sea is what?,b\nc,d\n'):
+        table.write_text(text)
+        assert "q.csv: not a table: line " in error_of(data.load_questions, table)
+    table.write_text("question,answer\nWho, if not she?,Ada\nWho?,Ada,,\n")
+    assert "q.csv: record 1: more cells than the 2 of the header" in error_of(data.load_questions, table)
+    assert len(data.load_questions(table, skip_bad=True)) == 1
+
+
+@pytest.mark.parametrize("name", ["q.csv", "q.tsv"])
+def test_a_cell_is_what_json_has_for_it(tmp_path, name):
+    cells = ["1984.0", "True", "false", "-7.0", "2.5", "1984.05", "True story", "7"]
+    delimiter = "\t" if name == "q.tsv" else ","
+    lines = [f"{i}.0{delimiter}True?{delimiter}{cell}\n" for i, cell in enumerate(cells)]
+    (tmp_path / name).write_text(f"id{delimiter}Question{delimiter}Answer\n" + "".join(lines))
+    questions = data.load_questions(tmp_path / name)
+    assert [q.answers for q in questions] == [
+        ["1984"], ["yes"], ["no"], ["-7"], ["2.5"], ["1984.05"], ["True story"], ["7"]]
+    assert [q.question for q in questions] == ["True?"] * 8 and questions[3].id == "3"
+
+
 DPR = 'id\ttext\ttitle\n1\t"Aaron said ""no"". He\tleft."\tAaron\n2\tA year.\t1984\n3\tNot known.\tNA\n'
 PASSAGES_OF_DPR = [
     {"id": "1", "title": "Aaron", "text": 'Aaron said "no". He\tleft.'},
@@ -642,14 +735,14 @@ def test_a_large_corpus_is_memory_mapped_and_reads_the_same(tmp_path, monkeypatc
 
 
 ROWS = [{"id": str(i), "contents": f'"Title {i}"\nText {i}.'} for i in range(40)]
-OF_TWO_LAYOUTS = [{"id": i, "title": "1984", "text": "A year."} for i in range(20)] + ROWS[20:]
+OF_TWO_LAYOUTS = [{"id": i, "title": "1984", "text": f"Year {i}."} for i in range(20)] + ROWS[20:]
 AS_LINES = {
     "ids of two types": [row | {"id": i if i < 20 else f"p{i}"} for i, row in enumerate(ROWS)],
     "no ids": [{"contents": row["contents"]} for row in ROWS],
     "two layouts": OF_TWO_LAYOUTS,
-    "dates as titles": [{"id": str(i), "title": f"2001-01-0{1 + i % 9}", "text": "x"} for i in range(40)],
+    "dates as titles": [{"id": str(i), "title": f"2001-01-0{1 + i % 9}", "text": f"x{i}"} for i in range(40)],
     "times as ids": [row | {"id": "2001-01-01 00:00:00"} for row in ROWS],
-    "half a character": [row | {"contents": "Text \ud800."} for row in ROWS],
+    "half a character": [row | {"contents": f"{row['id']} \ud800."} for row in ROWS],
     "other columns": [row | {"year": i if i < 20 else "?"} for i, row in enumerate(ROWS)],
 }
 
@@ -715,6 +808,42 @@ def test_a_large_corpus_that_is_damaged_or_changed_is_noticed(tmp_path, monkeypa
     for row in ROWS[:2]:
         file.write_bytes(gzip.compress(json.dumps(row).encode()))
         assert small_and_large(file, monkeypatch)[1][0]["id"] == row["id"]
+
+
+@pytest.mark.parametrize("row, title, text", [
+    ({"title": "Oslo", "contents": "A city.\nIt rains."}, "Oslo", "A city.\nIt rains."),
+    ({"Title": "Oslo", "contents": "A city."}, "Oslo", "A city."),
+    ({"TITLE": "Oslo", "Text": "A city.\nIt rains."}, "Oslo", "A city.\nIt rains."),
+    ({"title": "Oslo", "contents": '"Oslo"\nA city.'}, "Oslo", "A city."),
+    ({"title": "Oslo", "text": "x", "contents": "Oslo\nA city."}, "Oslo", "A city."),
+    ({"title": None, "contents": '"Oslo"\nA city.'}, "Oslo", "A city."),
+    ({"contents": '"Oslo"\n'}, "Oslo", ""),
+    ({"contents": "One line."}, "", "One line."),
+    ({"contents": '"Heroes" (David Bowie album)\nx'}, '"Heroes" (David Bowie album)', "x"),
+    ({"contents": '""Heroes" (David Bowie album)"\nx'}, '"Heroes" (David Bowie album)', "x"),
+    ({"contents": '"The "Sea" (film)"\nx'}, 'The "Sea" (film)', "x"),
+    ({"title": '"Heroes" and "Low"', "text": "x"}, '"Heroes" and "Low"', "x"),
+    ({"title": '"', "text": "x"}, '"', "x"),
+])
+def test_the_title_of_a_passage(tmp_path, row, title, text):
+    [passage] = data.load_corpus(write(tmp_path, [row], "c.jsonl"))
+    assert passage == {"id": "0", "title": title, "text": text}
+
+
+def test_a_passage_is_called_as_its_record_is(tmp_path):
+    names = ("id", "_id", "docid", "doc_id", "idx", "ID", "DocID")
+    rows = [{name: f"n{i}", "text": f"x{i}"} for i, name in enumerate(names)]
+    rows += [{"idx": 0, "text": "a"}, {"id": 7.0, "text": "b"}, {"_id": "", "text": "c"}]
+    read = data.load_corpus(write(tmp_path, rows, "c.jsonl"))
+    assert [row["id"] for row in read] == [f"n{i}" for i in range(7)] + ["0", "7", "9"]
+
+
+def test_a_passage_that_stands_there_twice_takes_one_place(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [{"id": f"{i}", "title": f"T{i % 3}", "text": f"Text {i % 4}"} for i in range(24)]
+    small, large = small_and_large(write(tmp_path, rows, "c.jsonl"), monkeypatch)
+    assert small == large == rows[:12]
+    assert capfd.readouterr().err.count("c.jsonl: left out 12 passages that stand there before") == 2
 
 
 def test_line_separators_inside_strings(tmp_path):

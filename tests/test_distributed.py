@@ -5,6 +5,7 @@ import json
 import math
 import operator
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -213,19 +214,34 @@ def same_run(one, two):
         assert x.keys() == y.keys()
         for key in x:
             assert x[key] == pytest.approx(y[key], rel=1e-5, abs=1e-5), key
-    files = sorted(f.relative_to(one) for f in one.rglob("*") if f.is_file())
-    assert files == sorted(f.relative_to(two) for f in two.rglob("*") if f.is_file())
+    files = []
+    for folder in (one, two):
+        files.append({PART.sub("", str(f.relative_to(folder))) for f in folder.rglob("*") if f.is_file()})
+    assert files[0] == files[1]
     for file in one.glob("eval_*.json"):
         x, y = (json.loads((f / file.name).read_text()) for f in (one, two))
         assert [p["answer"] for p in x["predictions"]] == [p["answer"] for p in y["predictions"]]
         assert x["summary"] == y["summary"]
-    for file in (one / "checkpoint").rglob("*.safetensors"):
-        x, y = load_file(str(file)), load_file(str(two / file.relative_to(one)))
-        assert x.keys() == y.keys()
-        for key in x:  # (Adam's step of a weight whose gradient is next to nothing follows its rounding)
-            difference = (x[key] - y[key]).abs()
-            assert difference.max() < 1e-4 and difference.mean() < 1e-6, key
+    x, y = tensors(one / "checkpoint"), tensors(two / "checkpoint")
+    assert x.keys() == y.keys()
+    for key in x:  # (Adam's step of a weight whose gradient is next to nothing follows its rounding)
+        difference = (x[key] - y[key]).abs()
+        assert difference.max() < 1e-4 and difference.mean() < 1e-6, key
     return a
+
+
+PART = re.compile(r"-\d-of-\d(?=\.safetensors)")  # of a file that a rank wrote
+
+
+def tensors(folder):
+    """{(file, name): tensor} of a checkpoint, however many ranks wrote it."""
+    found = {}
+    for file in sorted(folder.rglob("*.safetensors")):
+        for name, tensor in load_file(str(file)).items():
+            key = PART.sub("", str(file.relative_to(folder))), name
+            assert key not in found
+            found[key] = tensor
+    return found
 
 
 # ---------------------------------------------------------------- tests
@@ -275,7 +291,11 @@ def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path, lora):
     play("at2po", *args, "--steps", 3, "--out", tmp_path / "one")
     args += ["--out", tmp_path / "two"]
     pair(play, "at2po", *args, "--steps", 1)
+    parts = [load_file(str(f)) for f in (tmp_path / "two/at2po/a/checkpoint").glob("optimizer-?-of-2.*")]
+    sizes = [sum(tensor.numel() for tensor in part.values()) for part in parts]
+    assert len(sizes) == 2 and max(sizes) < .7 * sum(sizes)  # each rank wrote its part
     play("at2po", *args, "--steps", 2, "--resume")
+    assert (tmp_path / "two/at2po/a/checkpoint/optimizer.safetensors").exists()
     pair(play, "at2po", *args, "--steps", 3, "--resume")
     same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a")
 

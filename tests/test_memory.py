@@ -124,7 +124,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*x*.args"))  # small-*.args name no mo
 def test_every_recipe_parses_and_fits_its_machine(shapes, monkeypatch):
     monkeypatch.setattr(memory.torch.cuda, "is_available", lambda: True)
     for file in RECIPES:
-        name, machine = file.stem.rsplit("-", 1)
+        name, *_, machine = file.stem.split("-")
         cfg = importlib.import_module(name).parse_args([f"@{file}"])
         assert file.read_text().startswith("# ") and f"{name}.py @recipes/{file.name}" in file.read_text()
         if name == "askit":
@@ -138,6 +138,22 @@ def test_every_recipe_parses_and_fits_its_machine(shapes, monkeypatch):
         assert ranks == 1 or 4 * shape.weights < GB[machine]  # every rank loads it whole
     named = {f"{s}-{machine}" for s in ("at2po", "bi_rar", "mygo_mujica", "omne_r1") for machine in GB}
     assert named <= {file.stem for file in RECIPES}
+
+
+def test_recipes_evaluate_500_questions_a_set_along_the_way_and_all_by_another_command():
+    for file in RECIPES:
+        name = file.stem.split("-")[0]
+        if name not in ("at2po", "bi_rar", "mygo_mujica"):  # (Omne-R1 takes 400 a set)
+            continue
+        parse_args = importlib.import_module(name).parse_args
+        assert parse_args([f"@{file}"]).eval_limit == 500
+        once = file.read_text().splitlines()[1].partition("once, when it is done: @")[2].split()
+        assert once[0] == f"recipes/{file.name}" and once[-2:] == ["--checkpoint", "FOLDER"]
+        cfg = parse_args([f"@{file}", *once[1:-1], str(file.parent)])
+        assert cfg.eval_only and cfg.eval_limit == 0
+        if name == "at2po":  # a policy for each kind of question, as the authors have it
+            sets = at2po.SINGLE_HOP if cfg.data == "nq" else at2po.MULTI_HOP
+            assert cfg.eval_data == ",".join(sets)
 
 
 def test_the_small_recipes_fit_a_laptop_and_one_gpu(shapes):

@@ -307,6 +307,31 @@ def test_from_another_folder_where_theirs_is_found_first(order, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("how", [(), ("-e",)])
+def test_an_installation_is_refused_in_a_line_and_leaves_the_other_package_whole(how, tmp_path):
+    pytest.importorskip("pip")
+    before = {f: f.read_bytes() for f in hub_kernels(tmp_path).rglob("*") if f.is_file()}
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("pyproject.toml", "README.md", ".ci", "kernels", "common"):
+        (project / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "--no-index",
+         "--target", tmp_path, *how, project], capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and "Traceback" not in said
+    assert said.count("fivehop is not installed but used where it lies: pip install -r requirements.txt") == 1
+    assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file() and f in before} == before
+    assert not (tmp_path / "common").exists() and not list(tmp_path.glob("fivehop*"))
+
+
+def test_bitsandbytes_does_not_warn_of_ours_whoever_imports_it():
+    code = ("import common, logging; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('of ours'); "
+            "logging.getLogger('another').warning('of another')")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.strip() == "of another"
+
+
 def test_without_the_other_package_a_name_of_theirs_is_none_of_ours():
     import kernels
     with pytest.raises(AttributeError, match="no attribute 'get_kernel'"):
