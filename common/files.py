@@ -3,7 +3,6 @@ sets.
 
 Imports nothing of the project."""
 
-import fcntl
 import functools
 import json
 import os
@@ -11,7 +10,6 @@ import re
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -131,33 +129,6 @@ def write_atomic(path, text):
             Path(temporary).unlink(missing_ok=True)
         raise RunError(f"cannot write {path}: {error.strerror}. "
                        "What was written before is untouched") from error
-
-
-@contextmanager
-def locked(path):
-    """The body of one process at a time, of those that lock this file; the others wait."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def made_once(path, write):
-    """The path, with the file or folder there that write(path) makes: by one process, for which the others
-    wait."""
-    with locked(path.with_name(f".{path.name}.lock")):
-        if not path.exists():
-            part = path.with_name(f".{path.name}.tmp")
-            write(part)
-            part.replace(path)
-    return path
-
-
-def weights_in(source):
-    """[name, bytes, time] of a folder's weights: what tells that it holds another model by now."""
-    files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
-    return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
 
 
 REMEDY = "restore it, or start anew with another --name"

@@ -13,9 +13,9 @@ import transformers
 from safetensors import SafetensorError
 from torch.nn.utils.rnn import pad_sequence
 
-from common import chat, checkpoint, distributed, files, rollout
+from common import cache, chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
-from common.files import made_once, say
+from common.files import say
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
 
@@ -421,7 +421,7 @@ def folded(source, out):
         model.merge_and_unload().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    return made_once(Path(f"{out}-{digest}"), write)
+    return cache.made_once(Path(f"{out}-{digest}"), write)
 
 
 # ---------------------------------------------------------------- reference

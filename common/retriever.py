@@ -14,8 +14,8 @@ answers it.
 """
 
 import functools
-import hashlib
 import importlib
+import itertools
 import os
 import re
 import threading
@@ -25,8 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common import http_client
-from common.files import HubError, UserError, locate, made_once, say, weights_in
+from common import cache, http_client
+from common.files import HubError, UserError, locate, say
 from common.http_client import RETRIES
 
 
@@ -210,23 +210,12 @@ def _called(name):
 
 # ---------------------------------------------------------------- dense vectors
 
-CACHE = ".cache/fivehop"  # of vectors, in one's home
-
-
-def fingerprint(name, texts, *how):
-    """What a file of vectors is called by: encoder, its weights, the texts, how they are encoded."""
-    digest = hashlib.sha256(repr([name, weights_in(name), *how]).encode())
-    for text in texts:
-        digest.update(text.encode())
-    return digest.hexdigest()[:16]
-
-
 def kept_vectors(path, make):
     """(n, d) vectors mapped into memory from a file, which is made once of make()'s."""
     def write(part):
         with part.open("wb") as file:
             np.save(file, make(), allow_pickle=False)
-    return np.load(made_once(Path(path), write), mmap_mode="c", allow_pickle=False)
+    return np.load(cache.made_once(path, write), mmap_mode="c", allow_pickle=False)
 
 
 PIECE = 100_000          # passages that are encoded at a time
@@ -258,12 +247,13 @@ class DenseRetriever:
         if len(corpus) < MEMORY_ONLY_BELOW:
             self.index = self._fill(empty, index)
             return
-        name = fingerprint(model, map(_read, corpus), self.passage_prefix, index, MAX_TOKENS, len(corpus))
+        made_of = [model, cache.digest(model), self.passage_prefix, index, MAX_TOKENS]
+        name = cache.key(itertools.chain(made_of, map(_read, corpus)))
 
         def write(part):
             faiss.write_index(self._fill(empty, index), str(part))
 
-        path = made_once(Path(cache_dir or Path.home() / CACHE) / f"dense-{name}.faiss", write)
+        path = cache.made_once(Path(cache_dir or cache.folder()) / f"dense-{name}.faiss", write)
         self.index = faiss.read_index(str(path))
         if getattr(faiss, "get_num_gpus", int)() and not index.startswith("HNSW"):
             options = faiss.GpuMultipleClonerOptions()

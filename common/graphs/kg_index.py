@@ -4,18 +4,17 @@
     Index(names, "BAAI/bge-large-en-v1.5")   sentence-transformers vectors, kept on disk
 """
 
-import json
 import os
 import threading
-from pathlib import Path
 
-from common.retriever import CACHE, best, encode, fingerprint, kept_vectors, load_encoder, prefixes
+from common import cache
+from common.retriever import best, encode, kept_vectors, load_encoder, prefixes
 
 BLOCK = 1_000_000  # scores in memory at a time, for each core
 
 
 class Index:
-    def __init__(self, names, encoder="", cache=None):
+    def __init__(self, names, encoder="", folder=None):
         self.names = names
         self.encoder = encoder
         self.cores = threading.Semaphore(os.cpu_count() or 1)  # more blocks at once cost memory alone
@@ -26,9 +25,8 @@ class Index:
             return
         self.model = load_encoder(encoder)
         _, self.prefix = prefixes(encoder, self.model)  # names among names: both sides as passages
-        folder = Path(cache or Path.home() / CACHE)
-        name = fingerprint(encoder, [json.dumps(names)], self.prefix)
-        path = folder / f"entities-{name}.npy"
+        name = cache.key([encoder, cache.digest(encoder), self.prefix, *names])
+        path = (folder or cache.folder()) / f"entities-{name}.npy"
         self.vectors = kept_vectors(path, lambda: self._encode(names))  # (n, d), of length 1
 
     def _encode(self, texts):

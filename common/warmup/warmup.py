@@ -8,17 +8,14 @@ demonstrations and the training's flags: a run folder with its curves, its demon
 checkpoint. Runs that ask for the same warm-up share it, and one that was interrupted goes on."""
 
 import hashlib
-import json
-import os
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from common import chat, checkpoint, data, distributed, rollout, run, training
+from common import cache, chat, checkpoint, data, distributed, rollout, run, training
 from common import model as models
-from common.files import Progress, locked, say, weights_in, write_jsonl
+from common.files import Progress, say, write_jsonl
 from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
@@ -42,11 +39,12 @@ def warmed_up(cfg, script, source, examples):
     if steps == "auto":
         steps = -(-len(examples) * EPOCHS // BATCH)
     recipe = recipe_of(cfg, script, source, examples, steps)
-    text = json.dumps(recipe, sort_keys=True)
-    name = f"{script}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fivehop"
+    name = f"{script}-{cache.key([recipe])}"
+    root = cache.folder()
     place = root / "warm-up" / name
-    lock = locked(root / "warm-up" / f"{name}.lock") if distributed.rank() == 0 else nullcontext()
+    lock = nullcontext()
+    if distributed.rank() == 0:
+        lock = cache.locked(root / "warm-up" / f"{name}.lock")
     with lock:
         decided = []  # by rank 0, which has the lock
         if distributed.rank() == 0:
@@ -71,7 +69,7 @@ def recipe_of(cfg, script, source, examples, steps):
         "version": VERSION,
         "torch": torch.__version__,
         "model": str(source),
-        "files": weights_in(source),
+        "weights": cache.digest(source),
         "demonstrations": len(examples),
         "ids": ids.hexdigest(),
         "steps": steps,

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from common import distributed, retriever, rollout, training, world
-from common.files import made_once, say
+from common import cache, distributed, retriever, rollout, training, world
+from common.files import say
 from common.model import token_logprobs
 from common.world import demonstrations, hard
 
@@ -256,7 +255,6 @@ def cached_policy(recipe, build):
     """Folder of the policy that `build() -> (model, tokenizer)` makes, kept under a hash of `recipe` (JSON),
     VERSION and torch's."""
     recipe = recipe | {"version": VERSION, "torch": torch.__version__}
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fivehop"
     text = json.dumps(recipe, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -266,4 +264,4 @@ def cached_policy(recipe, build):
         tokenizer.save_pretrained(folder)
         (folder / "recipe.json").write_text(json.dumps(recipe, indent=1))
 
-    return made_once(cache / f"policy-{digest}", write)
+    return cache.made_once(cache.folder() / f"policy-{digest}", write)

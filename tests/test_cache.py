@@ -1,0 +1,147 @@
+"""What is kept: its folder, its name, its lock."""
+
+import errno
+import fcntl
+import os
+import shutil
+import threading
+
+import pytest
+
+from common import cache
+from common.world import tiny
+
+
+@pytest.fixture(autouse=True)
+def says_everything_again():
+    cache.warn_once.cache_clear()
+
+
+def test_the_folder_is_where_the_environment_says(tmp_path, monkeypatch):
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(cache.Path, "home", nobody)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache.folder() == tmp_path / "xdg/fivehop"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setattr(cache.Path, "home", lambda: tmp_path / "home")
+    assert cache.folder() == tmp_path / "home/.cache/fivehop"
+
+
+@pytest.mark.parametrize("home", ["none", "a file", "another's"])
+def test_without_a_home_the_working_folder_is_taken_and_said_once(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "home"
+    if home == "none":
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a KeyError
+    elif home == "a file":
+        place.touch()
+        monkeypatch.setenv("HOME", str(place))
+    else:
+        monkeypatch.setenv("HOME", str(place))
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+    expected = tmp_path / ".cache/fivehop"
+    assert cache.folder() == cache.folder() == expected
+    assert capsys.readouterr().out.count("XDG_CACHE_HOME names another place") == 1
+    assert tiny.cached_policy({"r": 1}, lambda: (Saved("model"), Saved("words"))).parent == expected
+
+
+class Saved:
+    def __init__(self, name):
+        self.name = name
+
+    def save_pretrained(self, folder):
+        folder.mkdir(exist_ok=True)
+        (folder / self.name).touch()
+
+
+def test_borders_count_in_a_key():
+    assert cache.key(["ab", "c"]) != cache.key(["a", "bc"]) != cache.key(["abc"])
+    assert cache.key(["a\n", "b"]) != cache.key(["a", "\nb"])
+    assert cache.key(["a", {"b": 1, "c": [2]}]) == cache.key(iter(["a", {"c": [2], "b": 1}]))
+
+
+WEIGHTS = ["model.safetensors", "pytorch_model.bin", "0_Transformer/model.safetensors", "1_Dense/model.bin",
+           "adapter_model.safetensors", "onnx/model.onnx", "modules.json", "0_Transformer/tokenizer.json"]
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_digest_sees_other_weights_of_the_same_size_and_time(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"weights")
+    (tmp_path / "config.json").write_text("{}")
+    first, stamp = cache.digest(tmp_path), file.stat()
+    file.write_bytes(b"trained")
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert cache.digest(tmp_path) != first
+    file.write_bytes(b"weights")
+    os.utime(file, (1, 1))
+    (tmp_path / "README.md").write_text("a card")
+    (tmp_path / ".lock").touch()
+    assert cache.digest(tmp_path) == first  # restored
+
+
+def test_a_large_file_counts_by_its_size_and_pieces_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "WHOLE", 64)
+    monkeypatch.setattr(cache, "PIECE", 8)
+    file = tmp_path / "weights"
+    for size in (63, 64, 65, 200, 1001):
+        zeros = bytes(size)
+        file.write_bytes(zeros)
+        first = cache.digest(file)
+        for at in (0, size - 1):
+            file.write_bytes(zeros[:at] + b"x" + zeros[at + 1:])
+            assert cache.digest(file) != first
+        file.write_bytes(zeros + b"\0")
+        assert cache.digest(file) != first
+        file.write_bytes(b"x" * size)
+        assert cache.digest(file) != first
+
+
+def test_a_hub_id_has_the_revision_that_lies_here(tmp_path, monkeypatch):
+    import huggingface_hub
+    found = []
+    for revision in ("0a1b", "2c3d"):
+        snapshot = str(tmp_path / revision)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, _s=snapshot, **_: _s)
+        found.append(cache.digest("owner/name"))
+    assert "" != found[0] != found[1] != ""
+    monkeypatch.undo()
+    assert cache.digest("nobody/nothing") == ""
+
+
+@pytest.mark.parametrize("kind", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_where_nothing_locks_two_make_the_same_and_one_is_kept(kind, tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(kind, os.strerror(kind))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    both = threading.Barrier(2, timeout=20)
+
+    def write(part):
+        both.wait()  # so that both are at it
+        part.mkdir()
+        (part / "weights").write_text("whole")
+
+    path = tmp_path / "made"
+    threads = [threading.Thread(target=cache.made_once, args=(path, write)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (path / "weights").read_text() == "whole"
+    assert sorted(f.name for f in tmp_path.iterdir()) == [".made.lock", "made"]
+    assert capsys.readouterr().out.count("no locks") == 1
+
+
+def test_any_other_failure_of_a_lock_is_one(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="broken"):
+        cache.made_once(tmp_path / "made", shutil.rmtree)
