@@ -22,6 +22,8 @@ a policy, must not cost the others their answers. A body of more than MAX_BODY b
 
 import socket
 import sys
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -121,8 +123,42 @@ def scored(passage):
     return {"document": document(passage), "score": passage.score}
 
 
+class Joined:
+    """A retriever for many threads: what waits while it searches goes into its next call, in order."""
+
+    def __init__(self, retriever):
+        self.retriever = retriever
+        self.waiting = []
+        self.arriving, self.searching = threading.Lock(), threading.Lock()
+
+    def search(self, queries, k):
+        answer = Future()
+        with self.arriving:
+            self.waiting.append((queries, k, answer))
+        with self.searching:
+            with self.arriving:
+                taken, self.waiting = self.waiting, []
+            for one_k in dict.fromkeys(k for _, k, _ in taken):  # (another k may find others)
+                self._answer([(queries, answer) for queries, k, answer in taken if k == one_k], one_k)
+        return answer.result()
+
+    def _answer(self, taken, k):
+        try:
+            found = self.retriever.search([q for queries, _ in taken for q in queries], k)
+            for queries, answer in taken:
+                answer.set_result(found[:len(queries)])
+                found = found[len(queries):]
+        except Exception as error:  # of one request, which must not cost the others their answers
+            if len(taken) == 1:
+                taken[0][1].set_exception(error)
+            else:
+                for one in taken:
+                    self._answer([one], k)
+
+
 def search_app(retriever):
     """The FastAPI application of a retriever."""
+    retriever = Joined(retriever)
     app = application("fivehop retriever")
 
     @app.get("/health")
@@ -211,7 +247,7 @@ class Search:
     """Serves a corpus."""
     corpus: str                 # JSONL with id, contents
     skip_bad: bool = False      # leave bad records out, and count them
-    retriever: str = "bm25"     # bm25, dense:MODEL or dense:MODEL@INDEX
+    retriever: str = "bm25"     # bm25, dense:MODEL or dense:MODEL@INDEX (docs/data.md)
     host: str = "127.0.0.1"     # loopback unless told otherwise
     port: int = 8000            # 0: any that is free
 
@@ -262,10 +298,10 @@ def serve(command):
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # at once: two servers may bind one port, and clients wait while the index is made
     except (OSError, OverflowError) as error:
         raise UserError(f"cannot serve at {host}:{port} ({error}); give another --host or --port") from None
     app, what = command.app()
-    listener.listen()  # not before the index stands: until then clients are refused
     shown = f"[{host}]" if ":" in host else host
     path = "/retrieve" if isinstance(command, Search) else ""
     print(f"serving {what} at http://{shown}:{listener.getsockname()[1]}{path}", flush=True)
