@@ -86,13 +86,15 @@ def mapped(path):
 
 
 def is_flat(index):
-    """Whether its file ends in its rows, of fp32 or fp16."""
+    """Whether its file ends in its rows, of fp32 or fp16, compared by their inner product."""
     import faiss
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        return False
     half = isinstance(index, faiss.IndexScalarQuantizer) and index.sa_code_size() == 2 * index.d
     return half or isinstance(index, faiss.IndexFlat)
 
 
-def pieces(path, vectors, size=PIECE):
+def pieces(path, vectors, size):
     """(number of the first row, (size, d) float32) of a flat file, read in order: through the mapping every
     4 KB of a cold file are a page fault, ten CPU minutes for 21 million rows."""
     n, d, width = vectors.ntotal, vectors.d, vectors.sa_code_size() // vectors.d
@@ -108,7 +110,7 @@ def exact(path, vectors, queries, k):
     import faiss
     best = faiss.ResultHeap(len(queries), k, keep_max=True)
     with Progress("exact search") as progress:
-        for start, rows in pieces(path, vectors):
+        for start, rows in pieces(path, vectors, PIECE):
             scores, numbers = faiss.knn(queries, rows, min(k, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
             best.add_result(scores, numbers + start)
             progress(start + len(rows), vectors.ntotal)
@@ -197,7 +199,7 @@ def write_codes(path, file, vectors, spec):
     except RuntimeError as error:
         raise refused(spec, error) from error
     with Progress("compressing") as progress:
-        for start, rows in pieces(file, vectors):
+        for start, rows in pieces(file, vectors, PIECE):
             index.add(rows)
             progress(start + len(rows), vectors.ntotal)
     faiss.write_index(index, str(path))
@@ -252,7 +254,7 @@ def manifest(folder):
         whole = made["complete"] is True and isinstance(made["spec"], str)
         if whole and min(int(made["lists"]), int(made["candidates"])) > 0:
             return made
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         pass
     raise VectorsError(f"{folder}: no index, or one that is not finished ({MANIFEST}): run python -m "
                        f"common.vectors --out {folder} (again)")
@@ -265,7 +267,7 @@ def searched(folder, made):
         return on_gpus(folder / VECTORS, vectors)
     if made["spec"] == FLAT:
         index = faiss.IndexFlatIP(vectors.d)
-        for _, rows in pieces(folder / VECTORS, vectors):
+        for _, rows in pieces(folder / VECTORS, vectors, PIECE):
             index.add(rows)
         return index
     codes = mapped(folder / CODES)
@@ -285,15 +287,15 @@ def on_gpus(path, vectors):
     """All vectors in fp16, divided among the GPUs, copied there piece by piece: 32 GB for 21 million."""
     import faiss
     share = -(-vectors.ntotal // gpus() // TO_GPU) * TO_GPU
-    index = faiss.IndexShards(vectors.d, True, True)  # a thread per GPU; rows are numbered on
-    index.kept = []
+    parts = []
     for start, rows in pieces(path, vectors, TO_GPU):
         if start % share == 0:
             resources, how = faiss.StandardGpuResources(), faiss.GpuIndexFlatConfig()
             how.device, how.useFloat16 = start // share, True
-            index.kept.append((faiss.GpuIndexFlatIP(resources, vectors.d, how), resources))
-        index.kept[-1][0].add(rows)
-    for part, _ in index.kept:
+            parts.append(faiss.GpuIndexFlatIP(resources, vectors.d, how))
+        parts[-1].add(rows)
+    index = faiss.IndexShards(vectors.d, True, True)  # a thread per GPU; rows are numbered on
+    for part in parts:
         index.add_shard(part)
     return index
 
@@ -365,6 +367,7 @@ def held_out(job, corpus):
 def kept(corpus, encoder, spec="", folder=None):
     """The index of a corpus that is made once in the cache, ready to search. spec: of FAISS's factory."""
     known_as = identity(corpus)
+    spec = spec or spec_for(len(corpus))
     name = cache.key([known_as, encoder.weights, encoder.passage_prefix, MAX_TOKENS, spec])
     out = Path(folder or cache.folder()) / f"dense-{name}"
     if not (out / MANIFEST).exists() or not read_json(out / MANIFEST, dict).get("complete"):
@@ -406,8 +409,8 @@ def main(argv=None):
         corpus = data.load_corpus(job.corpus, job.skip_bad)
         encoder = Encoder(job.encoder)
         if job.flat and not is_flat(mapped(job.flat)):
-            raise VectorsError(f"--flat {job.flat}: no index of whole vectors (fp32, fp16), but of codes or "
-                               f"a graph: search it as --retriever dense:{job.encoder}@{job.flat}")
+            raise VectorsError(f"--flat {job.flat}: no index of whole vectors (fp32 or fp16, inner product): "
+                               f"search it as it is, --retriever dense:{job.encoder}@{job.flat}")
         say(plan(job, corpus, encoder))
         made = build(job, corpus, encoder, cache.key(map(read, corpus)))
     except (UserError, OSError) as error:
