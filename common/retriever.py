@@ -22,6 +22,7 @@ import threading
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -210,12 +211,13 @@ class DenseRetriever:
         self.lock = threading.Lock()  # FAISS on a GPU knows one thread
         try:
             self.encoder = Encoder(model)
-            if os.path.exists(os.path.expanduser(index)):
-                self.index = vectors.opened(index, corpus, self.encoder)
+            self.path = Path(index).expanduser()
+            if index and self.path.exists():
+                self.index = vectors.opened(self.path, corpus, self.encoder)
             elif "/" in index or index.endswith((".index", ".faiss")):
                 raise RetrieverError(f"{model}@{index}: no such file or folder")
             else:
-                self.index = vectors.kept(corpus, self.encoder, index, cache_dir)
+                self.path, self.index = vectors.kept(corpus, self.encoder, index, cache_dir)
         except UserError as error:
             raise RetrieverError(f"--retriever dense:{error}") from error
 

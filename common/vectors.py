@@ -232,7 +232,6 @@ def choose(codes, vectors, queries, nearest, target):
 
 def opened(path, corpus, encoder):
     """A FAISS file, or a folder of ours, of exactly these passages and this encoder, ready to search."""
-    path = Path(path).expanduser()
     if path.is_dir():
         made = manifest(path)
         check(path, mapped(path / VECTORS), corpus, encoder)
@@ -365,14 +364,14 @@ def held_out(job, corpus):
 
 
 def kept(corpus, encoder, spec="", folder=None):
-    """The index of a corpus that is made once in the cache, ready to search. spec: of FAISS's factory."""
+    """(its folder, the index) of a corpus, made once in the cache. spec: of FAISS's factory."""
     known_as = identity(corpus)
     spec = spec or spec_for(len(corpus))
     name = cache.key([known_as, encoder.weights, encoder.passage_prefix, MAX_TOKENS, spec])
     out = Path(folder or cache.folder()) / f"dense-{name}"
     if not (out / MANIFEST).exists() or not read_json(out / MANIFEST, dict).get("complete"):
         build(Build("", encoder.name, out, index=spec), corpus, encoder, known_as)
-    return searched(out, manifest(out))
+    return out, searched(out, manifest(out))
 
 
 def plan(job, corpus, encoder):
