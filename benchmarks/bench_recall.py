@@ -44,7 +44,7 @@ def of_exact(index, questions, k):
         return None
     asked = index.encoder.queries([q.question for q in questions])
     nearest = vectors.exact(file, flat, asked, k)
-    return float((index.index.search(asked, k)[0] > nearest[:, -1:] - 1e-5).mean())
+    return float((vectors.search(index.index, asked, k)[0] > nearest[:, -1:] - 1e-5).mean())
 
 
 def own_memory():

@@ -227,7 +227,7 @@ class DenseRetriever:
             return []
         with self.lock:
             asked = self.encoder.queries(queries)
-            scores, ids = self.index.search(asked, min(k, len(self.corpus)))  # (queries, k); -1: none found
+            scores, ids = vectors.search(self.index, asked, min(k, len(self.corpus)))  # (queries, k)
         results = []
         for row in zip(scores, ids, strict=True):
             found = [(score, int(i)) for score, i in zip(*row, strict=True) if i >= 0]

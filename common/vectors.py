@@ -153,6 +153,7 @@ FLAT = "Flat"        # no codes: every search compares all vectors
 SMALL = 100_000      # passages: up to here that is fast, and .3 GB of memory with 768 numbers
 PER_LIST = 64        # vectors that a list is trained with
 ASKED = 400          # held-out questions: half choose, half measure
+AT_ONCE = 32         # queries: FAISS makes 15 KB of tables for each and each list
 RECALL = 0.97        # of the exact search's three best, for which `choose` looks
 EFFORTS = [(lists, best) for lists in (8, 16, 32, 64, 128, 256) for best in (10, 20, 40)]
 
@@ -216,12 +217,22 @@ def refined(codes, vectors, lists, candidates):
     return index
 
 
+def search(index, asked, k):
+    """(scores, numbers of rows) of an index, each (queries, k), best first; -1 where it found none."""
+    import faiss
+    size = max(1, len(asked))
+    if isinstance(index, faiss.IndexRefine):
+        size = AT_ONCE
+    parts = [index.search(asked[start:start + size], k) for start in range(0, len(asked), size)]
+    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
 def choose(codes, vectors, queries, nearest, target):
     """The least of EFFORTS that finds `target` of what scores as the nearest (queries, k) do, for every other
     query, else the largest; and the recall for the rest."""
     k = nearest.shape[1]
     for lists, candidates in EFFORTS:
-        scores = refined(codes, vectors, lists, candidates).search(queries, k)[0]
+        scores = search(refined(codes, vectors, lists, candidates), queries, k)[0]
         recall = (scores > nearest[:, -1:] - 1e-5).mean(1)
         if recall[::2].mean() >= target:
             break

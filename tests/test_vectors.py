@@ -197,6 +197,25 @@ def test_effort_is_chosen_on_one_half_and_measured_on_the_other(tmp_path, monkey
     assert vectors.choose(codes, flat, queries, nearest + 9, .9)["lists"] == 256  # what none can find
 
 
+def test_many_queries_at_once_take_no_more_memory_than_some(tmp_path, monkeypatch):
+    codes = vectors.empty_index(32, "IVF16,RaBitQfs")
+    codes.train(rows_of())
+    codes.add(rows_of())
+    flat = vectors.mapped(faiss_file(tmp_path / "e5.index"))
+    index, asked, sizes = vectors.refined(codes, flat, 16, 10), np.tile(rows_of(), (3, 1)), []
+    search = faiss.IndexRefine.search
+
+    def counted(self, x, k):
+        sizes.append(len(x))
+        return search(self, x, k)
+
+    monkeypatch.setattr(faiss.IndexRefine, "search", counted)
+    scores, numbers = vectors.search(index, asked, 2)
+    assert max(sizes) == vectors.AT_ONCE and scores.shape == numbers.shape == (1200, 2)
+    assert (numbers[:, 0] == np.tile(np.arange(400), 3)).mean() > .99
+    assert vectors.search(flat, asked, 2)[1][:, 0].tolist() == [*range(400)] * 3
+
+
 def test_a_recall_that_is_missed_is_said(tmp_path, corpus_file, capsys, monkeypatch):
     monkeypatch.setattr(vectors, "EFFORTS", [(1, 1)])
     command(corpus_file(), tmp_path / "out", "--index", "IVF32,RaBitQ")
