@@ -220,9 +220,8 @@ def refined(codes, vectors, lists, candidates):
 def search(index, asked, k):
     """(scores, numbers of rows) of an index, each (queries, k), best first; -1 where it found none."""
     import faiss
-    size = max(1, len(asked))
-    if isinstance(index, faiss.IndexRefine):
-        size = AT_ONCE
+    whole = isinstance(index, (faiss.IndexFlat, faiss.IndexScalarQuantizer, faiss.IndexShards))
+    size = max(1, len(asked)) if whole else AT_ONCE
     parts = [index.search(asked[start:start + size], k) for start in range(0, len(asked), size)]
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
