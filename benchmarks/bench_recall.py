@@ -34,17 +34,18 @@ def recalls(index, questions, ks):
 
 
 def of_exact(index, questions, k):
-    """The share of an exact search's k best that a dense retriever finds; None where nothing can be compared.
-    """
+    """The share of an exact search's k best that a dense retriever finds, "" where none can be told."""
     if not isinstance(index, DenseRetriever):
-        return None
+        return ""
     file = index.path / vectors.VECTORS if index.path.is_dir() else index.path
     flat = vectors.mapped(file)
     if not vectors.is_flat(flat):
-        return None
+        return ""
     asked = index.encoder.queries([q.question for q in questions])
     nearest = vectors.exact(file, flat, asked, k)
-    return float((vectors.search(index.index, asked, k)[0] > nearest[:, -1:] - 1e-5).mean())
+    scores = vectors.search(index.index, asked, k)[0]
+    as_near = scores > nearest[:, -1:] - 1e-5
+    return f"{as_near.mean():.3f}"
 
 
 def own_memory():
@@ -82,18 +83,26 @@ def main(argv=None):
         sets[set_name(file)] = with_gold
     rows, costs, first = [], [], {}
     for spec in args.retriever:
-        name, before, began = Path(spec.split(":")[-1]).name, own_memory(), time.process_time()
+        name = Path(spec.split(":")[-1]).name
+        before = own_memory()
+        began = time.process_time()
         index = make_retriever(spec, corpus)
         start = time.process_time() - began
         spent = []
         for set_of, questions in sets.items():
             shares, alls, seconds = recalls(index, questions, ks)
-            rows.append([set_of, len(questions), name, *cells(shares, alls, ks, set_of, first)])
+            row = [set_of, len(questions), name]
+            rows.append(row + cells(shares, alls, ks, set_of, first))
             spent.append(f"{1000 * seconds:.2f}")
         everything = [q for questions in sets.values() for q in questions]
-        same = of_exact(index, everything, ks[0])
-        costs.append([name, "" if same is None else f"{same:.3f}", ", ".join(spent), f"{start:.1f}",
-                      f"{own_memory() - before:.0f}", f"{on_disk(index):.0f}"])
+        costs.append([
+            name,
+            of_exact(index, everything, ks[0]),
+            ", ".join(spent),
+            f"{start:.1f}",
+            f"{own_memory() - before:.0f}",
+            f"{on_disk(index):.0f}",
+        ])
         del index  # (before the next one's memory is measured)
     header = ["set", "n", "retriever", *(f"recall@{k} (all found); minus the first's" for k in ks)]
     cost_header = ["retriever", f"of the exact {ks[0]} best", "CPU-ms a question", "CPU-s to start",
