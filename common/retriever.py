@@ -160,7 +160,10 @@ class BM25OnDisk:
         self.schema = builder.build()
         name = cache.key([vectors.identity(corpus), tantivy.__version__, *self.fields])
         self.path = cache.made_once((folder or cache.folder()) / f"bm25-{name}", self._write)
-        self.searcher = tantivy.Index.open(str(self.path)).searcher()
+        try:
+            self.searcher = tantivy.Index.open(str(self.path)).searcher()
+        except ValueError as error:
+            raise RetrieverError(f"{self.path} is damaged ({error}): delete it, and it is made anew") from None
 
     def _write(self, part):
         import tantivy
