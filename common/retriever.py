@@ -163,7 +163,7 @@ class BM25OnDisk:
         try:
             self.searcher = tantivy.Index.open(str(self.path)).searcher()
         except ValueError as error:
-            raise RetrieverError(f"{self.path} is damaged ({error}): delete it, and it is made anew") from None
+            raise RetrieverError(f"{self.path} is damaged ({error}): delete it, it is made anew") from None
 
     def _write(self, part):
         import tantivy

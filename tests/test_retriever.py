@@ -188,7 +188,7 @@ def test_an_index_on_disk_is_made_once_and_after_a_kill(tmp_path, monkeypatch):
     done.rename(done.with_name(f".{done.name}.tmp"))  # as a kill leaves it
     assert ids(on_disk(CORPUS).search(["harbor"], 1)) == [["a"]] and len(made) == 3
     (done / "meta.json").write_text("{")
-    with pytest.raises(RetrieverError, match="is damaged .*: delete it, and it is made anew"):
+    with pytest.raises(RetrieverError, match="is damaged .*: delete it, it is made anew"):
         on_disk(CORPUS)
 
 
