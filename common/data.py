@@ -87,7 +87,7 @@ def hub_split(source, role):
 
 
 def _from_hub(source, role):
-    """(number, row) of a data set of the hub."""
+    """The rows of a data set of the hub, a table that is mapped."""
     repository, config, split = hub_split(source, role)
     names = ", ".join(["world", *HUB])
     advice = f"Give a file ({FORMATS}), a hub id owner/name[:config[:split]], or one of {names}"
@@ -95,12 +95,11 @@ def _from_hub(source, role):
         raise DataError(f"{source}: no such file here. {advice}")
     try:
         import datasets
-        rows = datasets.load_dataset(locate(repository, "dataset"), config, split=split)
+        return datasets.load_dataset(locate(repository, "dataset"), config, split=split)
     except Exception as error:  # whatever `datasets` raises, the user needs the same remedy
         what = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0][:200]}"
         raise DataError(f"{source}: the hub data set {repository!r}, config {config}, split {split} did not "
                         f"load ({what}). {advice}") from error
-    yield from enumerate(rows, 1)
 
 
 # ---------------------------------------------------------------- files
@@ -151,11 +150,12 @@ def _utf8(text):
 def _parquet(path, file):
     import pyarrow.parquet
     try:
-        rows = pyarrow.parquet.read_table(file).to_pylist()
+        batches = pyarrow.parquet.ParquetFile(file).iter_batches(10_000)  # (of which a corpus has thousands)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from enumerate(rows, 1)
     except (pyarrow.ArrowException, OSError) as error:  # OSError: damaged pages
         why = str(error).splitlines()[0][:200]
         raise DataError(f"{path}: not a parquet file, or a damaged one ({why})") from None
-    yield from enumerate(rows, 1)
 
 
 def _table(path, file):
@@ -314,7 +314,7 @@ def _rows_of(source, role):
         raise DataError(f"{path} is a folder; give one file")
     if suffix_of(path) in SUFFIXES:
         raise DataError(f"{path}: no such file")
-    return _from_hub(str(source), role)
+    return enumerate(_from_hub(str(source), role), 1)
 
 
 def same_in_both_roles(source):
@@ -370,63 +370,77 @@ def pool_contexts(questions):
     return rows
 
 
-MEMORY_MAP_FROM = 200e6  # bytes of a corpus file
+MEMORY_MAP_FROM = 200e6  # bytes of a corpus
 
 
 def load_corpus(source, skip_bad=False):
-    """Corpus rows {"id", "title", "text"} of a file, as a list (a memory-mapped table past 200 MB).
+    """Corpus rows {"id", "title", "text"} of a file, a folder that `datasets` saved or a hub id, as a list (a
+    memory-mapped table past 200 MB).
 
     skip_bad: a bad record is left out and counted, else it is an error."""
     path = Path(os.path.expanduser(source))
-    if not path.exists():
-        raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; TSV with id, text, "
-                        "title; or 'contexts')")
-    if path.is_dir():
-        raise DataError(f"--corpus {source} is a folder; give one file")
-    if path.stat().st_size > MEMORY_MAP_FROM and suffix_of(path) in (".jsonl", ".tsv"):
-        rows = _mapped_corpus(path, skip_bad)
+    if path.is_file():
+        stat = path.stat()
+        size = stat.st_size
+        known_as = f"{path.resolve()}/{size}/{stat.st_mtime_ns}"
+        records = path
     else:
-        rows = list(_corpus_rows(path, skip_bad))
+        records = _saved_table(path) if path.is_dir() else _hub_table(source)
+        size = records.data.nbytes
+        known_as = records._fingerprint
+    if size > MEMORY_MAP_FROM and suffix_of(path) != ".json":  # (which is one value)
+        rows = _mapped_corpus(path, records, f"{known_as}/{skip_bad}", skip_bad)
+    else:
+        rows = list(_corpus_rows(path, records, skip_bad))
     if not len(rows):
         raise DataError(f"{path}: the corpus is empty")
     return rows
 
 
-def _corpus_rows(path, skip_bad):
-    """Equal passages once: each would take one of the k places of a search."""
-    bad = twice = 0
-    seen = set()
-    for number, row in read_records(path):
+def _saved_table(path):
+    import datasets
+    try:
+        table = datasets.load_from_disk(str(path))
+    except Exception as error:  # whatever `datasets` raises, the remedy is the same
+        raise DataError(f"--corpus {path}: a folder that `datasets` did not save ({type(error).__name__}); "
+                        "give one file, or what save_to_disk wrote") from None
+    if isinstance(table, dict):
+        if len(table) > 1 and "train" not in table:
+            raise DataError(f"--corpus {path}: which of its splits {', '.join(table)}? Give that folder")
+        table = table.get("train", next(iter(table.values())))
+    return table
+
+
+def _hub_table(source):
+    if suffix_of(source) in SUFFIXES or looks_like_path(source.split(":")[0]):
+        raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; TSV with id, text, "
+                        "title; a folder of `datasets`; a hub id owner/name[:config[:split]]; or 'contexts')")
+    return _from_hub(source, "train")
+
+
+def _corpus_rows(path, records, skip_bad):
+    """records: the path of a file, or a table."""
+    bad = 0
+    for number, row in read_records(path) if records == path else enumerate(records, 1):
         try:
-            passage = _passage(path, number, row)
+            yield _passage(path, number, row)
         except DataError as error:
             if not skip_bad:
                 raise DataError(f"{error} (--skip-bad leaves such records out)") from None
             bad += 1
-            continue
-        words = hash((passage["title"], passage["text"]))
-        if words in seen:
-            twice += 1
-            continue
-        seen.add(words)
-        yield passage
     if bad:
         print(f"{path}: skipped {bad} bad records", file=sys.stderr)
-    if twice:
-        print(f"{path}: left out {twice} passages that stand there before", file=sys.stderr)
 
 
-def _mapped_corpus(path, skip_bad):
-    """`datasets` keeps the table under the file's place, size and time, and how it was read ("2")."""
+def _mapped_corpus(path, records, known_as, skip_bad):
+    """`datasets` keeps the table under a file's place, size and time, or a table's own fingerprint."""
     import datasets
-    stat = path.stat()
-    file = f"2/{path.resolve()}/{stat.st_size}/{stat.st_mtime_ns}/{skip_bad}"
     try:
         return datasets.Dataset.from_generator(
             _corpus_rows,
             features=datasets.Features({name: datasets.Value("string") for name in ("id", "title", "text")}),
-            gen_kwargs={"path": path, "skip_bad": skip_bad},
-            fingerprint=hashlib.sha256(file.encode()).hexdigest()[:16])
+            gen_kwargs={"path": path, "records": records, "skip_bad": skip_bad},
+            fingerprint=hashlib.sha256(known_as.encode()).hexdigest()[:16])
     except Exception as error:  # its own message says only that it failed
         cause = error.__cause__ or error
         if isinstance(cause, DataError):

@@ -55,6 +55,7 @@ class Client:
         self.retries = retries
         self.answered = False
         self.repaired = Counter()
+        self.counting = threading.Lock()
         self.cancelled = threading.Event()
         self.last_said = -LONGEST_WAIT
 
@@ -119,9 +120,10 @@ class Client:
         """Counts, and says each kind once."""
         if count <= 0:
             return
-        if what not in self.repaired:
-            self.say(f": {what}; mended, and counted from here on")
-        self.repaired[what] += int(count)
+        with self.counting:  # answers come in several threads
+            if what not in self.repaired:
+                self.say(f": {what}; mended, and counted from here on")
+            self.repaired[what] += int(count)
 
     def say(self, words):
         print(f"{self.what} server at {self.url}{words}", file=sys.stderr, flush=True)

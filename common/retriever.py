@@ -2,9 +2,10 @@
 
     retriever.search(queries, k) -> list[list[Passage]]
 
-    --retriever bm25                               in memory (bm25s)
+    --retriever bm25                               a small corpus in memory (bm25s), a mapped one on disk
     --retriever dense:intfloat/e5-base-v2          sentence-transformers + FAISS; any hub id or folder
-    --retriever dense:intfloat/e5-base-v2@HNSW32   any FAISS index factory string (default Flat)
+    --retriever dense:MODEL@wiki-18-e5             a folder of common.vectors, or a FAISS file
+    --retriever dense:MODEL@HNSW32                 any FAISS index factory string
     --retriever http://127.0.0.1:8000              a server in Search-R1's form (ours, Search-R1's, verl's)
     --retriever own:examples.calculator:Calculator a class of yours with `search`, and without a corpus
 
@@ -13,21 +14,22 @@ The HTTP form: POST /retrieve {"queries": […], "topk": k, "return_scores": tru
 answers it.
 """
 
-import functools
 import importlib
-import itertools
 import os
 import re
+import shutil
 import threading
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from common import cache, http_client
-from common.files import HubError, UserError, locate, say
+from common import cache, http_client, vectors
+from common.files import Progress, UserError
 from common.http_client import RETRIES
+from common.sentences import Encoder
 
 
 class RetrieverError(UserError):
@@ -98,17 +100,19 @@ def best(scores, k):
     return found[np.lexsort((found, -scores[found]))]
 
 
+NO_WORDS = "the corpus has no words to index: are its texts empty?"
+
+
 class BM25Retriever:
     """Okapi BM25 (k1 1.5, b .75, Lucene's idf) over the `tokens` of title, counted twice, and text.
 
     Title and text are tokenised apart, so a title of nothing but stop words keeps them ("It"). A query of
-    nothing but stop words finds such titles."""
+    nothing but stop words finds such titles. In memory, for corpora that are there too: a million passages
+    would take 4 GB and three minutes at each start, and 40 ms a question."""
 
     def __init__(self, corpus):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s starts JAX where it is; it would take the GPU
         import bm25s
-        if not len(corpus):
-            raise RetrieverError("the corpus is empty: there is nothing to search")
         self.corpus = corpus
         numbers = {}  # token -> its number: 21 million passages as strings would not fit
         rows = []
@@ -117,7 +121,7 @@ class BM25Retriever:
             words = title + title + tokens(row["text"])
             rows.append([numbers.setdefault(word, len(numbers)) for word in words])
         if not numbers:
-            raise RetrieverError("the corpus has no words to index: are its texts empty?")
+            raise RetrieverError(NO_WORDS)
         self.index = bm25s.BM25()
         self.index.index((rows, numbers), show_progress=False)
 
@@ -135,166 +139,98 @@ class BM25Retriever:
         return results
 
 
-# ---------------------------------------------------------------- encoders
-
-@functools.cache
-def load_encoder(name):
-    """One SentenceTransformer a name and process; a folder asks no network. Raises HubError.
-
-    Pooling and normalisation come from the model's own modules.json. A folder without one gets mean pooling,
-    or its first token where it holds a model of the bge family."""
-    found = locate(name)
-    try:
-        import faiss  # noqa: F401  (which will hold its vectors)
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise HubError(f"{name}: an encoder wants sentence-transformers and faiss ({error}): pip install "
-                       "-r requirements.txt, or the extra [dense]") from error
-    try:
-        encoder = SentenceTransformer(found, local_files_only=Path(found).is_dir())
-    except Exception as error:  # format errors of every kind have the same remedy
-        raise HubError(f"{name}: the encoder did not load ({type(error).__name__}); "
-                       "give a folder or a hub id with a sentence-transformers model") from error
-    bare = Path(found).is_dir() and not (Path(found) / "modules.json").exists()
-    if bare and _called(name).startswith("bge-"):
-        encoder[1].pooling_mode = "cls"
-    return encoder
+HEAP = 500_000_000  # bytes of an index that are gathered before they are written
 
 
-ENCODING = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
+class BM25OnDisk:
+    """For mapped corpora: an index of tantivy's, made once in the cache, mapped, a few ms a question.
 
+    It skips what cannot be among the best. k1 is 1.2, b .75 (tantivy has no other); beside BM25Retriever's
+    words titles are a field of their own at half weight (recall@3 of gold pages .644 -> .666, 1,932 questions
+    of HotpotQA, 2Wiki and MuSiQue; at 10 no difference)."""
+    fields = {"words": 1.0, "title": 0.5}
 
-def encode(encoder, texts, prefix, task, progress=False):
-    """(n, d) float32, rows of length 1. task: "query" or "document", for models that have layers for each."""
-    with ENCODING:
-        vectors = encoder.encode(texts, prompt=prefix, task=task, batch_size=64,
-                                 normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=progress)
-    return vectors.astype("float32")
+    def __init__(self, corpus, folder=None):
+        import tantivy
+        self.corpus = corpus
+        builder = tantivy.SchemaBuilder()
+        for field in self.fields:
+            builder.add_text_field(field, tokenizer_name="whitespace", index_option="freq")
+        builder.add_integer_field("row", fast=True)
+        self.schema = builder.build()
+        name = cache.key([vectors.identity(corpus), tantivy.__version__, *self.fields])
+        self.path = cache.made_once((folder or cache.folder()) / f"bm25-{name}", self._write)
+        try:
+            self.searcher = tantivy.Index.open(str(self.path)).searcher()
+        except ValueError as error:
+            raise RetrieverError(f"{self.path} is damaged ({error}): delete it, it is made anew") from None
 
+    def _write(self, part):
+        import tantivy
+        shutil.rmtree(part, ignore_errors=True)  # (what a kill left)
+        part.mkdir()
+        writer = tantivy.Index(self.schema, path=str(part)).writer(HEAP, 1)
+        some = False
+        with Progress("indexing") as progress:
+            for number, row in enumerate(self.corpus):
+                title = tokens(row["title"])
+                words = title + title + tokens(row["text"])
+                some = some or bool(words)
+                writer.add_document(tantivy.Document(
+                    words=" ".join(words), title=" ".join(title), row=number))
+                if number % 1000 == 0:
+                    progress(number, len(self.corpus))
+        if not some:
+            raise RetrieverError(NO_WORDS)
+        writer.commit()
+        writer.wait_merging_threads()
 
-WEB_SEARCH = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
-PREFIXES = {  # encoders without prompts of their own, by whole names: (before queries, before passages)
-    r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?": ("query: ", "passage: "),
-    r"multilingual-e5-large-instruct|e5-mistral-7b-instruct": (WEB_SEARCH, ""),
-    r"bge-(small|base|large)-en(-v1\.5)?": ("Represent this sentence for searching relevant passages: ", ""),
-    r"bge-(small|base|large)-zh(-v1\.5)?": ("为这个句子生成表示以用于检索相关文章：", ""),
-}
+    def search(self, queries, k):
+        """At most k passages a query, best first; without those that share no word with it."""
+        return [self._search(tokens(query), k) for query in queries]
 
-
-@functools.cache
-def prefixes(name, encoder):
-    """(what stands before queries, what stands before passages) for an encoder, and says so once: its own
-    prompts where it has some, else those of its name in PREFIXES, else nothing."""
-    own = {use: text for use, text in encoder.prompts.items() if text}
-    passages = own.get("document") or own.get("passage") or own.get("corpus") or ""
-    found = own.get("query", ""), passages
-    source = "its own prompts"
-    if not any(found):
-        source = f"its name is not known; its prompts: {', '.join(own) or 'none'}"
-        for pattern, those in PREFIXES.items():
-            if re.fullmatch(pattern, _called(name)):
-                found, source = those, f"those of {_called(name)}"
-    say(f"encoder {name}: {found[0]!r} before queries, {found[1]!r} before passages and names ({source})")
-    return found
-
-
-def _called(name):
-    """A model's own name in small letters, without its owner.
-
-    >>> _called("models--intfloat--e5-base-v2/snapshots/0a1b"), _called("BAAI/bge-m3/")
-    ('e5-base-v2', 'bge-m3')
-    """
-    path = re.sub("/snapshots/[^/]+$", "", str(Path(name).expanduser().absolute()))
-    return re.split("/|--", path)[-1].lower()
+    def _search(self, words, k):
+        from tantivy import Occur, Query
+        asked = []
+        for field, weight in self.fields.items():
+            for word in words:
+                term = Query.term_query(self.schema, field, word, "freq")
+                asked.append((Occur.Should, Query.boost_query(term, weight)))
+        hits = self.searcher.search(Query.boolean_query(asked), k, count=False).hits
+        rows = self.searcher.fast_field_values("row", [place for _, place in hits])
+        return [_passage(self.corpus[row], score) for row, (score, _) in zip(rows, hits, strict=True)]
 
 
 # ---------------------------------------------------------------- dense vectors
 
-def kept_vectors(path, make):
-    """(n, d) vectors mapped into memory from a file, which is made once of make()'s."""
-    def write(part):
-        with part.open("wb") as file:
-            np.save(file, make(), allow_pickle=False)
-    return np.load(cache.made_once(path, write), mmap_mode="c", allow_pickle=False)
-
-
-PIECE = 100_000          # passages that are encoded at a time
-MAX_TOKENS = 256         # of a passage or query that are read
-MEMORY_ONLY_BELOW = 200  # passages: such an index is built faster than it is found on disk
-
-
 class DenseRetriever:
     """Cosine similarity of sentence-transformers vectors in a FAISS index, on the GPUs if FAISS sees any.
 
-    index: a FAISS index factory string. Of an IVF index a query reads a quarter of the lists, at least 8 and
-    at most 256: what lies in others is missed (2 of 32 lists lost .13 of Flat's recall on 2Wiki and
-    HotpotQA). The index is cached under a hash of all that it is made of."""
+    index: a file of FAISS or a folder of common.vectors; else a string of FAISS's factory, by default one for
+    the corpus's size, whose index is made once and kept in the cache."""
 
-    def __init__(self, corpus, model, index="Flat", cache_dir=None):
-        if not len(corpus):
-            raise RetrieverError("the corpus is empty: there is nothing to search")
+    def __init__(self, corpus, model, index="", cache_dir=None):
         self.corpus = corpus
-        self.lock = threading.Lock()  # a server asks from many threads, and FAISS on a GPU knows one
+        self.lock = threading.Lock()  # FAISS on a GPU knows one thread
         try:
-            self.encoder = load_encoder(model)
-        except HubError as error:
+            self.encoder = Encoder(model)
+            self.path = Path(index).expanduser()
+            if index and self.path.exists():
+                self.index = vectors.opened(self.path, corpus, self.encoder)
+            elif "/" in index or index.endswith((".index", ".faiss")):
+                raise RetrieverError(f"{model}@{index}: no such file or folder")
+            else:
+                self.path, self.index = vectors.kept(corpus, self.encoder, index, cache_dir)
+        except UserError as error:
             raise RetrieverError(f"--retriever dense:{error}") from error
-        import faiss
-        self.query_prefix, self.passage_prefix = prefixes(model, self.encoder)
-        self.encoder.max_seq_length = min(MAX_TOKENS, self.encoder.max_seq_length or MAX_TOKENS)
-
-        empty = self._make(faiss, index)  # what cannot be is refused before hours of encoding
-        if len(corpus) < MEMORY_ONLY_BELOW:
-            self.index = self._fill(empty, index)
-            return
-        made_of = [model, cache.digest(model), self.passage_prefix, index, MAX_TOKENS]
-        name = cache.key(itertools.chain(made_of, map(_read, corpus)))
-
-        def write(part):
-            faiss.write_index(self._fill(empty, index), str(part))
-
-        path = cache.made_once(Path(cache_dir or cache.folder()) / f"dense-{name}.faiss", write)
-        self.index = faiss.read_index(str(path))
-        if getattr(faiss, "get_num_gpus", int)() and not index.startswith("HNSW"):
-            options = faiss.GpuMultipleClonerOptions()
-            options.shard = index == "Flat"  # divided among the GPUs; any other kind is copied to each
-            self.index = faiss.index_cpu_to_all_gpus(self.index, co=options)
-
-    def _make(self, faiss, spec):
-        dimension = encode(self.encoder, ["x"], self.passage_prefix, "document").shape[1]
-        try:
-            index = faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
-        except RuntimeError as error:
-            raise _refused(spec, error) from error
-        lists = faiss.try_extract_index_ivf(index)  # also behind a transform (PCA64,IVF32,Flat)
-        if lists is not None:
-            lists.nprobe = min(lists.nlist, max(8, min(lists.nlist // 4, 256)))
-        return index
-
-    def _fill(self, index, spec):
-        """Encodes and adds PIECE passages at a time; what needs training first sees a sample of as many."""
-        numbers = range(len(self.corpus))
-        if not index.is_trained:
-            sample = self._encode_passages(numbers[::-(-len(self.corpus) // PIECE)])
-            try:
-                index.train(sample)
-            except RuntimeError as error:
-                raise _refused(spec, error) from error
-        for start in range(0, len(self.corpus), PIECE):
-            index.add(self._encode_passages(numbers[start:start + PIECE]))
-        return index
-
-    def _encode_passages(self, numbers):
-        texts = [_read(self.corpus[i]) for i in numbers]
-        return encode(self.encoder, texts, self.passage_prefix, "document", progress=len(texts) > 500)
 
     def search(self, queries, k):
         """At most k passages a query, best first; an approximate index may find fewer."""
         if not len(queries):
             return []
         with self.lock:
-            vectors = encode(self.encoder, queries, self.query_prefix, "query")
-            scores, ids = self.index.search(vectors, min(k, len(self.corpus)))  # (queries, k); -1: none found
+            asked = self.encoder.queries(queries)
+            scores, ids = vectors.search(self.index, asked, min(k, len(self.corpus)))  # (queries, k)
         results = []
         for row in zip(scores, ids, strict=True):
             found = [(score, int(i)) for score, i in zip(*row, strict=True) if i >= 0]
@@ -302,19 +238,11 @@ class DenseRetriever:
         return results
 
 
-def _read(row):
-    """A passage as an encoder reads it."""
-    return f"{row['title']}\n{row['text']}"
-
-
-def _refused(spec, error):
-    reason = str(error).splitlines()[-1][:200]
-    return RetrieverError(f"--retriever dense:MODEL@{spec}: FAISS refuses this index ({reason}); try Flat, "
-                          "SQfp16, HNSW32, or IVF<lists>,SQ8 with fewer lists than passages")
-
+# ---------------------------------------------------------------- another process
 
 MAX_QUERY = 4000       # characters: an encoder reads about 1,000 (256 tokens), servers refuse too long ones
 QUERIES_A_REQUEST = 256
+UNDER_WAY = 4          # requests at a time: a server joins what waits
 
 
 class HTTPRetriever(http_client.Client):
@@ -337,11 +265,11 @@ class HTTPRetriever(http_client.Client):
         """At most k passages a query, best first."""
         self.cancelled.clear()
         queries = [self._query(query) for query in queries]
-        results = []
-        for start in range(0, len(queries), QUERIES_A_REQUEST):
-            some = queries[start:start + QUERIES_A_REQUEST]
-            results += self._search(some, k)
-        return results
+        size = QUERIES_A_REQUEST
+        some = [queries[start:start + size] for start in range(0, len(queries), size)]
+        with ThreadPoolExecutor(UNDER_WAY) as pool:
+            found = list(pool.map(lambda part: self._search(part, k), some))
+        return [hits for part in found for hits in part]
 
     def _search(self, queries, k):
         def ask():
@@ -365,14 +293,17 @@ class HTTPRetriever(http_client.Client):
         found = []
         for hit in hits[:k]:
             document = hit.get("document", hit)
-            if document["contents"] is None:
+            text = document["contents"] if "contents" in document else document["text"]
+            if text is None:
                 self.repair("passages without contents")
                 continue
-            title, _, text = self.text(document["contents"], "passages").partition("\n")
-            number = document.get("id")
-            name = "" if number is None else self.text(str(number), "passages")
-            score = self._score(hit.get("score", 0.0))
-            found.append(Passage(name, title.strip('"'), text or title, score))
+            title = document.get("title")
+            if not isinstance(title, str):
+                title = ""
+            title, text = titled(self.text(title, "passages"), self.text(text, "passages"))
+            names = [document[key] for key in ("id", "_id", "docid") if document.get(key) is not None]
+            name = self.text(str([*names, ""][0]), "passages")
+            found.append(Passage(name, title, text, self._score(hit.get("score", 0.0))))
         return found
 
     def _score(self, score):
@@ -387,17 +318,37 @@ class HTTPRetriever(http_client.Client):
         return self.text(query[:MAX_QUERY], "queries")
 
 
+def titled(title, contents):
+    """(title, text) of a passage as servers send it: a title of its own, else the first line of `contents`.
+
+    >>> titled("", '"Oslo"\\nA capital.'), titled("Oslo", '"Oslo"\\nA capital.'), titled("", "A line.")
+    (('Oslo', 'A capital.'), ('Oslo', 'A capital.'), ('', 'A line.'))
+    >>> titled("", '"Heroes" (album)\\nBy Bowie.'), titled("", '"Oslo"\\n')
+    (('"Heroes" (album)', 'By Bowie.'), ('Oslo', ''))
+    """
+    first, broken, rest = contents.partition("\n")
+    first = first.strip()
+    if first.count('"') == 2 and first[0] == first[-1] == '"':
+        first = first[1:-1]
+    if title:
+        return title, rest if first == title else contents
+    return (first, rest) if broken else ("", contents)
+
+
 def make_retriever(spec, corpus):
     """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none."""
     if spec.startswith(("http://", "https://")):
         return HTTPRetriever(spec)
     if spec.startswith("own:"):
         return _own(spec)
+    if spec == "bm25" or spec.startswith("dense:"):
+        if not len(corpus):
+            raise RetrieverError("the corpus is empty: there is nothing to search")
     if spec == "bm25":
-        return BM25Retriever(corpus)
+        return BM25Retriever(corpus) if isinstance(corpus, list) else BM25OnDisk(corpus)
     if spec.startswith("dense:"):
         model, _, index = spec.removeprefix("dense:").partition("@")
-        return DenseRetriever(corpus, model, index or "Flat")
+        return DenseRetriever(corpus, model, index)
     raise RetrieverError(f"--retriever {spec}: expected bm25, dense:MODEL, dense:MODEL@INDEX, "
                          "http://HOST:PORT or own:MODULE:CLASS")
 

@@ -734,6 +734,61 @@ def test_a_large_corpus_is_memory_mapped_and_reads_the_same(tmp_path, monkeypatc
     assert not isinstance(large, list) and [large[i] for i in range(50)] == small and len(large) == 50
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("form", ["folder", "splits", "c.parquet", "owner/name", "owner/name:config:dev"])
+def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, mapped):
+    import datasets
+
+    monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0 if mapped else 200e6)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    table = datasets.Dataset.from_list(ROWS)
+    source = tmp_path / form
+    if form == "c.parquet":
+        table.to_parquet(source)
+    elif form == "folder":
+        table.save_to_disk(source)
+    elif form == "splits":
+        datasets.DatasetDict(train=table).save_to_disk(source)
+    else:
+        asked = []
+        monkeypatch.setattr(data, "locate", lambda name, kind: name)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *of, split: asked.append((*of, split)) or table)
+        source = form
+    made = [data.load_corpus(source) for _ in range(2)]
+    assert len(made[0]) == 40 and made[0][7] == {"id": "7", "title": "Title 7", "text": "Text 7."}
+    assert isinstance(made[0], list) is not mapped
+    if mapped:
+        assert made[0]._fingerprint == made[1]._fingerprint
+    if form.startswith("owner"):
+        want = ("owner/name", None, "train") if form == "owner/name" else ("owner/name", "config", "dev")
+        assert asked == [want, want]
+
+
+def test_folders_and_names_that_are_no_corpus_are_one_line(tmp_path):
+    import datasets
+
+    (tmp_path / "empty").mkdir()
+    table = datasets.Dataset.from_list([{"question": "?"}])
+    table.save_to_disk(tmp_path / "questions")
+    datasets.DatasetDict(a=table, b=table).save_to_disk(tmp_path / "two")
+    for source, said in ((tmp_path / "empty", "a folder that `datasets` did not save"),
+                         (tmp_path / "questions", "questions: record 1: expected id and contents"),
+                         (tmp_path / "two", "two: which of its splits a, b"),
+                         ("./no/such", "no such file"), ("nothing.jsonl", "no such file")):
+        with pytest.raises(data.DataError, match=said):
+            data.load_corpus(source)
+
+
+def test_parquet_is_read_in_pieces(tmp_path, monkeypatch):
+    import pyarrow.parquet
+
+    file = tmp_path / "c.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": str(i)} for i in range(50_000)]), file)
+    monkeypatch.setattr(pyarrow.parquet, "read_table", lambda *of: pytest.fail("read whole"))
+    rows = data.read_records(file)
+    assert next(rows) == (1, {"text": "0"}) and sum(1 for _ in rows) == 49_999
+
+
 ROWS = [{"id": str(i), "contents": f'"Title {i}"\nText {i}.'} for i in range(40)]
 OF_TWO_LAYOUTS = [{"id": i, "title": "1984", "text": f"Year {i}."} for i in range(20)] + ROWS[20:]
 AS_LINES = {

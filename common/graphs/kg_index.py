@@ -7,10 +7,21 @@
 import os
 import threading
 
+import numpy as np
+
 from common import cache
-from common.retriever import best, encode, kept_vectors, load_encoder, prefixes
+from common.retriever import best
+from common.sentences import encode, load_encoder, prefixes
 
 BLOCK = 1_000_000  # scores in memory at a time, for each core
+
+
+def kept_vectors(path, make):
+    """(n, d) vectors mapped into memory from a file, which is made once of make()'s."""
+    def write(part):
+        with part.open("wb") as file:
+            np.save(file, make(), allow_pickle=False)
+    return np.load(cache.made_once(path, write), mmap_mode="c", allow_pickle=False)
 
 
 class Index:

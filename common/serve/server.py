@@ -20,6 +20,7 @@ A query or name is cut to MAX_QUERY characters, and half a character in it repla
 a policy, must not cost the others their answers. A body of more than MAX_BODY bytes is 413.
 """
 
+import asyncio
 import socket
 import sys
 from dataclasses import dataclass
@@ -121,8 +122,47 @@ def scored(passage):
     return {"document": document(passage), "score": passage.score}
 
 
+class Joined:
+    """A retriever of many requests: those that wait while it searches go into its next call, in order."""
+
+    def __init__(self, retriever):
+        self.retriever = retriever
+        self.waiting = []
+        self.work = None
+
+    async def search(self, queries, k):
+        answer = asyncio.get_running_loop().create_future()
+        self.waiting.append((queries, k, answer))
+        if self.work is None or self.work.done():
+            self.work = asyncio.create_task(self._work())
+        return await answer
+
+    async def _work(self):
+        while self.waiting:
+            taken, self.waiting = self.waiting, []
+            for k in dict.fromkeys(k for _, k, _ in taken):  # (for another k, an index may find others)
+                await self._answer([(queries, answer) for queries, its_k, answer in taken if its_k == k], k)
+
+    async def _answer(self, taken, k):
+        together = [query for queries, _ in taken for query in queries]
+        try:
+            found = await asyncio.to_thread(self.retriever.search, together, k)
+        except Exception as error:  # one bad request must not cost the others their answers
+            if len(taken) == 1:
+                taken[0][1].set_exception(error)
+                return
+            for one in taken:
+                await self._answer([one], k)
+            return
+        for queries, answer in taken:
+            if not answer.done():  # (the server may be ending)
+                answer.set_result(found[:len(queries)])
+            found = found[len(queries):]
+
+
 def search_app(retriever):
     """The FastAPI application of a retriever."""
+    joined = Joined(retriever)
     app = application("fivehop retriever")
 
     @app.get("/health")
@@ -130,17 +170,17 @@ def search_app(retriever):
         return {"status": "ok"}
 
     @app.post("/retrieve")
-    def retrieve(request: Retrieve):
+    async def retrieve(request: Retrieve):
         queries = request.queries if request.query is None else [request.query]
-        results = retriever.search(queries, request.topk or 3)
+        results = await joined.search(queries, request.topk or 3)
         row = scored if request.return_scores else document
         return {"result": [[row(p) for p in hits] for hits in results]}
 
     @app.post("/search")
     @app.post("/batch_search")
-    def search(request: OneOrSeveral):
+    async def search(request: OneOrSeveral):
         several = isinstance(request.query, list)
-        results = retriever.search(request.query if several else [request.query], request.top_n or 10)
+        results = await joined.search(request.query if several else [request.query], request.top_n or 10)
         documents = [[document(p) for p in hits] for hits in results]
         scores = [[p.score for p in hits] for hits in results]
         if not several:
@@ -148,8 +188,8 @@ def search_app(retriever):
         return [documents, scores] if request.return_score else documents
 
     @app.post("/queries")
-    def queries(request: Queries):
-        results = retriever.search(request.queries, request.k or 3)
+    async def queries(request: Queries):
+        results = await joined.search(request.queries, request.k or 3)
         answers = [[document(p)["contents"] for p in hits] for hits in results]
         return {"queries": request.queries, "answers": answers}
 
@@ -211,7 +251,7 @@ class Search:
     """Serves a corpus."""
     corpus: str                 # JSONL with id, contents
     skip_bad: bool = False      # leave bad records out, and count them
-    retriever: str = "bm25"     # bm25, dense:MODEL or dense:MODEL@INDEX
+    retriever: str = "bm25"     # bm25, dense:MODEL or dense:MODEL@INDEX (docs/data.md)
     host: str = "127.0.0.1"     # loopback unless told otherwise
     port: int = 8000            # 0: any that is free
 
@@ -262,10 +302,10 @@ def serve(command):
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # at once: two servers may bind one port, and clients wait while the index is made
     except (OSError, OverflowError) as error:
         raise UserError(f"cannot serve at {host}:{port} ({error}); give another --host or --port") from None
     app, what = command.app()
-    listener.listen()  # not before the index stands: until then clients are refused
     shown = f"[{host}]" if ":" in host else host
     path = "/retrieve" if isinstance(command, Search) else ""
     print(f"serving {what} at http://{shown}:{listener.getsockname()[1]}{path}", flush=True)

@@ -1,0 +1,397 @@
+"""Vectors as files: made piece by piece, opened mapped, refused where they are not those of the corpus."""
+
+import functools
+import json
+import random
+import re
+import zlib
+from contextlib import nullcontext
+
+import faiss
+import numpy as np
+import pytest
+
+from benchmarks import bench_recall
+from common import retriever, vectors
+from common.retriever import DenseRetriever
+from common.vectors import VectorsError
+
+CORPUS = [{"id": str(i), "title": f"Title {i}", "text": f"Text of {i}."} for i in range(400)]
+
+
+@functools.cache
+def vector(title, salt):
+    centre = int(re.sub(r"\D", "", title) or 0) // 20
+    x = np.random.default_rng(centre).normal(size=32)
+    x = x + .7 * np.random.default_rng(zlib.crc32((salt + title).encode())).normal(size=32)
+    return (x / np.linalg.norm(x)).astype("float32")
+
+
+class Fake:
+    """An encoder: a text is the seed of its vector, near the centre that its last number names."""
+    name, dimension, passage_prefix, weights = "fake", 32, "", "weights"
+    on_all_gpus = nullcontext
+    salt = ""
+
+    def __init__(self, name="fake"):
+        pass
+
+    def queries(self, texts):
+        return np.stack([vector(text, self.salt) for text in texts])
+
+    def passages(self, corpus, numbers):
+        return self.queries([f"{corpus[int(i)]['title']}" for i in numbers])
+
+
+class Other(Fake):
+    salt = "o"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(vectors, "PIECE", 32)
+    monkeypatch.setattr(vectors, "Encoder", Fake)
+    monkeypatch.setattr(retriever, "Encoder", Fake)
+
+
+def rows_of(corpus=CORPUS, encoder=Fake):
+    return encoder().passages(corpus, range(len(corpus)))
+
+
+def faiss_file(path, spec="Flat", corpus=CORPUS):
+    index = faiss.index_factory(32, spec, faiss.METRIC_INNER_PRODUCT)
+    index.train(rows_of(corpus))
+    if spec.startswith("IDMap"):
+        index.add_with_ids(rows_of(corpus), np.arange(len(corpus)))
+    else:
+        index.add(rows_of(corpus))
+    faiss.write_index(index, str(path))
+    return path
+
+
+@pytest.fixture
+def corpus_file(tmp_path):
+    def write(corpus=CORPUS):
+        path = tmp_path / "corpus.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in corpus))
+        return str(path)
+
+    return write
+
+
+def command(corpus, out, *flags):
+    vectors.main(["--corpus", corpus, "--encoder", "fake", "--out", str(out), *map(str, flags)])
+
+
+def first(index, number):
+    return DenseRetriever(CORPUS, "fake", str(index)).search([f"Title {number}"], 3)[0][0].title
+
+
+def test_a_row_is_where_faiss_looks_for_it(tmp_path):
+    path = tmp_path / "v.faiss"
+    vectors.write_vectors(path, CORPUS, Fake())
+    made = faiss.read_index(str(path))
+    assert type(made).__name__ == "IndexScalarQuantizer" and made.ntotal == 400
+    np.testing.assert_array_equal(made.reconstruct_n(0, 400), rows_of().astype("float16").astype("float32"))
+    faiss.write_index(made, str(tmp_path / "again.faiss"))
+    assert path.read_bytes() == (tmp_path / "again.faiss").read_bytes()
+
+
+def test_ten_kills_leave_the_bytes_of_none(tmp_path, monkeypatch):
+    vectors.write_vectors(tmp_path / "whole", CORPUS, Fake())
+    whole, draw, encoded = (tmp_path / "whole").read_bytes(), random.Random(1), []
+
+    class Killed(Fake):
+        def passages(self, corpus, numbers):
+            if draw.random() < .6 and len(kills) < 10:
+                raise KeyboardInterrupt
+            encoded.append(numbers[0])
+            return super().passages(corpus, numbers)
+
+    kills = []
+    part = tmp_path / "killed.part"
+    while not (tmp_path / "killed").exists():
+        try:
+            vectors.write_vectors(tmp_path / "killed", CORPUS, Killed())
+        except KeyboardInterrupt:
+            with part.open("ab") as file:  # a row that is not whole, or a lost page
+                file.write(b"x" * draw.randrange(70))
+                if draw.random() < .3:
+                    file.truncate(draw.randrange(part.stat().st_size + 1))
+            kills.append(part.stat().st_size)
+    assert len(kills) == 10 and (tmp_path / "killed").read_bytes() == whole
+    assert len(encoded) < 2 * 13  # (of 13 pieces, with what was cut off again)
+
+
+SPECS = ["Flat", "SQfp16", "SQ8", "HNSW16", "IVF8,PQ8x4", "IVF8,RaBitQfs", "IDMap,Flat"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_any_file_of_faiss_opens_mapped(tmp_path, spec):
+    path = faiss_file(tmp_path / "e5_Flat.index", spec)
+    found = DenseRetriever(CORPUS, "fake", str(path)).search(["Title 17", "Title 203"], 5)
+    assert all(f"Title {n}" in [p.title for p in hits] for n, hits in zip((17, 203), found, strict=True))
+
+
+def own_memory():
+    status = open("/proc/self/status").read()
+    return int(re.search(r"RssAnon:\s*(\d+)", status)[1]) / 1024
+
+
+def test_an_index_takes_no_memory_of_its_own(tmp_path):
+    index = faiss.IndexFlatIP(512)
+    index.add(np.random.default_rng(0).random((60_000, 512), "float32"))
+    faiss.write_index(index, str(tmp_path / "large.index"))  # 123 MB
+    query = index.reconstruct_n(4321, 1)
+    del index
+    before = own_memory()
+    opened = vectors.mapped(tmp_path / "large.index")
+    assert opened.search(query, 1)[1][0, 0] == opened.search(query, 1)[1][0, 0] and own_memory() - before < 30
+
+
+@pytest.mark.parametrize("flat, spec", [("", "IVF8,RaBitQfs"), ("Flat", "IVF8_HNSW32,RaBitQfs"),
+                                        ("SQfp16", "IVF8,SQ8"), ("Flat", "HNSW16"), ("", "PCA8,IVF4,Flat")])
+def test_codes_in_front_of_vectors_find_what_an_exact_search_finds(tmp_path, corpus_file, flat, spec, capsys):
+    flags = ["--index", spec, "--recall", ".95"]
+    if flat:
+        flags += ["--flat", faiss_file(tmp_path / "e5.index", flat)]
+    command(corpus_file(), tmp_path / "out", *flags)
+    said = capsys.readouterr().out
+    made = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert made["complete"] and made["recall"] > .9 and made["passages"] == 400 and made["spec"] == spec
+    rows = "as they are in" if flat else "0.00 GB on disk, encoded in"
+    assert f"400 passages; vectors of 32 numbers: {rows}" in said
+    assert (tmp_path / "out/vectors.faiss").is_symlink() is bool(flat)
+    asked = Fake().queries([f"Title {n}" for n in range(1, 400, 7)])
+    index = DenseRetriever(CORPUS, "fake", str(tmp_path / "out")).index
+    exact = np.argsort(-(asked @ rows_of().T), 1)[:, :3]
+    found = index.search(asked, 3)[1]
+    assert np.mean((found[:, :, None] == exact[:, None]).any(2)) > .93
+    np.testing.assert_allclose(index.search(asked, 3)[0][:, 0], 1, atol=2e-3)  # ranked by vectors, not codes
+
+
+def test_an_exact_search_reads_a_file_in_order_and_finds_what_faiss_finds(tmp_path):
+    asked = Fake().queries([f"Title {n}" for n in range(0, 400, 9)])
+    for spec in ("Flat", "SQfp16"):
+        path = faiss_file(tmp_path / spec, spec)
+        index = vectors.mapped(path)
+        np.testing.assert_allclose(vectors.exact(path, index, asked, 3), index.search(asked, 3)[0], atol=1e-6)
+        assert [len(rows) for _, rows in vectors.pieces(path, index, 32)] == 12 * [32] + [16]
+
+
+def test_effort_is_chosen_on_one_half_and_measured_on_the_other(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 32)).astype("float32")
+    queries = rng.normal(size=(200, 32)).astype("float32")
+    flat = faiss.IndexFlatIP(32)
+    flat.add(x)
+    codes = vectors.empty_index(32, "IVF64,Flat")
+    codes.train(x)
+    codes.add(x)
+    nearest = flat.search(queries, 3)[0]
+    less, more = (vectors.choose(codes, flat, queries, nearest, target) for target in (.5, .97))
+    assert less["lists"] < more["lists"] < 128 and less["recall"] < more["recall"]
+    odd = vectors.refined(codes, flat, more["lists"], more["candidates"]).search(queries[1::2], 3)[1]
+    exact = flat.search(queries[1::2], 3)[1]
+    assert more["recall"] == round(np.mean((odd[:, :, None] == exact[:, None]).any(2)), 4)
+    assert vectors.choose(codes, flat, queries, nearest + 9, .9)["lists"] == 256  # what none can find
+
+
+def test_many_queries_at_once_take_no_more_memory_than_some(tmp_path, monkeypatch):
+    codes = vectors.empty_index(32, "IVF16,RaBitQfs")
+    codes.train(rows_of())
+    codes.add(rows_of())
+    flat = vectors.mapped(faiss_file(tmp_path / "e5.index"))
+    index, asked, sizes = vectors.refined(codes, flat, 16, 10), np.tile(rows_of(), (3, 1)), []
+    search = faiss.IndexRefine.search
+
+    def counted(self, x, k):
+        sizes.append(len(x))
+        return search(self, x, k)
+
+    monkeypatch.setattr(faiss.IndexRefine, "search", counted)
+    scores, numbers = vectors.search(index, asked, 2)
+    assert max(sizes) == vectors.AT_ONCE and scores.shape == numbers.shape == (1200, 2)
+    assert (numbers[:, 0] == np.tile(np.arange(400), 3)).mean() > .99
+    assert vectors.search(flat, asked, 2)[1][:, 0].tolist() == [*range(400)] * 3
+
+
+def test_a_recall_that_is_missed_is_said(tmp_path, corpus_file, capsys, monkeypatch):
+    monkeypatch.setattr(vectors, "EFFORTS", [(1, 1)])
+    command(corpus_file(), tmp_path / "out", "--index", "IVF32,RaBitQ")
+    said = capsys.readouterr()
+    assert "this is less than --recall 0.97" in said.out and "WARNING clustering" not in said.err
+
+
+def test_the_same_command_goes_on_and_another_is_refused(tmp_path, corpus_file, monkeypatch):
+    flat, out = faiss_file(tmp_path / "a.index"), tmp_path / "out"
+    command(corpus_file(), out, "--flat", flat)
+    command(corpus_file(), out, "--flat", flat)
+    assert first(out, 17) == "Title 17"
+    command(corpus_file(), out, "--flat", flat, "--index", "IVF8,SQ8")
+    assert first(out, 17) == "Title 17" and (out / "codes.faiss").exists()
+    command(corpus_file(), out, "--flat", flat, "--index", "SQ8")  # the codes of another index go
+    assert len(vectors.mapped(out / "codes.faiss").reconstruct(0)) == 32
+
+    def refused(said, *flags, corpus=CORPUS):
+        said = f"^error: {out} was begun with other {said}: give another --out$"
+        with pytest.raises(SystemExit, match=said):
+            command(corpus_file(corpus), out, *flags)
+
+    refused("flat", "--flat", faiss_file(tmp_path / "b.index"))
+    refused("flat")
+    changed = [*CORPUS[:7], CORPUS[7] | {"text": "Another"}, *CORPUS[8:]]
+    refused("corpus", "--flat", flat, corpus=changed)
+    refused("corpus, passages", "--flat", flat, corpus=CORPUS[1:])
+    monkeypatch.setattr(Fake, "weights", "trained on")
+    refused("weights", "--flat", flat)
+
+
+@pytest.mark.parametrize("spec", ["IVF8,SQ8", "HNSW16", "SQ8"])
+def test_only_whole_vectors_are_compressed(tmp_path, corpus_file, spec):
+    with pytest.raises(SystemExit, match="^error: --flat .*: no index of whole vectors.*r dense:fake@"):
+        command(corpus_file(), tmp_path / "out", "--flat", faiss_file(tmp_path / "a.index", spec))
+
+
+DAMAGED = {
+    "cut": lambda b: b[:len(b) // 2],
+    "cut by a byte": lambda b: b[:-1],
+    "empty": lambda b: b"",
+    "foreign": lambda b: b"PK" + b[2:],
+    "a table": lambda b: b'{"id": "1"}\n' * 50,
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+@pytest.mark.parametrize("spec", ["Flat", "SQfp16", "IVF8,RaBitQfs"])
+def test_a_damaged_file_is_one_line(tmp_path, how, spec):
+    path = faiss_file(tmp_path / "e5.index", spec)
+    path.write_bytes(DAMAGED[how](path.read_bytes()))
+    with pytest.raises(retriever.RetrieverError, match="e5.index: no FAISS index, not all of it") as raised:
+        DenseRetriever(CORPUS, "fake", str(path))
+    assert "\n" not in str(raised.value) and "python -m common.vectors" in str(raised.value)
+
+
+def shifted(by):
+    return CORPUS[by:] + CORPUS[:by]
+
+
+@pytest.mark.parametrize("spec", ["Flat", "HNSW16", "IVF8,RaBitQfs"])
+@pytest.mark.parametrize("corpus, encoder, said", [
+    (CORPUS[:399], Fake, "400 vectors for 399 passages"),
+    (CORPUS + CORPUS[:1], Fake, "400 vectors for 401 passages"),
+    (shifted(1), Fake, "16 of 16 passages are not where fake puts them"),
+    (shifted(5), Fake, "of 16 passages are not where"),
+    (shifted(200), Fake, "16 of 16 passages are not where"),
+    (CORPUS[::-1], Fake, "of 16 passages are not where"),
+    (CORPUS, Other, "of 16 passages are not where"),
+])
+def test_vectors_of_another_corpus_order_or_encoder_are_refused(tmp_path, spec, corpus, encoder, said):
+    path = faiss_file(tmp_path / "e5.index", spec)
+    if spec != "Flat":
+        said = said.replace("16 of 16", "of 16")
+    with pytest.raises(VectorsError, match=said):
+        vectors.opened(path, corpus, encoder())
+
+
+def test_vectors_of_another_dimension_are_refused(tmp_path):
+    faiss.write_index(faiss.IndexFlatIP(8), str(tmp_path / "e.index"))
+    index = faiss.IndexFlatIP(8)
+    index.add(np.ones((400, 8), "float32"))
+    faiss.write_index(index, str(tmp_path / "e.index"))
+    with pytest.raises(VectorsError, match="vectors of 8 numbers, those of fake have 32"):
+        vectors.opened(tmp_path / "e.index", CORPUS, Fake())
+
+
+def test_a_passage_that_is_there_twice_is_no_error(tmp_path):
+    corpus = [CORPUS[i // 2] for i in range(400)]
+    vectors.opened(faiss_file(tmp_path / "e.index", corpus=corpus), corpus, Fake())
+
+
+@pytest.mark.parametrize("manifest", [
+    None, "", "{", "[]", "NaN", "[" * 100_000, '{"complete": true}', '{"complete": false, "spec": "Flat"}',
+    '{"complete": true, "spec": 3, "lists": 1, "candidates": 1}',
+    '{"complete": true, "spec": "Flat", "lists": null, "candidates": 1}',
+    '{"complete": true, "spec": "Flat", "lists": NaN, "candidates": 1}',
+    '{"complete": true, "spec": "Flat", "lists": 1e999, "candidates": 1}',
+    '{"complete": true, "spec": "Flat", "lists": -1, "candidates": 1}',
+])
+def test_a_folder_that_is_not_finished_is_one_line(tmp_path, corpus_file, manifest):
+    command(corpus_file(), tmp_path / "out")
+    path = tmp_path / "out/manifest.json"
+    path.unlink()
+    if manifest is not None:
+        path.write_text(manifest)
+    with pytest.raises(retriever.RetrieverError, match="no index, or one that is not finished"):
+        DenseRetriever(CORPUS, "fake", str(tmp_path / "out"))
+
+
+def test_codes_of_other_vectors_are_refused(tmp_path, corpus_file):
+    command(corpus_file(), tmp_path / "out", "--index", "IVF8,RaBitQfs")
+    faiss_file(tmp_path / "out/codes.faiss", "IVF8,RaBitQfs", CORPUS[:399])
+    with pytest.raises(retriever.RetrieverError, match="399 codes for 400 vectors: delete codes.faiss"):
+        DenseRetriever(CORPUS, "fake", str(tmp_path / "out"))
+    (tmp_path / "out/codes.faiss").unlink()
+    with pytest.raises(retriever.RetrieverError, match="codes.faiss: no FAISS index"):
+        DenseRetriever(CORPUS, "fake", str(tmp_path / "out"))
+
+
+def test_a_path_that_is_not_there_is_no_factory_string():
+    for path in ("./nothing", "indexes/e5", "e5_Flat.index"):
+        with pytest.raises(retriever.RetrieverError, match=f"fake@{path}: no such file or folder"):
+            DenseRetriever(CORPUS, "fake", path)
+
+
+def test_gpus_hold_all_vectors_in_fp16_divided_among_them(tmp_path, corpus_file, monkeypatch):
+    configs = []
+
+    class Config:
+        def __init__(self):
+            configs.append(self)
+
+    def on_gpu(resources, d, config):
+        return faiss.IndexFlatIP(d)
+
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 3, raising=False)
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "GpuIndexFlatConfig", Config, raising=False)
+    monkeypatch.setattr(faiss, "GpuIndexFlatIP", on_gpu, raising=False)
+    monkeypatch.setattr(vectors, "TO_GPU", 50)
+    command(corpus_file(), tmp_path / "out", "--index", "IVF8,RaBitQfs")
+    for path in (tmp_path / "out", faiss_file(tmp_path / "e5.index")):
+        configs.clear()
+        index = DenseRetriever(CORPUS, "fake", str(path)).index
+        assert [(c.device, c.useFloat16) for c in configs] == [(0, True), (1, True), (2, True)]
+        assert [index.at(i).ntotal for i in range(index.count())] == [150, 150, 100]
+        assert index.search(Fake().queries(["Title 17", "Title 399"]), 1)[1].ravel().tolist() == [17, 399]
+
+
+def test_retrievers_are_compared_by_what_they_find_and_cost(tmp_path, corpus_file, monkeypatch, capsys):
+    questions = [{"question": f"Title {n}", "answer": "x", "supporting_facts": [[f"Title {n}", 0]],
+                  "context": [[f"Title {n}", ["A text."]]]} for n in range(0, 400, 11)]
+    (tmp_path / "q.json").write_text(json.dumps(questions))
+    corpus, flat = corpus_file(), faiss_file(tmp_path / "e5_Flat.index")
+    command(corpus, tmp_path / "codes", "--flat", flat, "--index", "IVF8,RaBitQfs")
+    specs = ["bm25", "dense:fake", f"dense:fake@{flat}", f"dense:fake@{tmp_path}/codes"]
+    flags = [word for spec in specs for word in ("--retriever", spec)]
+    bench_recall.main(["--corpus", corpus, "--questions", f"{tmp_path}/q.json", *flags,
+                       "--k", "3", "--out", f"{tmp_path}/out.json"])
+    out = json.loads((tmp_path / "out.json").read_text())
+    assert [row[2] for row in out["rows"]] == ["bm25", "fake", "e5_Flat.index", "codes"]
+    assert all(row[3].startswith("1.000") for row in out["rows"])
+    assert [row[1] for row in out["costs"]][:3] == ["", "1.000", "1.000"]
+    assert float(out["costs"][3][1]) > .9
+    assert [row[-1] for row in out["costs"]] == ["0", "0", "0", "0"] and "MB on disk" in out["cost_header"]
+
+
+def test_an_index_in_the_cache_knows_its_corpus_and_encoder(tmp_path, monkeypatch):
+    def made(corpus, spec=""):
+        DenseRetriever(corpus, "fake", spec, tmp_path)
+        return len(list(tmp_path.glob("dense-*")))
+
+    lines = [{"id": str(i), "title": f"Title {i}", "text": f"{i}\n{i + 1}"} for i in range(40)]
+    joined = [row | {"text": row["text"] + "\nTitle"} for row in lines]
+    assert made(lines) == made(lines) == made(lines, "Flat") == 1  # (Flat is what so few get)
+    assert made(joined) == 2 and made(lines, "SQ8") == 3
+    monkeypatch.setattr(Fake, "weights", "trained on")
+    assert made(lines) == 4
