@@ -34,7 +34,8 @@ def write_page(folder):
     after, before = evaluations(folder), evaluations(folder, "before")
     for name, result in after.items():
         s = result["summary"]
-        summaries.append(f"{name} EM {interval(s)} n {s['n']}")
+        if "em" in s:
+            summaries.append(f"{name} EM {interval(s)} n {s.get('n', 0)}")
         sides = {"after training": result["predictions"]}
         if name in before:
             sides = {"before training": before[name]["predictions"]} | sides
@@ -76,7 +77,7 @@ def paired(sides):
     """[{side: its prediction}] of the questions that {side: predictions} have in common."""
     by_id = {}
     for name, predictions in sides.items():
-        by_id[name] = {row["question_id"]: row for row in predictions if row.get("nodes")}
+        by_id[name] = {row.get("id"): row for row in predictions if row.get("nodes")}
     found = []
     for id in next(iter(by_id.values())):
         if all(id in rows for rows in by_id.values()):
