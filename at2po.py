@@ -965,6 +965,8 @@ in brackets takes the other reading.
     told of the limit The code never regenerates such a turn. Here it is a turn like others.
     all answered      Each round then starts N new chains, as in the code: a tree always has M + L N leaves.
     a turn            The code takes a run of ones in the mask. Here the rollout writes turn_ids.
+    shared turns      A turn that k leaves share enters the loss k times, as in the paper (Eq 10 runs over
+                      root-to-leaf paths) and in the code. Others count it once and call this a bug.
     std of rewards    The code takes the population's in a tree, and the sample's in Table 1's first row. Here
                       ATPO on trees alone takes the population's.
     GRPO              The paper prints a mean over sequences (Eq 6) and no dual clip. The code takes the mean

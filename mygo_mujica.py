@@ -1091,8 +1091,8 @@ def ask(cfg):
     policy = run.load_policy(cfg, start_weights(cfg, place.env, "eval"), trains=False)
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":  # the entities that the question names
-        from common.graphs.synthesis import as_words
-        question.entities = [[n] for n in place.graph.graph if re.search(as_words(n), cfg.ask)]
+        from common.graphs.synthesis import is_named
+        question.entities = [[n] for n in place.graph.graph if is_named(n, cfg.ask)]
         if not question.entities:
             raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
 

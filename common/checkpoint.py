@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from common import distributed
+from common import distributed, forms
 from common.files import UserError, say
 
 
@@ -172,13 +172,13 @@ def read_state(folder):
     damaged = f"{folder}: the checkpoint is damaged"
     try:
         state = json.loads((Path(folder) / "trainer.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         what = type(error).__name__
         raise ModelError(f"{damaged} (trainer.json: {what}); {REMEDY}") from error
-    kinds = {"step": int, "sha256": dict}
-    whole = isinstance(state, dict)
-    whole = whole and all(isinstance(state.get(key), kind) for key, kind in kinds.items())
-    if not whole or state["step"] < 0:
+    found = forms.misfit(state, forms.form_of("trainer.json"))
+    if found:
+        raise ModelError(f"{damaged} (trainer.json has no {found[0]} that is {found[1]}); {REMEDY}")
+    if state["step"] < 0 or not state.get("sha256"):
         raise ModelError(f"{damaged} (trainer.json has no step and sha256); {REMEDY}")
     for name, digest in state["sha256"].items():
         file = Path(folder) / name

@@ -1,7 +1,7 @@
 """The terminal; files that are whole or not there: JSON, JSON lines, atomic writes; names of models and data
 sets.
 
-Imports nothing of the project."""
+Imports nothing of the project but the forms of its files."""
 
 import functools
 import json
@@ -15,6 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from common import forms
 
 console = Console(highlight=False, soft_wrap=True)
 if not console.is_terminal:  # logs are not cut at 80 columns
@@ -143,8 +145,8 @@ def write_jsonl(path, rows):
 
 
 def read_json(path, kind):
-    """The value of a JSON file that must be a `kind` (dict or list); RunError names a missing or damaged one.
-    """
+    """The value of a JSON file that must be a `kind` (dict or list) and have the form of common/forms.py;
+    RunError names a missing or damaged one."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -154,6 +156,7 @@ def read_json(path, kind):
     if not isinstance(value, kind):
         wanted = "object" if kind is dict else "list"
         raise RunError(f"{path} is damaged (no {wanted}): {REMEDY}")
+    check_form(path, value, forms.form_of(path))
     return value
 
 
@@ -163,11 +166,26 @@ def read_evaluation(path):
     kinds = [type(value.get(name)) for name in ("summary", "predictions")]
     if kinds != [dict, list]:
         raise RunError(f"{path} is damaged (no summary and predictions): {REMEDY}")
+    check_form(path, value, forms.EVALUATION)
     return value
 
 
+def check_form(path, value, form, line=0):
+    """RunError where the value of a file, or of a line of it, has another form."""
+    found = forms.misfit(value, form)
+    if not found:
+        return
+    where, wanted = one_line(found[0])[:80] or "form of ours", found[1]
+    if line:
+        raise RunError(f"{path}: line {line} has no {where}; nothing was changed. "
+                       f"It must be {wanted}: {REMEDY}")
+    raise RunError(f"{path} is damaged (no {where} that is {wanted}): {REMEDY}")
+
+
 def read_jsonl(path):
-    """Rows of a JSON-lines file; a last line cut off by a kill is left out. No file: no rows."""
+    """Rows of a JSON-lines file, in the form of common/forms.py; a last line cut off by a kill is left out.
+    No file: no rows."""
+    form = forms.form_of(path)
     try:
         lines = Path(path).read_bytes().decode().split("\n")  # (splitlines would also cut at U+2028)
     except FileNotFoundError:
@@ -178,10 +196,13 @@ def read_jsonl(path):
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+                row = json.loads(line)
+                check_form(path, row, form, number)
+                rows.append(row)
+        except (ValueError, RecursionError) as error:
             if number < len(lines):
-                message = f"{path}: line {number} is not valid JSON ({error.msg}); nothing was changed"
+                why = getattr(error, "msg", type(error).__name__)
+                message = f"{path}: line {number} is not valid JSON ({why}); nothing was changed"
                 raise RunError(message) from error
     return rows
 

@@ -90,7 +90,7 @@ def panels(metrics):
         metric = Metric(*metric)
         if metric.panel:
             labels = found.setdefault(metric.panel, {})
-            labels[key] = metric.label or key.split("/", 1)[1]
+            labels[key] = metric.label or key.split("/", 1)[-1]
     return found
 
 
@@ -224,7 +224,7 @@ def watch(row, earlier, say, metrics, more=None, precision="fp32"):
     for name, guard in (guards | (more or {})).items():
         message = guard(seen)
         fired[f"guard/{name}"] = int(message is not None)
-        times = sum(r.get(f"guard/{name}", 0) for r in earlier)
+        times = sum(r.get(f"guard/{name}") or 0 for r in earlier)
         if message and times % 10 == 0:
             say(f"guard {name}: {message}")
     return fired

@@ -893,14 +893,6 @@ def test_a_passage_is_called_as_its_record_is(tmp_path):
     assert [row["id"] for row in read] == [f"n{i}" for i in range(7)] + ["0", "7", "9"]
 
 
-def test_a_passage_that_stands_there_twice_takes_one_place(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    rows = [{"id": f"{i}", "title": f"T{i % 3}", "text": f"Text {i % 4}"} for i in range(24)]
-    small, large = small_and_large(write(tmp_path, rows, "c.jsonl"), monkeypatch)
-    assert small == large == rows[:12]
-    assert capfd.readouterr().err.count("c.jsonl: left out 12 passages that stand there before") == 2
-
-
 def test_line_separators_inside_strings(tmp_path):
     file = tmp_path / "q.jsonl"
     file.write_text(json.dumps({"question": "one\u2028line?", "answer": "Ada"}, ensure_ascii=False) + "\n")

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import re
 import runpy
+import symtable
 import sys
 import tokenize
 from pathlib import Path
@@ -91,6 +92,32 @@ def test_imports_run_down_in_no_circle_and_inside_functions_through_doors_alone(
             if floor[other] != 2:
                 wrong.append(f"{module} -> {other}, inside a function, is no door")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_name_that_is_imported_from_a_module_of_ours_is_there():
+    """Inside functions too, where nothing but a rare flag would meet a name that is gone."""
+    files = sorted(path for folder in ("docs", "benchmarks", "examples") for path in
+                   (ROOT / folder).glob("*.py"))
+    names = {}
+    for path in {*CODE, *files}:
+        symbols = symtable.symtable(path.read_text(), str(path), "exec").get_symbols()
+        names[module_of(path)] = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
+    packages = {module.partition(".")[0] for module in names}
+    gone = []
+    for path in {*CODE, *files}:
+        for node in ast.walk(ast.parse(path.read_text())):
+            asked = []
+            if isinstance(node, ast.ImportFrom):
+                asked = [(node.module, alias.name) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                asked = [alias.name.rpartition(".")[::2] for alias in node.names]
+            for module, name in asked:
+                whole = f"{module}.{name}".strip(".")
+                if whole.partition(".")[0] not in packages or whole in {*names, *packages}:
+                    continue
+                if name not in names.get(module, ()):
+                    gone.append(f"{path.relative_to(ROOT)}:{node.lineno}: {whole}")
+    assert not gone, "\n".join(gone)
 
 
 # read Config of the one script that they serve: its section 2 has a dozen settings

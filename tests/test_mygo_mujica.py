@@ -230,6 +230,21 @@ def test_graph_entities_get_labels_as_they_are_found(tokenizer):
     assert "[ 0 ] Pale Tower , director , Ada Adler" in tokenizer.decode(script.contexts[1])
 
 
+def test_asked_in_the_graph_a_question_begins_at_the_entities_it_names(tokenizer, monkeypatch, capsys):
+    texts = ['<action> Search([0], "director of Pale Tower") </action>', GOOD[1], "<answer> a </answer>"]
+    script = Scripted(tokenizer, [text + " " + tokenizer.eos_token for text in texts])
+    script.sync = lambda model: None
+    split = data.Split("test", [], None, place().graph)
+    monkeypatch.setattr(m, "load_splits", lambda cfg: (None, [split]))
+    monkeypatch.setattr(m, "start_weights", lambda *_: "")
+    monkeypatch.setattr(m.run, "load_policy", lambda *_, **__: Policy(None, tokenizer, script))
+    m.ask(config(envs="kg", ask="Who directed pale tower?"))
+    assert "Candidate : [ 0 ] Pale Tower [ASSISTANT]" in tokenizer.decode(script.contexts[0])
+    assert "answer: a" in capsys.readouterr().out
+    with pytest.raises(data.DataError, match="names no entity of the graph"):
+        m.ask(config(envs="kg", ask="Who directed Pale Towers?"))
+
+
 def test_faults_are_counted_and_never_raised(tokenizer):
     asked = "<search> director of Pale Tower </search>"
     worker = "<select> [7] </select> <sentence> me </sentence>"

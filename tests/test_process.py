@@ -2,6 +2,7 @@
 SIGTERM at any moment, flags and their help."""
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -349,3 +350,23 @@ def test_lines_that_cannot_be_read_are_left_as_they_are(tmp_path):
     lines.add({"c": 2})
     lines.close()
     assert file.read_bytes() == b'{"a": 1}\n{"c": 2}\n'
+
+
+@pytest.mark.parametrize("name, line, wanted", [
+    ("any.jsonl", "[" * 100_000 + "]" * 100_000, "line 2 is not valid JSON (RecursionError)"),
+    ("sharegpt.jsonl", '{"a":' * 60 + "1" + "}" * 60, "must be less nested"),
+    ("demonstrations.jsonl", "[1]", "line 2 has no form of ours; nothing was changed. It must be an object"),
+    ("any.jsonl", "9" * 5000, "line 2 is not valid JSON"),
+    ("said_test.jsonl", '{"key": "a", "text": 5, "stop_reason": "eos"}', "has no text; nothing was changed"),
+    ("answers.jsonl", '{"text": "a"}', "has no key; nothing was changed. It must be a text: restore it"),
+    ("eval_test.verdicts.jsonl", '{"key": "a", "correct": "yes", "reason": ""}', "has no correct;"),
+    ("sampled.jsonl", '{"id": "q", "row": {"conversations": [[]]}}', "has no row.conversations[0]; "),
+    ("sampled.jsonl", '{"id": 5, "row": null}', "has no id; nothing was changed"),
+])
+def test_a_line_of_another_form_is_refused_by_file_and_line(tmp_path, name, line, wanted):
+    first = {"id": "q", "key": "k", "text": "t", "stop_reason": "eos", "reason": ""}
+    file = tmp_path / name
+    file.write_text(f"{json.dumps(first)}\n{line}\n")
+    with pytest.raises(RunError, match=re.escape(wanted)) as error:
+        Lines(file)
+    assert str(error.value).startswith(f"{file}: line 2")

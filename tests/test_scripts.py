@@ -1,9 +1,11 @@
 """The real command line at tiny sizes: runs, resumes, survives a kill,
 evaluates, and refuses bad input in one line."""
 
+import hashlib
 import itertools
 import json
 import math
+import random
 import re
 import shutil
 import subprocess
@@ -19,14 +21,29 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import baselines, checkpoint, data, files, retriever, rollout, splits, training
+from common import (
+    baselines,
+    checkpoint,
+    data,
+    files,
+    guards,
+    ladder,
+    metrics,
+    report,
+    retriever,
+    rollout,
+    splits,
+    training,
+)
 from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
-from common.files import RunError, read_jsonl
-from common.folder import RunFolder, open_stage
-from common.page import trees
-from common.run import load_policy, program, what_is_saved
+from common.files import RunError, UserError, read_jsonl
+from common.folder import RunFolder, open_folder, open_stage, opened
+from common.page import __main__ as pages
+from common.page import teams, trees
+from common.report import __main__ as comparison
+from common.run import load_policy, program, tell_what_next, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
 from tests.conftest import Scripted, forked, sample
@@ -617,6 +634,95 @@ def test_resuming_a_damaged_run_is_one_line_and_changes_nothing(tmp_path, one_st
     refuse(message, *TINY, "--out", tmp_path, "--steps", 2, "--name", "a", "--resume")
     after = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
     assert before == after
+
+
+def other_forms(value, at=()):
+    """(a JSON value with another one somewhere in it, the keys that lead there); of lists the first part."""
+    for other in (math.nan, {"a": 1}, [1], "x", "5", None, 10**40, json.loads("[" * 900 + "]" * 900)):
+        yield other, at
+    parts = value.items() if isinstance(value, dict) else []
+    if isinstance(value, list):
+        parts = list(enumerate(value))[:1]
+    for key, part in parts:
+        for changed, place in other_forms(part, (*at, key)):
+            whole = value.copy()
+            whole[key] = changed
+            yield whole, place
+
+
+def write_run(folder, cfg):
+    """What at2po.py leaves, by hand: a step, an evaluation before and after."""
+    node = {"id": 1, "parents": [0], "text": "a", "observation": "b", "label": "c", "how": ["d"], "value": .5}
+    group = {
+        "question_id": "q", "question": "Who?", "type": "", "hops": 1, "gold": ["Ada"], "evidence": ["e"],
+        "nodes": [{"id": 0, "parents": [], "label": "question"}, node], "beside": "value",
+        "trajectories": [{"path": [0, 1], "reward": 1.0, "answer": "x", "correct": True, "why": ["f"]}]}
+    scores = {"em": 1.0, "em_valid": 1.0, "f1": 1.0, "searches": 1, "tokens": 9, "read": 1.0, "copied": 1.0}
+    row = {"id": "q", "answer": "x", "problem": "", **scores} | group
+    folder.mkdir(parents=True)
+    files.write_json(folder / "config.json", asdict(cfg) | {
+        "run_id": "r", "threads": 1, "machine": "m", "date": "2026-01-01", "changed": ["lr"]})
+    files.write_json(folder / "metrics.json", at2po.METRICS)
+    told = {"step": 1, "reward/mean": .5, "rollout/tokens": 9, "rollout/tokens_total": 9, "guard/kl": 0}
+    files.write_jsonl(folder / "metrics.jsonl", [told])
+    files.write_jsonl(folder / "samples.jsonl", [{"step": 1} | group])
+    for name in ("one", "two", "one_before"):
+        value = {"summary": metrics.summarize([row]) | {"set": name}, "predictions": [row]}
+        files.write_json(folder / f"eval_{name}.json", value)
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint/w").touch()
+    saved = {"step": 1, "run": "r", "K": .5, "sha256": {"w": hashlib.sha256().hexdigest()}}
+    files.write_json(folder / "checkpoint/trainer.json", saved)
+    return folder
+
+
+def read_everything(folder, cfg, other):
+    """Who reads a run folder: --resume, the page, ladder and comparisons."""
+    begun = open_folder(cfg, "at2po", "a")
+    budget = baselines.TokenBudget(9, 2, 1)
+    budget.spent["tokens"] += checkpoint.read_state(begun.start).get("K", 0)
+    assert budget.share(1) > 0
+    begun.rewind(1)
+    guards.watch({"step": 2}, read_jsonl(folder / "metrics.jsonl"), str, at2po.METRICS)
+    teams.budget_is_spent(begun, 9)
+    results = report.evaluations(folder)
+    for name, result in results.items():
+        report.summary_line(name, result["summary"])
+    report.show_averages(results, {"both": list(results)})
+    pages.main([str(folder)])
+    ladder.refuse_other_settings(folder, [folder], asdict(cfg))
+    comparison.compare([folder, other], folder / "c.png", page=folder / "c.html")
+    tell_what_next()
+    what_is_saved()
+
+
+def test_a_value_of_another_form_changes_nothing_or_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(report, "bootstrap_interval", lambda values: (values.mean(),) * 3)
+    monkeypatch.setattr(report, "show", lambda *_: None)
+    cfg = at2po.parse_args([*TINY, "--out", str(tmp_path / "runs"), "--name", "a", "--resume"])
+    whole, other = (write_run(tmp_path / name / "at2po/a", cfg) for name in ("whole", "other"))
+    folder = tmp_path / "runs/at2po/a"
+    names = [str(file.relative_to(whole)) for file in whole.rglob("*.json*")]
+    refused = []
+    for name in ("", *sorted(names)):
+        damages = [(None, ())]
+        if name:
+            damages = list(other_forms(json.loads((whole / name).read_text())))
+            damages = random.Random(name).sample(damages, 8)
+        for damaged, place in damages:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(whole, folder)
+            if name:
+                (folder / name).write_text(json.dumps(damaged) + "\n")
+            opened.clear()
+            try:
+                read_everything(folder, cfg, other)
+            except UserError as error:
+                refused.append(name)
+                told = str(error)
+                assert "\n" not in told and (str(folder) in told or "--resume:" in told), (name, place, told)
+    assert set(refused) == set(names)
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(tmp_path, capsys):

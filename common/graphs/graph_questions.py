@@ -235,6 +235,10 @@ def write_questions(folder, graphs, teacher, cfg, count, seeds):
     settings = folder / "settings.json"
     if settings.exists() and read_json(settings, dict) == made_with:
         rows = read_jsonl(folder / "questions.jsonl")
+        for row in rows:
+            fault = fault_of(row, graphs)
+            if fault:
+                raise RunError(f"{folder}/questions.jsonl: {fault}: remove the folder, and it is made anew")
     else:
         starts = {name: seeds(graph) for name, graph in graphs.items()}
         rows = synthesis.synthesize(

@@ -35,7 +35,8 @@ def write_page(folder):
     after, before = evaluations(folder), evaluations(folder, "before")
     for name, result in after.items():
         s = result["summary"]
-        summaries.append(f"{name} EM {interval(s)} n {s['n']}")
+        if "em" in s:
+            summaries.append(f"{name} EM {interval(s)} n {s.get('n', 0)}")
         sides = {"after training": result["predictions"]}
         if name in before:
             sides = {"before training": before[name]["predictions"]} | sides
@@ -80,8 +81,7 @@ def paired(sides):
         by_id[name] = {}
         for row in predictions:
             if row.get("nodes"):
-                words = fingerprint(row["question"])
-                by_id[name][row["question_id"], words] = row
+                by_id[name][row.get("id"), fingerprint(row["question"])] = row
     found = []
     for id in next(iter(by_id.values())):
         if all(id in rows for rows in by_id.values()):

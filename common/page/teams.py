@@ -86,7 +86,7 @@ GUARD = {"selection": few_are_chosen}
 def budget_is_spent(folder, tokens):
     """Whether a run that goes on has sampled so many in training already."""
     rows = read_jsonl(folder.path / "metrics.jsonl")
-    return bool(rows) and 0 < tokens <= rows[-1].get("rollout/tokens_total", 0)
+    return bool(rows) and 0 < tokens <= (rows[-1].get("rollout/tokens_total") or 0)
 
 # ---------------------------------------------------------------- records
 

@@ -14,7 +14,17 @@ import numpy as np
 import pandas as pd
 
 from common import committed, guards
-from common.files import read_evaluation, read_json, read_jsonl, say, table, warn, write_json
+from common.files import (
+    REMEDY,
+    RunError,
+    read_evaluation,
+    read_json,
+    read_jsonl,
+    say,
+    table,
+    warn,
+    write_json,
+)
 from common.formats import fingerprint
 from common.metrics import bootstrap_interval, seed_interval, summarize
 
@@ -53,7 +63,8 @@ def evaluations(folder, when=""):
 def mean_em(found):
     """Mean EM of evaluations {set: {"summary", …}}, but for those whose answers a rule gave ("by_rule"); None
     without any."""
-    ems = [r["summary"]["em"] for r in found.values() if not r["summary"].get("by_rule")]
+    summaries = [r["summary"] for r in found.values()]
+    ems = [s["em"] for s in summaries if "em" in s and not s.get("by_rule")]
     return sum(ems) / len(ems) if ems else None
 
 
@@ -104,7 +115,10 @@ def interval(summary, key="em"):
     >>> interval({"em": .5, "em_low": .25, "em_high": .75})
     '0.500 [0.250, 0.750]'
     """
-    return signed((summary[key], summary[key + "_low"], summary[key + "_high"]), ".3f")
+    ends = [summary.get(f"{key}_{end}") for end in ("low", "high")]
+    if None in ends:
+        return f"{summary[key]:.3f}"
+    return signed((summary[key], *ends), ".3f")
 
 
 def signed(gain, form="+.3f"):
@@ -329,9 +343,13 @@ def scores_of(runs, names, key):
         found = {}
         for name in names:
             predictions = run.sets[name]["predictions"] if name in run.sets else ()
-            found |= {(name, row["id"]): row[key] for row in predictions if key in row}
+            found |= {(name, row.get("id")): row[key] for row in predictions if key in row}
         if found:
-            columns[seed] = pd.Series(found, dtype=float)
+            try:
+                columns[seed] = pd.Series(found, dtype=float)
+            except (TypeError, ValueError):
+                raise RunError(f"{run.folder}: {key} is no number in its predictions (eval_<set>.json): "
+                               f"{REMEDY}, or compare another number (--score)") from None
     return pd.DataFrame(columns)
 
 

@@ -85,7 +85,7 @@ def read_answers(file):
         row = row if isinstance(row, dict) else {}
         texts = row.get("question"), row.get("golden_answer"), row.get("answer")
         if "gold" in row:  # of an evaluation, in which an answer may be missing
-            texts = row.get("question"), row["gold"][0], row.get("answer") or ""
+            texts = row.get("question"), (row["gold"] or [None])[0], row.get("answer") or ""
         if not all(isinstance(text, str) for text in texts):
             raise data.DataError(f"{file}: line {number}: expected question, golden_answer and answer")
         found.append(texts)
