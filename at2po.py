@@ -224,7 +224,8 @@ def render_observation(tokenizer, passages, max_passage=1000):
 
 
 def render_result(tokenizer, text):
-    return chat.encode(tokenizer, f" {RESULT[0]}\n", chat.Foreign(text), f"\n{RESULT[1]}")
+    """Ends in a line break, since "><" is one token of Qwen's: the next turn begins as the tokenizer cuts."""
+    return chat.encode(tokenizer, f" {RESULT[0]}\n", chat.Foreign(text), f"\n{RESULT[1]}\n")
 
 
 def inside(tags, text):
@@ -673,6 +674,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
                 minibatches.append((batches, len(trajectories), num_tokens))
 
         # 5. update (Eq 10-11), once a mini-batch
+        training.set_lr(optimizer, cfg.lr * training.rise(step, cfg.lr_warmup, cfg.steps))  # lr by default
         everything = [b for batches, _, _ in minibatches for b in batches]
         meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
         for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
@@ -883,7 +885,7 @@ def conversation(trajectory, question):
     from common.warmup import sharegpt
 
     def shown(observation):
-        return observation.removeprefix(f" {RESULT[0]}\n").removesuffix(f"\n{RESULT[1]}")
+        return observation.removeprefix(f" {RESULT[0]}\n").removesuffix(f"\n{RESULT[1]}\n")
 
     asked = question.question
     return [sharegpt.row(trajectory, SYSTEM_PROMPT, asked, shown, script="at2po", question=asked)]
@@ -956,6 +958,8 @@ in brackets takes the other reading.
                       alternate, and the last answer is read.
     a result          The code shows 1,000 characters of a page (--max-passage), each text once, and takes
                       quotes out of queries. Here tags and tokens in a page are broken up too.
+    end of a result   In the code a turn begins right behind "</result>", in Figure 7 behind two blanks. Here
+                      it begins on a new line: no tokenizer makes one token of ">" and the turn's "<".
     room              The code cuts a result that does not fit. Here it is dropped.
     search limit      After 6 searches the seventh is answered by LIMIT_MESSAGE, which is a bad format, and an
                       eighth ends the trajectory. The code repeats the message.

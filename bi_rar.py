@@ -187,12 +187,13 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000):
 def render_result(tokenizer, shown, limit):
     """The same of what it shows. No passage can write a tag or a special token (chat.Foreign). A result of
     more than `limit` tokens loses its end, but not the closing tag."""
-    close = chat.encode(tokenizer, "</information>\n\n")[1]
-    text, ids = chat.encode(tokenizer, "\n\n<information>", chat.Foreign(shown))
-    if len(ids) + len(close) > limit:
+    end = "</information>\n\n"
+    text, ids = chat.before_a_turn(tokenizer, "\n\n<information>", chat.Foreign(shown), end)
+    if len(ids) > limit:
+        close = chat.before_a_turn(tokenizer, end)[1]
         ids = ids[: limit - len(close)]
-        text = tokenizer.decode(ids)
-    return f"{text}</information>\n\n", ids + close
+        text, ids = tokenizer.decode(ids) + end, ids + close
+    return text, ids
 
 
 def render_information(passages, quote='"', max_passage=4000):
@@ -512,9 +513,8 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
     model = policy.model
     reference = initial if cfg.kl_coef else None
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    each_step = run.steps(
-        cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | ")
-    for step, row in each_step:  # after each pass of the body, run.steps writes row, and saves when due
+    for step, row in run.steps(  # after each pass of the body it writes row, and saves when due
+            cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | "):
         # 1. sample: a group of trajectories for each question
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
@@ -549,6 +549,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
         # t: sampled tokens of o; rho = exp(logprob - old_logprob); N: trajectories, those left out too
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction)
+        training.set_lr(optimizer, cfg.lr * training.rise(step, cfg.lr_warmup, cfg.steps))  # lr by default
         for batches, num_sequences in mini_batches:
             for b in batches:  # micro-batches, whose gradients add up
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)

@@ -618,9 +618,8 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
     model = policy.model
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     team = Team(sampler, place, cfg, cfg.temperature)
-    state = {"tokens": 0, "K": cfg.threshold}  # kept in checkpoints
-    if stage == "offline":
-        state["K"] = cfg.offline_threshold
+    threshold = cfg.offline_threshold if stage == "offline" else cfg.threshold
+    state = {"tokens": 0, "K": threshold}  # kept in checkpoints
 
     def completed(step):
         """Fraction of training completed after a step: by iterations or by tokens, whichever is further."""
@@ -649,14 +648,15 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         record(folder, step, row, state, team, questions, made, chosen, stage)  # metrics and files alone
 
         # 3. update (Eq 6), once a mini-batch, on planners and workers alike
+        rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 by default
         if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
-            row |= ratio_update(model, reference, optimizer, chosen, cfg)
+            row |= ratio_update(model, reference, optimizer, chosen, cfg, rise)
             continue
         meter = training.Meter()
         parts = mini_batches(chosen, cfg.mini_batch)
         for number, part in enumerate(parts):
             fraction = before + number / len(parts) / cfg.steps  # one cosine over all iterations (ours)
-            training.set_lr(optimizer, training.cosine_lr(fraction, 1, cfg.lr, cfg.lr_final))
+            training.set_lr(optimizer, rise * training.cosine_lr(fraction, 1, cfg.lr, cfg.lr_final))
             learned = [c for t in part for c in conversations(t)]
             num_tokens = sum(c.sampled_tokens for c in learned)
             batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
@@ -995,8 +995,9 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     )
 
 
-def ratio_update(model, reference, optimizer, groups, cfg):
-    """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means."""
+def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
+    """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means.
+    rise: what the learning rate is multiplied by."""
     started = time.time()
     parts = mini_batches(groups, cfg.mini_batch)
     # all old log-probs before the first update: they are those of the weights that sampled
@@ -1009,7 +1010,7 @@ def ratio_update(model, reference, optimizer, groups, cfg):
     everything = [b for batches in prepared for b in batches]
     meter = training.Meter(everything, cfg.sampler_correction)
     for part, batches in zip(parts, prepared, strict=True):
-        training.set_lr(optimizer, cfg.grpo_lr)
+        training.set_lr(optimizer, rise * cfg.grpo_lr)
         for b in batches:
             logprobs = models.token_logprobs(model, b, cfg.temperature)  # (B, T)
             loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
@@ -1238,7 +1239,7 @@ def render_real(tokenizer, question, demo, place, cfg):
         wanted = " and ".join(hop.need for hop in layer)
         turns.append(asking(found + demo.wanted(0, wanted), calls))
         found = " ".join(hop.found for hop in layer) + " "
-    turns.append(answering(demo.thoughts()[-1], demo))
+    turns.append(answering(found + demo.concluded(), demo))
     return played(tokenizer, question, place, cfg,
                   planner=lambda number, _: turns[number], worker=lambda report: reports[report.sub_question])
 

@@ -194,7 +194,7 @@ ROUND = {
 
 def opening(tokenizer, think):
     """Ids before a turn without thoughts, which the policy did not sample: the empty block."""
-    return chat.encode(tokenizer, NO_THOUGHT)[1] if think == "off" else []
+    return chat.before_a_turn(tokenizer, NO_THOUGHT)[1] if think == "off" else []
 
 
 def render_prompt(tokenizer, question, graph_type, think):
@@ -617,7 +617,7 @@ def make_optimizer(actor, cfg):
 
 def set_rates(optimizer, cfg, step):
     """The learning rates of a step: both rise in the first --lr-warmup of the steps, then stay."""
-    rise = min(1.0, step / max(1, round(cfg.lr_warmup * cfg.steps)))
+    rise = training.rise(step, cfg.lr_warmup, cfg.steps)
     *of_policy, of_critic = optimizer.param_groups
     for group in of_policy:
         group["lr"] = rise * cfg.lr
@@ -1130,7 +1130,7 @@ def check(cfg):
     """Refuses what cannot run."""
     may_be_zero = "sft_sampled sft_templates sft_lora"
     cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
-    for name in ("gamma", "lam", "lr_warmup"):
+    for name in ("gamma", "lam"):
         if not 0 <= getattr(cfg, name) <= 1:
             flags.refuse(name, getattr(cfg, name), "from 0 to 1")
     if cfg.collect and cfg.stage == "direct":

@@ -108,6 +108,13 @@ def encode(tokenizer, *parts, begins=False):
     return text, ids
 
 
+def before_a_turn(tokenizer, *parts):
+    """encode for parts that end in line breaks, behind which a turn begins with a tag: tokenizers of GPT-2's
+    kind cut two line breaks apart where "<" follows, and make one piece of them at a text's end."""
+    text, ids = encode(tokenizer, *parts, "<")
+    return text[:-1], ids[:-1]
+
+
 @functools.lru_cache(maxsize=64)
 def template_parts(tokenizer, roles, date):
     """(what the chat template writes before, between and behind messages of these roles, the messages' order

@@ -71,7 +71,8 @@ class PolicyFlags(Flags):
     warmup_data: str = ""
     # updates of 8 demonstrations; auto = three passes over all, or the tiny policy's number
     warmup_steps: Literal["auto"] | int = "auto"
-    warmup_lr: float = 1e-5       # learning rate, cosine; 3e-4 did well for 135M weights
+    warmup_lr: float = 1e-5       # learning rate, rises, then a cosine; 3e-4 did well for 135M weights
+    lr_warmup: float = 0.0        # share of the steps behind it in which their learning rate rises
 
     # what samples; auto = vllm where CUDA and vLLM are; a run keeps its own, since random streams differ
     engine: Literal["auto", "transformers", "vllm"] = "auto"
@@ -196,6 +197,7 @@ def check_policy(cfg):
          "is for --data FILE; the embedded world has demonstrations of its own"),
         (collects and file.exists(), "collect", "exists, and is not written over: choose another name"),
         (collects and not file.parent.is_dir(), "collect", f"there is no folder {file.parent}"),
+        (cfg.lr_warmup > 1, "lr_warmup", "a share of the steps, from 0 to 1"),
         (in_8_bits and not importlib.util.find_spec("bitsandbytes"), "optimizer",
          "bitsandbytes is not installed here; pip install -r requirements.txt"),
         (in_8_bits and distributed.world() > 1, "optimizer",

@@ -203,6 +203,17 @@ def cosine_lr(step, total, peak, final=0.0, warmup=0):
     return final + (peak - final) * height / 2
 
 
+def rise(step, share, steps):
+    """What a step's learning rate is multiplied by: it rises evenly over the first `share` of the steps
+    (--lr-warmup), so that Adam's first updates are small, and is 1 from there on.
+
+    >>> [rise(step, .2, 10) for step in (1, 2, 3)], rise(1, 0, 10)
+    ([0.5, 1.0, 1.0], 1.0)
+    """
+    rising = max(1, round(share * steps))
+    return min(1.0, step / rising)
+
+
 def set_lr(optimizer, lr):
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 import at2po
 import bi_rar
 import mygo_mujica
+import omne_r1
 from common import chat, data, rollout
 from common.model import load_policy
 from common.retriever import Passage
@@ -267,6 +268,61 @@ def test_what_follows_a_turn_begins_without_a_blank():
 
 def test_other_tokenizers_are_asked_nothing_new(qwen):
     assert chat._blank_before(AutoTokenizer.from_pretrained(qwen)) == chat._blank_before(tiny()) == []
+
+
+# ---- where a turn begins
+
+QWEN_CUTS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+             r"\s*[\r\n]+|\s+(?!\S)|\s+")
+
+
+def byte_level(cuts=None):
+    """A tokenizer of bytes that has "><" and two line breaks as tokens, with GPT-2's rule of where to cut a
+    text, or another: of Qwen and Llama 3."""
+    core = tokenizers.Tokenizer(tokenizers.models.BPE())
+    before = tokenizers.pre_tokenizers
+    core.pre_tokenizer = before.ByteLevel(add_prefix_space=False)
+    if cuts:
+        split = before.Split(tokenizers.Regex(cuts), "isolated")
+        of_bytes = before.ByteLevel(add_prefix_space=False, use_regex=False)
+        core.pre_tokenizer = before.Sequence([split, of_bytes])
+    core.decoder = tokenizers.decoders.ByteLevel()
+    text = "a</result><think> x</information>\n\nNow b</think>\n\n\n <search></search><answer>.\n"
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, show_progress=False, special_tokens=["<|end|>"],
+        initial_alphabet=before.ByteLevel.alphabet())
+    core.train_from_iterator([text] * 9, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", pad_token="<|end|>")
+
+
+CUTTING = {
+    "gpt-2": byte_level,
+    "qwen": lambda: byte_level(QWEN_CUTS),
+    "sentencepiece": lambda: sentencepiece(),
+    "qwen2.5": lambda: real("qwen2.5"),
+}
+
+
+@pytest.mark.parametrize("which", CUTTING)
+def test_a_turn_begins_behind_an_observation_as_the_tokenizer_cuts_the_text(which):
+    tokenizer = CUTTING[which]()
+    passages = [Passage("1", "A (b)", "It is so."), Passage("2", "B", "Is it?\n\n")]
+    observations = [
+        at2po.render_observation(tokenizer, passages),
+        chat.encode(tokenizer, f"\n{at2po.LIMIT_MESSAGE}\n"),
+        bi_rar.render_observation(tokenizer, passages),
+        chat.encode(tokenizer, bi_rar.INVALID),
+        (omne_r1.NO_THOUGHT, omne_r1.opening(tokenizer, "off")),
+    ]
+    for text, ids in observations:
+        for said in ("<think> Now I know. </think>", "<answer> x </answer>", "Now"):
+            turn = chat.encode(tokenizer, said)[1]
+            whole = list(chat._ids(tokenizer, text + said))
+            assert whole == ids + turn, text
+    text, ids = bi_rar.render_observation(tokenizer, passages * 9, 40)  # cut
+    turn = chat.encode(tokenizer, "<think> a")[1]
+    whole = list(chat._ids(tokenizer, text + "<think> a"))
+    assert len(ids) == 40 and whole[-len(turn) - 2:] == ids[-2:] + turn
 
 
 # ---- templates

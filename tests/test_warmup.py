@@ -14,11 +14,12 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import data, retriever, training
+from common import data, guards, retriever, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.warmup import demonstrations
+from common.rollout import Trajectory, Turn
+from common.warmup import demonstrations, warmup
 from common.world.tiny import tiny_model, tiny_tokenizer
 from tests.conftest import ROOT, sample
 
@@ -93,7 +94,7 @@ def test_each_data_set_s_evidence_becomes_searches_and_findings():
     assert hotpot.queries() == ["Ann Lee", "Red Hill"]
     assert hotpot.thoughts() == [
         "I need to find Ann Lee.", "She wrote Red Hill. Now I need Red Hill.",
-        "She wrote Red Hill. Red Hill is a 1999 film by Bo Moss. So the answer is Bo Moss."]
+        "Red Hill is a 1999 film by Bo Moss. So the answer is Bo Moss."]
     wiki = demonstrated(WIKI)
     assert wiki.queries() == ["Wet Wood director", "Cy Nord place of birth"]
     assert wiki.thoughts()[1] == (
@@ -102,6 +103,34 @@ def test_each_data_set_s_evidence_becomes_searches_and_findings():
     assert musique.queries() == ["Old Mill writer", "Where was Di Voss born?"]
     assert [hop.title for hop in musique.hops] == ["Old Mill", "Di Voss"]  # by idx, not by place
     assert musique.thoughts()[-1].endswith("Where was Di Voss born: Norway. So the answer is Norway.")
+
+
+def test_a_thought_quotes_a_few_words_around_what_is_needed_next(small):
+    row = json.loads(json.dumps(HOTPOT))
+    much = "She lived in many a town for years on end and it was much later that"
+    row["context"][0][1] = ["Ann Lee is a writer.", f"{much} she wrote Red Hill in the end."]
+    row["context"][1][1][0] = f"{much} Red Hill was made by Bo Moss of the north."
+    demo = demonstrated(row)
+    assert demo.thoughts()[1:] == [
+        "on end and it was much later that she wrote Red Hill … Now I need Red Hill.",
+        "it was much later that Red Hill was made by Bo Moss … So the answer is Bo Moss."]
+    question = data.parse_question(row)
+    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
+    place = mygo_mujica.Place("text", "train", [question], index)
+    tokenizer = models.load_tokenizer(small)
+    planner, *_ = mygo_mujica.render_real(tokenizer, question, demo, place, mygo_mujica.Config(top_k=1))
+    said = planner.turns[-1].text
+    assert "Bo Moss … So the answer is Bo Moss." in said and len(said.split()) < 30
+
+
+def test_a_page_is_looked_for_in_several_spellings():
+    asked = data.parse_question(HOTPOT | {"question": "Who directed the film that Ann Eve Lee wrote?"})
+    pages = data.pool_contexts([asked])
+    other = {"id": "x", "title": "Ann Lee Red Hill", "text": "Ann Lee, Ann Lee; Red Hill, Red Hill."}
+    index = retriever.make_retriever("bm25", [*pages, other])
+    assert index.search(["Red Hill"], 1)[0][0].title == "Ann Lee Red Hill"
+    demo, problem = demonstrations.demonstrate(asked, index, 1)
+    assert not problem and demo.queries() == ["Ann Lee directed film that wrote", "Red Hill (film)"]
 
 
 def test_a_page_has_to_be_found_and_its_name_to_be_known():
@@ -198,7 +227,7 @@ def test_a_quotation_can_write_no_tag(small):
 
 FLAGS = (
     "--top-k 1 --retriever bm25 --corpus contexts --steps 1 --questions-per-step 1 --mini-batch 1 "
-    "--eval-limit 1 --warmup-steps 3 --warmup-lr 1e-3"
+    "--eval-limit 1 --warmup-steps 4 --warmup-lr 1e-3 --lr-warmup .5"
 ).split()
 SCRIPTS = {
     "at2po": (at2po, "--chains 2 --expand 1 --rounds 1 --max-response 600"),
@@ -218,18 +247,23 @@ def write(path, rows):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, name):
+def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, monkeypatch, name):
     script, more = SCRIPTS[name]
+    rises = []
+    real = training.rise
+    monkeypatch.setattr(training, "rise", lambda *args: rises.append(args) or real(*args))
     file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
     given = [*FLAGS, *more.split(), "--model", str(small), "--data", file, "--eval-data", other(tmp_path),
              "--out", str(tmp_path), "--warmup-data", file]
     script.main([*given, "--name", "a"])
-    said = capsys.readouterr().out
-    assert "3 of 3 questions demonstrated" in said
+    said = "".join(capsys.readouterr())
+    assert "3 of 3 questions demonstrated" in said and "cuts otherwise" not in said and "rises" not in said
+    assert rises == [(1, .5, 1)]
     (folder,) = (tmp_path / "cache/fivehop/warm-up").glob(f"{name}-*[0-9a-f]")
     rows = read_jsonl(folder / "metrics.jsonl")
     losses = [row["train/loss"] for row in rows]
-    assert len(rows) == 3 and losses[-1] < losses[0]
+    assert len(rows) == 4 and losses[-1] < losses[0]
+    assert [row["train/lr"] for row in rows] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])
     tokenizer = models.load_tokenizer(small)
     learned = sum(len(tokenizer(turn["said"])["input_ids"])
                   for row in read_jsonl(folder / "demonstrations.jsonl") for turn in row["turns"])
@@ -241,12 +275,11 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     assert "warm-up | step" not in capsys.readouterr().out
 
 
-def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
+def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch, capsys):
     file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
     given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", other(tmp_path), "--out",
              str(tmp_path), "--warmup-data", file, "--eval-only", "--max-response", "600", "--warmup-steps",
              "4"]
-    from common.warmup import warmup
     at2po.main([*given, "--name", "whole"])
     (whole,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     weights = (whole / "checkpoint/model.safetensors").read_bytes()
@@ -260,21 +293,53 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    recipe = warmup.recipe_of
-    monkeypatch.setattr(warmup, "recipe_of", lambda *a: recipe(*a) | {"save_every": 1})
     monkeypatch.setattr(training, "clip_gradient", stops)
     with pytest.raises(SystemExit) as stop:
         at2po.main([*given, "--name", "parts"])
-    assert stop.value.code == 130
+    assert stop.value.code == 130 and "checkpoint of step 2" in capsys.readouterr().err
     monkeypatch.setattr(training, "clip_gradient", real)
     at2po.main([*given, "--name", "parts"])
+    assert "step 2/4" not in capsys.readouterr().out
     (parts,) = (tmp_path / "other/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     assert [row["step"] for row in read_jsonl(parts / "metrics.jsonl")] == [1, 2, 3, 4]
     assert (parts / "checkpoint/model.safetensors").read_bytes() == weights
 
 
+def test_a_loss_that_rises_is_said(tmp_path, small, capsys):
+    def said(*losses):
+        rows = [{"train/loss": loss} for loss in losses]
+        return warmup.loss_rises(guards.Seen(rows[-1], rows[:-1]))
+
+    assert said(.86) is said(.86, .83) is said(.9, .8, .85, .6, .7, .45, .5, .1, .2, .01, .06) is None
+    assert said(.86, .83, 1.42).startswith("the loss rises, from 0.84 to 1.13")
+    assert said(1.1, .4, .3, .2, .5, .7, .9, 1.2) and said(6.2, 1.3, .2, .04, .3, .6, .3) is None
+    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
+    at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--warmup-data", file,
+                "--eval-only", "--warmup-lr", "1", "--max-response", "600", "--out", str(tmp_path)])
+    assert "guard loss: the loss rises" in "".join(capsys.readouterr())
+
+
+def test_a_turn_that_begins_where_the_tokenizer_would_not_cut_is_told_once(small, capsys):
+    core = Tokenizer.from_str(models.load_tokenizer(small).backend_tokenizer.to_str())
+    merged = json.loads(core.to_str())
+    merged["model"]["vocab"]["><"] = core.get_vocab_size()
+    merged["model"]["merges"].insert(0, [">", "<"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(merged)))
+
+    def made(observation):
+        first, second = (tokenizer(text)["input_ids"] for text in ("<think> a </search>", "<think> b"))
+        seen = tokenizer(observation)["input_ids"]
+        return Trajectory("q", tokenizer("Who?\n")["input_ids"], [
+            Turn(first, [], "", "", observation_ids=seen), Turn(second, [], "", "")])
+
+    warmup.warn_of_cuts(tokenizer, [made(" <result>\nx\n</result>\n")])
+    assert capsys.readouterr() == ("", "")
+    warmup.warn_of_cuts(tokenizer, [made(" <result>\nx\n</result>"), made("</result>")])
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert said.count("2 demonstrated turns begin") == 1 and "'><'" in said
+
+
 def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
-    from common.warmup import warmup
     tokenizer = models.load_tokenizer(small)
     row = {"id": "c", "system": "Be brief.", "conversations": [
         {"from": "human", "value": "Who?"}, {"from": "gpt", "value": "<think> a </think>"},

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from common.metrics import normalize_answer, stands_in
 from common.rollout import no_progress
 
-QUOTED = 30  # words of a sentence that a thought repeats
+QUOTED = 12  # words of a sentence that a thought repeats
 
 
 @dataclass
@@ -47,18 +47,20 @@ class Demonstration:
         return [hop.queries[0] for hop in self.hops]
 
     def thoughts(self):
-        """One before each search, on what the last one found, and one before the answer, on all."""
+        """One before each search and one before the answer, each on what the last search found."""
         thoughts = []
         known = ""
         for i, hop in enumerate(self.hops):
             thoughts.append(f"{known}{self.wanted(i, hop.need)}")
             known = f"{hop.found} "
-        all_known = " ".join(hop.found for hop in self.hops)
-        return [*thoughts, f"{all_known} So the answer is {self.answer}.".strip()]
+        return [*thoughts, f"{known}{self.concluded()}"]
 
     def wanted(self, i, need):
         """What the i-th search is said to be for."""
         return WANTED[i % len(WANTED)].format(need)
+
+    def concluded(self):
+        return f"So the answer is {self.answer}."
 
 
 WANTED = ("I need to find {}.", "Now I need {}.", "Next is {}.")
@@ -116,7 +118,7 @@ def hops_of_steps(question):
             found = f"{need}: {step['answer']}."
             queries = [asked]
             subject = ""
-        queries += [f"{title} {queries[0]}", title]
+        queries.append(f"{title} {queries[0]}")
         hops.append(Hop(title, need, queries, found, subject, step["answer"], waits))
     return hops
 
@@ -126,6 +128,7 @@ def hops_of_sentences(question):
     sentences = {title: lines for title, lines in question.context}
     titles = list(dict.fromkeys(title for title, _ in question.supporting_facts))
     titles.sort(key=lambda t: plain_title(t).lower() not in question.question.lower())
+    names = [plain_title(t) for t in titles]
     hops = []
     for title in titles:
         facts = [i for t, i in question.supporting_facts if t == title]
@@ -133,8 +136,8 @@ def hops_of_sentences(question):
         if not lines:
             return []
         name = plain_title(title)
-        told, claim = quote(lines, question.answers[0])
-        hops.append(Hop(title, name, [name, title], told, name, claim))
+        told, claim = quote(lines, [question.answers[0], *(other for other in names if other != name)])
+        hops.append(Hop(title, name, [name], told, name, claim))
     return hops
 
 
@@ -146,17 +149,18 @@ def plain_title(title):
     return re.sub(r"\s*\([^()]*\)$", "", title) or title
 
 
-def quote(lines, answer, most=QUOTED):
-    """Up to `most` words of the first line that has the answer, around it, else of the first line; and the
-    same without the sign of a cut. "yes" and "no" are said by no line.
+def quote(lines, wanted, most=QUOTED):
+    """Up to `most` words around the first of `wanted`, an answer and names, that one of the lines has, else
+    of the first line; and the same without the sign of a cut. "yes" and "no" are said by no line.
 
-    >>> quote(["It is an oldie.", "It was built by old Ann Lee in 1904 of stone."], "Old", 5)
+    >>> quote(["It is an oldie.", "It was built by old Ann Lee in 1904 of stone."], ["Old"], 5)
     ('It was built by old …', 'It was built by old')
-    >>> quote(["It is known."], "no")[0]
-    'It is known.'
+    >>> quote(["It is known.", "It is by Bo."], ["no", "Bo"])[0]
+    'It is by Bo.'
     """
-    pattern = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
-    places = [] if answer.lower() in ("yes", "no") else [(line, pattern.search(line)) for line in lines]
+    said_by_pages = [text for text in wanted if text.lower() not in ("yes", "no")]
+    patterns = [re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE) for text in said_by_pages]
+    places = [(line, pattern.search(line)) for pattern in patterns for line in lines]
     line, place = next(((line, place) for line, place in places if place), (lines[0], None))
     words = line.split()
     end = len(line[:place.end()].split()) if place else 0
@@ -182,7 +186,7 @@ def follow(plan, question, index, top_k, max_passage):
     read = question.question
     for hop in plan:
         if all(h.title != hop.title for h in hops):
-            known = [q for q in hop.queries if q and is_known(q, hop, read)]
+            known = [q for q in spellings(hop, question.question) if q and is_known(q, hop, read)]
             if not hops and not known:
                 known, hop.need = [question.question], "a page about the question"
             if not known:
@@ -202,6 +206,17 @@ def follow(plan, question, index, top_k, max_passage):
     return hops, ""
 
 
+def spellings(hop, asked):
+    """The queries that may find a hop's page, to be tried in this order: its own, the page's title, its name
+    beside what the question says in small letters.
+
+    >>> spellings(Hop("Heavy (film)", "", ["Heavy"], ""), "In Heavy, who directed the film and starred?")
+    ['Heavy', 'Heavy (film)', 'Heavy directed film starred']
+    """
+    words = [word for word in re.findall(r"\w+", asked) if word.islower() and len(word) > 3]
+    return [*hop.queries, hop.title, " ".join([plain_title(hop.title), *words])]
+
+
 def named_in(text, hops):
     """Titles of the hops whose pages a text names.
 
@@ -212,16 +227,17 @@ def named_in(text, hops):
 
 
 def is_known(query, hop, read):
-    """Whether a query can be thought of by somebody who has read this: what it names, the hop's subject or
-    the gold page, stands there. A sub-question names what was found before.
+    """Whether a query can be thought of by somebody who has read this: the words of what it names, the hop's
+    subject or the gold page, stand there. A sub-question names what was found before.
 
-    >>> hop = Hop("Zedekiah (king)", "", [], "", subject="Zedekiah")
-    >>> [is_known("Zedekiah mother", hop, read) for read in ("Who was Zedekiah?", "Who was Zed?")]
+    >>> hop = Hop("Ann Lee (writer)", "", [], "", subject="Ann Lee")
+    >>> [is_known("Ann Lee mother", hop, read) for read in ("Who was Ann Eve Lee?", "Who was Ann?")]
     [True, False]
     """
     title = plain_title(hop.title)
     names = [name for name in (hop.subject, title) if name and (name in query or stands_in([name], query))]
-    return all(stands_in([name], read) for name in names)
+    words = set(normalize_answer(read).split())
+    return all(set(normalize_answer(name).split()) <= words for name in names)
 
 
 def says(text, claim):

@@ -15,16 +15,17 @@ import torch
 
 from common import cache, chat, checkpoint, data, distributed, rollout, run, splits, training
 from common import model as models
-from common.files import Progress, say, write_jsonl
+from common.files import Progress, say, warn, write_jsonl
 from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
 from common.warmup import demonstrations, sharegpt
 
-VERSION = "2"  # change it when demonstrations or training are made otherwise
+VERSION = "3"  # change it when demonstrations or training are made otherwise
 BATCH = 8      # demonstrations an update
 EPOCHS = 3     # over them, unless --warmup-steps says otherwise
 WEIGHT_DECAY = .01
+RISE = .1      # nats a token that a smoothed loss rises by chance
 METRICS = STEP | UPDATE | {
     "train/loss": Metric("mean -log p of a demonstrated token", "loss (nats a token)", "loss {:.3f}"),
     "train/lr": Metric("learning rate"),
@@ -191,35 +192,73 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
             turns = [{"said": turn.text, "seen": turn.observation} for turn in t.turns]
             shown.append({"step": 0, "id": t.question_id, "turns": turns})
         distributed.once(write_jsonl, folder.path / "demonstrations.jsonl", shown)
+        warn_of_cuts(tokenizer, [t for e in examples for t in e])
         train(cfg, steps, folder, policy, examples)
 
 
 def train(cfg, steps, folder, policy, examples):
-    """Minus the log-likelihood of what the demonstrations say, a cosine over all updates; each is the mean
-    over its tokens."""
+    """Minus the log-likelihood of what the demonstrations say; each update is the mean over its tokens. The
+    rate rises over a tenth of the updates, and three at least, since Adam's first ones are as large as it;
+    then half a cosine."""
     optimizer = training.make_optimizer(policy.model, cfg.warmup_lr, WEIGHT_DECAY, kind=cfg.optimizer)
     micro_tokens = cfg.micro_tokens
     if policy.model.device.type == "cpu":  # an update then says how far it is
         micro_tokens = min(cfg.micro_tokens, 2048)
-    for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, steps, label="warm-up | "):
+    for step, row in run.steps(
+            cfg, folder, policy, optimizer, METRICS, steps, label="warm-up | ", guard={"loss": loss_rises}):
         if step == 1:
             say(f"the first of {steps} updates, on {BATCH} demonstrations")
         chosen = data.batch_of_step(examples, step, BATCH, "warm-up")
         trajectories = [t for example in chosen for t in example]
         num_tokens = sum(t.sampled_tokens for t in trajectories)
-        peak, warm = cfg.warmup_lr, min(20, steps // 10)
-        row["train/lr"] = training.cosine_lr(step - 1, steps, peak, peak / 20, warmup=warm)
+        peak, rising = cfg.warmup_lr, max(3, steps // 10)
+        row["train/lr"] = training.cosine_lr(step - 1, steps, peak, peak / 20, warmup=rising)
         training.set_lr(optimizer, row["train/lr"])
         meter = training.Meter()
-        batches = training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes)
-        for b in batches:
-            logprobs = models.token_logprobs(policy.model, b, 1.0)   # (B, T)
-            loss = -logprobs.sum() / num_tokens
-            (loss * b.weight).backward()
-            meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-        norm = training.clip_gradient(policy.model, 1.0)
+        try:
+            batches = training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes)
+            for b in batches:
+                logprobs = models.token_logprobs(policy.model, b, 1.0)   # (B, T)
+                loss = -logprobs.sum() / num_tokens
+                (loss * b.weight).backward()
+                meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+            norm = training.clip_gradient(policy.model, 1.0)
+        except KeyboardInterrupt:  # what was learned is kept; several ranks are stopped at different places
+            if step > 1 and distributed.world() == 1:
+                run.save(folder, policy, optimizer, step - 1, {})
+            raise
         if meter.finite(norm):
             optimizer.step()
         optimizer.zero_grad()
         row |= meter.means()
         row["warmup/tokens"] = num_tokens
+
+
+def loss_rises(seen):
+    """A guard: whether the loss, smoothed, has lost half of what was gained. (Where the tiny policies' flaws
+    begin, theirs rises by .28 from .04.)"""
+    losses = [row["train/loss"] for row in [*seen.earlier, seen.row] if "train/loss" in row]
+    smooth = lowest = losses[0] if losses else 0
+    for loss in losses[1:]:
+        smooth = (smooth + loss) / 2
+        lowest = min(lowest, smooth)
+    if losses and smooth > (losses[0] + lowest) / 2 + RISE:
+        return (f"the loss rises, from {lowest:.2f} to {smooth:.2f} nats a token: begin again with a lower "
+                "--warmup-lr")
+
+
+def warn_of_cuts(tokenizer, trajectories):
+    """Says where turns begin otherwise than the tokenizer cuts their text: there the model has to write what
+    it never saw. "><" may be one token."""
+    odd = []
+    for t in trajectories:
+        before = t.prompt_ids
+        for turn in t.turns:
+            ours = [*before[-4:], *turn.ids[:4]]
+            whole = tokenizer(tokenizer.decode(ours), add_special_tokens=False)["input_ids"]
+            if (before[-1], turn.ids[0]) not in zip(whole, whole[1:], strict=False):
+                odd.append([[tokenizer.decode([i]) for i in ids] for ids in (ours, whole)])
+            before = [*before, *turn.ids, *turn.observation_ids]
+    if odd:
+        warn(f"{len(odd)} demonstrated turns begin where this tokenizer cuts otherwise, the first one with "
+             f"{odd[0][0]}, where it writes {odd[0][1]}")
