@@ -24,6 +24,7 @@ from common.page import record, teams, write_page
 from common.report import __main__ as comparison
 from common.report import curves
 from common.run import open_tracker
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.usefixtures("drawn")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -443,6 +444,15 @@ def test_questions_of_the_harder_world_are_said_plainly(tmp_path, browser):
     (run / "config.json").write_text(json.dumps({"data": "my.jsonl", "world": "hard"}))
     write_page(run)
     assert "plainly" not in carried_by(run)["items"][0] and "words" not in carried_by(run)
+
+
+def test_the_page_in_the_docs_is_small_and_opens_on_a_tree(browser):
+    file = ROOT / "docs/page.html"
+    assert file.stat().st_size < 700_000
+    page = open_page(browser, file)
+    assert page.locator(".graph circle").count() > 10 and page.locator("figure").count() > 5
+    assert not page.problems and not page.requests
+    page.close()
 
 
 def test_settings_that_are_not_the_paper_s_come_first(tmp_path, browser):
