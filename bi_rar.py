@@ -829,8 +829,7 @@ def sample_record(policy, scorer, groups, questions, step, cfg):
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     measure_distances(policy, scorer, [(t, question) for t in group], cfg)
-    return page.group_record(group, question, turn_label, step_reward,
-                             step=step, prompt_ids=group[0].prompt_ids)
+    return page.group_record(group, question, turn_label, step_reward, step=step)
 
 
 def ask(cfg, policy, split):

@@ -1055,7 +1055,7 @@ def record_warm_up(folder, kept, env):
     """The warm-up's trajectories as rows for LLaMA-Factory, the first five on the page."""
     write_sharegpt(folder, [t for t, _ in kept], env, step=0)
     for t, question in kept[:5]:
-        shown = team_page.group_record([t], question, step=1, prompt_ids=t.prompt_ids)
+        shown = team_page.group_record([t], question, step=1)
         folder.append("samples.jsonl", [shown])
 
 

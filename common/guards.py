@@ -19,7 +19,7 @@ class Metric(NamedTuple):
     words: str         # what it is
     panel: str = ""    # the panel of curves.png that it is drawn in; empty = in none
     line: str = ""     # how the line of a step shows it, such as "em {:.3f}"; empty = not at all
-    label: str = ""    # its name in the panel's legend; empty = the key behind its "/"
+    label: str = ""    # its name in the panel's legend; empty = the key behind its "/", in words
 
 
 ANSWERS = "answers"
@@ -30,7 +30,7 @@ SECONDS = "seconds a step"
 STEP = {
     "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),
     "eval/em": Metric("exact match of an evaluation between steps, mean of the sets",
-                      ANSWERS, label="test em"),
+                      ANSWERS, label="exact match, test"),
     "time/elapsed": Metric("seconds since the run was begun or resumed"),
     "time/left": Metric("seconds left, at the pace so far"),
     "time/threads": Metric("CPU threads, at the first step of a process"),
@@ -39,7 +39,8 @@ STEP = {
 
 # of a step that samples trajectories from a language model
 ROLLOUT = {
-    "reward/em": Metric("share of trajectories with the right answer", ANSWERS, "em {:.3f}"),
+    "reward/em": Metric("share of trajectories with the right answer", ANSWERS, "em {:.3f}",
+                        "exact match, training"),
     "reward/format": Metric("share of trajectories in the paper's format", FORM, "format {:.2f}"),
     "rollout/tokens": Metric("tokens sampled in this step"),
     "rollout/response_tokens": Metric("sampled tokens a trajectory",
@@ -67,8 +68,10 @@ RATIO = {
     "train/kl": Metric("mean log pi_old - log pi_new of the sampled tokens", line="kl {:.4f}"),
     "train/clip_fraction": Metric("share of sampled tokens whose gradient the clip window cuts off",
                                   "update: clip fraction", "clip {:.2f}"),
-    "train/ratio": Metric("mean ratio of new to old probabilities", "update: ratio, new to old"),
-    "train/ratio_max": Metric("the largest ratio of the step", "update: ratio, new to old"),
+    "train/ratio": Metric("mean ratio of new to old probabilities", "update: ratio, new to old",
+                          label="mean"),
+    "train/ratio_max": Metric("the largest ratio of the step", "update: ratio, new to old",
+                              label="largest"),
     "train/first_ratio": Metric("mean ratio of the first update; 1, since nothing was updated before it"),
     "rollout/logprob_drift_mean": Metric("mean difference of log-probs between sampler and trainer, nats"),
     "rollout/logprob_drift_max": Metric("the largest such difference"),
@@ -79,7 +82,7 @@ RATIO = {
     "rollout/flat_groups": Metric("share of questions whose samples all have one reward",
                                   "groups without spread"),
     "time/old_logprobs": Metric("seconds for the log-probs of the sampling and the reference weights",
-                                SECONDS),
+                                SECONDS, label="old log-probs"),
 }
 
 
@@ -90,7 +93,7 @@ def panels(metrics):
         metric = Metric(*metric)
         if metric.panel:
             labels = found.setdefault(metric.panel, {})
-            labels[key] = metric.label or key.split("/", 1)[-1]
+            labels[key] = metric.label or key.split("/", 1)[-1].replace("_", " ")
     return found
 
 

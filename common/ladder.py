@@ -23,6 +23,7 @@ from pathlib import Path
 
 from common import committed, process, report
 from common.files import RunError, UserError, clock, say
+from common.report import curves
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 OWN = ("--seed", "--name", "--out", "--resume")  # flags that the ladder gives
@@ -116,11 +117,11 @@ def run(script, table, seeds, name, out, shared):
 
 
 def is_done(folder):
-    """Whether a run has come to its end: its page is younger than all its evaluations. What results/ keeps
-    has."""
+    """Whether a run has come to its end: it has a final evaluation, and its page is younger than all of them.
+    What results/ keeps has."""
     page = folder / "trajectories.html"
     made = [file.stat().st_mtime for file in folder.glob("eval_*.json")]
-    whole = made and page.exists() and page.stat().st_mtime >= max(made)
+    whole = report.evaluations(folder) and page.exists() and page.stat().st_mtime >= max(made)
     return bool(whole) or committed.name_of(folder) is not None
 
 
@@ -194,7 +195,7 @@ def show(path, title, recipe, methods):
         return printed if names == list(report.read_run(first).sets) else ""
 
     report.method_table(path, title, shown, minus, paper, recipe["columns"], means="sets" not in recipe)
-    report.draw_methods(path, title, {label: list(seeds.values()) for label, seeds in methods.items()})
+    curves.draw_methods(path, title, {label: list(seeds.values()) for label, seeds in methods.items()})
 
 
 def show_stages(script, path, own):

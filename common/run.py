@@ -46,6 +46,7 @@ from common.files import (
 )
 from common.flags import PolicyFlags
 from common.folder import opened
+from common.report import curves
 
 # ---------------------------------------------------------------- tracker
 
@@ -143,13 +144,10 @@ def tell(cfg, steps):
         where = f"{where.parent}/{cfg.name}-*"
     elif getattr(cfg, "collect", ""):  # (askit.py has no such flag)
         plan = f"training questions are answered, {cfg.collect} gets the right trajectories"
-    grows = ""
-    if not cfg.eval_only:
-        grows = "metrics.jsonl grows, "
-        if len(folders) == 1:
-            plan += f", at most {steps} steps of training, the same questions again"
+    if not cfg.eval_only and len(folders) == 1:
+        plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
-    say(f"Where to look: {where} ({grows}trajectories.html comes at the end).")
+    say(f"Watch it: {where}/trajectories.html in a browser; every evaluation brings it up to date.")
 
 
 def changed(cfg):
@@ -161,7 +159,7 @@ def changed(cfg):
 @contextmanager
 def stage(cfg, folder, metrics, title):
     """The folder of a run or stage exists in the body;
-    after it curves.png and trajectories.html are written.
+    after it curves.png and trajectories.html are written, which shows till then how far it is.
 
     metrics: the script's table, kept as metrics.json."""
     threads = folder.saved.get("threads", torch.get_num_threads())
@@ -170,6 +168,7 @@ def stage(cfg, folder, metrics, title):
     folder.write("metrics.json", {key: list(metric) for key, metric in metrics.items()})
     folder.tracker = open_tracker(cfg.log, folder)
     console.print(f"[bold]{plain(title)}[/bold]")
+    distributed.once(page_so_far, folder, "the run has begun")
     yield
     if folder.tracker:
         folder.tracker.finish()
@@ -190,12 +189,17 @@ def machine():
     return f"{device}; torch {torch.__version__}, transformers {transformers.__version__}; commit {commit}"
 
 
+def page_so_far(folder, how_far):
+    from common.page import write_page
+    write_page(folder.path, how_far)
+
+
 def _draw(folder, title):
     from common.page import write_page
     if read_jsonl(folder.path / "metrics.jsonl"):
         rows = {folder.path.name: [report.with_evaluations(folder.path)]}
-        panels = report.panels_of(folder.path)
-        report.draw_curves(rows, folder.path / "curves.png", title, panels)
+        panels = curves.panels_of(folder.path)
+        curves.draw_curves(rows, folder.path / "curves.png", title, panels)
     write_page(folder.path)
     say(f"page: {folder.path}/trajectories.html")
 
@@ -216,6 +220,8 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
                 rows, summary = evaluate(policy, split, cfg, progress)
             if all("nodes" in row for row in rows):
                 for row in rows:
+                    if "prompt_ids" in row:
+                        row["prompt"] = policy.tokenizer.decode(row.pop("prompt_ids"))
                     if "read" in row:  # the script knows better what was read
                         continue
                     observed = " ".join(node.get("observation", "") for node in row["nodes"])
@@ -276,6 +282,7 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
     began, begun_at = time.time(), share(step)
     if step < total and share(step) < 1:
         folder.forget_evaluations()
+    distributed.once(page_so_far, folder, f"step {step} of {total}")
     while step < total and share(step) < 1:
         step += 1
         row = {"step": step}
@@ -287,6 +294,8 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
         left = elapsed * max(0.0, 1 - done) / max(done - begun_at, 1e-9)
         row |= {"time/elapsed": elapsed, "time/left": left, "time/threads": torch.get_num_threads()}
         sample = row.pop("sample", None)
+        if sample and "prompt_ids" in sample:  # (askit.py has no prompts)
+            sample["prompt"] = policy.tokenizer.decode(sample["prompt_ids"])
         console.print(f"{label}{step_line(step, total, row, metrics)}", markup=False)
         row |= guards.watch(row, earlier, warn, metrics, guard, coarsest_precision(cfg))
         if sample and step % SHOW_EVERY == 0:
@@ -298,6 +307,8 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
             folder.append("samples.jsonl", [sample])
         folder.log(row)
         earlier.append(row)
+        if due:
+            distributed.once(page_so_far, folder, f"step {step} of {total}")
         if save_every and step % save_every == 0:
             save(folder, policy, optimizer, step, state)
             saved = step

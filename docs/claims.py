@@ -23,6 +23,7 @@ import pandas as pd
 from common import committed, report
 from common.files import write_atomic
 from common.metrics import seed_interval
+from common.report import curves
 
 RESULTS = committed.RESULTS
 COLOURS = {"seen": "#009E73", "not seen": "#777777", "refuted": "#D55E00"}
@@ -159,7 +160,7 @@ def draw(parts, path):
     for part, rows in parts:
         lines.append((part["title"], None, None))
         lines += [(row["plot"], row, found) for row, found in rows if "plot" in row]
-    with plt.rc_context(report.FONT | {"font.size": 8}):
+    with plt.rc_context(curves.FONT | {"font.size": 8}):
         figure, axis = plt.subplots(figsize=(7, .175 * len(lines) + .7), layout="constrained")
         for at, (text, row, found) in enumerate(lines):
             bold = {"fontweight": "bold"} if row is None else {}
@@ -172,7 +173,7 @@ def draw(parts, path):
         axis.spines["left"].set_visible(False)
         axis.grid(axis="x", alpha=.25)
         axis.set_xlabel(KEY)
-        report.save(figure, path)
+        curves.save(figure, path)
         plt.close(figure)
 
 

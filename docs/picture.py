@@ -1,7 +1,8 @@
-"""The moving picture of README: a tree of a run grows, its turns get values, some are clipped; then a test
-question before and after training. Screenshots of the run's page in Chromium, no drawing of our own:
+"""The moving picture of README: a tree of a run, whole; then it grows, its turns get values, some are clipped;
+then a test question before and after training. Screenshots of the run's page in Chromium, no drawing of our
+own; and the page itself, to be opened in docs/ or from a static host:
 
-    python -m docs.picture runs/at2po/atpo-hard-seed0       results/at2po/page.webp and page.png
+    python -m docs.picture runs/at2po/atpo-hard-seed0       results/at2po/page.webp, docs/page.html, docs/tree.png
 """
 
 import argparse
@@ -15,6 +16,7 @@ from playwright.sync_api import sync_playwright
 
 from common.page import write_page
 
+DOCS = Path(__file__).parent
 WIDTH, HEIGHT = 1000, 540
 CAPTION = """text => {
   const old = document.getElementById("caption");
@@ -56,17 +58,19 @@ def main(argv=None):
     if chromium is None:
         sys.exit("error: no chromium and no google-chrome here")
     page_file = write_page(args.run).resolve()
+    shutil.copyfile(page_file, DOCS / "page.html")
     with sync_playwright() as p:
         browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(page_file.as_uri())
         page.wait_for_selector(".graph")
-        page.screenshot(path=args.out.with_suffix(".png"))
         page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
         page.evaluate(ALONE)
         shots = frames(page)
         browser.close()
     pictures = [Image.open(io.BytesIO(shot)).convert("RGB") for shot, _ in shots]
+    few_colours = pictures[0].crop((0, 30, WIDTH, HEIGHT)).quantize(64)
+    few_colours.save(DOCS / "tree.png", optimize=True)  # of the notebook, which keeps it
     times = [milliseconds for _, milliseconds in shots]
     out = args.out.with_suffix(".webp")
     pictures[0].save(
@@ -87,6 +91,9 @@ def frames(page):
     deepest = page.evaluate("Math.max(...boxesOf(shown[state.at].sides[0]).map(box => box.depth))")
     leaves = page.evaluate("shown[state.at].sides[0].trajectories.length")
     never = deepest + 1
+    # what is seen where nothing moves: in a link's preview, in print
+    whole = [deepest, 0, True]
+    shoot(f"One question, {leaves} trajectories, one tree: the page that every run leaves", 3000, whole)
     for depth in range(deepest + 1):
         stage = [depth, never, False]
         shoot("A question is answered in turns; turns of high entropy are sampled again", 700, stage)
@@ -94,7 +101,7 @@ def frames(page):
     for depth in range(deepest, -1, -1):
         stage = [deepest, depth, False]
         shoot("Values go up: a turn is worth the weighted mean of its children (Eq 3)", 800, stage)
-    shoot("The update: dashed turns moved past the clip window", 2500, [deepest, 0, True])
+    shoot("The update: dashed turns moved past the clip window", 2500, whole)
     page.evaluate("choose('differ')")
     right = "shown.findIndex(item => outcomes(last(item.sides))[0] === 'right')"
     page.evaluate(f"show(Math.max(0, {right}))")

@@ -19,7 +19,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are imported: they then run on the CPU
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads that a forked child would lack
 
-from common import engine, model, report  # noqa: E402
+from common import engine, model  # noqa: E402
+from common.report import curves  # noqa: E402
 from common.world import tiny  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,16 +62,16 @@ def policies():
 def pictures():
     """The curves of a run take longer than the run itself where that is small: they are blank here. Gives the
     function that draws them."""
-    draw_curves = report.draw_curves
+    draw_curves = curves.draw_curves
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw_curves", lambda runs, path, *_: Path(path).touch())
+        patch.setattr(curves, "draw_curves", lambda runs, path, *_: Path(path).touch())
         yield draw_curves
 
 
 @pytest.fixture
 def drawn(pictures, monkeypatch):
     """For tests that look at curves."""
-    monkeypatch.setattr(report, "draw_curves", pictures)
+    monkeypatch.setattr(curves, "draw_curves", pictures)
 
 
 # the longest first, so that two workers end together

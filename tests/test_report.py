@@ -22,7 +22,9 @@ from common.folder import RunFolder
 from common.page import __main__ as folders
 from common.page import record, teams, write_page
 from common.report import __main__ as comparison
+from common.report import curves
 from common.run import open_tracker
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.usefixtures("drawn")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -45,7 +47,7 @@ def tree(number, rewards=(1, 0, 0), **question):
         return rollout.Turn([1, 2, 3], [-0.1, -2.0, -0.5], "</search>", text, [4], observation)
 
     nodes, trajectories = [{"id": 0, "parents": [], "label": "question", "sampled": False}], []
-    seen = f"<result> Its director was Ada Holt. {ATTACK} </result>"
+    seen = f'<result>\nPage 1: "Film"\nIts director was Ada Holt. {ATTACK}\n</result>'
     for i, reward in enumerate(rewards):
         a, b = 2 * i + 1, 2 * i + 2
         for k, parent, label, t in (
@@ -67,6 +69,7 @@ def make_run(folder, groups, predictions=(), rows=()):
     (folder / "config.json").write_text(json.dumps({"lr": 1e-4, "name": ATTACK}))
     (folder / "samples.jsonl").write_text("".join(json.dumps(g) + "\n" for g in groups))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (folder / "metrics.json").write_text(json.dumps(guards.STEP | guards.ROLLOUT))
     ems = [p["em"] for p in predictions]
     if predictions:
         mean = sum(ems) / len(ems)
@@ -127,7 +130,7 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     assert ATTACK in page.locator("#main").inner_text()
     assert ATTACK in page.locator("pre.seen").first.inner_text()
     assert page.locator("#main img, #main script").count() == 0
-    assert page.locator("mark").first.inner_text() == "Its director was Ada Holt."
+    assert page.locator("pre mark").first.inner_text() == "Its director was Ada Holt."
     assert page.locator(".turn").count() == 2
     assert page.locator(".how").first.inner_text() == f"V = 0.1 {ATTACK}"
     assert page.locator(".why").inner_text().startswith("right · reward 1")
@@ -159,7 +162,6 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     page.locator("#search").press("Escape")
     page.keyboard.press("c")
     assert page.locator("#curves").evaluate("d => d.open")
-    assert page.locator("#curves-image").evaluate("i => i.naturalWidth") > 400
     assert page.title() == "at2po / x" and not page.problems and not page.requests
     page.close()
 
@@ -179,15 +181,18 @@ def test_it_opens_on_an_early_tree_with_a_long_way_to_a_right_answer(tmp_path, b
 
 
 def test_equal_turns_of_siblings_are_one_node_until_a_click(tmp_path, browser):
-    group = tree(0, (1, 0, 0, 0))
+    group = tree(0, (1, 0, 0, 0)) | {"beside": ["value", "value V"]}
     for number in (6, 8):  # the last two answer as the second does
         group["nodes"][number] |= {"text": group["nodes"][4]["text"]}
+    group["nodes"][1]["value"] = .5
     run = make_run(tmp_path / "at2po/x", [group])
     write_page(run)
     page = open_page(browser, run)
     counts = page.locator(".graph .count")
     assert counts.all_text_contents() == ["×4", "×3"]
     assert [text.split() for text in page.locator(".paths button").all_inner_texts()] == [["1"], ["0", "×3"]]
+    assert "0.20 mean of 4" in page.locator(".graph .value").all_text_contents()
+    assert "number: value V" in page.locator(".legend").inner_text()
     counts.nth(1).click()
     assert page.locator(".graph circle").count() == 5 and page.locator(".paths button").count() == 4
     counts.nth(1).click()
@@ -315,6 +320,141 @@ def test_only_filters_that_tell_anything_are_shown(tmp_path, browser):
     page.close()
 
 
+def test_evidence_is_marked_on_its_own_page_alone_and_can_be_read(tmp_path, browser):
+    said = "It is old. Its founder was Ada Holt."
+    group = tree(0, (1,)) | {"evidence": [["Jade Hawks", "Its founder was Ada Holt."], ["Ada Holt", ""]]}
+    for number, seen in enumerate((
+            f'<result>\nPage 1: "Open Ravens"\n{said}\nPage 2: "Jade Hawks"\n{said}\n</result>',
+            f'<information>Doc 1(Title: "Jade Hawks") {said}\nDoc 2(Title: "Ravens") {said}</information>',
+            f"read:\n[0] Open Ravens is like Jade Hawks. {said}\n[1] Jade Hawks is a band. {said}")):
+        turn = group["nodes"][1] | {"id": 10 + number, "parents": [0], "observation": seen}
+        group["nodes"].append(turn)
+        group["trajectories"][0]["path"].insert(1 + number, 10 + number)
+    write_page(make_run(tmp_path / "at2po/x", [group]))
+    for scheme in ("light", "dark"):
+        page = open_page(browser, tmp_path / "at2po/x", color_scheme=scheme)
+        marks = page.locator("pre mark")
+        assert marks.all_inner_texts() == ["Its founder was Ada Holt."] * 3
+        before = "mark => mark.previousSibling.textContent.trimEnd().split('\\n').pop()"
+        assert marks.nth(0).evaluate(before) == "It is old."
+        assert marks.nth(1).evaluate(before) == '<information>Doc 1(Title: "Jade Hawks") It is old.'
+        assert marks.nth(2).evaluate(before) == "[1] Jade Hawks is a band. It is old."
+        assert "marked gold evidence" in page.locator(".facts").first.inner_text()
+        look = "mark => { const look = getComputedStyle(mark); return [look.color, look.backgroundColor]; }"
+        assert contrast(*marks.first.evaluate(look)) >= 4.5
+        page.close()
+
+
+def contrast(*colours):
+    """Of two rgb(…), as WCAG 2 defines it."""
+    light = []
+    for colour in colours:
+        shares = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
+        linear = [s / 12.92 if s <= .04045 else ((s + .055) / 1.055) ** 2.4 for s in shares]
+        light.append(.2126 * linear[0] + .7152 * linear[1] + .0722 * linear[2] + .05)
+    return max(light) / min(light)
+
+
+def test_the_prompt_can_be_read_and_stays_open(tmp_path, browser):
+    groups = [tree(i) | {"prompt": f"<|system|> You are {i}. {ATTACK}"} for i in range(2)]
+    write_page(make_run(tmp_path / "at2po/x", groups))
+    page = open_page(browser, tmp_path / "at2po/x")
+    assert not page.get_by_text(groups[0]["prompt"]).is_visible()
+    page.locator("summary").click()
+    assert page.get_by_text(groups[0]["prompt"]).is_visible()
+    page.keyboard.press("j")
+    assert page.get_by_text(groups[1]["prompt"]).is_visible() and not page.problems
+    page.close()
+
+
+def test_a_point_of_a_curve_leads_to_its_step(tmp_path, browser):
+    run = make_run(tmp_path / "at2po/x", [tree(i) for i in range(20)], rows=ROWS)
+    write_page(run)
+    page = open_page(browser, run)
+    page.keyboard.press("2")
+    page.locator("#open-curves").click()
+    panels = page.locator("figure")
+    titles = panels.locator("b").all_inner_texts()
+    assert titles == ["answers", "format", "entropy (nats a token)"]
+    assert panels.first.locator("text").all_text_contents() == ["0", "0.5", "1", "5", "10", "15", "20"]
+    picture = panels.first.locator("svg")
+    box = picture.bounding_box()
+    x = box["x"] + box["width"] * (42 + 268 * 12 / 19) / 320  # of step 13, between 1 and 20
+    page.mouse.move(x, box["y"] + box["height"] / 2)
+    assert "step 13: exact match, training, the reward 0.600" in panels.first.inner_text()
+    page.mouse.click(x, box["y"] + box["height"] / 2)
+    assert not page.locator("#curves").evaluate("d => d.open")
+    assert "film 12" in page.locator("h2").inner_text()
+    assert "step 13" in page.locator("#main .facts").first.inner_text()
+    for name in ("curves", "config", "help"):
+        page.locator(f"#open-{name}").click()
+        page.locator(f"#{name}").get_by_role("button", name="close").click()
+        assert not page.locator(f"#{name}").evaluate("d => d.open")
+    assert not page.problems and not page.requests
+    page.close()
+
+
+def test_the_page_of_a_run_that_goes_on_renews_itself_where_nobody_reads(tmp_path, browser):
+    run = make_run(tmp_path / "at2po/x", [])
+    write_page(run, "the run has begun")
+    page = browser.new_page()
+    page.clock.install()
+    page.goto(f"file://{run}/trajectories.html")
+    page.get_by_text("Nothing has been sampled or evaluated yet.").wait_for()
+
+    def now(groups, how_far):
+        (run / "samples.jsonl").write_text("".join(json.dumps(g) + "\n" for g in groups))
+        write_page(run, how_far)
+        page.clock.run_for(25_000)
+
+    now([tree(0), tree(1)], "step 5 of 20")
+    page.get_by_text("step 5 of 20, live").wait_for()
+    page.keyboard.press("j")
+    assert "film 1" in page.locator("h2").inner_text()
+    page.locator(".paths button").nth(1).click()
+    page.locator("#main").evaluate("main => { main.scrollTop = 50; }")
+    page.locator("#open-config").click()
+    now([tree(i) for i in range(5)], "step 10 of 20")
+    assert page.locator("#list li").count() == 2  # a dialog is read
+    page.keyboard.press("Escape")
+    page.clock.run_for(10_000)
+    assert page.locator("#list li").count() == 2  # a hand was here
+    page.clock.run_for(15_000)
+    page.locator("#list li").nth(4).wait_for()
+    assert "film 1" in page.locator("h2").inner_text()  # the same place
+    assert page.locator(".why").inner_text().startswith("wrong")
+    assert page.locator("#main").evaluate("main => main.scrollTop") == 50
+    now([tree(i) for i in range(6)], "")
+    page.locator("#list li").nth(5).wait_for()
+    now([tree(i) for i in range(7)], "")
+    assert page.locator("#list li").count() == 6 and page.locator("#live").inner_text() == ""
+    page.close()
+
+
+def test_questions_of_the_harder_world_are_said_plainly(tmp_path, browser):
+    asked = "Who is the mum of the originator of the band Jade Hawks?"
+    run = make_run(tmp_path / "at2po/x", [tree(0, question=asked)])
+    (run / "config.json").write_text(json.dumps({"data": "world", "world": "hard:partial=.2"}))
+    write_page(run)
+    page = open_page(browser, run)
+    assert page.locator("h2").inner_text() == "Who is the mother of the founder of the band Jade Hawks?"
+    assert f"asked as: {asked}" in page.locator("#main").inner_text()
+    assert "words that no passage has" in page.locator("nav").inner_text()
+    page.close()
+    (run / "config.json").write_text(json.dumps({"data": "my.jsonl", "world": "hard"}))
+    write_page(run)
+    assert "plainly" not in carried_by(run)["items"][0] and "words" not in carried_by(run)
+
+
+def test_the_page_in_the_docs_is_small_and_opens_on_a_tree(browser):
+    file = ROOT / "docs/page.html"
+    assert file.stat().st_size < 700_000
+    page = open_page(browser, file)
+    assert page.locator(".graph circle").count() > 10 and page.locator("figure").count() > 5
+    assert not page.problems and not page.requests
+    page.close()
+
+
 def test_settings_that_are_not_the_paper_s_come_first(tmp_path, browser):
     run = make_run(tmp_path / "at2po/x", [tree(0)])
     config = {"lr": 1e-4, "steps": 6, "name": ATTACK, "changed": ["steps"], "run_id": "f00"}
@@ -435,10 +575,57 @@ def test_a_page_without_a_browser(tmp_path):
     assert text.count("<script") == 2 and "owned'</script>" not in text and "https://" not in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     first = carried_by(run)
-    assert first["curves"] == "" and first["items"][0]["question"].endswith(ATTACK)
+    assert first["items"][0]["question"].endswith(ATTACK)
+    assert set(first["curves"]["panels"]) == {"answers", "format", "entropy (nats a token)"}
+    assert first["curves"]["runs"]["x"][1] == {
+        "step": 2, "reward/em": .05, "reward/format": .9, "rollout/entropy": .2}
     folders.main([str(run)])
-    image = base64.b64encode((run / "curves.png").read_bytes()).decode()
-    assert carried_by(run)["curves"] == f"data:image/png;base64,{image}"
+    assert (run / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_page_is_made_anew_at_every_evaluation(tmp_path, monkeypatch, capsys):
+    folder = RunFolder(tmp_path, "at2po", "x", {"name": "x"})
+    cfg = at2po.parse_args(["--eval-every", "2", "--save-every", "0", "--steps", "5"])
+    monkeypatch.setattr(run, "save", lambda *_: None)
+    monkeypatch.setattr(run, "opened", [folder])
+    run.tell(cfg, cfg.steps)
+    assert f"Watch it: {tmp_path}/at2po/x/trajectories.html" in capsys.readouterr().out.replace("\n", "")
+    pages = []
+    with run.stage(cfg, folder, guards.STEP, "x"):
+        pages.append(carried_by(folder.path)["how_far"])
+        for step, row in run.steps(cfg, folder, None, None, guards.STEP, cfg.steps):
+            now = carried_by(folder.path)
+            pages.append((now["how_far"], len(now["curves"]["runs"]["x"])))
+            row["reward/mean"] = step / 10
+    assert pages == [
+        "the run has begun", ("step 0 of 5", 0), ("step 0 of 5", 0), ("step 2 of 5", 2), ("step 2 of 5", 2),
+        ("step 4 of 5", 4)]
+    done = carried_by(folder.path)
+    assert done["how_far"] == "" and len(done["curves"]["runs"]["x"]) == 5
+
+
+def test_an_evaluation_between_steps_stands_on_the_page_till_the_last_is_there(tmp_path):
+    run = evaluated(tmp_path / "at2po/x", [(0, 0), (1, 0)], ("_before", "_step4"))
+    (run / "metrics.jsonl").write_text('{"step": 4, "eval/em": 0.5}\n')
+
+    def sides():
+        write_page(run)
+        return [side["name"] for side in carried_by(run)["items"][0]["sides"]]
+
+    assert sides() == ["before training", "after step 4"]
+    (run / "eval_test.json").write_bytes((run / "eval_test_step4.json").read_bytes())
+    assert sides() == ["before training", "after training"]
+
+
+def test_ids_are_kept_of_training_alone_and_evidence_with_its_title():
+    question = data.Question("q", "Who?", ["Ada"], supporting_facts=[["Film", 1]],
+                             context=[["Film", ["It is.", " It was. "]]])
+    turn = rollout.Turn([1, 2], [-.5, -.5], "</search>", "x", [3], "seen")
+    done = rollout.Trajectory("q", [7, 8], [turn], reward=1.0, info=rollout.Outcome("Ada"))
+    of_training = record.group_of(question, [done], lambda t, k: {}, lambda t, q: [], step=1)
+    of_a_test = record.group_of(question, [done], lambda t, k: {}, lambda t, q: [])
+    assert of_training["prompt_ids"] == [7, 8] and of_training["nodes"][1]["ids"] == [1, 2]
+    assert "ids" not in of_a_test["nodes"][1] and of_a_test["evidence"] == [["Film", "It was."]]
 
 
 def carried_by(run):
@@ -469,7 +656,6 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
 def exported(folder, ems, question="Who?"):
     """A run with an evaluation before and after, as training leaves it."""
     make_run(folder, [], rows=ROWS)
-    (folder / "metrics.json").write_text(json.dumps(guards.STEP | guards.ROLLOUT))
     for suffix, values in (("_before", [0.0] * len(ems)), ("", ems), ("_step3", ems)):
         rows = [
             {
@@ -515,7 +701,7 @@ def test_what_is_below_zero_is_in_the_picture(values, bottom):
     import matplotlib.pyplot as plt
     figure, axis = plt.subplots()
     rows = [{"step": i, "train/explained_variance": value} for i, value in enumerate(values)]
-    report._draw_panel(plt, axis, "critic", {"train/explained_variance": "variance"}, {"run": [rows]})
+    curves._draw_panel(plt, axis, "critic", {"train/explained_variance": "variance"}, {"run": [rows]})
     shown = axis.get_ylim()[0]
     plt.close(figure)
     assert shown == 0 if bottom == 0 else bottom - .2 < shown <= bottom
@@ -595,7 +781,7 @@ def test_curves_of_seeds_are_their_mean_where_all_have_been():
              [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0},
               {"step": 4, "loss": 9.0}]]
     keys = {"loss": "loss"}
-    report._draw_panel(plt, axis, "loss", keys, {"w = 1": seeds, "w = 0": [seeds[0]]})
+    curves._draw_panel(plt, axis, "loss", keys, {"w = 1": seeds, "w = 0": [seeds[0]]})
     mean, one = axis.lines
     assert list(mean.get_xdata()) == [1, 2, 3]
     assert list(mean.get_ydata()) == [3, 2, 1.5]  # the first is 3 in the middle
@@ -603,7 +789,7 @@ def test_curves_of_seeds_are_their_mean_where_all_have_been():
     band = axis.collections[0].get_paths()[0].vertices
     assert {tuple(point) for point in band} == {(1, 2), (1, 4), (2, 1), (2, 3), (3, 1), (3, 2)}
     evaluated = [[{"step": 0, "eval/em": .1}], [{"step": 0, "eval/em": .3}]]
-    report._draw_panel(plt, axis, "em", {"eval/em": "em"}, {"a": evaluated})
+    curves._draw_panel(plt, axis, "em", {"eval/em": "em"}, {"a": evaluated})
     assert list(axis.lines[-1].get_ydata()) == [.2] and axis.lines[-1].get_marker() == "o"
     plt.close(figure)
 
@@ -616,9 +802,9 @@ def test_the_line_is_drawn_through_the_data_or_through_the_middle_of_many_steps(
     falling = [math.exp(-step / 10) for step in range(300)]
     for count in (40, 300):
         rows = [{"step": step, "loss": value} for step, value in enumerate(falling[:count])]
-        report._draw_panel(plt, axis, "loss", {"loss": "loss"}, {"run": [rows]})
+        curves._draw_panel(plt, axis, "loss", {"loss": "loss"}, {"run": [rows]})
         line = axis.lines[-1].get_ydata()
-        assert list(line[3:30]) == pytest.approx(falling[3:30], rel=.06 if count > report.MANY else 1e-9)
+        assert list(line[3:30]) == pytest.approx(falling[3:30], rel=.06 if count > curves.MANY else 1e-9)
     plt.close(figure)
 
 

@@ -99,7 +99,7 @@ def test_a_run_as_a_subprocess(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    for words in ("What happens: 12 questions", "Where to look", "step 2/2 | reward", "eval test (n 12)",
+    for words in ("What happens: 12 questions", "Watch it: ", "step 2/2 | reward", "eval test (n 12)",
                   "by question", "What moved: EM on test against before", "Next: open", "--loss grpo"):
         assert words in done.stdout
     folder = tmp_path / "at2po/a"

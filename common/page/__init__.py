@@ -1,7 +1,7 @@
 """trajectories.html of a run folder, or of several: one self-contained file that runs no text of a model.
 
-The page knows no paper. Its data is JSON, packed so that a default run stays under 2 MB; trajectories.js says
-what an item and its sides are, record.py what a node and a trajectory are."""
+The page knows no paper. Its data is JSON, packed so that a default run stays under 700 KB; trajectories.js
+says what an item and its sides are, record.py what a node and a trajectory are."""
 
 import base64
 import gzip
@@ -16,45 +16,60 @@ import numpy as np
 from common.files import read_jsonl, write_atomic
 from common.formats import fingerprint
 from common.page.record import OF_TOKENS
-from common.report import config_of, evaluations, interval
+from common.report import config_of, curves, evaluations, interval, steps_of, with_evaluations
 
 HERE = Path(__file__).parent
 GROUPS = 60  # of samples.jsonl that a page holds
 QUESTIONS = 400  # of an evaluation
+SCRIPTS = ("trajectories.js", "question.js", "tree.js", "curves.js")
+WORDS = ("Questions are asked in words that no passage has (mum for mother): nothing but a name can be "
+         "copied. Headlines say them plainly.")
 OF_THE_PROCESS = ("run_id", "inputs", "threads", "machine", "date", "changed")  # of config.json: no settings
 
 
-def write_page(folder):
+def write_page(folder, how_far=""):
     """The page of one run: sampled groups of training, the questions of its evaluations before and after
-    training beside each other, its curves. Returns its path."""
+    training beside each other, its curves. Returns its path.
+
+    how_far: of a run that goes on. Its page reads itself anew from time to time, and shows the latest
+    evaluation between steps."""
     folder = Path(folder)
+    rows = steps_of(folder)
+    sides = {"before training": evaluations(folder, "before"), "after training": evaluations(folder)}
+    evaluated = [row["step"] for row in rows if "eval/em" in row]
+    if evaluated and not sides["after training"]:
+        sides["after training"] = {}
+        sides[f"after step {evaluated[-1]}"] = evaluations(folder, f"step{evaluated[-1]}")
     samples = read_jsonl(folder / "samples.jsonl")
     groups = [{"": g} for g in samples if g.get("nodes") and g.get("trajectories")]
     sets = [("training", groups, GROUPS)]
+    latest = {}
+    for found in sides.values():
+        latest |= found
     summaries = []
-    after, before = evaluations(folder), evaluations(folder, "before")
-    for name, result in after.items():
+    for name, result in latest.items():
         s = result["summary"]
         if "em" in s:
             summaries.append(f"{name} EM {interval(s)} n {s.get('n', 0)}")
-        sides = {"after training": result["predictions"]}
-        if name in before:
-            sides = {"before training": before[name]["predictions"]} | sides
-        sets.append((name, paired(sides), QUESTIONS))
-    steps = len(read_jsonl(folder / "metrics.jsonl"))
-    if steps:
-        summaries.append(f"{steps} steps")
+        of_set = {}
+        for when, found in sides.items():
+            if name in found:
+                of_set[when] = found[name]["predictions"]
+        sets.append((name, paired(of_set), QUESTIONS))
+    if rows:
+        summaries.append(f"after step {rows[-1]['step']}")
     title = f"{folder.parent.name} / {folder.name}"
     configs = {folder.name: config_of(folder)}
     return fill(folder / "trajectories.html", title, sets, configs, {
         "summary": " · ".join(summaries),
-        "curves": picture(folder / "curves.png"),
+        "curves": curves_of({folder.name: folder}),
+        "how_far": how_far,
     })
 
 
-def write_comparison(path, runs, curves, table):
+def write_comparison(path, runs, table):
     """The page of {name: run folder}: the questions that all were evaluated on, side by side; table: of their
-    differences, {"header", "rows"}; curves: a PNG."""
+    differences, {"header", "rows"}."""
     results = {name: evaluations(folder) for name, folder in runs.items()}
     sets = []
     for set_name in set.intersection(*map(set, results.values())):
@@ -67,7 +82,7 @@ def write_comparison(path, runs, curves, table):
     configs = {name: config_of(folder) for name, folder in runs.items()}
     return fill(path, " and ".join(runs), sets, configs, {
         "summary": words,
-        "curves": picture(curves),
+        "curves": curves_of(runs),
         "table": table and without_empty_columns(table),
     })
 
@@ -108,8 +123,13 @@ def item(where, sides):
         nodes = []
         for node in group["nodes"]:
             nodes.append({key: value for key, value in node.items() if key not in OF_TOKENS})
-        side = {"name": name, "nodes": nodes, "trajectories": group["trajectories"]}
-        shown.append(side | {"beside": group.get("beside")})
+        shown.append({
+            "name": name,
+            "nodes": nodes,
+            "trajectories": group["trajectories"],
+            "beside": group.get("beside"),
+            "prompt": group.get("prompt"),
+        })
     names = ("question_id", "question", "type", "hops", "gold", "evidence", "step")
     about = {key: group.get(key) for key in names}
     return about | {"where": where, "sides": shown}
@@ -139,21 +159,39 @@ def without_empty_columns(table):
     return {"header": header, "rows": rows}
 
 
-def picture(file):
-    """A PNG as the page carries it, where there is one."""
-    file = Path(file)
-    if not file.exists() or file.suffix != ".png":
-        return ""
-    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+def curves_of(runs):
+    """{"panels": {title: {key: label}}, "runs": {name: its rows}} of {name: run folder}."""
+    rows = {name: with_evaluations(folder) for name, folder in runs.items()}
+    panels = curves.panels_of(*runs.values())
+    panels = curves.with_data(panels, {name: [own] for name, own in rows.items()})
+    drawn = {"step"}.union(*panels.values())
+    for name, own in rows.items():
+        rows[name] = [{key: row[key] for key in drawn & row.keys()} for row in own]
+    return {"panels": panels, "runs": rows}
+
+
+def in_hard_world(config):
+    level = config.get("world", "")
+    return config.get("data") == "world" and level.startswith("hard")
 
 
 def fill(path, title, sets, configs, content):
     """Writes the page and returns its path. sets: see items_of; configs: see settings."""
     items, left_out = items_of(sets)
-    content |= {"title": title, "items": items, "left_out": left_out, "settings": settings(configs)}
+    content |= {
+        "title": title,
+        "items": items,
+        "left_out": left_out,
+        "settings": settings(configs),
+    }
+    if all(map(in_hard_world, configs.values())):
+        from common.world import hard
+        content["words"] = WORDS
+        for item in items:
+            item["plainly"] = hard.plainly(item["question"])
     content = json.dumps(content, ensure_ascii=False)
     packed = gzip.compress(content.encode("utf-8", "replace"), mtime=0)
-    script = (HERE / "trajectories.js").read_text(encoding="utf-8")
+    script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     digest = hashlib.sha256(script.encode()).digest()
     parts = {
         "TITLE": html.escape(title),

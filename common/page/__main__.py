@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.files import RunError, read_jsonl, say
 from common.page import write_page
-from common.report import draw_curves, panels_of, with_evaluations
+from common.report import curves, with_evaluations
 
 
 def main(argv=None):
@@ -18,7 +18,8 @@ def main(argv=None):
         if not (run / "config.json").exists():
             sys.exit(f"error: {run} holds no run (no config.json)")
         if read_jsonl(run / "metrics.jsonl"):
-            draw_curves({run.name: [with_evaluations(run)]}, run / "curves.png", run.name, panels_of(run))
+            rows = {run.name: [with_evaluations(run)]}
+            curves.draw_curves(rows, run / "curves.png", run.name, curves.panels_of(run))
         say(f"page: {write_page(run)}")
 
 

@@ -3,6 +3,7 @@
 label(turn) -> what a turn is called on the page, such as the tool that it calls; the script knows its tags.
 """
 
+import itertools
 import re
 from collections import Counter
 
@@ -126,13 +127,30 @@ def credit_of(batches, gamma, lam):
     return found
 
 
+NAMES = {"m": "entity_matcher", "n": "node_info", "a": "answer", "x": "a call that could not be read",
+         "-": "no answer"}
+
+
+def called(pattern):
+    """
+    >>> called("mnna")
+    'entity_matcher, node_info ×2, answer'
+    """
+    found = []
+    for letter, run in itertools.groupby(pattern):
+        count = len(list(run))
+        times = f" ×{count}" if count > 1 else ""
+        found.append(NAMES[letter] + times)
+    return ", ".join(found)
+
+
 def reasons(trajectory, question):
     """Lines that say what led to a reward."""
     info = trajectory.info
     said = [
         f"accuracy: {info.answer!r} against {question.answers[0]!r}: {info.em:g}",
         f"rounds in the right form: {info.format:.2f}; calls made before: {info.repetitions}",
-        f"tools called: {info.pattern}",
+        f"tools called: {called(info.pattern)}",
     ]
     faults = [f"{name} {count}" for name, count in info.faults.items()]
     if faults:
@@ -145,7 +163,7 @@ def sample_record(done, questions, step, group_size, label, credit):
     groups = [done[i:i + group_size] for i in range(0, len(done), group_size)]
     rewards = [[t.reward for t in group] for group in groups]
     i = record.first_with_spread(rewards)
-    more = {"step": step, "prompt_ids": groups[i][0].prompt_ids, "beside": "value"}
+    more = {"step": step, "beside": ["value", "value V of the critic"]}
     return group_record(groups[i], questions[i], label, credit, **more)
 
 
@@ -190,4 +208,4 @@ def keep_learned(folder, examples, label):
             question, [t],
             lambda t, k: {"label": label(t.turns[k])},
             lambda t, q: [f"from: {t.info.source}"],
-            step=0, prompt_ids=t.prompt_ids)])
+            step=0)])

@@ -12,13 +12,15 @@ from common.evidence import ASK, SUBMIT, about, evidence_scores
 from common.files import console, plain, say
 from common.guards import ANSWERS, RATIO, SECONDS, Metric
 from common.page import record
+from common.report import curves
 from common.rollout import mean
 
 # ---------------------------------------------------------------- metrics of a step
 
 PATHS = {
     "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),  # up to 2
-    "reward/em": Metric("share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}"),
+    "reward/em": Metric("share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}",
+                        "exact match, training"),
     "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
     "path/sentences": Metric("sentences that a path ends with", "sentences a path", "sentences {:.2f}"),
     "train/question_kl": Metric("KL of sub-questions' tokens to the T5 that joint training began with"),
@@ -115,10 +117,11 @@ def group_record(policy, paths, credit=None, **extra):
         mine = path_nodes(policy, p, len(nodes), credit.get(id(p)))
         nodes += mine
         em, f1, precision, recall = evidence_scores(case, p.taken)
+        right = len(case.gold.intersection(p.taken))
         done.append({
             "path": [0, *(node["id"] for node in mine)],
             "reward": p.reward,
-            "answer": f"{len(p.taken)} sentences",
+            "answer": f"{right} of {len(case.gold_facts)} gold sentences, {len(p.taken) - right} others",
             "problem": "",
             "correct": em == 1,
             "why": [
@@ -126,7 +129,7 @@ def group_record(policy, paths, credit=None, **extra):
                 f"{ending(case, p.taken)}, log p {p.logprob:.2f}",
             ],
         })
-    return record.group(case.question, nodes, done, beside="probability", **extra)
+    return record.group(case.question, nodes, done, beside=["probability", "probability"], **extra)
 
 
 def sample_record(policy, paths, size, step, credit):
@@ -333,4 +336,4 @@ def show_table(runs, stages, paper):
     if others:
         title += f", {' and '.join(others)} before it"
     report.method_table(runs[0], title, folders, "supervised", printed, COLUMNS, means=False)
-    report.draw_methods(runs[0], title, folders)
+    curves.draw_methods(runs[0], title, folders)

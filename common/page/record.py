@@ -2,13 +2,14 @@
 
 A group is a question with the trajectories sampled for it:
 
-    question_id question type hops gold evidence step    evidence: gold sentences,
-                                                         marked where they are observed
+    question_id question type hops gold step
+    evidence      [[title, gold sentence]], marked where that page is observed
+    prompt        the text that the policy was given; in samples.jsonl also prompt_ids
     nodes         [{id, parents [ids], label, text, observation, entropy, advantage, how, clipped, …}]
                   how: lines that say how value and advantage came about, with the numbers put in; what
                   else a script adds is shown as it is
     trajectories  [{path [node ids], reward, answer, problem, correct, why [lines]}]
-    beside        the fact of a node that stands beside it in the tree, such as "value"
+    beside        the fact of a node that stands beside it in the tree, and its name: ["value", "value V"]
 """
 
 from common.files import console, plain
@@ -34,21 +35,22 @@ def group(question, nodes, trajectories, **extra):
 
 
 def group_of(question, trajectories, of_turn, why, **extra):
-    """The record of a question's trajectories; a turn that paths share is one node. With prompt_ids those of
-    the turns stand there, too.
+    """The record of a question's trajectories; a turn that paths share is one node. A step's has the ids that
+    were trained on.
 
     of_turn(trajectory, k) -> {"label", …}: what is told of its turn k. why(trajectory, question) -> lines on
     what led to its reward."""
     nodes, done, number = [root_node()], [], {}
+    prompt_ids = trajectories[0].prompt_ids
     for t in trajectories:
         path = [0]
         for k, turn in enumerate(t.turns):
             if id(turn) not in number:
                 number[id(turn)] = len(nodes)
-                nodes.append(turn_node(len(nodes), path[-1:], turn, "prompt_ids" in extra, **of_turn(t, k)))
+                nodes.append(turn_node(len(nodes), path[-1:], turn, "step" in extra, **of_turn(t, k)))
             path.append(number[id(turn)])
         done.append(outcome(t, path, why(t, question)))
-    return group(question, nodes, done, **extra)
+    return group(question, nodes, done, prompt_ids=prompt_ids, **extra)
 
 
 def row(question, info, names, **more):
@@ -113,12 +115,12 @@ def compared(answer, golds):
 
 
 def gold_sentences(question):
-    """The sentences that the question's supporting facts name, where the question carries its contexts."""
+    """[[title, sentence]] of the question's supporting facts, where the question carries its contexts."""
     context = dict(question.context)
     found = []
     for title, index in question.supporting_facts:
-        found += context.get(title, [])[index:index + 1]
-    return [sentence.strip() for sentence in found]
+        found += [[title, sentence.strip()] for sentence in context.get(title, [])[index:index + 1]]
+    return found
 
 
 def explain(group, index):

@@ -9,13 +9,16 @@ import pandas as pd
 from common import report, rollout, training
 from common.guards import SECONDS, Metric
 from common.page import record
+from common.report import curves
 
 # ---------------------------------------------------------------- metrics
 
 PANEL = "distances of right trajectories"
 DISTANCES = {
-    "reward/d_TA": Metric("mean distance of right trajectories' reasoning steps to the answer", PANEL),
-    "reward/d_TQ": Metric("mean distance of right trajectories' reasoning steps to the question", PANEL),
+    "reward/d_TA": Metric("mean distance of right trajectories' reasoning steps to the answer", PANEL,
+                          label="to the answer"),
+    "reward/d_TQ": Metric("mean distance of right trajectories' reasoning steps to the question", PANEL,
+                          label="to the question"),
     "reward/cascade": Metric("mean reward of right trajectories"),
     "reward/steps_scored": Metric("different reasoning steps whose distances were measured"),
     "rollout/tokens_right": Metric("sampled tokens of a right trajectory", "sampled tokens a response"),
@@ -99,7 +102,8 @@ def group_record(trajectories, question, label, step_reward, **extra):
                 f"deviation of {len(rewards)} = {t.advantages[0]:.3f}")
         return lines
 
-    return record.group_of(question, trajectories, of_turn, reasons, beside="d_TA", **extra)
+    return record.group_of(question, trajectories, of_turn, reasons,
+                           beside=["d_TA", "distance to the answer"], **extra)
 
 
 def prediction(trajectory, question, label, step_reward):
@@ -149,7 +153,7 @@ def show_table(cfg, stages, paper_eval):
 
     title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
     report.method_table(path, title, runs, "baseline", paper, COLUMNS)
-    report.draw_methods(path, title, runs)
+    curves.draw_methods(path, title, runs)
     trained = {label: runs[label][0] for label in stages if label in runs}
     plot_distances(trained, path.with_name(f"{cfg.name}-distances.png"))
 

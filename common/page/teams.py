@@ -8,6 +8,7 @@ from common import metrics, report, rollout
 from common.files import read_jsonl
 from common.guards import Metric
 from common.page import record
+from common.report import curves
 
 # ---------------------------------------------------------------- numbers of an iteration
 
@@ -107,13 +108,13 @@ def worker_node(number, parent, worker, with_ids, advantage):
 def group_record(trajectories, question, chosen_by=None, **extra):
     """Trajectories of one question for the page: the DAG of planner turns and the workers between them.
     chosen_by: (lines that say the rule, trajectory -> what it made of it, the chosen trajectories)."""
-    nodes, done, with_ids = [record.root_node()], [], "prompt_ids" in extra
+    nodes, done, with_ids = [record.root_node()], [], "step" in extra
     for t in trajectories:
         advantage = t.advantages[0] if t.advantages else None
         path, parents = [0], [0]
         turns = zip(t.turns, t.info.workers, strict=True)
         for k, (turn, reports) in enumerate(turns, 1):
-            label = f"plan {k}"
+            label = "asks: " + "; ".join(w.info.sub_question for w in reports)
             if k == len(t.turns):
                 label = f"answer: {t.info.answer or '-'}"
             planner = len(nodes)
@@ -124,7 +125,7 @@ def group_record(trajectories, question, chosen_by=None, **extra):
                 nodes.append(worker_node(number, planner, worker, with_ids, advantage))
             path += range(planner, len(nodes))
         done.append(record.outcome(t, path, why(t, question, chosen_by)))
-    return record.group(question, nodes, done, **extra)
+    return record.group(question, nodes, done, prompt_ids=trajectories[0].prompt_ids, **extra)
 
 
 def why(trajectory, question, chosen_by):
@@ -171,9 +172,8 @@ def sample_record(questions, made, chosen, stage, K, step, rule):
         attempts = sum(map(len, made))
         rule = [*rule, f"{passing[i]} of {len(made[i])} attempts of this question pass, of the iteration "
                        f"{sum(passing)} of {attempts}"]
-    more = {"step": step, "prompt_ids": made[i][0].prompt_ids}
     chosen_by = rule, passed, chosen[i]
-    return group_record(made[i], questions[i], chosen_by, **more)
+    return group_record(made[i], questions[i], chosen_by, step=step)
 
 
 # ---------------------------------------------------------------- the table of all stages
@@ -207,4 +207,4 @@ def show_table(cfg, env, stages):
 
     title = f"Mujica {cfg.name}, {env} (paper: EM / F1 of Qwen2.5-7B, 2Wiki)"
     report.method_table(path, title, folders, "warm-up", paper, COLUMNS)
-    report.draw_methods(path, title, folders)
+    curves.draw_methods(path, title, folders)

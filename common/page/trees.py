@@ -157,7 +157,7 @@ def sample_record(policy, roots, questions, step, cfg, temperature, window, labe
             told["how"].append(f"ratio after the step {ratio:.3f}, window {low:g} to {high:g}: {verdict}")
         return told
 
-    more = {"step": step, "prompt_ids": leaves[0].trajectory.prompt_ids, "beside": "value"}
+    more = {"step": step, "beside": ["value", "value V"]}
     trajectories = [leaf.trajectory for leaf in leaves]
     group = record.group_of(question, trajectories, of_turn, why, **more)
     group["nodes"][0]["value"] = root.value

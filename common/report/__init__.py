@@ -1,10 +1,9 @@
-"""Run folders read again, and the runs that results/ keeps, by name: evaluations, tables with intervals,
-curves. There is one table, method_table: a line a method (or stage, or run) and set. The command line,
-`python -m common.report RUN RUN …`, is in __main__.py.
+"""Run folders read again, and the runs that results/ keeps, by name: evaluations, tables with intervals.
+There is one table, method_table: a line a method (or stage, or run) and set. Curves are in curves.py; the
+command line, `python -m common.report RUN RUN …`, is in __main__.py.
 """
 
 import itertools
-import os
 import re
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from common import committed, guards
+from common import committed
 from common.files import (
     REMEDY,
     RunError,
@@ -90,22 +89,6 @@ def mean_along(folder):
     if not length:
         return None
     return float(np.trapezoid(steps["eval/em"][there], tokens[there]) / length)
-
-
-def panels_of(*folders):
-    """{panel: {key: label}} of the folders' metrics."""
-    found = {}
-    for folder in folders:
-        name = committed.name_of(folder)
-        file = Path(folder) / "metrics.json"
-        metrics = {}
-        if name:
-            metrics = committed.metrics_of(name)
-        elif file.exists():
-            metrics = read_json(file, dict)
-        for panel, keys in guards.panels(metrics).items():
-            found.setdefault(panel, {}).update(keys)
-    return found
 
 
 # ---------------------------------------------------------------- as text
@@ -447,134 +430,3 @@ def summed_up(rows, keys, how):
         quarter = max(1, len(values) // 4)
         return values.tail(quarter).mean()
     return values.agg(how)
-
-
-# ---------------------------------------------------------------- curves
-
-SHARES = ("answers", "format", "groups without spread")  # panels from 0 to 1
-# of Okabe and Ito: told apart without red and green, and in print
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES = ("-", "--", ":", "-.")
-PANEL = 3.3, 2.3     # inches: a panel is as wide as a paper's column
-MANY = 60            # steps; of more the line is a mean over the steps around, and the data is thin behind it
-FONT = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "axes.spines.top": False,
-        "axes.spines.right": False, "svg.hashsalt": "fivehop", "svg.fonttype": "none"}
-
-
-def draw_curves(runs, path, title, panels):
-    """Curves of {label: [metrics rows of a seed]}: a line through the data, of several seeds through their
-    mean, with a band from the lowest seed to the highest; dots = evaluations of all seeds. One run: a colour
-    a key; several: a colour a run, a line style a key.
-
-    panels: {title: {key: label}}, those without data are left out. path: ends in .png (an .svg is made beside
-    it), .pdf or .svg."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    there = set()
-    for seeds in runs.values():
-        for row in itertools.chain(*seeds):
-            there |= {key for key, value in row.items() if value is not None}
-    panels = {name: keys for name, keys in panels.items() if there & keys.keys()}
-    lines = 1 if len(panels) < 4 else -(-len(panels) // 4)
-    widest = max(1, -(-len(panels) // lines))
-    with plt.rc_context(FONT):
-        size = PANEL[0] * max(2, widest), PANEL[1] * lines + .6
-        figure, axes = plt.subplots(lines, widest, squeeze=False, figsize=size, layout="constrained")
-        for axis in axes.flat[len(panels):]:
-            axis.remove()
-        for axis, (name, keys) in zip(axes.flat, panels.items(), strict=False):
-            _draw_panel(plt, axis, name, keys, runs)
-        for axis in figure.axes[-widest:]:
-            axis.set_xlabel("step")
-        figure.suptitle(title, x=.01, ha="left", fontsize=11)
-        if len(runs) > 1:
-            swatches = []
-            for i in range(len(runs)):
-                swatches.append(plt.Line2D([], [], color=colour_of(i), linewidth=3))
-            figure.legend(swatches, runs, loc="outside lower left", frameon=False, ncols=widest + 1)
-        save(figure, path)
-        plt.close(figure)
-
-
-def colour_of(number):
-    return COLOURS[number % len(COLOURS)]
-
-
-def save(figure, path):
-    """Writes a figure whole or not at all, and beside a .png an .svg."""
-    path = Path(path)
-    files = [path]
-    if path.suffix == ".png":
-        files.append(path.with_suffix(".svg"))
-    for file in files:
-        unfinished = file.with_suffix(".tmp" + file.suffix)
-        metadata = {}
-        if file.suffix == ".svg":
-            metadata["Date"] = None  # the same figure is the same file
-        figure.savefig(unfinished, dpi=200, metadata=metadata)
-        figure.set_layout_engine("none")  # what has been laid out stays
-        os.replace(unfinished, file)
-
-
-def _draw_panel(plt, axis, name, keys, runs):
-    legend = {}
-    for i, seeds in enumerate(runs.values()):
-        for k, (key, label) in enumerate(keys.items()):
-            look = {"color": colour_of(k), "linestyle": "-"}
-            if len(runs) > 1:
-                look = {"color": colour_of(i), "linestyle": STYLES[k % len(STYLES)]}
-            drawn = _curve(axis, seeds, key, look)
-            if drawn:
-                colour = look["color"] if len(runs) == 1 else "grey"
-                looks = {"linestyle": drawn.get_linestyle(), "marker": drawn.get_marker(), "markersize": 4}
-                legend.setdefault(label, plt.Line2D([], [], color=colour, **looks))
-    axis.set_title(name, loc="left")
-    axis.locator_params(axis="x", nbins=5)
-    axis.grid(alpha=.25)
-    if name in SHARES:
-        axis.set_ylim(-.02, 1.02)
-    elif axis.lines and "ratio" not in name:
-        if min(min(line.get_ydata()) for line in axis.lines) >= 0:
-            axis.set_ylim(bottom=0)
-    if len(keys) > 1 and legend:
-        axis.legend(legend.values(), legend, frameon=False)
-
-
-def _curve(axis, seeds, key, look):
-    """The line of a key, or None where no seed has it."""
-    lines = []
-    for rows in seeds:
-        points = {row["step"]: row[key] for row in rows if row.get(key) is not None}
-        if points:
-            lines.append(pd.Series(points))
-    if not lines:
-        return None
-    every = pd.concat(lines, axis=1).sort_index()
-    common = every.dropna().index
-    if len(lines) > 1:  # between its own points each seed is a straight line
-        every = every.interpolate("index", limit_area="inside").dropna()
-        low, high = every.min(axis=1), every.max(axis=1)
-        axis.fill_between(every.index, low, high, color=look["color"], alpha=.18, linewidth=0)
-    mean = every.mean(axis=1)
-    if key.startswith("eval/"):
-        dots = list(mean.index.isin(common))
-        return axis.plot(mean.index, mean, marker="o", markersize=4, markevery=dots, linewidth=1.2, **look)[0]
-    if len(mean) > MANY:
-        axis.plot(mean.index, mean, color=look["color"], alpha=.3, linewidth=.8)
-        around = 2 * (len(mean) // MANY) + 1
-        mean = mean.rolling(around, center=True).mean().fillna(mean)
-    return axis.plot(mean.index, mean, linewidth=1.6, **look)[0]
-
-
-def draw_methods(path, title, methods):
-    """<path>-curves.png of {label: [run folder a seed]}, where two or more of them were trained by reward."""
-    curves = {}
-    for label, folders in methods.items():
-        steps = [steps_of(folder) for folder in folders]
-        if any("reward/mean" in row for rows in steps for row in rows):
-            curves[label] = steps
-    if len(curves) > 1:  # one stage's stand in its own folder
-        panels = panels_of(*(folder for label in curves for folder in methods[label]))
-        draw_curves(curves, f"{path}-curves.png", title, panels)
-        say(f"curves: {path}-curves.png")

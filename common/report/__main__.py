@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import committed
 from common.files import UserError, say, warn
-from common.report import draw_curves, evaluations, method_table, panels_of, steps_of
+from common.report import curves, evaluations, method_table, steps_of
 
 
 def compare(folders, out="comparison.png", key="em", page=""):
@@ -36,7 +36,7 @@ def compare(folders, out="comparison.png", key="em", page=""):
         drawn = {method: list(seeds.values()) for method, seeds in methods.items()}
     steps = {name: [steps_of(folder) for folder in own] for name, own in drawn.items()}
     if len(folders) > 1 and any(map(any, steps.values())):
-        draw_curves(steps, out, " · ".join(drawn), panels_of(*folders))
+        curves.draw_curves(steps, out, " · ".join(drawn), curves.panels_of(*folders))
         say(f"curves: {out}")
     if not any(map(evaluations, folders)):
         return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
@@ -44,7 +44,7 @@ def compare(folders, out="comparison.png", key="em", page=""):
     table = method_table(None, "final evaluations", each, next(iter(runs)), key=key, means=False)
     if page:
         from common.page import write_comparison
-        say(f"page: {write_comparison(page, runs, out, table)}")
+        say(f"page: {write_comparison(page, runs, table)}")
     if methods:
         along = {"EM along the run": ("along", "", ".3f")}
         method_table(None, "over seeds", methods, next(iter(methods)), columns=along, key=key, means=False)

@@ -20,6 +20,7 @@ Knobs, all off unless set (--world hard:partial=.5,elastic=.3):
 import functools
 import hashlib
 import random
+import re
 from dataclasses import dataclass, field, fields
 
 from common import world
@@ -47,6 +48,16 @@ TEST_SEED = 2                      # no method or setting was chosen on this wor
 CUES = {
     relation: next(word for word in words if "-" not in word) for relation, words in world.VAGUE.items()
 }
+
+
+def plainly(question):
+    """A question of this level in the words of its passages.
+
+    >>> plainly("Who is the mum of the originator of the band Jade Horses?")
+    'Who is the mother of the founder of the band Jade Horses?'
+    """
+    said = {cue: world.spoken(relation) for relation, cue in CUES.items()}
+    return re.sub(r"[a-z]+", lambda word: said.get(word[0], word[0]), question)
 
 
 @dataclass(frozen=True)
