@@ -8,8 +8,9 @@ FILES = {
     "handbook.md": "# Handbook\n\nHello there.\n\n## Leave\n\nAsk Ann Lee.\n\n```\n# no heading\n```\n",
     "depots.txt": "Depots\n\nThe Gorsley depot is run by Liv Hansen.",
     "sub/managers.csv": "\ufeffDepot;Manager\nGorsley;Liv Hansen\nBrisk Quay;\n",
-    "travel.html": "<html><title>x</title><nav>menu</nav><h1>Travel <b>policy</b></h1><p>Go by <b>train</b>.</p>"
-                   "<h2>Hotels</h2><ul><li>One</li><li>Two</li></ul><script>bad()</script></html>",
+    "travel.html": "<html><title>x</title><nav>menu</nav><h1>Travel <b>policy</b></h1>"
+                   "<p>Go by <b>train</b>.</p><h2>Hotels</h2><ul><li>One</li><li>Two</li></ul>"
+                   "<script>bad()</script></html>",
     "long.md": "word " * 250,
     "empty.md": "",
     "picture.png": "x",
