@@ -2,11 +2,11 @@ import math
 
 import torch
 
+import askit as piece
+
 
 class Cfg:
     baseline_rollouts = 3
-
-import askit as piece
 
 
 class Question:
