@@ -760,7 +760,7 @@ def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, ca
     command, _, _ = asked[0].partition("  # gold")
     assert shlex.split(command) == [
         "python", "at2po.py", "--data", "a.jsonl", "--lr", "1e-3", "--checkpoint",
-        str(folder.path / "checkpoint"), "--eval-temperature", "0", "--ask", "Who's it?"]
+        str(folder.path / "checkpoint"), "--eval-temperature", "0", "--ask", "Who's \ufffd[2Jit?"]
 
 
 @pytest.mark.parametrize("script, flag, name, folder, command, other", [
