@@ -269,6 +269,31 @@ def read_flags(given):
         sys.exit(f"error: {given}: cannot read flags from {file} ({error})")
 
 
+typed = []  # the flags that this program was started with
+
+
+def command(script, without=(), **given):
+    """A command line that can be pasted: this program's, without some flags and with others.
+
+    >>> typed[:] = "--data a.jsonl --eval-only --lr=1 --name x".split()
+    >>> command("at2po", ["eval_only", "lr"], name="y", ask="Who's there?")
+    'python at2po.py --data a.jsonl --name y --ask \'Who\'"\'"\'s there?\''
+    """
+    groups = []  # a flag with its values
+    for word in typed:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    words = ["python", f"{script}.py"]
+    for flag, *values in groups:
+        name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
+        if name not in (*without, *given):
+            words += [flag, *values]
+    for name, value in given.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
 def cli(default, paper, docstring, argv):
     """`default` (an instance of a Config) with the flags of argv over it.
 
@@ -289,4 +314,5 @@ def cli(default, paper, docstring, argv):
     if {"-h", "--help"} & set(argv):
         default = paper
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a word
+    typed[:] = argv
     return tyro.cli(type(default), default=default, description="\n".join(about), args=argv)

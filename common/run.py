@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import card, chat, checkpoint, distributed, guards, metrics, process, report, rollout
+from common import card, chat, checkpoint, distributed, flags, guards, metrics, process, report, rollout
 from common import model as models
 from common.engine import TransformersEngine
 from common.files import (
@@ -401,31 +401,51 @@ def program(one_process=False, baseline=None):
         distributed.once(tell_what_next, baseline)
 
 
+# flags of a run that a question to its checkpoint does without
+OF_TRAINING = ("model", "policy", "policy_model", "warmup_data", "warmup_steps", "warmup_lr", "steps", "name",
+               "resume", "eval_only", "collect")
+
+
 def tell_what_next(baseline=None):
-    """The last lines on the terminal, of the run folders that this process has filled."""
+    """The last lines on the terminal, of the run folders that this process has filled: commands to paste."""
     named = [f for f in opened if "name" in f.config]  # a warm-up is not
     done = [f for f in named if (f.path / "trajectories.html").exists()]
     if not done:
         return
     last = done[-1]
+    script = last.path.parent.name
     say(f"Next: open {last.path}/trajectories.html")
     saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
     answered = [row for found in report.evaluations(last.path).values() for row in found["predictions"]]
     best = max(answered, key=lambda row: row.get("em") or 0, default={})  # the first right one, if any is
     if saved and best.get("question"):
-        question = one_line(best["question"])  # to be pasted into a shell
+        greedy = {}
+        if "eval_temperature" in last.config:
+            greedy = {"eval_temperature": 0}
+        asked = flags.command(script, OF_TRAINING, checkpoint=saved[-1] / "checkpoint", **greedy,
+                              ask=one_line(best["question"]))
         gold = one_line(", ".join(map(str, best.get("gold", []))))
-        say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}  "
-            f"# gold: {gold}")
+        say(f"      {asked}  # gold: {gold}")
     compared = [f.path for f in done]
     if saved and baseline and last.config[baseline[0]] != baseline[1]:
-        flag, value = baseline
-        say(f"      the same command with --{flag} {value}, the baseline")
-        its_name = last.path.name.replace(last.config[flag], value, 1)
-        if its_name != last.path.name:  # --name was given, and does not tell the baseline
-            compared.append(last.path.with_name(its_name))
+        again, folder = baseline_of(last, *baseline)
+        say(f"      {again}  # the baseline")
+        compared.append(folder)
     if len(compared) > 1:
-        say(f"      python -m common.report {' '.join(map(str, compared))}")
+        say(f"      python -m common.report {shlex.join(map(str, compared))}")
+
+
+def baseline_of(folder, flag, value):
+    """(the command that runs the baseline of a run, its folder)"""
+    script, name = folder.path.parent.name, folder.config["name"]
+    if folder.path.name != name:  # a stage, NAME-ENV-STAGE: the baseline is another one of the same run
+        made = f"{folder.path.name.rpartition('-')[0]}-{value}"
+        return flags.command(script, ["resume"], **{flag: value}), folder.path.with_name(made)
+    given = {flag: value}
+    its_name = name.replace(folder.config[flag], value, 1)
+    if not name.startswith(f"{folder.config[flag]}-"):  # --name was given
+        given["name"] = its_name = f"{name}-{value}"
+    return flags.command(script, ["resume", "name"], **given), folder.path.with_name(its_name)
 
 
 def what_is_saved():

@@ -11,6 +11,7 @@ A row of claims.toml says what a paper claims as a difference that should be abo
   effect           the paper's difference, as paper says it
   equal            the claim is that there is no difference
   less             a difference below zero speaks for it
+  first            README's plot has it
 """
 
 import re
@@ -26,11 +27,18 @@ from common.metrics import seed_interval
 from common.report import curves
 
 RESULTS = committed.RESULTS
-COLOURS = {"seen": "#009E73", "not seen": "#777777", "refuted": "#D55E00"}
-SHOWN = .25  # the plot ends there; a dot beyond it is an arrow
+MARGIN = .03  # two things are equal where the interval of their difference lies within it
+WITHIN = "within ±.03 here"
+COLOURS = {
+    "holds here": "#2F7F6F",
+    WITHIN: "#2F7F6F",
+    "no difference seen": "#8A8A8A",
+    "reversed here": "#7A6A9A",
+}
+SHOWN = .25  # the plot ends there; what lies beyond it is an arrow
 KEY = """difference in accuracy; above 0 speaks for the claim
-dot: ours, mean over the seeds · bar: its 95 % interval
-tick: the paper (at the edge: beyond it)"""
+dot: ours, mean over the seeds · bar: its 95 % interval · arrow: it goes on
+tick: the paper's difference (at the edge: beyond it)"""
 
 
 class Measured(NamedTuple):
@@ -100,15 +108,21 @@ def towards(row, found):
 
 
 def verdict(row, found):
-    """What the interval says of the claim."""
+    """What the interval says of the claim, here: in our world, of half a million weights.
+
+    >>> small, large = Measured(.5, .5, .01, -.02, .02, 5), Measured(.5, .4, -.1, -.2, -.01, 5)
+    >>> [verdict(row, found) for found in (small, large) for row in ({}, {"equal": True}, {"less": True})]
+    ['no difference seen', 'within ±.03 here', 'no difference seen', \
+'reversed here', 'reversed here', 'holds here']
+    """
     low, high = towards(row, found)[1:]
-    if low > 0:
-        said = "seen"
-    elif high < 0:
-        said = "refuted"
-    else:
-        said = "seen" if row.get("equal") else "not seen"
-    return said
+    if row.get("equal") and -MARGIN < low and high < MARGIN:
+        return WITHIN
+    if high < 0:
+        return "reversed here"
+    if low > 0 and not row.get("equal"):
+        return "holds here"
+    return "no difference seen"
 
 
 # ---------------------------------------------------------------- as text
@@ -135,7 +149,7 @@ def table(rows):
     ]
     for row, found in rows:
         command = f"`{row['command']}`" if row["command"] else ""
-        cells = row["claim"], row["paper"], ours(found), f"**{row['verdict']}**", command
+        cells = row["claim"], row["paper"], ours(found), verdict(row, found), command
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -151,15 +165,16 @@ def page(text, tables):
 
 # ---------------------------------------------------------------- the plot
 
-def draw(parts, path):
-    """A dot and a bar a claim about accuracy; a tick is the paper's effect, a coloured word the verdict."""
+def draw(parts, path, wanted="plot"):
+    """A dot and a bar per claim about accuracy; a tick is the paper's effect, a word the verdict.
+    wanted: the key of the rows that are drawn."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     lines = []
     for part, rows in parts:
         lines.append((part["title"], None, None))
-        lines += [(row["plot"], row, found) for row, found in rows if "plot" in row]
+        lines += [(row["plot"], row, found) for row, found in rows if wanted in row]
     with plt.rc_context(curves.FONT | {"font.size": 8}):
         figure, axis = plt.subplots(figsize=(7, .175 * len(lines) + .7), layout="constrained")
         for at, (text, row, found) in enumerate(lines):
@@ -178,22 +193,23 @@ def draw(parts, path):
 
 
 def draw_row(axis, at, row, found):
-    colour = COLOURS[row["verdict"]]
+    said = verdict(row, found)
+    colour = COLOURS[said]
     mean, low, high = towards(row, found)
-    low, high = max(low, -SHOWN), min(high, SHOWN)
+    axis.plot([max(low, -SHOWN), min(high, SHOWN)], [at, at], color=colour, linewidth=1.4,
+              solid_capstyle="butt")
     if abs(mean) < SHOWN:
-        axis.plot([low, high], [at, at], color=colour, linewidth=1.4, solid_capstyle="butt")
         axis.plot(mean, at, "o", color=colour, markersize=4)
-    else:
-        side = SHOWN if mean > 0 else -SHOWN
-        arrow = ">" if mean > 0 else "<"
-        axis.plot(.96 * side, at, arrow, color=colour, markersize=5)
+    if low < -SHOWN:
+        axis.plot(-SHOWN, at, "<", color=colour, markersize=5, clip_on=False)
+    if high > SHOWN:
+        axis.plot(SHOWN, at, ">", color=colour, markersize=5, clip_on=False)
     if "effect" in row:
         shown = max(-SHOWN, min(SHOWN, row["effect"]))
         axis.plot(shown, at, "|", color="black", markersize=8, markeredgewidth=1.4, clip_on=False)
     beside = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
     axis.annotate(number(mean, "+"), (1, at), (40, 0), ha="right", color=colour, **beside)
-    axis.annotate(row["verdict"], (1, at), (46, 0), color=colour, fontweight="bold", **beside)
+    axis.annotate(said, (1, at), (46, 0), color=colour, fontweight="bold", **beside)
 
 
 def main():
@@ -206,6 +222,7 @@ def main():
     readme = RESULTS / "README.md"
     write_atomic(readme, page(readme.read_text(encoding="utf-8"), tables))
     draw(parts, RESULTS / "claims.png")
+    draw(parts, RESULTS / "claims_first.png", "first")
 
 
 if __name__ == "__main__":

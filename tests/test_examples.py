@@ -54,6 +54,11 @@ def test_trl_s_batch_has_our_loss_and_gradient(trainer):
     assert 0 < stats["clipped_tokens"] < stats["tokens"]
     assert trainer._metrics["train"]["clip_ratio/turns"][-1] == stats["clipped_tokens"] / stats["tokens"]
     assert torch.allclose(theirs, ours, atol=1e-5)
+    alone = example("trl_loss")  # finds the same turns in TRL's own mask
+    assert doctest.testmod(alone).failed == 0
+    del inputs["turn_ids"]
+    again = alone.ATPOLossTrainer._compute_loss(trainer, trainer.model, inputs)
+    assert torch.allclose(again, ours, atol=1e-5)
     its, = torch.autograd.grad(theirs, weight)
     gradient, = torch.autograd.grad(ours, weight)
     assert gradient.abs().max() > 1e-4 and torch.allclose(its, gradient, atol=1e-5)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import at2po
-from common import data, guards, metrics, report, rollout, run
+from common import data, flags, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
 from common.folder import RunFolder
 from common.page import __main__ as folders
@@ -929,8 +930,10 @@ def test_calls_that_fall_towards_none_are_named(begins, ends, fires):
 
 
 def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, capsys, monkeypatch):
-    folder = RunFolder(tmp_path, "at2po", "x", {"name": "x"})
+    folder = RunFolder(tmp_path, "at2po", "x", {"name": "x", "eval_temperature": 1.0})
     folder.create()
+    typed = "--data a.jsonl --model M --warmup-data b.jsonl --name=x --eval-temperature 1 --lr 1e-3"
+    monkeypatch.setattr(flags, "typed", typed.split())
     (folder.path / "trajectories.html").write_text("")
     (folder.path / "checkpoint").mkdir()
     (folder.path / "checkpoint/trainer.json").write_text("{}")
@@ -940,19 +943,30 @@ def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, ca
     run.tell_what_next()
     asked = [line for line in capsys.readouterr().out.splitlines() if "--ask" in line]
     assert len(asked) == 1 and asked[0].endswith("# gold: a rm x, 7") and "\x1b" not in asked[0]
-    assert """--ask 'Who'"'"'s""" in asked[0]
+    command, _, _ = asked[0].partition("  # gold")
+    assert shlex.split(command) == [
+        "python", "at2po.py", "--data", "a.jsonl", "--lr", "1e-3", "--checkpoint",
+        str(folder.path / "checkpoint"), "--eval-temperature", "0", "--ask", "Who's \ufffd[2Jit?"]
 
 
-@pytest.mark.parametrize("name, compared", [("atpo-1", ["atpo-1", "grpo-1"]), ("mine", [])])
-def test_a_run_is_compared_with_its_baseline_where_its_name_tells_the_two_apart(
-        name, compared, tmp_path, capsys, monkeypatch):
-    folder = RunFolder(tmp_path, "at2po", name, {"name": name, "loss": "atpo"})
+@pytest.mark.parametrize("script, flag, name, folder, command, other", [
+    ("at2po", "loss", "atpo-1", "atpo-1", "--seed 1 --loss grpo", "grpo-1"),
+    ("at2po", "loss", "mine", "mine", "--seed 1 --loss grpo --name mine-grpo", "mine-grpo"),
+    ("mygo_mujica", "stage", "small", "small-text-mygo", "--seed 1 --name small --stage grpo",
+     "small-text-grpo"),
+])
+def test_a_run_is_compared_with_its_baseline(
+        script, flag, name, folder, command, other, tmp_path, capsys, monkeypatch):
+    typed = ["--seed", "1", *(["--name", name] if name in ("mine", "small") else []), "--resume"]
+    monkeypatch.setattr(flags, "typed", typed)
+    value = {"loss": "atpo", "stage": "all"}[flag]
+    folder = RunFolder(tmp_path, script, folder, {"name": name, flag: value})
     folder.create()
     (folder.path / "trajectories.html").write_text("")
     (folder.path / "checkpoint").mkdir()
     (folder.path / "checkpoint/trainer.json").write_text("{}")
     monkeypatch.setattr(run, "opened", [folder])
-    run.tell_what_next(("loss", "grpo"))
+    run.tell_what_next((flag, "grpo"))
     before, _, after = capsys.readouterr().out.partition("common.report")
-    assert "--loss grpo, the baseline" in before
-    assert [path.rpartition("/")[2] for path in after.split()] == compared
+    assert f"python {script}.py {command}  # the baseline" in before
+    assert [path.rpartition("/")[2] for path in after.split()] == [folder.path.name, other]

@@ -1,0 +1,59 @@
+"""A folder of one's own documents as a corpus."""
+
+import pytest
+
+from common import corpus, data
+
+FILES = {
+    "handbook.md": "# Handbook\n\nHello there.\n\n## Leave\n\nAsk Ann Lee.\n\n```\n# no heading\n```\n",
+    "depots.txt": "Depots\n\nThe Gorsley depot is run by Liv Hansen.",
+    "sub/managers.csv": "\ufeffDepot;Manager\nGorsley;Liv Hansen\nBrisk Quay;\n",
+    "travel.html": "<html><title>x</title><nav>menu</nav><h1>Travel <b>policy</b></h1>"
+                   "<p>Go by <b>train</b>.</p><h2>Hotels</h2><ul><li>One</li><li>Two</li></ul>"
+                   "<script>bad()</script></html>",
+    "long.md": "word " * 250,
+    "empty.md": "",
+    "picture.png": "x",
+    ".hidden/notes.md": "# Secret\n\nNo.",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        path = tmp_path / "own" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (tmp_path / "own/bad.txt").write_bytes(b"\xff\xfe\x00")
+    return tmp_path / "own"
+
+
+def test_documents_become_passages_under_their_headings(folder, tmp_path, capsys):
+    corpus.main([str(folder), str(tmp_path / "corpus.jsonl")])
+    rows = data.load_corpus(tmp_path / "corpus.jsonl")
+    found = [(row["title"], row["text"]) for row in rows]
+    assert [len(text.split()) for title, text in found if title == "long"] == [100, 100, 50]
+    assert [pair for pair in found if pair[0] != "long"] == [
+        ("Depots", "The Gorsley depot is run by Liv Hansen."),
+        ("Handbook", "Hello there."),
+        ("Handbook: Leave", "Ask Ann Lee. ``` # no heading ```"),
+        ("managers: Gorsley", "Depot: Gorsley. Manager: Liv Hansen."),
+        ("managers: Brisk Quay", "Depot: Brisk Quay."),
+        ("Travel policy", "Go by train."),
+        ("Travel policy: Hotels", "One Two"),
+    ]
+    said = capsys.readouterr().out
+    assert "10 passages" in said and "1 hidden" in said and "1 .png" in said and "1 empty" in said
+    assert "1 unreadable, such as bad.txt (UnicodeDecodeError)" in said
+
+
+def test_what_cannot_be_made_is_one_line(folder, tmp_path, capsys):
+    (tmp_path / "there.jsonl").write_text("")
+    (tmp_path / "nothing").mkdir()
+    for place, out, message in (
+            (folder, "there.jsonl", "there.jsonl exists: nothing was written"),
+            (tmp_path / "nowhere", "a.jsonl", "nowhere: no such folder"),
+            (tmp_path / "nothing", "a.jsonl", "no passage in its 0 files")):
+        with pytest.raises(SystemExit) as ended:
+            corpus.main([str(place), str(tmp_path / out)])
+        assert message in f"{ended.value} {capsys.readouterr().err}"
