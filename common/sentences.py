@@ -27,7 +27,7 @@ def _load_encoder(name, content):
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise HubError(f"{name}: an encoder wants sentence-transformers and faiss ({error}): pip install "
-                       "-r requirements.txt, or the extra [dense]") from error
+                       "-r requirements.txt") from error
     try:
         encoder = SentenceTransformer(found, local_files_only=Path(found).is_dir())
     except Exception as error:  # format errors of every kind have the same remedy
