@@ -15,7 +15,6 @@ import omne_r1
 from common import data, kg, retriever, rollout
 from common import model as models
 from common.chat import role_marks
-from common.data import Split
 from common.engine import Generation
 from common.files import read_jsonl
 from common.graphs import kg_tools
@@ -60,7 +59,8 @@ def own(play, tokenizer, texts, index):
 def learned(script, monkeypatch, cfg, *args):
     """The trajectories that --warmup-data would train on."""
     monkeypatch.setattr(warmup, "warmed_up", lambda cfg, name, source, examples: examples)
-    return [t for example in script.warmed_up(cfg, *args) for t in example]
+    warmed_up = script.AGENT.warmed_up if hasattr(script, "AGENT") else script.warmed_up
+    return [t for example in warmed_up(cfg, *args) for t in example]
 
 
 def same_tokens(made, found):
@@ -86,8 +86,8 @@ def test_at2po_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeyp
         return at2po.score(rollout.Trajectory("q1", prompt_ids, leaf.turns()), QUESTION, cfg)
 
     made = own(play, tokenizer, AT2PO_SAYS, OnePage())
-    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], at2po.conversation)
-    same_tokens([made], learned(at2po, monkeypatch, cfg, small, Split("x", [], OnePage())))
+    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], at2po.AGENT.rows)
+    same_tokens([made], learned(at2po, monkeypatch, cfg, small, OnePage()))
 
 
 @pytest.mark.parametrize("max_observation", [500, 30])
@@ -102,7 +102,7 @@ def test_bi_rar_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkey
         return bi_rar.play(policy, search, QUESTION, "x", cfg, 0, 1.0)
 
     made = own(play, tokenizer, says, OnePage())
-    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], bi_rar.conversation)
+    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], bi_rar.AGENT.rows)
     same_tokens([made], learned(bi_rar, monkeypatch, cfg, small, OnePage()))
 
 
@@ -251,7 +251,7 @@ def test_a_mark_of_a_role_is_not_learned(tmp_path, small, monkeypatch, capsys):
     file = tmp_path / "r.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = at2po.Config(warmup_data=str(file))
-    found = learned(at2po, monkeypatch, cfg, small, Split("x", [], OnePage()))
+    found = learned(at2po, monkeypatch, cfg, small, OnePage())
     assert [t.question_id for t in found] == ["0"]
     assert "1 conversations; 1: write a mark of the chat template" in capsys.readouterr().out
     tokenizer = models.load_tokenizer(small)
@@ -265,10 +265,10 @@ def test_another_script_s_conversations_are_refused(tmp_path, small):
     file.write_text(json.dumps(row) + "\n")
     cfg = at2po.Config(warmup_data=str(file))
     with pytest.raises(data.DataError, match="conversations of bi_rar.py"):
-        at2po.warmed_up(cfg, small, Split("x", [], OnePage()))
+        at2po.AGENT.warmed_up(cfg, small, OnePage())
     file.write_text(json.dumps({**row, "question": 3}) + "\n")
     with pytest.raises(data.DataError, match="line 1: expected script, id, question"):
-        at2po.warmed_up(cfg, small, Split("x", [], OnePage()))
+        at2po.AGENT.warmed_up(cfg, small, OnePage())
 
 
 @pytest.mark.parametrize("flags, message", [
