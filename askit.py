@@ -26,6 +26,7 @@ entropy term, one pass over the paths, and a KL for joint's T5 alone. The reward
     python askit.py --data hotpotqa              the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
     python askit.py --eval-data dev --ask "Who is the mother of …?"     a question of that set
+Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
 import math
@@ -130,30 +131,6 @@ class Config(flags.Flags):
     question_kl: float = .05        # weight of the KL to the T5 that joint training begins with | ours
 
 
-# What differs in the embedded world: encoders of some hundred thousand weights on two cores. Ours.
-WORLD = dict(
-    data="world",
-    limit=2000,
-    validate=100,
-    eval_limit=400,
-    coarse_steps=400,
-    coarse_lr=3e-3,
-    coarse_warmup=20,
-    supervised_steps=400,
-    supervised_batch=12,
-    supervised_lr=1e-3,
-    supervised_warmup=50,
-    steps=30,
-    questions_per_step=24,
-    mini_batch=48,
-    lr=8e-4,
-    correlate=100,
-    qap_steps=800,
-    sqg_steps=800,
-    question_lr=1e-3,
-    question_tokens=24,
-    ask_steps=100,
-)
 PAPER_MODELS = {
     "encoder": "sentence-transformers/multi-qa-MiniLM-L6-cos-v1",
     "action_model": "prajjwal1/bert-mini",
@@ -1297,10 +1274,8 @@ def reproduce(cfg):
 
 
 def parse_args(argv=None):
-    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv, _, in_world = flags.given_flags(argv)
-    default = Config(**WORLD) if in_world else Config()
-    cfg = flags.cli(default, Config(), __doc__, argv)
+    """The flags, over the paper's defaults or the embedded world's."""
+    cfg = flags.parse("askit", Config, __doc__, argv)
     # all other numbers: whole ones at least 1, others at least 0
     may_be_zero = "coarse_warmup supervised_warmup fine_layers correlate ask_steps max_questions validate"
     above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
@@ -1340,64 +1315,10 @@ def main(argv=None):
         reproduce(parse_args(argv))
 
 
-# ================================================================ appendix: log columns, and DIFFERENCES
+# ================================================================ appendix: log columns
 
 METRICS = STEP | UPDATE | page.RATIOS | page.PATHS
 PRETRAIN_METRICS = STEP | UPDATE | page.SUPERVISED
-
-
-# ---------------------------------------------------------------- paper, authors' code and ours
-
-DIFFERENCES = """\
-A flag in brackets takes the other reading.
-
-    candidates        The paper has 6 actions, the code 5 and submit. Ours are 6 and submit (--candidates).
-    texts             The paper puts <sep> between question and evidence, the code blanks. A sentence is
-                      "Title, text" for the fine models and "Title: text" for the coarse stage, as in the
-                      code.
-    yes/no questions  The code does not train on them; ours does.
-    coarse vectors    The code keeps the sentences' frozen. It normalises them on its branch main, and not in
-                      the searches of its branch Agent; ours are normalised. The state's is not: its norm is
-                      the temperature.
-    coarse loss       The paper prints a "cross-entropy" of -.456, which is minus a mean probability. The code
-                      takes the sum of -log p over the missing gold, ours its mean.
-    submit's score    The paper speaks of answerability. The code takes start logits of positions 0 and 1,
-                      ours the start and end logit of the first token.
-    fine stage        The paper repeats the coarse stage's settings. The code sets one gold against 6 random
-                      sentences, of the first 20,000 questions. Ours takes the coarse candidates of all, and
-                      puts a missing gold in where none is there (--negatives).
-    clip              The paper prints clip(r, 1 + eps, 1 - eps), its bounds swapped.
-    reward            The paper's is the discounted F1, +1 if exact. The code has gamma 1 and no bonus for
-                      submitting. Ours pays the bonus on every exact end, not discounted (--gamma, --bonus).
-    a path's return   The code's is the F1 after one action, its greedy rollout being dropped. Ours is the
-                      sampled path's, F1 times gamma^(T - t).
-    baseline b(s)     The paper samples paths from s. The code takes greedy ones after every candidate,
-                      weighed by pi. Ours takes other paths of the question through the same evidence, and
-                      fresh ones where they are few (--baseline-rollouts).
-    PPO               The paper says "batch size 6", the code has a replay buffer; ours has none. The code and
-                      ours compute the loss on the sampled action only. With the paper's numbers a step is one
-                      update, where r = 1 and nothing is clipped; a smaller --mini-batch makes several.
-    unreachable gold  The code leaves such questions out. Ours keeps them where some gold can be found.
-    long states       The code cuts them at 512 tokens. Ours leaves the oldest sentences out.
-    beam              In the code all beams start equal and stay so. Ours has distinct hypotheses from one.
-    Spearman          The paper prints cov / (cov cov), over 1,000 validation questions. The code's is of F1,
-                      8 actions, and paths drawn from softmax(pi / 2), nearly uniform: another quantity
-                      (--correlate-sampling authors). Ours is of ranks, over paths drawn from pi, of
-                      evaluation questions whose paths differ (--correlate). log p is without T5's.
-    question's target QAp's T5 writes it from the evidence found in the paper and here, never from none. The
-                      code writes it from the evidence found later, and skips the first sentence found after
-                      the state. --sqg-target suffix writes it from the missing gold.
-    joint training    The paper proposes it. Ours goes on from the supervised policy, for as many steps as
-                      PPO. A sub-question alone is the coarse query of the next step; the policy's text keeps
-                      it. It may ask before anything is found, a state that --sqg-target prefix never learns
-                      from.
-    "+ sub-questions" The code finds one sentence first. Then, where the policy would not submit, a
-                      sub-question takes the question's place in a search from no evidence (commit 2ad87c8) or
-                      with what was found (5064f6f), whose finds are all kept; the asker reads evidence with
-                      blanks between all letters. Ours has both, without those blanks (replace, replace-keep).
-                      Beside them stands the sub-question as coarse query for one sentence, and behind the
-                      evidence in the policy's text, as in joint training (append).
-"""
 
 
 if __name__ == "__main__":

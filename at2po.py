@@ -3,9 +3,9 @@
 The policy answers a question in turns: it thinks and searches, reads the result, and so on until it answers.
 One tree of such trajectories is grown per question: M chains first, then L rounds that sample anew, from the
 same state, the N turns the policy was least sure of (the old turn stays, beside the new one). A leaf's value
-is its standardised reward, a node's the mean of its children's, those of high entropy counting for more; it
-is the turn's advantage. ATPO is the loss: one importance ratio and one clip decision a turn, coarser than a
-token (GRPO), finer than a sequence (GSPO). AT2PO is the whole.
+is its standardised reward. A turn's value is the mean of its children's values, weighted by the softmax of
+their entropies; it is also the turn's advantage. ATPO is the loss: one importance ratio and one clip decision
+per turn, coarser than a token (GRPO), finer than a sequence (GSPO). AT2PO is tree, credit and loss together.
 
 GRPO, except: a group is a tree; advantage, ratio and clip are a turn's; the clip is .003 and .004; rewards
 are divided by the population's std; there is no KL term.
@@ -24,15 +24,14 @@ are divided by the population's std; there is no KL term.
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting; a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --checkpoint Qwen/Qwen3-4B --data musique-dev        ReAct: no training
     python at2po.py --world plain --ask "Who is the spouse of the composer of the film Empty Ocean?"
-Numbers reached: results/README.md. The paper's own (Qwen3-4B, 8 GPUs, 21M passages) were not measured.
+Where paper, authors' code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
 import asyncio
 import math
 import random
 import re
-import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -41,24 +40,13 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import (
-    baselines,
-    chat,
-    data,
-    flags,
-    guards,
-    metrics,
-    report,
-    rollout,
-    run,
-    splits,
-    training,
-)
+from common import baselines, chat, data, flags, guards, metrics, report, rollout, run, splits, training
 from common import model as models
-from common.files import console, plain, warn
+from common.agent import Agent
+from common.files import warn
 from common.folder import open_folder
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
-from common.page import record, trees
+from common.page import trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 from kernels.turn_loss import turn_loss
 
@@ -66,7 +54,8 @@ from kernels.turn_loss import turn_loss
 
 @dataclass
 class Config(flags.PassageFlags):
-    """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
+    """The paper's settings. common/flags.py has the flags of every script (model, search, memory, names),
+    recipes/world.toml what the embedded world has instead."""
 
     # ---- tree (Algorithm 1)
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
@@ -94,8 +83,8 @@ class Config(flags.PassageFlags):
     bad_format_reward: float = 0.0  # what a bad format earns; -1 in the authors' code | Eq 16
     value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"  # V(n) | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"               # A(n) | Eq 3, Table 2
-    # turn = A(n). outcome = the leaf's value for all its turns (Table 1). tree-grpo = the leaf's value plus
-    # that among the leaves below its first turn
+    # turn = A(n). outcome = the leaf's value for all its turns (Table 1). tree-grpo = the leaf's value in the
+    # tree plus its value among the leaves of its own chain
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio a turn (atpo), a sequence (gspo) or a token; the baselines have defaults of their own
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
@@ -118,49 +107,6 @@ class Config(flags.PassageFlags):
     lr: float = 1e-6                # learning rate, constant | Table 3
 
 
-# taken off a turn's entropy for each time it was regenerated: .05 is the authors' code's, the count the
-# paper's
-REGENERATION_PENALTY = .05
-
-# What differs in the embedded world: a half-million-weight policy on two cores. Ours. The learning rate was
-# chosen on the dev split, from 3e-5 to 1e-3, for ATPO and GRPO alike (results/notes/at2po.md).
-WORLD = dict(
-    data="world",
-    retriever="bm25",
-    top_k=1,
-    max_response=700,
-    prompt_form="chat",
-    stop_at_answer=True,
-    eval_temperature=1.0,
-    eval_limit=400,
-    steps=60,
-    token_budget=550_000,
-    questions_per_step=16,
-    mini_batch=4,
-    lr=1e-4,
-    clip_low=0.03,
-    clip_high=0.04,
-    micro_tokens=8192,
-    eval_every=10,
-)
-# The world's second level, which is what runs without flags: here turns are clipped. Two passes over fewer
-# questions; again M + L N = 4 + 3 * 6 = 22 leaves. The learning rate was chosen on dev for each method:
-# 2e-4 for ATPO, GRPO and most others, 1e-4 for AEPO, 4e-4 for DAPO (results/notes/at2po.md).
-HARD = WORLD | dict(
-    world="hard",
-    limit=1500,
-    eval_limit=500,
-    token_budget=120_000,
-    chains=4,
-    rounds=3,
-    questions_per_step=8,
-    mini_batch=2,
-    epochs=2,
-    lr=2e-4,
-    clip_low=0.02,
-    clip_high=0.027,
-    eval_every=5,
-)
 MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
 SINGLE_HOP = ("nq", "triviaqa", "popqa")
 PAPER_EVAL = ",".join(MULTI_HOP + SINGLE_HOP)
@@ -223,9 +169,12 @@ def render_observation(tokenizer, passages, max_passage=1000):
     return render_result(tokenizer, render_passages(passages, max_passage))
 
 
+# a result ends in a line break, since "><" is one token of Qwen's: the next turn begins as the tokenizer cuts
+AROUND = f" {RESULT[0]}\n", f"\n{RESULT[1]}\n"
+
+
 def render_result(tokenizer, text):
-    """Ends in a line break, since "><" is one token of Qwen's: the next turn begins as the tokenizer cuts."""
-    return chat.encode(tokenizer, f" {RESULT[0]}\n", chat.Foreign(text), f"\n{RESULT[1]}\n")
+    return chat.encode(tokenizer, AROUND[0], chat.Foreign(text), AROUND[1])
 
 
 def inside(tags, text):
@@ -248,7 +197,7 @@ class Node:
     name: str = ""                          # the rollout that made it, such as chain3.0-2; part of its seed
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
-    regenerated: int = 0                    # times that this turn was; the root's is not read
+    regenerated: int = 0                    # how often this turn was sampled again (unused for the root)
     value: float = 0.0                      # V(n)
     advantage: float = 0.0                  # A(n)
     trajectory: "Trajectory | None" = None  # of a leaf
@@ -307,7 +256,8 @@ async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, na
     if query and len(turns) < cfg.max_searches:
         passages = await search(query, cfg.top_k)
         observed = render_observation(policy.tokenizer, passages, cfg.max_passage)
-    elif query and len(turns) == cfg.max_searches:  # one too many: it is told so, once; a bad format (Eq 15)
+    elif query and len(turns) == cfg.max_searches:
+        # one search too many: the policy is told once, and the format counts as invalid (Eq 15)
         observed = chat.encode(policy.tokenizer, f"\n{LIMIT_MESSAGE}\n")
     if observed[1] and len(turn.ids) + len(observed[1]) >= room:
         observed, turn.stop_reason = ("", []), "length"
@@ -316,11 +266,19 @@ async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, na
     return new
 
 
-async def play(policy, search, prompt_ids, cfg, seed, temperature, node, name):
-    """From the state after `node` to the end, turn by turn. Returns the leaf."""
+async def play(policy, search, prompt_ids, cfg, seed, temperature, node, name, watch=None):
+    """From the state after `node` to the end, turn by turn. Returns the leaf. watch(turn) is called after
+    each turn."""
     while not node.done:
         node = await play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, name)
+        if watch:
+            watch(node.turn)
     return node
+
+
+# Subtracted from a turn's entropy each time the turn is sampled again. The count is the paper's rule, .05 the
+# authors' number.
+REGENERATION_PENALTY = .05
 
 
 def choose_nodes(root, cfg, rng):
@@ -346,11 +304,13 @@ async def grow_tree(play_from, cfg, seed):
     """Algorithm 1. Returns the root.
 
     play_from(node, name): a coroutine that adds turns below `node` until the trajectory ends; name goes to
-    their nodes. cfg: chains, rounds, expand, expansion."""
+    their nodes. cfg: chains, rounds, expand, expansion, group_size."""
     root = Node()
-    first_chains = [play_from(root, f"chain{m}") for m in range(cfg.chains)]
-    await asyncio.gather(*first_chains)
-    for r in range(cfg.rounds):
+    chains, rounds = cfg.chains, cfg.rounds
+    if cfg.expansion == "none":  # a baseline's group is a tree without rounds
+        chains, rounds = cfg.group_size, 0
+    await asyncio.gather(*[play_from(root, f"chain{m}") for m in range(chains)])
+    for r in range(rounds):
         rng = random.Random(stable_seed(seed, "expand", r))
         new_paths = []
         for i, node in enumerate(choose_nodes(root, cfg, rng)):
@@ -369,26 +329,18 @@ def rollout_trees(policy, retriever, questions, cfg, step):
     async def grow(question, seed):
         prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
         state = policy, search, prompt_ids, cfg, seed, cfg.temperature
-        if cfg.expansion in baselines.GROUPS:
-            root = await baselines.grow_group(
-                Node(), partial(play_turn, *state), cfg.expansion, cfg.chains, cfg.group_size, seed,
-                len(policy.tokenizer))
+        if cfg.expansion == "branches":
+            root = await baselines.grow_aepo(partial(play_turn, *state), Node(), cfg, seed, policy.tokenizer)
         else:
             root = await grow_tree(partial(play, *state), cfg, seed)
         if cfg.retokenize:  # Figure 8's control: token in, token out avoids this
-            for node in root.nodes()[1:]:
-                node.turn = baselines.retokenized(policy.tokenizer, node.turn)
+            baselines.retokenize(policy.tokenizer, root)
         for leaf in root.leaves():
             leaf.trajectory = Trajectory(question.id, prompt_ids, leaf.turns())
         return root
 
-    agents, seen = [], []
-    for q in questions:
-        seed = stable_seed(cfg.seed, step, q.id)
-        if q.id in seen:  # drawn twice in a step: two different trees
-            seed = stable_seed(cfg.seed, step, q.id, "again", seen.count(q.id))
-        agents.append(grow(q, seed))
-        seen.append(q.id)
+    seeds = rollout.tree_seeds(questions, cfg.seed, step)
+    agents = [grow(q, seed) for q, seed in zip(questions, seeds, strict=True)]
     return rollout.run_agents(agents, policy.engine, search)
 
 
@@ -467,8 +419,6 @@ def score_trees(roots, questions, cfg):
     for root, question in zip(roots, questions, strict=True):
         for leaf in root.leaves():
             score(leaf.trajectory, question, cfg)
-    if cfg.loss == "dapo":
-        baselines.penalize_overlong(roots, cfg.max_response)
 
 
 # ---------------------------------------------------------------- credit: values, advantages (Eq 3, Table 2)
@@ -593,9 +543,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None)
     # --sampler-correction multiplies the advantages by the trainer's probability over the engine's
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
-        return baselines.token_loss(
-            cfg.loss, logprobs, batch, advantages, cfg.clip_low, cfg.clip_high, cfg.kl_coef,
-            num_sequences, num_tokens)
+        return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
     turn_ids = batch.turn_ids
     if cfg.loss == "gspo":  # every sampled token has turn 0; the others keep -1
         turn_ids = turn_ids.clamp(max=0)
@@ -627,12 +575,10 @@ def trajectories_of(roots):
 def with_old_logprobs(model, reference, trajectories, cfg):
     """[Batch] of at most --micro-tokens tokens each, with old log-probs: the trained model's before this
     step's first update, not the engine's."""
-    aepo = cfg.loss == "aepo"
     batches = training.prepare(
         model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature,
-        entropies=aepo)
-    if aepo and batches:
-        baselines.balance_entropy(batches)
+        entropies=cfg.loss == "aepo")
+    baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
     return batches
 
 
@@ -658,7 +604,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): an advantage a turn; none in flat trees, whose leaves have equal rewards
-        kept = baselines.chosen_to_learn(cfg.loss, roots, cfg.questions_per_step)  # all; DAPO chooses
+        kept = baselines.learned_from(roots, cfg)  # all; DAPO chooses
         for root in kept:
             assign_advantages(root, cfg)
 
@@ -667,7 +613,8 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         with run.timed(row, "time/old_logprobs"):
             for i in range(0, len(kept), cfg.mini_batch):
                 trajectories = trajectories_of(kept[i:i + cfg.mini_batch])
-                # flat trees are skipped, but counted in the denominators (every rank holds all trees)
+                # Flat trees are left out of the loss, but still count in its denominators. Every process
+                # holds all trees.
                 teaching = [t for t in trajectories if t.advantages]
                 batches = with_old_logprobs(model, reference, teaching, cfg)
                 num_tokens = sum(t.sampled_tokens for t in trajectories)
@@ -695,27 +642,21 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         row |= trees.step_metrics(roots, meter)
         row |= rollout.search_repairs(split.retriever)
         budget.add(row, drawn)
-        row["sample"] = sample_record(policy, roots, questions, step, cfg)
+        row["sample"] = trees.sample_record(policy, roots, questions, step, cfg, turn_label)
 
 
 # ---------------------------------------------------------------- evaluate
 
+async def answer(policy, search, question, name, cfg, seed, temperature, watch=None):
+    """One chain, scored: what evaluation, --ask and demonstrations play."""
+    prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
+    leaf = await play(policy, search, prompt_ids, cfg, seed, temperature, Node(), name, watch)
+    return score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
+
+
 def evaluate(policy, split, cfg, progress=rollout.no_progress):
-    """One chain a question, played by training's agent at --eval-temperature. Returns (rows, summary)."""
-    policy.engine.sync(policy.model)
-    search = rollout.BatchedSearch(split.retriever)
-
-    async def answer(q):
-        prompt_ids = render_prompt(policy.tokenizer, q.question, cfg.prompt_form)
-        seed = stable_seed(cfg.seed, "eval", q.id)
-        leaf = await play(policy, search, prompt_ids, cfg, seed, cfg.eval_temperature, Node(), "eval")
-        return score(Trajectory(q.id, prompt_ids, leaf.turns()), q, cfg)
-
-    chains = rollout.run_agents([answer(q) for q in split.questions], policy.engine, search, progress)
-    rows = [trees.prediction(t, q, turn_label, why) for t, q in zip(chains, split.questions, strict=True)]
-    run.collect(cfg, chains, split.questions, conversation)  # (--collect)
-    about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
-    return rows, about | metrics.summarize(rows)
+    """One chain per question, at --eval-temperature. Returns (rows, summary)."""
+    return AGENT.evaluate(policy, split, cfg, progress, partial(trees.prediction, label=turn_label))
 
 
 # ---------------------------------------------------------------- main
@@ -733,13 +674,13 @@ def reproduce(cfg):
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
-        source = warmed_up(cfg, source, evals[0])
+        source = AGENT.warmed_up(cfg, source, evals[0])
     longest = cfg.max_prompt + cfg.max_response
     if cfg.ask:
-        return ask(cfg, run.load_policy(cfg, source, trains=False, longest=longest), evals[0])
-    beside = int(cfg.kl_coef > 0 and not cfg.lora)  # a reference
+        return AGENT.ask(cfg, run.load_policy(cfg, source, trains=False, longest=longest), evals[0].retriever)
+    reference_models = int(cfg.kl_coef > 0 and not cfg.lora)
     policy = run.load_policy(
-        cfg, folder.start or source, trains=not cfg.eval_only, frozen=beside, longest=longest)
+        cfg, folder.start or source, trains=not cfg.eval_only, frozen=reference_models, longest=longest)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
@@ -768,35 +709,17 @@ def reproduce(cfg):
 
 
 def parse_args(argv=None):
-    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv, given, in_world = flags.given_flags(argv)
-    loss = given.get("--loss", "atpo")
-    paper = default = replace(Config(), **baselines.defaults(loss))
-    if in_world:
-        settings = WORLD if given.get("--world") == "plain" else HARD
-        # a baseline's own numbers stand over the world's
-        default = replace(Config(), **settings | baselines.defaults(loss, in_world=True))
-    return resolve(flags.cli(default, paper, __doc__, argv))
+    """The flags, over the paper's defaults or the embedded world's."""
+    return resolve(flags.parse("at2po", Config, __doc__, argv, baselines.defaults))
 
 
 def resolve(cfg):
-    """Refuses what cannot run; fills what depends on other fields, so that config.json says what ran."""
-    may_be_zero = "steps rounds expand max_searches token_budget"
-    cfg = flags.check(
-        cfg, may_be_zero, above_zero="lr temperature", least={"bad_format_reward": -math.inf})
+    """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
+    cfg = flags.check(cfg, may_be_zero="steps rounds expand max_searches token_budget",
+                      above_zero="lr temperature", least={"bad_format_reward": -math.inf})
     flags.needs_a_model(cfg)
-    leaves = cfg.chains + cfg.rounds * cfg.expand
-    baselines.check(cfg.loss, cfg.kl_coef, cfg.expansion, cfg.group_size, leaves)
-    name = flags.run_name(cfg, cfg.loss)
-    if cfg.eval_only:
-        model = cfg.model or cfg.policy_model
-        evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
-        name = f"eval-{stable_seed(*evaluated) % 10**6}"
-    return replace(
-        cfg,
-        name=cfg.name or name,
-        retriever=cfg.retriever or flags.default_retriever(cfg),
-    )
+    baselines.check(cfg)
+    return flags.named(cfg, cfg.loss)
 
 
 def main(argv=None):
@@ -809,8 +732,6 @@ def main(argv=None):
 
 METRICS = STEP | ROLLOUT | UPDATE | RATIO | trees.TREES
 
-# ---------------------------------------------------------------- records for the page
-
 def turn_label(turn):
     """What a turn did: its query or its answer."""
     queries = inside(SEARCH, turn.text)
@@ -819,169 +740,23 @@ def turn_label(turn):
     return "answer" if ANSWER[0] in turn.text else turn.stop_reason
 
 
-def why(trajectory, question):
-    """What led to the reward, in words: the format rule (Eq 15) and the strings compared (Eq 16)."""
-    info = trajectory.info
-    lines = [f"format (Eq 15): {info.problem or 'valid'}"]
-    if info.answer:
-        equal = "equal" if info.em else "not equal"
-        counted = ", not counted" if info.problem else ""
-        strings = record.compared(info.answer, question.answers)
-        lines.append(f"exact match (Eq 16): {strings}: {equal}{counted}")
-    return lines
-
-
-def sample_record(policy, roots, questions, step, cfg):
-    """A tree of the step, for the page."""
-    window = None
-    if cfg.loss == "atpo":  # the ratios are a turn's
-        window = cfg.clip_low, cfg.clip_high
-    how = partial(trees.how, value=cfg.value, advantage=cfg.advantage, credit=cfg.credit)
-    return trees.sample_record(
-        policy, roots, questions, step, cfg, cfg.temperature, window, turn_label, why, how)
-
-
-def ask(cfg, policy, split):
-    """--ask: one trajectory, shown turn by turn while it is played."""
-    prompt_ids = render_prompt(policy.tokenizer, cfg.ask, cfg.prompt_form)
-
-    async def agent(search, seed):
-        node = Node()
-        while not node.done:
-            node = await play_turn(policy, search, prompt_ids, cfg, seed, cfg.eval_temperature, node, "ask")
-            run.show_turn(node.turn)
-        return node
-
-    leaf = run.ask(cfg, policy, split.retriever, agent)
-    answer, problem = parse_response(leaf.turns())
-    if problem:
-        answer = f"{answer} ({problem})"
-    console.print(f"[bold]answer: {plain(answer)}[/bold]")
-
-
-# ---------------------------------------------------------------- demonstrations
-
-def render_demonstration(tokenizer, question, demo, retriever, cfg, box=("\\boxed{ ", " }")):
-    """A demonstration, said by the agent itself. box: what stands around the answer."""
-    from common.warmup import scripted
-    before, after = box
-    if demo.flaw == "bad format":
-        before, after = "", ""
-    answer = f"{ANSWER[0]} {before}", chat.Foreign(demo.answer), f"{after} {ANSWER[1]}"
-    lines = scripted.search_lines(demo, *answer)
-    prompt_ids = render_prompt(tokenizer, question.question, cfg.prompt_form)
-    # its limits cut what a policy samples, and nothing that it is shown
-    unlimited = replace(cfg, max_searches=len(lines), max_response=sys.maxsize)
-
-    def agent(policy, search):
-        return play(policy, search, prompt_ids, unlimited, 0, 1.0, Node(), "demonstration")
-
-    leaf = scripted.play(tokenizer, lines, retriever, agent)
-    return Trajectory(question.id, prompt_ids, leaf.turns())
-
-
-def conversation(trajectory, question):
-    """The row of --collect: results without their tags."""
-    from common.warmup import sharegpt
-
-    def shown(observation):
-        return observation.removeprefix(f" {RESULT[0]}\n").removesuffix(f"\n{RESULT[1]}\n")
-
-    asked = question.question
-    return [sharegpt.row(trajectory, SYSTEM_PROMPT, asked, shown, script="at2po", question=asked)]
-
-
-def warmed_up(cfg, source, split):
-    """Folder of `source` after --warmup-data, with Figure 7's words around the answer."""
-    from common.warmup import warmup
-
-    def render(tokenizer, question, demo):
-        box = ("The final answer is \\[ \\boxed{", "} \\]")
-        made = render_demonstration(tokenizer, question, demo, split.retriever, cfg, box)
-        if not cfg.stop_at_answer:
-            made.turns[-1].ids.append(tokenizer.eos_token_id)
-            made.turns[-1].logprobs.append(0.0)
-        return [made]
-
-    def reward(made, question):
-        turns = made[0].turns
-        response = made[0].length - len(made[0].prompt_ids)
-        if response > cfg.max_response or len(turns) > cfg.max_searches + 1:
-            return None  # the agent could not go so far
-        return score(made[0], question, cfg).reward
-
-    def prompt(tokenizer, row):
-        return render_prompt(tokenizer, row["question"], cfg.prompt_form)
-
-    def reply(tokenizer, turn_ids, observation):
-        return render_result(tokenizer, observation)[1]
-
-    tokenizer = models.load_tokenizer(source)
-    ends = "none" if cfg.stop_at_answer else "last"
-    examples = warmup.examples_of(
-        cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, ends, script="at2po",
-        prompt=prompt, top_k=cfg.top_k, max_passage=cfg.max_passage, longest=cfg.micro_tokens,
-        skip_bad=cfg.skip_bad, evaluated=split.evaluated)
-    return warmup.warmed_up(cfg, "at2po", source, examples)
-
-
-def tiny_policy(cfg):
-    """Folder of the half-million-weight policy that the embedded world starts from: one that comes
-    with the project (common/world/start), or one made here and cached."""
-    from common.world import tiny
-    words = "Page 1 2 3 now found nothing answer ;".split() + re.findall(r"\w+|[^\w\s]", LIMIT_MESSAGE)
-    tags = [*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"]
-
-    def render(tokenizer, row, demo, index):
-        return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
-
-    steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
-    recipe = tiny.Recipe(
-        "at2po", steps, flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
-    return tiny.tiny_policy(recipe, words, tags, render)
-
-
-# ---------------------------------------------------------------- paper, authors' code and ours
-
-DIFFERENCES = """\
-Where the paper has words, they are followed; else the authors' code is, unless a row says otherwise. A flag
-in brackets takes the other reading.
-
-    bad format        The paper pays 0 for it, the code -1 (--bad-format-reward).
-    evaluation        The code decodes greedily and counts EM whatever the format. EM in valid format stands
-                      beside it here.
-    prompt            Figure 7. The code sends one system message with the question in it, a "?" added.
-                      --prompt-form chat sends a system and a user message. In the authors' Python string
-                      \\b is an escape, so their prompt holds a backspace character; ours holds \\boxed.
-    end of a turn     The code ends an answer at the end of sequence. --stop-at-answer ends it at </answer>.
-    order of tags     The paper asks for pairs of tags, the code counts tags. Here the think tags have to
-                      alternate, and the last answer is read.
-    a result          The code shows 1,000 characters of a page (--max-passage), each text once, and takes
-                      quotes out of queries. Here tags and tokens in a page are broken up too.
-    end of a result   In the code a turn begins right behind "</result>", in Figure 7 behind two blanks. Here
-                      it begins on a new line: no tokenizer makes one token of ">" and the turn's "<".
-    room              The code cuts a result that does not fit. Here it is dropped.
-    search limit      After 6 searches the seventh is answered by LIMIT_MESSAGE, which is a bad format, and an
-                      eighth ends the trajectory. The code repeats the message.
-    penalty           The paper counts how often a turn was regenerated, the code its siblings. Here it is the
-                      paper's count, with the code's .05; the root counts its children but one.
-    the choice        Answers are never regenerated and the root may be, as in the code.
-    told of the limit The code never regenerates such a turn. Here it is a turn like others.
-    all answered      Each round then starts N new chains, as in the code: a tree always has M + L N leaves.
-    a turn            The code takes a run of ones in the mask. Here the rollout writes turn_ids.
-    shared turns      A turn that k leaves share enters the loss k times, as in the paper (Eq 10 runs over
-                      root-to-leaf paths) and in the code. Others count it once and call this a bug.
-    std of rewards    The code takes the population's in a tree, and the sample's in Table 1's first row. Here
-                      ATPO on trees alone takes the population's.
-    GRPO              The paper prints a mean over sequences (Eq 6) and no dual clip. The code takes the mean
-                      of all tokens and a dual clip of 3 (numbers in common/baselines.py).
-    flat trees        With --kl-coef the code trains on their KL. Here they are left out.
-    token budget      The paper calls the costs comparable, the code trains all methods for the same steps. A
-                      tree's 22 leaves share turns: it costs 19.6 chains (results/notes/at2po.md), not 16. So
-                      training ends at the tokens that the baseline's chains would have sampled
-                      (--token-budget auto). DAPO, which the paper grants three times the questions, has three
-                      times as many.
-"""
+# What the outside has to know of the agent (common/agent.py): --ask, --collect, demonstrations, warm-ups and
+# the embedded world's tiny policy follow from it.
+AGENT = Agent(
+    "at2po",
+    answer,
+    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question, cfg.prompt_form),
+    result=lambda tokenizer, text, cfg: render_result(tokenizer, text),
+    around=AROUND,
+    system=SYSTEM_PROMPT,
+    tags=(*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"),
+    words="Page 1 2 3 now found nothing answer ; " + LIMIT_MESSAGE,
+    answer=(f"{ANSWER[0]} \\boxed{{ ", f" }} {ANSWER[1]}"),
+    flawed=(f"{ANSWER[0]} ", f" {ANSWER[1]}"),
+    real=(f"{ANSWER[0]} The final answer is \\[ \\boxed{{", f"}} \\] {ANSWER[1]}"),  # Figure 7's words
+    ends=lambda cfg: "none" if cfg.stop_at_answer else "last",
+)
+tiny_policy = AGENT.tiny_policy
 
 
 if __name__ == "__main__":

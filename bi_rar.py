@@ -23,7 +23,7 @@ policy wrote in it. A trajectory is right if its answer matches a gold one exact
     python bi_rar.py --stage forward    one stage (baseline, forward, backward, merge, eval); --resume goes on
     python bi_rar.py --stage merge --forward A --backward B --lambdas .25,.5    any two folders of one kind
     python bi_rar.py --model Qwen/Qwen2.5-3B-Instruct       the paper's setting; large GPUs, a server; not run
-What is not in the paper is at the end (appendix) or in common/. Numbers reached: results/README.md.
+Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
 import math
@@ -41,20 +41,10 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from transformers import AutoConfig
 
-from common import (
-    chat,
-    data,
-    distributed,
-    flags,
-    guards,
-    metrics,
-    rollout,
-    run,
-    splits,
-    training,
-)
+from common import chat, data, distributed, flags, guards, metrics, rollout, run, splits, training
 from common import model as models
-from common.files import console, plain, say, warn
+from common.agent import Agent
+from common.files import say, warn
 from common.folder import in_turn, left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.page import record
@@ -62,13 +52,11 @@ from common.page import steps as page
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
 # ---------------------------------------------------------------- config
-#
-# The embedded world has made-up questions and passages, and a policy of half a million weights, which is
-# warmed up on demonstrations. Some of them are flawed, so that there is something to unlearn.
 
 @dataclass
 class Config(flags.PassageFlags):
-    """The paper's settings; what a run needs besides (model, search, memory, names) is in common/flags.py."""
+    """The paper's settings; common/flags.py has the flags of every script, and recipes/world.toml what the
+    embedded world has instead."""
 
     # ---- stages
 
@@ -113,38 +101,6 @@ class Config(flags.PassageFlags):
     grad_clip: float = 1.0          # largest norm of the gradient | verl
 
 
-# The embedded world's first level (--world plain). The learning rate is at2po.py's, chosen there for GRPO on
-# the dev split. Steps, and evaluation at temperature 1, were set after a trial of three steps on 60 test
-# questions (greedy decoding hides most of the flaws).
-WORLD = dict(
-    data="world",
-    retriever="bm25",
-    top_k=1,
-    max_turn=120,
-    step_text="turn",
-    eval_limit=400,
-    eval_temperature=1.0,
-    steps=100,
-    questions_per_step=32,
-    mini_batch=8,
-    lr=1e-4,
-    micro_tokens=8192,
-)
-# Its second level with paths of different length, which is what runs without flags: at the first one right
-# trajectories of a question are of one length, so nothing tells the rewards apart. The learning rate was
-# chosen on dev (results/notes/bi_rar.md).
-HARD = WORLD | dict(
-    world="hard:elastic=.3",
-    limit=1500,
-    eval_limit=500,
-    scorer="lines",
-    lambdas=".5",
-    steps=30,
-    lr=2e-4,
-    questions_per_step=16,
-    mini_batch=4,
-    max_searches=6,
-)
 PAPER_EVAL = "nq,triviaqa,popqa,hotpotqa-dev,2wiki-dev,musique-dev,bamboogle"  # Table 1
 
 # ---------------------------------------------------------------- prompt and tags (Search-R1, byte for byte)
@@ -601,13 +557,7 @@ def merge(forward, backward, lam, out):
 def evaluate(policy, split, cfg, progress, scorer=None):
     """One trajectory a question, greedy by default: (rows, summary). With a scorer the distances of the first
     explain_limit trajectories are measured, for page and plot."""
-    policy.engine.sync(policy.model)
-    search = rollout.BatchedSearch(split.retriever)
-    agents = []
-    for question in split.questions:
-        seed = stable_seed(cfg.seed, "eval", question.id)
-        agents.append(play(policy, search, question, "eval", cfg, seed, cfg.eval_temperature))
-    done = rollout.run_agents(agents, policy.engine, search, progress)
+    done = AGENT.answers(policy, split, cfg, progress)
     pairs = list(zip(done, split.questions, strict=True))
     if scorer is not None:
         measure_distances(policy, scorer, pairs[:cfg.explain_limit], cfg)
@@ -615,7 +565,6 @@ def evaluate(policy, split, cfg, progress, scorer=None):
     for t, question in pairs:
         t.reward = t.info.em
         rows.append(page.prediction(t, question, turn_label, step_reward))
-    run.collect(cfg, done, split.questions, conversation)  # (--collect)
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows, ("em", "f1", "searches", "tokens", "repeats"))
 
@@ -666,10 +615,10 @@ def main(argv=None):
         split, evals = splits.load_splits(cfg, PAPER_EVAL)
         initial_source = initial_policy(cfg)
         if cfg.warmup_data:
-            initial_source = warmed_up(cfg, initial_source, evals[0])
+            initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
         start = cfg.checkpoint or cfg.policy or initial_source
         if cfg.ask:
-            return ask(cfg, run.load_policy(cfg, start, trains=False), evals[0])
+            return AGENT.ask(cfg, run.load_policy(cfg, start, trains=False), evals[0].retriever)
         run.tell(cfg, cfg.steps)
         for stage, folder in in_turn(folders):
             if stage.startswith("merged-"):
@@ -755,14 +704,8 @@ def load_scorer(cfg, policy, initial):
 
 
 def parse_args(argv=None):
-    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv, given, in_world = flags.given_flags(argv)
-    default = Config()
-    if in_world and given.get("--world") == "plain":
-        default = Config(**WORLD)
-    elif in_world:
-        default = Config(**HARD)
-    return resolve(flags.cli(default, Config(), __doc__, argv))
+    """The flags, over the paper's defaults or the embedded world's."""
+    return resolve(flags.parse("bi_rar", Config, __doc__, argv))
 
 
 def resolve(cfg):
@@ -832,87 +775,20 @@ def sample_record(policy, scorer, groups, questions, step, cfg):
     return page.group_record(group, question, turn_label, step_reward, step=step)
 
 
-def ask(cfg, policy, split):
-    """--ask: one trajectory, shown while it is played."""
-    question = data.Question("ask", cfg.ask, [""])
+AGENT = Agent(
+    "bi_rar", play,
+    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question),
+    result=lambda tokenizer, text, cfg: render_result(tokenizer, text, cfg.max_observation),
+    around=("\n\n<information>", "</information>\n\n"),
+    request=PROMPT,
+    tags=[f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")],
+    words="Doc ( ) 1 2 3 Title now found nothing answer ; No passage " + re.sub(r"</?\w+>", "", INVALID),
+    answer=("<answer> ", " </answer>"),
+    flawed=("", " </answer>"),  # the opening tag is missing
+    hard=(3000, .4))  # paths of different length take twice the steps of the other hard worlds
+tiny_policy = AGENT.tiny_policy
 
-    def agent(search, seed):
-        return play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
-    trajectory = run.ask(cfg, policy, split.retriever, agent)
-    console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
-
-
-# ---------------------------------------------------------------- demonstrations
-
-def render_demonstration(tokenizer, question, demo, index, cfg):
-    """The trajectory of a demonstration: the agent plays it, and says what the demonstration says."""
-    from common.warmup import scripted
-    opened = "<answer> "
-    if demo.flaw == "bad format":  # the opening tag is missing
-        opened = ""
-    lines = scripted.search_lines(demo, opened, chat.Foreign(demo.answer), " </answer>")
-    # so that the last line is the last turn, whatever its format and however long the demonstration
-    cfg = replace(cfg, max_searches=len(lines) - 1)
-
-    def agent(policy, search):
-        return play(policy, search, question, "demonstration", cfg, 0, 1.0)
-    return scripted.play(tokenizer, lines, index, agent)
-
-
-def conversation(trajectory, question):
-    """The row of --collect: the prompt around the question, results without their tags."""
-    from common.warmup import sharegpt
-
-    def shown(observation):
-        return observation.removeprefix("\n\n<information>").removesuffix("</information>\n\n")
-
-    asked = question.question
-    request = PROMPT.replace("{question}", asked)
-    return [sharegpt.row(trajectory, "", request, shown, script="bi_rar", question=asked)]
-
-
-def warmed_up(cfg, source, split):
-    """Folder of `source` after --warmup-data."""
-    def render(tokenizer, question, demo):
-        return [render_demonstration(tokenizer, question, demo, split.retriever, cfg)]
-
-    def reward(made, question):
-        too_long = len(made[0].turns) > cfg.max_searches + 1
-        return None if too_long else made[0].info.em
-
-    def prompt(tokenizer, row):
-        return render_prompt(tokenizer, row["question"])
-
-    def reply(tokenizer, turn_ids, observation):
-        return render_result(tokenizer, observation, cfg.max_observation)[1]
-
-    from common.warmup import warmup
-    tokenizer = models.load_tokenizer(source)
-    examples = warmup.examples_of(
-        cfg.warmup_data, tokenizer, split.retriever, render, reward, reply, script="bi_rar", prompt=prompt,
-        top_k=cfg.top_k, max_passage=cfg.max_passage, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad,
-        evaluated=split.evaluated)
-    return warmup.warmed_up(cfg, "bi_rar", source, examples)
-
-
-def tiny_policy(cfg):
-    """Folder of the policy that the embedded world starts from: one that comes with the project
-    (common/world/start), or one made here and cached."""
-    words = "Doc ( ) 1 2 3 Title now found nothing answer ; No passage".split()
-    words += re.findall(r"\w+|[^\w\s]", re.sub(r"</?\w+>", "", INVALID))
-    names = ("think", "search", "information", "answer")
-    tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
-
-    def render(tokenizer, row, demo, index):
-        return [render_demonstration(tokenizer, data.parse_question(row), demo, index, cfg)]
-
-    from common.world import tiny
-    # learning to read paths of different length takes twice the steps of the other hard worlds
-    steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps, hard=(3000, .4))
-    recipe = tiny.Recipe(
-        "bi_rar", steps, flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
-    return tiny.tiny_policy(recipe, words, tags, render)
-
+# ---------------------------------------------------------------- the scorer of the embedded world
 
 SCORER_STEPS = 300  # of --scorer lines
 
@@ -933,7 +809,7 @@ def line_scorer(cfg, start):
 
         def render(row, demo, index):
             question = data.parse_question(row)
-            shown = render_demonstration(tokenizer, question, demo, index, cfg)
+            shown = AGENT.demonstration(tokenizer, question, demo, index, cfg)
             sequences = sequences_of(reasoning_steps_of(shown, question, tokenizer, cfg), line_break)
             return [s for four in sequences.values() for s in four.values()]
 
@@ -947,37 +823,6 @@ def line_scorer(cfg, start):
         return model, tokenizer
 
     return distributed.first(tiny.cached_policy, recipe, build)
-
-
-# ---------------------------------------------------------------- paper, authors' code and ours
-
-DIFFERENCES = """\
-What the cascade does: sum_i r_i prod_{j<i} (1 - r_j) is 1 - prod_i (1 - r_i). It grows with every further
-reasoning step, however bad, and does not depend on their order. So nothing in it prefers early success or
-short trajectories.
-
-Where the paper is silent:
-
-    A                 A is the first gold answer.
-    T_i               T_i is the thought of a turn, as in sec. 2 and Fig. 2, without the retrieved text;
-                      --step-text turn takes the query and the tags as well. The turn that answers is a
-                      reasoning step too, unless --answer-step is off.
-    context           The scorer reads Q, A and the reasoning step alone, each on a line of its own (the
-                      world's tokenizer has no line break), and no earlier reasoning step.
-    scorer            The scorer is the initial policy, frozen. --scorer names another one. The paper's is
-                      Qwen2.5-3B, for its instruct policy as well, as far as it says.
-    bounds            A denominator is at least 1e-6 bits, and d lies in [0, 20]. An empty reasoning step has
-                      d = 20.
-    groups            Groups of equal rewards are left out of the update, and so is their KL term.
-    observations      A search result that is cut keeps its closing tag. In a passage "<" before a letter
-                      becomes a look-alike, so that it can write no tag. If an invalid turn ends with the
-                      end-of-sequence token, this token is kept.
-
-In the world's first level (--world plain) K(Q|.) was the smaller of the two in a min of Eq 4 in none of 422
-reasoning steps. So d_TQ is K(T|QA) / K(T|A): how much the question helps to predict the reasoning step, never
-the reverse. And right trajectories of a question nearly always have as many turns. So the default is the
-second level with paths of different length (results/notes/bi_rar.md).
-"""
 
 
 if __name__ == "__main__":

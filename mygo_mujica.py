@@ -27,7 +27,8 @@ made. The graph is never written down: the calls of one planner turn are one lay
         --envs kg --graph triples.jsonl                                      2Wiki-KG
         --envs kimi                                                          Hotpot-Kimi
 --graph evidences makes the graph of 2Wiki's own evidences: gold facts and next to no others, so it is far
-easier than Wikidata. Numbers reached: results/README.md; the paper's own (7B and 8B models) were not tried.
+easier than Wikidata.
+Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
 import asyncio
@@ -126,29 +127,6 @@ class Config(flags.PassageFlags):
     token_budget: int = 0           # stop when so many tokens were sampled after the warm-up; 0 = no limit
 
 
-# What differs in the embedded world. MyGO's and GRPO's learning rates were chosen on dev at 500,000 tokens
-# (results/notes/mygo_mujica.md).
-WORLD = dict(
-    data="world",
-    retriever="bm25",
-    top_k=2,
-    max_turn=100,
-    eval_limit=400,
-    eval_temperature=1.0,
-    limit=2000,
-    sft_lr=3e-4,
-    sft_lr_final=3e-5,
-    steps=60,
-    token_budget=800_000,
-    questions_per_step=64,
-    mini_batch=16,
-    lr=1e-4,
-    lr_final=1e-5,
-    grpo_lr=1e-4,
-    micro_tokens=8192,
-)
-# And at the world's second level (--world hard:partial=.8).
-HARD = WORLD | dict(limit=1500, eval_limit=1000, token_budget=1_200_000)
 WORLD_SETS = ("test", "dev", "other-relations")
 PAPER_EVAL = "hotpotqa-dev,musique-dev"  # Tables 2 and 3
 
@@ -533,7 +511,7 @@ R_SUP = 1.0  # the largest reward there is: F1
 
 def next_threshold(previous, mean_reward, r_sup=R_SUP):
     """K := max(K', (mean_r + r_sup) / 2), mean_r over the first attempts (sec. 3.3; the printed form would
-    select nothing: see DIFFERENCES, at the file's end). Where all of them are perfect r > K would select
+    select nothing: see docs/differences.md). Where all of them are perfect r > K would select
     nothing either, so K stays a millionth below r_sup.
 
     >>> next_threshold(.5, .4), next_threshold(.8, .4), next_threshold(.8, 1.0)
@@ -886,13 +864,8 @@ def load_splits(cfg):
 
 
 def parse_args(argv=None):
-    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv, given, in_world = flags.given_flags(argv)
-    default = Config()
-    if in_world:
-        of_world = HARD if given.get("--world", "").startswith("hard") else WORLD
-        default = replace(default, **of_world)
-    return resolve(flags.cli(default, Config(), __doc__, argv))
+    """The flags, over the paper's defaults or the embedded world's."""
+    return resolve(flags.parse("mygo_mujica", Config, __doc__, argv))
 
 
 def resolve(cfg):
@@ -1444,42 +1417,6 @@ Xawery Żuławski. [0] says Xawery Żuławski's mother \
 Małgorzata Braunek, which excatly meets our need. </think>
 <select> [0] </select>
 <sentence> The mother of Xawery Żuławski is Małgorzata Braunek. </sentence>"""]}
-
-
-# ---------------------------------------------------------------- paper, authors' code and ours
-
-DIFFERENCES = """\
-Misprints. The threshold is printed as K := max(K', (mean_r / r_sup + 1) r_sup). That is at least r_sup, so
-r > K would select nothing. We read the midpoint, K := max(K', (mean_r + r_sup) / 2), kept a millionth below
-r_sup. Eq 4 is printed as A min(rho, clip(rho)), which is not GRPO's min(rho A, clip(rho) A) where A < 0. Ours
-is GRPO's.
-
-We use neither Proposition 3.1 nor 3.2; we could not confirm their proofs.
-
-Where the paper is silent (there is no public code):
-
-    rounds              The planner has 6 turns. What it asks in the last one is not worked on.
-    a failed worker     It reports "No relevant information found." [-1] is a selection, not a failure.
-    passages            They come without their titles, as in Table 8.
-    topic entities      In the graph they are those that the data set names. Where it names none, they are
-                        the heads of evidences that no other evidence leads to.
-    new entities        Tails of the selected triples get the next labels if they have facts themselves.
-    an entity's facts   A worker reads the triples with the entity as head, at most 20: those that share most
-                        words with the question. Table 10 also shows some with it as tail.
-    schedule            One cosine and one AdamW run over all iterations, one epoch an iteration. K' starts
-                        at .5.
-    Eq 6                The likelihood is taken at the sampling temperature and divided by the tokens of the
-                        mini-batch, as in LLaMA-Factory, so mini-batches weigh the same. With AdamW a constant
-                        factor would change gradient clipping alone.
-    EM, F1              HotpotQA's rules (yes and no count whole) hold for every data set.
-    STaR, RAFT, GRPO    The same agent samples for all; the table of stages says what each learns from.
-                        STaR goes on from the last iteration, like the others.
-    fixed               MyGO with K at --threshold, which does not rise: what repeated attempts do alone.
-    asynchronous (D.2)  We do not sample ahead: each iteration uses the weights that the last one left.
-
-In the embedded world the tiny policy has learned from written demonstrations and has no words for examples.
-So "few-shot" is that policy as it is, and the warm-up one round of choosing right trajectories.
-"""
 
 
 if __name__ == "__main__":

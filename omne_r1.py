@@ -27,7 +27,7 @@ in each token's reward; the critic is a linear head on the policy's own hidden s
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/              the paper's setting; not run
     python omne_r1.py --eval-only --checkpoint DIR --graph graphs/ --eval-data questions.jsonl
-Numbers reached: results/README.md; the paper's own (14B models) were not tried.
+Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
 import ast
@@ -148,34 +148,6 @@ class Config(flags.PolicyFlags):
     sft_batch: int = 4              # conversations an update | sec. 3.4.2
     max_length: int = 6144          # tokens of a conversation; longer ones are left out | sec. 3.4.2
 
-
-# Ours, for the embedded world. unique=False: an edge's sentence there tells apart what its relation does not.
-WORLD = dict(
-    stage="three",
-    data="world",
-    graph_encoder="",
-    matches=3,
-    max_edges=5,
-    max_turn=120,
-    max_context=1900,
-    curve_questions=100,
-    eval_temperature=1.0,
-    per_graph=300,
-    unique=False,
-    eval_limit=400,
-    steps=24,
-    questions_per_step=64,
-    mini_batch=32,
-    lr=2e-4,
-    head_lr=1e-3,
-    lr_warmup=0.0,
-    sft_sampled=300,
-    sft_templates=300,
-    sft_lr=2e-4,
-    sft_full_lr=5e-4,
-    sft_batch=8,
-    micro_tokens=2048,
-)
 
 # ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
 
@@ -1114,11 +1086,8 @@ def base_weights(cfg, evaluated=frozenset()):
 
 
 def parse_args(argv=None):
-    """Flags over the paper's defaults, or over the world's where neither a model nor a data set is named."""
-    argv, given, _ = flags.given_flags(argv)
-    in_world = not given.keys() & {"--model", "--graph"} and given.get("--data", "world") == "world"
-    default = replace(Config(), **WORLD) if in_world else Config()
-    cfg = flags.cli(default, Config(), __doc__, argv)
+    """The flags, over the paper's defaults or the embedded world's."""
+    cfg = flags.parse("omne_r1", Config, __doc__, argv, ends_world=("--model", "--graph"))
     cfg = replace(cfg, eval_only=cfg.eval_only or cfg.stage in ("eval", "direct"))
     cfg = check(cfg)
     stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
@@ -1298,65 +1267,6 @@ def tiny_policy(cfg):
     steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
     recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_size, engine=cfg.engine)
     return tiny.tiny_policy(recipe, words, graphs.TAGS, render, index, pack_tokens=1024)
-
-
-# ---------------------------------------------------------------- paper, authors' code and ours
-
-DIFFERENCES = """\
-Where the paper and the authors' code ("the code") differ, or the paper is silent. A flag in brackets takes
-the other reading.
-
-    weights of stages       Stage 1 trains Qwen2.5-14B-Instruct and only makes trajectories. Stage 2 begins
-                            with Qwen3-14B as released. Stage 3 goes on from two models of stage 2, adapters
-                            with thoughts at w = .001, and full weights without thoughts. Ours does all of it
-                            from one base (--stage sft --checkpoint DIR begins stage 2 with another).
-    accuracy                The paper compares strings but for blanks around them, the code by SQuAD's rules
-                            ("normalised"), in reward and evaluation. Ours compares as the tools print names:
-                            one_line joins lines and replaces "<" with a look-alike, so names cannot contain
-                            tags. The gold answer is a node's name, which has no aliases.
-    prompt                  The evaluator's in the code ends "Your answer should only contain one entity name.
-                            Don't include any other text."; the paper's and ours say nothing of it.
-    rounds                  The paper has at most 7 of 3,000 tokens, that of the answer too, 32 at once (ours
-                            384). The code has the same in evaluation, and in training 5 calls and a turn
-                            more, of 1,024 tokens. Ours has 7 in both, of 1,024 tokens in training
-                            (--max-train-turn).
-    temperature             The paper prints none. The code's evaluation is greedy, and so is ours (in the
-                            world it is 1).
-    a call that fails       If it cannot be read, or is for another graph, it gets an error text and is
-                            counted; the round goes on.
-    calls                   The paper writes them in Python's style, which the code splits at commas; its
-                            evaluator asks for JSON. Ours reads both and evaluates nothing. Blanks around a
-                            name do not count.
-    R_format of stage 1     The paper's is in [0, 1]. The code's is 0, .1, .4, .6 or 1, for tags that touch,
-                            are empty, for two tools. Ours is the share of the rounds in the right format.
-                            All pay for format alone, so a base that seldom calls learns not to call: the
-                            guard "calls" says so.
-    right format            Exactly one thought, then exactly one call that can be read, or the answer, which
-                            the last round has to be; none of them blank. --think off: no thought.
-    reward of stage 3       As printed: a wrong answer in right format is worth .5, and it may fall below 0.
-                            A repeated call has the same tool and arguments, in whatever order and quotes.
-    GAE                     The printed exponent T - t + 1 must be T - t - 1. Ours skips observations: the
-                            next value is that of the next sampled token. The code does not skip them, in GAE,
-                            whitening and the critic's loss.
-    PPO                     L^PPO is printed (3.3.1), its settings are not. The code (train_ppo_mix_0518.sh,
-                            one of three versions) has 256 questions a step in one update, lr 1e-6 and 1e-5
-                            (critic), both rising over .05 of the steps, 1,000 steps planned, step 350
-                            evaluated, and whitened advantages. Ours has 350 steps, clip .2, gamma 1, lambda 1
-                            and one epoch, as in verl; its value loss is not clipped. Stage 3's settings are
-                            in neither; ours are the same.
-    KL                      The code sets .001 but not use_kl_in_reward, so there was probably none. Ours is
-                            .001 as a cost a token (--kl-coef 0).
-    critic                  The paper's shares the actor's encoder, the code's is a model of its own. Ours is
-                            a linear head on the policy's hidden states.
-    loss of stage 2         The paper's mean is over a forward pass, one conversation. --loss-total update
-                            takes it over all of an update.
-    tags                    They belong to the thought, as in Algorithm 1: at w = 0 they are not learned.
-    adapters                The paper writes "+ RL (LoRA)". Where stage 2 or 3 begins with some, ours folds
-                            them into their base, and PPO trains all weights (--lora makes new adapters).
-    end of a turn           Ours ends at the closing tag; an end-of-message token is never learned.
-    tools                   The paper has two; the code has a third, from an edge to a node.
-    rows without thoughts   The chat template's empty block, which is not learned, replaces their thoughts.
-"""
 
 
 if __name__ == "__main__":

@@ -44,12 +44,13 @@ GROUPS = ("none", "branches")  # expansions that make a baseline's group; the ot
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio a sequence
 
 
-def defaults(loss, in_world=False):
-    """{flag: default} of --loss.
+def defaults(given, in_world=False):
+    """{flag: default} that --loss sets, among the flags as they were given.
 
-    >>> defaults("gspo"), defaults("atpo", in_world=True)
+    >>> defaults({"--loss": "gspo"}), defaults({}, in_world=True)
     ({'expansion': 'none', 'clip_low': 0.0003, 'clip_high': 0.0004}, {})
     """
+    loss = given.get("--loss", "atpo")
     baseline = BASELINES.get(loss, Baseline())
     found = dict(baseline.flags)
     if in_world and loss == "gspo":  # ten times the paper's, as for ATPO
@@ -57,42 +58,25 @@ def defaults(loss, in_world=False):
     return found
 
 
-def check(loss, kl_coef, expansion, group_size, leaves):
+def check(cfg):
     """Refuses what no loss has, and a question with one sample."""
-    if kl_coef and loss != "grpo":
-        sys.exit(f"error: --kl-coef goes with --loss grpo; {loss} has no KL term (Eq 8-11)")
-    if expansion in GROUPS and group_size == 1:
+    if cfg.kl_coef and cfg.loss != "grpo":
+        sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
+    if cfg.expansion in GROUPS and cfg.group_size == 1:
         flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
-    if expansion not in GROUPS and leaves == 1:
+    if cfg.expansion not in GROUPS and cfg.chains + cfg.rounds * cfg.expand == 1:
         flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
 
 
-def token_loss(loss, logprobs, batch, advantages, clip_low, clip_high, kl_coef, num_sequences, num_tokens):
+def token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens):
     """(loss, stats) of GRPO, DAPO or AEPO for a micro-batch; the mini-batch has these sequences, tokens."""
-    baseline = BASELINES[loss]
+    baseline = BASELINES[cfg.loss]
+    weights = training.sequence_weights(batch.response_mask, num_sequences)
     if baseline.token_mean:
         weights = 1 / num_tokens
-    else:
-        weights = training.sequence_weights(batch.response_mask, num_sequences)
     return training.grpo_loss(
-        logprobs, batch.old_logprobs, advantages, batch.response_mask, weights, clip_low, clip_high,
-        kl_coef, batch.ref_logprobs, baseline.dual_clip, baseline.soft_clip)
-
-
-async def grow_group(root, next_turn, expansion, chains, group_size, seed, vocabulary):
-    """A group of trajectories, as a tree of one level, or of more where chains branch (AEPO). Returns the
-    root. next_turn(node, name): a coroutine that adds the next turn of a sample below `node`."""
-    async def chain(name):
-        node = root
-        while not node.done:
-            node = await next_turn(node, name)
-
-    if expansion == "branches":
-        rng = random.Random(stable_seed(seed, "branch"))
-        await grow_branches(next_turn, root, chains, group_size, rng, vocabulary)
-    else:
-        await asyncio.gather(*(chain(f"chain{m}") for m in range(group_size)))
-    return root
+        logprobs, batch.old_logprobs, advantages, batch.response_mask, weights, cfg.clip_low, cfg.clip_high,
+        cfg.kl_coef, batch.ref_logprobs, baseline.dual_clip, baseline.soft_clip)
 
 
 class TokenBudget:
@@ -123,6 +107,12 @@ class TokenBudget:
         self.spent["tokens"] += row["rollout/tokens"]
         self.spent["baseline_tokens"] += questions * self.group_size * row["rollout/chain_tokens"]
         row["rollout/tokens_total"] = self.spent["tokens"]
+
+
+def retokenize(tokenizer, root):
+    """--retokenize: Figure 8's control, of a whole tree."""
+    for node in root.nodes()[1:]:
+        node.turn = retokenized(tokenizer, node.turn)
 
 
 def retokenized(tokenizer, turn):
@@ -161,6 +151,13 @@ def penalize_overlong(roots, limit):
             leaf.trajectory.reward += overlong_penalty(length, limit)
 
 
+def learned_from(roots, cfg):
+    """The trees that a step learns from: all, but for DAPO, which also takes the overlong penalty off."""
+    if cfg.loss == "dapo":
+        penalize_overlong(roots, cfg.max_response)
+    return chosen_to_learn(cfg.loss, roots, cfg.questions_per_step)
+
+
 def chosen_to_learn(loss, roots, most):
     """The trees that a step learns from: all, but for DAPO. Its dynamic sampling (Eq 11) takes the first of
     which some answers are right and some wrong, and flat ones where there are not enough. It does not learn
@@ -182,10 +179,15 @@ BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)  # authors' code
 ENTROPY_WEIGHT = .2  # authors' code
 
 
+async def grow_aepo(next_turn, root, cfg, seed, tokenizer):
+    rng = random.Random(stable_seed(seed, "branch"))
+    return await grow_branches(next_turn, root, cfg.chains, cfg.group_size, rng, len(tokenizer))
+
+
 async def grow_branches(advance, root, chains, group_size, rng, vocabulary):
-    """AEPO's group, grown a turn at a time: `chains` begin, and after each search a chain may go on twice.
-    That is likelier the more uncertain its turn was than its first, and less likely the more often in a row
-    the question has branched. Once all have ended, fresh chains fill the group, one by one."""
+    """The root of AEPO's group, grown a turn at a time: `chains` begin, and after each search a chain may go
+    on twice. That is likelier the more uncertain its turn was than its first, and less likely the more often
+    in a row the question has branched. Once all have ended, fresh chains fill the group, one by one."""
     def uncertainty(turn):  # of the first 20 tokens, in units of a uniform distribution's entropy
         return -sum(turn.logprobs[:20]) / math.log(vocabulary)
 
@@ -211,11 +213,14 @@ async def grow_branches(advance, root, chains, group_size, rng, vocabulary):
         in_a_row = in_a_row + 1 if new else 0
         begun += len(new)
         going |= new
+    return root
 
 
-def balance_entropy(batches):
-    """AEPO: A (1 + .2 z), z being the entropy of the token's distribution, standardised over the sampled
-    tokens that an update learns from: what the policy was uncertain of counts for more."""
+def balance_entropy(loss, batches):
+    """AEPO alone: A (1 + .2 z), z being the entropy of the token's distribution, standardised over the
+    sampled tokens that an update learns from: what the policy was uncertain of counts for more."""
+    if loss != "aepo" or not batches:
+        return
     entropies = distributed.of_all_ranks(b.entropies[b.response_mask] for b in batches if b.weight)
     mean = float(entropies.mean())
     std = float(entropies.std(correction=0)) or 1.0

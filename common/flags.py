@@ -17,6 +17,7 @@ import shlex
 import signal
 import sys
 import textwrap
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args, get_type_hints
@@ -25,6 +26,7 @@ import torch
 import tyro
 
 from common import distributed
+from common.turns import stable_seed
 
 # ---------------------------------------------------------------- shared fields
 
@@ -98,6 +100,7 @@ class PassageFlags(PolicyFlags):
     retriever: str = ""
 
 
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
 MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "lora", "seed")
 ABOVE_ZERO = ("world_size", "cache_gb", "warmup_lr")
@@ -121,6 +124,16 @@ def run_name(cfg, *first):
 def default_retriever(cfg):
     """What an empty --retriever means."""
     return "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
+
+
+def named(cfg, *first):
+    """cfg with --name and --retriever filled in, where they are empty."""
+    name = run_name(cfg, *first)
+    if cfg.eval_only:
+        model = cfg.model or cfg.policy_model
+        evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
+        name = f"eval-{stable_seed(*evaluated) % 10**6}"
+    return replace(cfg, name=cfg.name or name, retriever=cfg.retriever or default_retriever(cfg))
 
 
 # ---------------------------------------------------------------- what flags must be
@@ -245,8 +258,7 @@ def needs_a_model(cfg):
 # ---------------------------------------------------------------- command line
 
 def given_flags(argv=None):
-    """(argv with what its @FILEs hold, {flag: value} as typed, whether they mean the embedded world:
-    neither a model, a service nor other data is named)."""
+    """(argv with what its @FILEs hold, {flag: value} as typed)"""
     argv = sys.argv[1:] if argv is None else list(argv)
     argv = [word for given in argv for word in (read_flags(given) if given.startswith("@") else [given])]
     flags = {}
@@ -255,8 +267,7 @@ def given_flags(argv=None):
         flags[name.replace("_", "-")] = value if equals else following
     if "--ask" in flags and not flags["--ask"].strip():
         sys.exit("error: --ask is empty: a question in quotes")
-    world_data = flags.get("--data", "world") == "world"
-    return argv, flags, world_data and not flags.keys() & {"--model", "--policy"}
+    return argv, flags
 
 
 def read_flags(given):
@@ -267,6 +278,31 @@ def read_flags(given):
             return shlex.split(f.read(), comments=True)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {given}: cannot read flags from {file} ({error})")
+
+
+def parse(script, config, docstring, argv=None, own=None, ends_world=("--model", "--policy")):
+    """A script's Config from the command line. Defaults are the paper's, which the class `config` has. In the
+    embedded world, where no other --data and none of `ends_world` is given, those of recipes/world.toml stand
+    over them. own(given, in_world) -> {field: default}: stands over both."""
+    argv, given = given_flags(argv)
+    paper = default = config()
+    in_world = given.get("--data", "world") == "world" and not given.keys() & set(ends_world)
+    if in_world:
+        default = replace(default, **world_defaults(script, given.get("--world")))
+    if own:
+        paper = replace(paper, **own(given, False))
+        default = replace(default, **own(given, in_world))
+    return cli(default, paper, docstring, argv)
+
+
+def world_defaults(script, level=None):
+    """{field: default} of a script in the embedded world. level: plain | hard…; None = the script's own."""
+    tables = tomllib.loads((RECIPES / "world.toml").read_text(encoding="utf-8"))[script]
+    found = dict(tables["plain"])
+    hard = tables.get("hard", {})
+    if (level or hard.get("world", "plain")).startswith("hard"):
+        found |= hard
+    return found
 
 
 typed = []  # the flags that this program was started with
@@ -301,7 +337,7 @@ def cli(default, paper, docstring, argv):
     title, *rest = docstring.strip().split("\n")
     from_first = itertools.dropwhile(lambda line: not line.startswith("    python "), rest)
     commands = itertools.takewhile(lambda line: line.startswith("    "), from_first)
-    more = "The method is the script's; where it differs from the paper: the end of the script."
+    more = "The method is the script's; where it differs from the paper: docs/differences.md."
     about = [title, "", *commands, "", more]
     settings = []
     for f in dataclasses.fields(default):

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from common import committed, process, report
 from common.files import RunError, UserError, clock, say
+from common.flags import RECIPES
 from common.report import curves
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 OWN = ("--seed", "--name", "--out", "--resume")  # flags that the ladder gives
 # of a run's config.json, what need not be the table's
 FREE = ("resume", "out", "log", "save_every")
@@ -34,7 +34,7 @@ FREE = ("resume", "out", "log", "save_every")
 def read_tables(script):
     """{table: what recipes/<script>.toml says of it}; what stands above all tables holds for each. "stages":
     of the run of all stages."""
-    known = sorted(file.stem for file in RECIPES.glob("*.toml"))
+    known = sorted(file.stem for file in RECIPES.glob("*.toml") if file.stem != "world")
     if script not in known:
         raise RunError(f"{script}: there are tables of {', '.join(known)}")
     recipe = tomllib.loads((RECIPES / f"{script}.toml").read_text(encoding="utf-8"))

@@ -27,6 +27,7 @@ from common.turns import (  # noqa: F401  (they are names of this module too)
     question_seeds,
     sampled_text,
     stable_seed,
+    tree_seeds,
 )
 
 

@@ -75,3 +75,13 @@ def question_seeds(questions, *parts):
     ids = [q.id for q in questions]
     drawn_before = [ids[:i].count(name) for i, name in enumerate(ids)]
     return [stable_seed(*parts, name, n) for name, n in zip(ids, drawn_before, strict=True)]
+
+
+def tree_seeds(questions, *parts):
+    """As question_seeds, but of a question that is drawn once without a number."""
+    ids = [q.id for q in questions]
+    seeds = []
+    for i, name in enumerate(ids):
+        again = ids[:i].count(name)
+        seeds.append(stable_seed(*parts, name, *(("again", again) if again else ())))
+    return seeds

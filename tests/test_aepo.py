@@ -159,12 +159,12 @@ def test_advantages_grow_with_a_token_s_entropy():
 
     one, other = batch([1.0, 9.0, 3.0], [1, 0, 1]), batch([5.0], [1])
     idle = batch([99.0], [1], weight=0.0)  # learned from on another rank
-    baselines.balance_entropy([one, other, idle])
+    baselines.balance_entropy("aepo", [one, other, idle])
     z = math.sqrt(1.5)  # of 1, 3 and 5; what was not sampled does not count
     assert one.advantages[0].tolist() == pytest.approx([2 * (1 - .2 * z), 0, 2])
     assert other.advantages[0].tolist() == pytest.approx([2 * (1 + .2 * z)])
     even = batch([2.0, 2.0], [1, 1])
-    baselines.balance_entropy([even])
+    baselines.balance_entropy("aepo", [even])
     assert even.advantages[0].tolist() == [2.0, 2.0]
 
 

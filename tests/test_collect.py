@@ -60,7 +60,8 @@ def own(play, tokenizer, texts, index):
 def learned(script, monkeypatch, cfg, *args):
     """The trajectories that --warmup-data would train on."""
     monkeypatch.setattr(warmup, "warmed_up", lambda cfg, name, source, examples: examples)
-    return [t for example in script.warmed_up(cfg, *args) for t in example]
+    warmed_up = script.AGENT.warmed_up if hasattr(script, "AGENT") else script.warmed_up
+    return [t for example in warmed_up(cfg, *args) for t in example]
 
 
 def same_tokens(made, found):
@@ -86,7 +87,7 @@ def test_at2po_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeyp
         return at2po.score(rollout.Trajectory("q1", prompt_ids, leaf.turns()), QUESTION, cfg)
 
     made = own(play, tokenizer, AT2PO_SAYS, OnePage())
-    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], at2po.conversation)
+    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], at2po.AGENT.rows)
     same_tokens([made], learned(at2po, monkeypatch, cfg, small, Split("x", [], OnePage())))
 
 
@@ -102,7 +103,7 @@ def test_bi_rar_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkey
         return bi_rar.play(policy, search, QUESTION, "x", cfg, 0, 1.0)
 
     made = own(play, tokenizer, says, OnePage())
-    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], bi_rar.conversation)
+    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], bi_rar.AGENT.rows)
     same_tokens([made], learned(bi_rar, monkeypatch, cfg, small, Split("x", [], OnePage())))
 
 
@@ -272,10 +273,10 @@ def test_another_script_s_conversations_are_refused(tmp_path, small):
     file.write_text(json.dumps(row) + "\n")
     cfg = at2po.Config(warmup_data=str(file))
     with pytest.raises(data.DataError, match="conversations of bi_rar.py"):
-        at2po.warmed_up(cfg, small, Split("x", [], OnePage()))
+        at2po.AGENT.warmed_up(cfg, small, Split("x", [], OnePage()))
     file.write_text(json.dumps({**row, "question": 3}) + "\n")
     with pytest.raises(data.DataError, match="line 1: expected script, id, question"):
-        at2po.warmed_up(cfg, small, Split("x", [], OnePage()))
+        at2po.AGENT.warmed_up(cfg, small, Split("x", [], OnePage()))
 
 
 @pytest.mark.parametrize("flags, message", [

@@ -65,10 +65,11 @@ def test_commands_of_the_readme_do_not_collide():
 @pytest.mark.parametrize("script", ["at2po", "bi_rar", "mygo_mujica"])
 def test_a_config_of_python_is_that_of_the_command_line(script):
     module = SCRIPTS[script]
-    resolved = module.resolve(replace(module.Config(), **module.WORLD))
+    plain, hard = (flags.world_defaults(script, level) for level in ("plain", "hard"))
+    resolved = module.resolve(replace(module.Config(), **plain))
     assert resolved == module.parse_args(["--world", "plain"])
     assert resolved.engine == "transformers"
-    hard = module.resolve(replace(module.Config(), **module.HARD | {"world": "hard"}))
+    hard = module.resolve(replace(module.Config(), **hard | {"world": "hard"}))
     line = ["--world", "hard"]
     assert replace(hard, lr=0, name="") == replace(module.parse_args(line), lr=0, name="")
 

@@ -1,6 +1,7 @@
 """The simulated large step at a tiny size."""
 
 import itertools
+from dataclasses import replace
 from random import Random
 
 import at2po
@@ -61,7 +62,7 @@ def test_the_made_up_questions_are_answered_in_valid_format():
     tokenizer = bench_large.bpe_tokenizer(text)
     engine = bench_large.InstantEngine(tokenizer, text, watch)
     policy = rollout.Policy(bench_large.OneWeight(), tokenizer, engine)
-    cfg = at2po.replace(at2po.Config(), **SMALL)
+    cfg = replace(at2po.Config(), **SMALL)
     questions = [at2po.data.Question(str(i), "who", ["right"]) for i in range(8)]
     search = bench_large.InstantSearch(text, watch)
     roots = at2po.rollout_trees(policy, search, questions, cfg, 1)

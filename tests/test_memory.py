@@ -173,9 +173,9 @@ def test_the_small_recipes_fit_a_laptop_and_one_gpu(shapes):
 def test_flag_files(tmp_path, capsys):
     file = tmp_path / "a.args"
     file.write_text("# a comment\n--lr 1e-5 --name 'two words'  # and one behind\n")
-    argv, given, in_world = flags.given_flags(["--seed", "3", f"@{file}", "--lora=4"])
+    argv, given = flags.given_flags(["--seed", "3", f"@{file}", "--lora=4"])
     assert argv == ["--seed", "3", "--lr", "1e-5", "--name", "two words", "--lora=4"]
-    assert given["--lr"] == "1e-5" and given["--lora"] == "4" and in_world
+    assert given["--lr"] == "1e-5" and given["--lora"] == "4"
     with pytest.raises(SystemExit, match="error: @nowhere.args: cannot read flags from nowhere.args"):
         flags.given_flags(["@nowhere.args"])
     file.write_text("--name 'no end")

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import mygo_mujica as m
-from common import chat, data, engine, kg, metrics, retriever, rollout, run, training
+from common import chat, data, engine, flags, kg, metrics, retriever, rollout, run, training
 from common import model as models
 from common.files import read_jsonl
 from common.folder import RunFolder
@@ -72,7 +72,7 @@ def place(env="text"):
 
 
 def config(**more):
-    return replace(m.Config(), **{**m.WORLD, "max_turn": 60, **more})
+    return replace(m.Config(), **{**flags.world_defaults("mygo_mujica"), "max_turn": 60, **more})
 
 
 def play(tokenizer, texts, question=QUESTION, env="text", **more):

@@ -217,7 +217,7 @@ def test_a_quotation_can_write_no_tag(small):
     question, demo = data.parse_question(row), demonstrated(row)
     index = retriever.make_retriever("bm25", data.pool_contexts([question]))
     cfg = at2po.Config(top_k=1)
-    made = at2po.render_demonstration(tokenizer, question, demo, index, cfg)
+    made = at2po.AGENT.demonstration(tokenizer, question, demo, index, cfg)
     assert at2po.score(made, question, cfg).reward == 1
     text = "".join(turn.text for turn in made.turns)
     assert text.count("<answer>") == 1 and text.count("</think>") == 3
@@ -396,7 +396,7 @@ def test_most_real_training_questions_can_be_demonstrated(small, name, least):
     cfg = at2po.Config(top_k=1)
 
     def render(question, demo):
-        return [at2po.render_demonstration(tokenizer, question, demo, index, cfg)]
+        return [at2po.AGENT.demonstration(tokenizer, question, demo, index, cfg)]
 
     def reward(made, question):
         return at2po.score(made[0], question, cfg).reward

@@ -1,7 +1,6 @@
-"""Trees of turns (at2po.Node) in numbers, and as records for the page.
+"""Trees of turns (at2po.Node) in numbers, and as records for the page. cfg is at2po.Config.
 
-label(turn) -> what a turn is called there; why(trajectory, question) -> lines that say what led to its
-reward.
+label(turn) -> what a turn is called there.
 """
 
 import math
@@ -104,7 +103,19 @@ def weighted(node, rule):
     return f"sum of {weighting} V over {len(node.children)} children (Eq 3) = {added}"
 
 
-def prediction(trajectory, question, label, why):
+def why(trajectory, question):
+    """What led to the reward, in words: the format rule (Eq 15) and the strings compared (Eq 16)."""
+    info = trajectory.info
+    lines = [f"format (Eq 15): {info.problem or 'valid'}"]
+    if info.answer:
+        equal = "equal" if info.em else "not equal"
+        counted = ", not counted" if info.problem else ""
+        strings = record.compared(info.answer, question.answers)
+        lines.append(f"exact match (Eq 16): {strings}: {equal}{counted}")
+    return lines
+
+
+def prediction(trajectory, question, label):
     """A row of eval_<set>.json."""
     row = {"id": question.id, **vars(trajectory.info), "tokens": trajectory.sampled_tokens}
     return row | record.group_of(question, [trajectory], lambda t, k: {"label": label(t.turns[k])}, why)
@@ -126,15 +137,14 @@ def turn_ratios(model, leaves, cfg, temperature):
     return found
 
 
-def sample_record(policy, roots, questions, step, cfg, temperature, window, label, why, how):
+def sample_record(policy, roots, questions, step, cfg, label):
     """The step's first tree with right and wrong leaves: every node with value, advantage, and how far the
-    step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on. window: how far
-    a turn's ratio may fall and rise, None where ratios are no turn's. how(node, root) -> lines."""
+    step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on."""
     rewards = [root.rewards() for root in roots]
     shown = record.first_with_spread(rewards)
     root, question = roots[shown], questions[shown]
     leaves = root.leaves()
-    ratios = turn_ratios(policy.model, leaves, cfg, temperature)
+    ratios = turn_ratios(policy.model, leaves, cfg, cfg.temperature)
     node_of = {id(node.turn): node for node in root.nodes()}
 
     def of_turn(trajectory, k):
@@ -147,10 +157,10 @@ def sample_record(policy, roots, questions, step, cfg, temperature, window, labe
             "advantage": advantage,
             "ratio": ratio,
             "branched": node.regenerated or None,
-            "how": how(node, root),
+            "how": how(node, root, cfg.value, cfg.advantage, cfg.credit),
         }
-        if window and trajectory.advantages:
-            low, high = 1 - window[0], 1 + window[1]
+        if cfg.loss == "atpo" and trajectory.advantages:  # the ratios are a turn's
+            low, high = 1 - cfg.clip_low, 1 + cfg.clip_high
             past = ratio > high and advantage > 0 or ratio < low and advantage < 0
             verdict = "clipped" if past else "not clipped"
             told["clipped"] = past

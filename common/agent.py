@@ -1,0 +1,170 @@
+"""A script's agent, as --ask, evaluations, demonstrations, warm-ups, --collect and the embedded world's tiny
+policy need it. No paper talks about these, so the script only declares what its agent writes:
+
+    AGENT = Agent("bi_rar", play, render_prompt, …)
+"""
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from common import chat, data, metrics, rollout, run
+from common import model as models
+from common.files import console, plain
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent that writes <think>, <search> and <answer> tags. Its cfg has, besides the shared flags, top_k,
+    max_searches, max_passage, eval_temperature, and perhaps max_response."""
+
+    script: str
+    # play(policy, search, question, name, cfg, seed, temperature, watch=None): a coroutine that returns the
+    # scored Trajectory. name is part of its seeds; watch(turn) is called after each turn
+    play: Callable
+    prompt: Callable            # prompt(tokenizer, question text, cfg) -> ids
+    result: Callable            # result(tokenizer, text, cfg) -> (text, ids) of a search result
+    around: tuple               # what stands before and after the text of a result
+    tags: tuple                 # single tokens of the world's tokenizer, as are the words
+    words: str
+    answer: tuple               # what stands before and after the answer of a demonstration
+    flawed: tuple               # the same where its format is to be wrong
+    real: tuple = ()            # as `answer`, of demonstrations of real questions
+    system: str = ""            # of a conversation on file, with its first message
+    request: str = "{question}"
+    ends: Callable = lambda cfg: "none"     # which messages the policy ends itself: none | last
+    hard: tuple = (1550, .8)    # (steps, flaw rate) of the tiny policy's warm-up at the world's second level
+
+    # ---- playing
+
+    def evaluate(self, policy, split, cfg, progress, prediction):
+        """(rows, summary) of an evaluation. prediction(trajectory, question) -> a row."""
+        done = self.answers(policy, split, cfg, progress)
+        rows = [prediction(t, q) for t, q in zip(done, split.questions, strict=True)]
+        about = {
+            "set": split.name,
+            "seed": cfg.seed,
+            "temperature": cfg.eval_temperature,
+        }
+        return rows, about | metrics.summarize(rows)
+
+    def answers(self, policy, split, cfg, progress):
+        """A trajectory a question at --eval-temperature; --collect keeps the right ones."""
+        policy.engine.sync(policy.model)
+        search = rollout.BatchedSearch(split.retriever)
+        agents = []
+        for q in split.questions:
+            seed = rollout.stable_seed(cfg.seed, "eval", q.id)
+            chain = self.play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature)
+            agents.append(chain)
+        done = rollout.run_agents(agents, policy.engine, search, progress)
+        run.collect(cfg, done, split.questions, self.rows)
+        return done
+
+    def ask(self, cfg, policy, retriever):
+        """--ask: one trajectory, shown while it is played."""
+        question = data.Question("ask", cfg.ask, [""])
+
+        def agent(search, seed):
+            return self.play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
+
+        info = run.ask(cfg, policy, retriever, agent).info
+        wrong = f" ({info.problem})" if info.problem else ""
+        console.print(f"[bold]answer: {plain(f'{info.answer}{wrong}')}[/bold]")
+
+    # ---- conversations on file
+
+    def rows(self, trajectory, question):
+        """The row of --collect: results without what stands around them."""
+        from common.warmup import sharegpt
+        before, after = self.around
+
+        def shown(observation):
+            return observation.removeprefix(before).removesuffix(after)
+
+        asked = question.question
+        request = self.request.replace("{question}", asked)
+        return [sharegpt.row(trajectory, self.system, request, shown, script=self.script, question=asked)]
+
+    # ---- demonstrations
+
+    def demonstration(self, tokenizer, question, demo, retriever, cfg, answer=()):
+        """The trajectory of a demonstration: the agent plays it, and says what the demonstration says."""
+        from common.warmup import scripted
+        before, after = answer or self.answer
+        if demo.flaw == "bad format":
+            before, after = self.flawed
+        lines = scripted.search_lines(demo, before, chat.Foreign(demo.answer), after)
+        # the agent's limits cut what a policy samples, but nothing that it is shown
+        unlimited = replace(cfg, max_searches=len(lines) - 1)
+        if hasattr(cfg, "max_response"):
+            unlimited = replace(unlimited, max_response=sys.maxsize)
+
+        def agent(policy, search):
+            return self.play(policy, search, question, "demonstration", unlimited, 0, 1.0)
+
+        return scripted.play(tokenizer, lines, retriever, agent)
+
+    def warmed_up(self, cfg, source, split):
+        """Fine-tunes `source` on --warmup-data, without what is evaluated, and returns the folder. split: a
+        data.Split whose passages demonstrations read."""
+        from common.warmup import warmup
+
+        def render(tokenizer, question, demo):
+            made = self.demonstration(tokenizer, question, demo, split.retriever, cfg, self.real)
+            if self.ends(cfg) == "last":
+                made.turns[-1].ids.append(tokenizer.eos_token_id)
+                made.turns[-1].logprobs.append(0.0)
+            return [made]
+
+        def reward(made, question):
+            first = made[0]
+            response = first.length - len(first.prompt_ids)
+            too_long = response > getattr(cfg, "max_response", math.inf)
+            if too_long or len(first.turns) > cfg.max_searches + 1:
+                return None  # the agent could not go so far
+            if first.info.problem:
+                return 0.0
+            return first.info.em
+
+        def prompt(tokenizer, row):
+            return self.prompt(tokenizer, row["question"], cfg)
+
+        def reply(tokenizer, turn_ids, observation):
+            return self.result(tokenizer, observation, cfg)[1]
+
+        examples = warmup.examples_of(
+            cfg.warmup_data,
+            models.load_tokenizer(source),
+            split.retriever,
+            render,
+            reward,
+            reply,
+            self.ends(cfg),
+            script=self.script,
+            prompt=prompt,
+            top_k=cfg.top_k,
+            max_passage=cfg.max_passage,
+            longest=cfg.micro_tokens,
+            skip_bad=cfg.skip_bad,
+            evaluated=split.evaluated,
+        )
+        return warmup.warmed_up(cfg, self.script, source, examples)
+
+    # ---- the embedded world
+
+    def tiny_policy(self, cfg):
+        """Folder of the half-million-weight policy that the embedded world starts from: one that comes with
+        the project (common/world/start), or one made here and cached."""
+        from common.world import tiny
+
+        def render(tokenizer, row, demo, retriever):
+            return [self.demonstration(tokenizer, data.parse_question(row), demo, retriever, cfg)]
+
+        words = re.findall(r"\w+|[^\w\s]", self.words)
+        steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps, hard=self.hard)
+        recipe = tiny.Recipe(
+            self.script, steps, flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+        return tiny.tiny_policy(recipe, words, list(self.tags), render)
