@@ -34,18 +34,19 @@ PREDICTION |= of(TEXT, "answer problem")
 PREDICTION |= of([str], "gold evidence")
 PREDICTION |= of(NUMBER, "em_valid? f1? searches? tokens? read? copied?")
 PART = {"n": int, "em": NUMBER}
+INPUTS = {"*": str}
 SUMMARY = {
     "n?": int,
     "em?": NUMBER,
     "names?": {"*": str},
     "reading?": {"*": NUMBER},
+    "inputs?": INPUTS,
     "*": NUMBER,
 }
 SUMMARY |= of(PART, "two_way? open?")
 SUMMARY |= of(TEXT, "set search")
 SUMMARY |= of(ANY, "by_type by_hops ends faults patterns first_wrong recall_at ranks")
-CONFIG = {"changed?": [str]}
-CONFIG |= of(int, "threads? save_every?")
+CONFIG = {"changed?": [str], "threads?": int, "save_every?": (int, str), "inputs?": INPUTS}
 CONFIG |= of(TEXT, "run_id machine")
 CONVERSATION = {"conversations": [of(str, "from value")]}
 FORMS = {  # of a file, of .jsonl a line
