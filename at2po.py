@@ -613,8 +613,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         with run.timed(row, "time/old_logprobs"):
             for i in range(0, len(kept), cfg.mini_batch):
                 trajectories = trajectories_of(kept[i:i + cfg.mini_batch])
-                # Flat trees are left out of the loss, but still count in its denominators. Every process
-                # holds all trees.
+                # flat trees are left out of the loss, but count in its denominators; every rank has all
                 teaching = [t for t in trajectories if t.advantages]
                 batches = with_old_logprobs(model, reference, teaching, cfg)
                 num_tokens = sum(t.sampled_tokens for t in trajectories)

@@ -22,7 +22,7 @@ NODE |= of(NUMBER, "d_TA? d_TQ?")
 TRAJECTORY = {"path": [int], "reward": NUMBER, "why?": [str]}
 GROUP = {"nodes?": [NODE], "trajectories?": [TRAJECTORY], "hops?": int}
 GROUP |= of(TEXT, "question_id question type")
-GROUP |= of([str], "gold? evidence?")
+GROUP |= of([str], "gold?") | of([[str]], "evidence?")
 BARE = {"id?": str, "em?": NUMBER, "nodes": None}  # a prediction that the page does not show
 PREDICTION = BARE | {
     "nodes": [NODE],
@@ -31,7 +31,7 @@ PREDICTION = BARE | {
 }
 PREDICTION |= of(str, "question type")
 PREDICTION |= of(TEXT, "answer problem")
-PREDICTION |= of([str], "gold evidence")
+PREDICTION |= of([str], "gold") | of([[str]], "evidence")
 PREDICTION |= of(NUMBER, "em_valid? f1? searches? tokens? read? copied?")
 PART = {"n": int, "em": NUMBER}
 INPUTS = {"*": str}

@@ -268,10 +268,7 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
     state = {} if state is None else state
     share = share or (lambda step: step / max(1, total))
     step, saved = 0, -1
-    save_every = checkpoint.steps_between(cfg.save_every, policy.model, optimizer)
-    if save_every != cfg.save_every:  # (--resume asks for it)
-        config = read_json(folder.path / "config.json", dict)
-        folder.write("config.json", config | {"save_every": save_every})
+    save_every = steps_between_saves(cfg, folder, policy, optimizer)
     if folder.start:
         before = checkpoint.load_training_state(folder.start, policy.model, optimizer)
         for key, value in state.items():
@@ -317,6 +314,15 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
         say(f"training ends after step {step} of at most {total}: its budget is spent ({spent})")
     if step > saved:
         save(folder, policy, optimizer, step, state)
+
+
+def steps_between_saves(cfg, folder, policy, optimizer):
+    """--save-every; "auto" becomes a number, which config.json keeps for --resume."""
+    save_every = checkpoint.steps_between(cfg.save_every, policy.model, optimizer)
+    if save_every != cfg.save_every:
+        config = read_json(folder.path / "config.json", dict)
+        folder.write("config.json", config | {"save_every": save_every})
+    return save_every
 
 
 def coarsest_precision(cfg):
