@@ -18,12 +18,17 @@ from pathlib import Path
 
 import torch
 
-from common import chat, checkpoint, distributed, process, report
+from common import cache, chat, checkpoint, distributed, process, report
 from common.files import RunError, read_evaluation, read_json, read_jsonl, say, warn, write_atomic, write_json
 
 FREE_ON_RESUME = (
     "cache_gb",  # a run that was killed for its memory goes on with less
     "steps", "eval_every", "save_every", "log", "resume", "out", "collect")
+INPUTS = (  # flags that name files, folders and hub ids which are read
+    "data", "eval_data", "corpus", "graph", "retriever", "graph_encoder", "warmup_data", "sft_data",
+    "model", "checkpoint", "forward", "backward", "scorer", "encoder", "action_model", "submit_model",
+    "question_model")
+NO_INPUTS = ("", "world", "contexts", "evidences", "bm25", "lines")  # which these flags may say as well
 opened = []  # the folders of this process, for what Ctrl-C says
 
 
@@ -31,9 +36,10 @@ class RunFolder:
     """runs/<script>/<name>. A new run never overwrites one that exists;
     a resumed one must be configured as it was.
 
-    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded,
-    and keeps other processes out until this one ends. `id` names the run in its checkpoints, `saved` is the
-    configuration it was begun with, `start` the checkpoint that it goes on from."""
+    The constructor checks and writes nothing; `create` writes config.json once everything else has loaded.
+    Other processes are kept out until this one ends: of a new run from `create` on, of a resumed one before
+    anything is read. `id` names the run in its checkpoints, `saved` is the configuration it was begun with,
+    `inputs` what it reads (inputs_of), `start` the checkpoint that it goes on from."""
 
     def __init__(self, root, script, name, config, resume=False, free_to_change=()):
         one_word = name == Path(name).name and "\\" not in name and name.isprintable()
@@ -49,7 +55,10 @@ class RunFolder:
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
         if resume and not (self.path / "config.json").exists():
             raise RunError(f"--resume: {self.path} holds no run (no config.json)")
+        if resume:
+            distributed.once(self._keep_others_out)
         self.saved = read_json(self.path / "config.json", dict) if resume else {}
+        self.inputs = inputs_of(config)
         self.id = self.saved.get("run_id") or os.urandom(8).hex()
         if resume:
             self._refuse_changes(free_to_change)
@@ -79,10 +88,18 @@ class RunFolder:
                 flag = "--" + key.replace("_", "-")
                 raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, "
                                f"not {value!r}; leave {flag} as it was")
+        begun_with = self.saved.get("inputs", {})  # (runs of before have none)
+        if not isinstance(begun_with, dict):
+            raise RunError(f"{self.path}/config.json is damaged (inputs): restore it, or start anew with "
+                           "another --name")
+        for name, digest in self.inputs.items():
+            if begun_with.get(name, digest) != digest:
+                raise RunError(f"--resume: {name.split(' ', 1)[1]} has changed since this run began: "
+                               "restore it, or start anew with another --name")
 
-    @distributed.by_one
-    def create(self, **facts):
-        """Makes the folder. facts: what else config.json keeps of the process that began the run."""
+    def _keep_others_out(self):
+        if hasattr(self, "lock"):
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = open(self.path / ".lock", "w")
@@ -95,10 +112,15 @@ class RunFolder:
                            "or choose another --name") from error
         except OSError:
             warn(f"{self.path}: this file system has no locks; see that no other process writes there")
+
+    @distributed.by_one
+    def create(self, **facts):
+        """Makes the folder. facts: what else config.json keeps of the process that began the run."""
+        self._keep_others_out()
         if not self.resume and (self.path / "config.json").exists():
             # begun and ended while this one was loading
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
-        config = self.config | {"run_id": self.id} | facts
+        config = self.config | {"run_id": self.id, "inputs": self.saved.get("inputs", self.inputs)} | facts
         write_atomic(self.path / "config.json", json.dumps(config, indent=1))
 
     @distributed.by_one
@@ -169,6 +191,23 @@ class RunFolder:
         for file in self.path.glob("eval_*.json"):
             if not re.search(r"_(before|step\d+)\.json$", file.name):
                 file.unlink(missing_ok=True)
+
+
+def inputs_of(config):
+    """{"--flag name": digest of its content} of the files, folders and hub ids that a configuration names,
+    which are known by what they hold (cache.digest)."""
+    found = {}
+    for flag in INPUTS:
+        for name in str(config.get(flag) or "").split(","):
+            place = name
+            if flag == "graph":
+                place = name.partition("=")[2] or name  # TYPE=FILE
+            elif flag == "retriever":
+                place = name.removeprefix("dense:").partition("@")[0]  # dense:MODEL@INDEX
+            digest = "" if place in NO_INPUTS or "://" in place else cache.digest(place)
+            if digest:
+                found[f"--{flag.replace('_', '-')} {place}"] = digest
+    return found
 
 
 def begun(folder):

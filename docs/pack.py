@@ -23,7 +23,7 @@ KEPT = (
     "precision", "recall", "percentile", "sentences", "end", "first_wrong", "sub-questions", "repeats",
     "d_TA", "d_TQ")
 TEXTS = ("question", "gold", "answer", "sub-questions")
-NO_FLAGS = ("name", "out", "resume", "ask", "run_id", "threads", "machine", "date", "changed")
+NO_FLAGS = ("name", "out", "resume", "ask", "run_id", "inputs", "threads", "machine", "date", "changed")
 NO_CURVES = ("guard/", "time/elapsed", "time/left", "time/threads", "time/step", "time/old_logprobs", "mem/")
 
 
@@ -34,7 +34,10 @@ def line_of(run, table, config, steps, evaluations):
     summaries = {}
     for when, sets in evaluations.items():
         if sets:
-            summaries[when] = {name: rounded(result["summary"]) for name, result in sets.items()}
+            summaries[when] = {}
+            for name, result in sets.items():
+                summary = {key: value for key, value in result["summary"].items() if key not in NO_FLAGS}
+                summaries[when][name] = rounded(summary)
     return {
         "run": run,
         "table": table,

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from common.files import read_jsonl, write_atomic
+from common.formats import fingerprint
 from common.page.record import OF_TOKENS
 from common.report import config_of, evaluations, interval
 
 HERE = Path(__file__).parent
 GROUPS = 60  # of samples.jsonl that a page holds
 QUESTIONS = 400  # of an evaluation
-OF_THE_PROCESS = ("run_id", "threads", "machine", "date", "changed")  # of config.json: no settings
+OF_THE_PROCESS = ("run_id", "inputs", "threads", "machine", "date", "changed")  # of config.json: no settings
 
 
 def write_page(folder):
@@ -73,10 +74,14 @@ def write_comparison(path, runs, curves, table):
 # ---------------------------------------------------------------- items
 
 def paired(sides):
-    """[{side: its prediction}] of the questions that {side: predictions} have in common."""
+    """[{side: its prediction}] of the questions that {side: predictions} have in common, by id and words."""
     by_id = {}
     for name, predictions in sides.items():
-        by_id[name] = {row["question_id"]: row for row in predictions if row.get("nodes")}
+        by_id[name] = {}
+        for row in predictions:
+            if row.get("nodes"):
+                words = fingerprint(str(row.get("question")))
+                by_id[name][row["question_id"], words] = row
     found = []
     for id in next(iter(by_id.values())):
         if all(id in rows for rows in by_id.values()):

@@ -15,6 +15,7 @@ import pandas as pd
 
 from common import committed, guards
 from common.files import read_evaluation, read_json, read_jsonl, say, table, warn, write_json
+from common.formats import fingerprint
 from common.metrics import bootstrap_interval, seed_interval, summarize
 
 # ---------------------------------------------------------------- reading
@@ -274,6 +275,7 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
             groups.append(list(sets))
         for names in groups:
             line, gain = _line(label, own, base, other, names, key)
+            beside = "".join(f" (other {flag})" for flag in unlike(own, base, names))
             if not line:
                 continue
             line[3] = paper(label, names) if paper else ""
@@ -281,7 +283,8 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
                 line += _cells(*column, own, base, names)
             (rows if len(names) == 1 else averages).append(line)
             if gain:
-                of = f"{score} on {line[1]} against {other}"
+                line[6] += beside
+                of = f"{score} on {line[1]} against {other}{beside}"
                 moved.setdefault(of, {}).setdefault(verdict(gain), []).append(f"{label} {signed(gain)}")
     rows += averages
     if not rows:
@@ -307,7 +310,13 @@ def _line(label, own, base, other, names, key):
     value = over_seeds(means)
     if len(means) == 1 and len(names) == 1:
         value = signed(bootstrap_interval(scores.iloc[:, 0]), ".3f")
-    *differences, gain = difference(scores, scores_of(base, names, key), len(names))
+    others = scores_of(base, names, key)
+    renamed = reworded(own, base, names)
+    if renamed:
+        warn(f"{label} and {other}: {len(renamed)} questions have one id and other words; they are not "
+             "compared")
+        others = others.drop(index=renamed, errors="ignore")
+    *differences, gain = difference(scores, others, len(names))
     label_of_sets = names[0] if len(names) == 1 else f"mean of {len(names)} sets"
     there = other if gain else ""
     return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences], gain
@@ -324,6 +333,34 @@ def scores_of(runs, names, key):
         if found:
             columns[seed] = pd.Series(found, dtype=float)
     return pd.DataFrame(columns)
+
+
+def reworded(own, base, names):
+    """[(set, id)] of questions whose words are not the same in all runs."""
+    words = {}
+    for run in (*own.values(), *base.values()):
+        for name in names:
+            for row in run.sets[name]["predictions"] if name in run.sets else ():
+                if "question" in row:
+                    words.setdefault((name, row.get("id")), set()).add(fingerprint(str(row["question"])))
+    return [place for place, said in words.items() if len(said) > 1]
+
+
+SEARCHED = ("--corpus", "--graph", "--graph-encoder", "--retriever")
+
+
+def unlike(own, base, names):
+    """The flags whose files were not the same, by content, in a run and in that of its seed in `base`."""
+    def digests(run, name, flag):
+        inputs = run.sets[name]["summary"].get("inputs", {}) if name in run.sets else {}
+        return tuple(sorted(digest for key, digest in inputs.items() if key.startswith(f"{flag} ")))
+
+    found = {}
+    for seed, name, flag in itertools.product(own.keys() & base.keys(), names, SEARCHED):
+        pair = {digests(runs[seed], name, flag) for runs in (own, base)} - {()}
+        if len(pair) > 1:
+            found[flag] = True
+    return sorted(found)
 
 
 def difference(scores, others, sets):
