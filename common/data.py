@@ -331,9 +331,9 @@ def _tell_apart(questions):
     rows = Counter(q.id for q in questions)
     met = Counter()
     for q in questions:
-        words = formats.fingerprint(q.question)
-        if rows[q.id] > 1 and q.id != words:
-            q.id = f"{q.id}-{words}"
+        if rows[q.id] > 1:
+            words = formats.fingerprint(q.question)
+            q.id = words if q.id == words else f"{q.id}-{words}"
         met[q.id] += 1
         if met[q.id] > 1:
             q.id = f"{q.id}#{met[q.id]}"

@@ -51,7 +51,6 @@ class RunFolder:
         self.resume = resume
         self.tracker = None
         self.start = None
-        self.lock = None
         if not resume and begun(self.path):
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
         if resume and not (self.path / "config.json").exists():
@@ -90,13 +89,16 @@ class RunFolder:
                 raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, "
                                f"not {value!r}; leave {flag} as it was")
         begun_with = self.saved.get("inputs", {})  # (runs of before have none)
+        if not isinstance(begun_with, dict):
+            raise RunError(f"{self.path}/config.json is damaged (inputs): restore it, or start anew with "
+                           "another --name")
         for name, digest in self.inputs.items():
             if begun_with.get(name, digest) != digest:
                 raise RunError(f"--resume: {name.split(' ', 1)[1]} has changed since this run began: "
                                "restore it, or start anew with another --name")
 
     def _keep_others_out(self):
-        if self.lock:
+        if hasattr(self, "lock"):
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)

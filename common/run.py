@@ -232,7 +232,7 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
                 summary |= metrics.reading(rows)
             if hasattr(policy, "engine"):  # encoders have none
                 policy.engine.sleep()
-            if folder.inputs:
+            if folder.inputs and cfg.data != "world":  # which is the same everywhere
                 summary["inputs"] = folder.inputs
             folder.write(file.name, {"summary": summary, "predictions": rows})
         found[split.name] = read_evaluation(file)

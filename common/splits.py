@@ -85,8 +85,8 @@ def _questions_of(cfg, paper_eval, live):
     else:  # a file of one's own
         held, train = held_out(cfg.data, train)
         if cfg.eval_only and not collects:
-            say(f"{cfg.data}: they alone are asked, which no run on this file learns; --eval-data {cfg.data} "
-                "asks all")
+            say(f"{cfg.data}: these alone are asked, for a run on this file learns the others (--eval-data "
+                f"{cfg.data} asks all)")
         name = cfg.data if Path(cfg.data).expanduser().exists() else f"{cfg.data}-heldout"  # (no benchmark's)
         sets = {name: held}
     if cfg.limit:

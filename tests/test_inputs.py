@@ -56,6 +56,9 @@ def test_a_run_goes_on_with_the_inputs_that_it_began_with_alone(begun, flag, how
     assert f"{named} has changed" in str(error.value)
     file.write_bytes(before)  # restored, at another time
     open_folder(cfg, "at2po", "a")
+    write_json(again.path / "config.json", again.saved | {"inputs": [3]})
+    with pytest.raises(RunError, match="damaged"):
+        open_folder(cfg, "at2po", "a")
 
 
 def test_graphs_are_inputs_by_their_files(tmp_path):

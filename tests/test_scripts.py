@@ -526,7 +526,7 @@ def test_bad_files_and_flags(tmp_path, qwen, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     refuse("HF_HUB_OFFLINE is set", *model, *out, *bm25, "--data", "nobody/no-such-data")
     fine = tmp_path / "fine.jsonl"
-    fine.write_text('{"question": "q", "answer": "Ada"}\n' * 4)
+    fine.write_text("".join(f'{{"question": "q{i}", "answer": "Ada"}}\n' for i in range(4)))
     refuse("no contexts to pool", *model, *out, *bm25, "--data", fine)
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")

@@ -96,7 +96,8 @@ def paired(sides):
         by_id[name] = {}
         for row in predictions:
             if row.get("nodes"):
-                by_id[name][row.get("id"), fingerprint(row["question"])] = row
+                words = fingerprint(str(row.get("question")))
+                by_id[name][row.get("id"), words] = row
     found = []
     for id in next(iter(by_id.values())):
         if all(id in rows for rows in by_id.values()):

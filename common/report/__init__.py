@@ -343,7 +343,7 @@ def reworded(own, base, names):
         for name in names:
             for row in run.sets[name]["predictions"] if name in run.sets else ():
                 if "question" in row:
-                    words.setdefault((name, row["id"]), set()).add(fingerprint(row["question"]))
+                    words.setdefault((name, row.get("id")), set()).add(fingerprint(str(row["question"])))
     return [place for place, said in words.items() if len(said) > 1]
 
 
