@@ -113,8 +113,8 @@ def encode(tokenizer, *parts, begins=False):
 @functools.lru_cache(maxsize=64)
 def template_parts(tokenizer, roles, date):
     """(what the chat template writes before, between and behind messages of these roles, the messages' order
-    in it, {role: which of WAYS takes blanks off their ends}). A template that opens the thought itself is cut
-    before it, since a policy has to write all of its tags."""
+    in it, {role: which of WAYS takes blanks off their ends}). A template that opens the thought itself, or
+    writes an empty one, is cut before it, since a policy has to write all of its tags."""
     def rendered(contents):
         messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
         day = datetime.date.fromisoformat(date)
@@ -140,7 +140,7 @@ def template_parts(tokenizer, roles, date):
         raise TemplateError("this model's chat template alters what it is given (case, blanks or signs): "
                             "what the policy reads would not be what was written")
     order = [int(i) for i in re.findall(r"@@(\d+)@@", text)]
-    text = re.sub(r"<think>\s*$", "", text)
+    text = re.sub(r"<think>\s*(</think>\s*)?$", "", text)
     return re.split(r"@@\d+@@", text), order, found[0]
 
 

@@ -402,8 +402,8 @@ def tell_what_next(baseline=None):
     if saved and best.get("question"):
         question = one_line(best["question"])  # to be pasted into a shell
         gold = one_line(", ".join(map(str, best.get("gold", []))))
-        say(f"      the same command with --checkpoint {saved[-1]}/checkpoint --ask {shlex.quote(question)}  "
-            f"# gold: {gold}")
+        words = shlex.join(["--checkpoint", f"{saved[-1]}/checkpoint", "--ask", question])
+        say(f"      the same command with {words}  # gold: {gold}")
     compared = [f.path for f in done]
     if saved and baseline and last.config[baseline[0]] != baseline[1]:
         flag, value = baseline
@@ -412,7 +412,7 @@ def tell_what_next(baseline=None):
         if its_name != last.path.name:  # --name was given, and does not tell the baseline
             compared.append(last.path.with_name(its_name))
     if len(compared) > 1:
-        say(f"      python -m common.report {' '.join(map(str, compared))}")
+        say(f"      python -m common.report {shlex.join(map(str, compared))}")
 
 
 def what_is_saved():

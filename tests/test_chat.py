@@ -291,6 +291,13 @@ def test_a_template_that_fails_or_alters_is_one_line(template, why):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("opening", ["", "<think>", "<think>\n", "<think>\n\n</think>\n\n"])
+def test_a_template_is_cut_before_a_thought_that_it_opens_itself(opening):
+    plain, opens = (with_template(TEMPLATES["lines"].replace("assistant|>\n", f"assistant|>\n{more}"))
+                    for more in ("", opening))
+    assert chat.render_chat(opens, [("user", "Who?")]) == chat.render_chat(plain, [("user", "Who?")])
+
+
 PER_ROLE = ("{% for m in messages %}{{ '<' + m['role'] + '>\n' }}"
             "{% if m['role'] == 'assistant' %}{{ m['content'].SAID() }}{% else %}{{ m['content'] HEARD }}"
             "{% endif %}{{ '</s>\n' }}{% endfor %}"

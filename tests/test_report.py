@@ -743,6 +743,7 @@ def test_calls_that_fall_towards_none_are_named(begins, ends, fires):
 
 
 def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, capsys, monkeypatch):
+    tmp_path = tmp_path / "my runs"
     folder = RunFolder(tmp_path, "at2po", "x", {"name": "x"})
     folder.create()
     (folder.path / "trajectories.html").write_text("")
@@ -755,6 +756,7 @@ def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, ca
     asked = [line for line in capsys.readouterr().out.splitlines() if "--ask" in line]
     assert len(asked) == 1 and asked[0].endswith("# gold: a rm x, 7") and "\x1b" not in asked[0]
     assert """--ask 'Who'"'"'s""" in asked[0]
+    assert f"--checkpoint '{tmp_path}/at2po/x/checkpoint' " in asked[0]
 
 
 @pytest.mark.parametrize("name, compared", [("atpo-1", ["atpo-1", "grpo-1"]), ("mine", [])])
