@@ -10,6 +10,7 @@ itself (instructions, tags, the template's role marks) is plain str.
 
 import datetime
 import functools
+import itertools
 import re
 
 from common.files import UserError
@@ -24,6 +25,7 @@ class Foreign(str):
 
 
 today = datetime.date.today().isoformat()  # the date that templates write: a run keeps the one it began with
+WAYS = (str, str.strip, str.lstrip, str.rstrip)
 PROBE = " The Right, right\nthing  is < 3 {}? \n"  # what templates like to alter: case, blanks, signs
 
 
@@ -118,8 +120,8 @@ def before_a_turn(tokenizer, *parts):
 @functools.lru_cache(maxsize=64)
 def template_parts(tokenizer, roles, date):
     """(what the chat template writes before, between and behind messages of these roles, the messages' order
-    in it, whether it takes blanks off their ends). A template that opens the thought itself is cut before it,
-    since a policy has to write all of its tags."""
+    in it, {role: which of WAYS takes blanks off their ends}). A template that opens the thought itself, or
+    writes an empty one, is cut before it, since a policy has to write all of its tags."""
     def rendered(contents):
         messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
         day = datetime.date.fromisoformat(date)
@@ -136,20 +138,25 @@ def template_parts(tokenizer, roles, date):
     probes = [PROBE.format(i) for i in range(len(roles))]
     shown = rendered(probes)
 
-    def with_probes(change):
-        return re.sub(r"@@(\d+)@@", lambda found: change(probes[int(found[1])]), text)
-    strips = shown != with_probes(str)
-    if strips and shown != with_probes(str.strip):
+    def with_probes(way_of):
+        return re.sub(r"@@(\d+)@@", lambda i: way_of[roles[int(i[1])]](probes[int(i[1])]), text)
+    kinds = sorted(set(roles))
+    found = [dict(zip(kinds, ways)) for ways in itertools.product(WAYS, repeat=len(kinds))]
+    found = [way_of for way_of in found if shown == with_probes(way_of)]
+    if not found:
         raise TemplateError("this model's chat template alters what it is given (case, blanks or signs): "
                             "what the policy reads would not be what was written")
     order = [int(i) for i in re.findall(r"@@(\d+)@@", text)]
-    text = re.sub(r"<think>\s*$", "", text)
-    return re.split(r"@@\d+@@", text), order, strips
+    text = re.sub(r"<think>\s*(</think>\s*)?$", "", text)
+    return re.split(r"@@\d+@@", text), order, found[0]
 
 
-def stripped(content):
+def stripped(content, way):
+    """The parts of a message of which a template takes blanks off in a way of WAYS."""
     parts = list(content)
     for order, strip in ((range(len(parts)), str.lstrip), (reversed(range(len(parts))), str.rstrip)):
+        if way not in (strip, str.strip):
+            continue
         for i in order:
             parts[i] = type(parts[i])(strip(parts[i]))
             if parts[i]:
@@ -164,7 +171,7 @@ def render_chat(tokenizer, messages):
     No Foreign part can write one of the template's tokens, and a template that strips thoughts from earlier
     turns leaves those of few-shot examples alone."""
     roles = tuple(role for role, _ in messages)
-    texts, order, strips = template_parts(tokenizer, roles, today)
+    texts, order, way_of = template_parts(tokenizer, roles, today)
     for i, role in enumerate(roles):
         # (the tiny policy's template leaves out system messages, which it cannot read)
         if i not in order and (role != "system" or len(roles) == 1):
@@ -174,19 +181,18 @@ def render_chat(tokenizer, messages):
         content = messages[i][1]
         if isinstance(content, str):
             content = [content]
-        parts += [*(stripped(content) if strips else content), text]
+        parts += [*stripped(content, way_of[roles[i]]), text]
     return encode(tokenizer, *parts, begins=True)[1]
 
 
 def render_reply(tokenizer, turn_ids, *content):
     """Ids that follow a sampled turn: the end of its message where it was not sampled, the user's message
     (parts as `encode` takes them), the next turn's opening."""
-    texts, order, strips = template_parts(tokenizer, ("user", "assistant", "user"), today)
+    texts, order, way_of = template_parts(tokenizer, ("user", "assistant", "user"), today)
     if order != [0, 1, 2]:
         raise TemplateError("this model's chat template does not print a conversation of user, assistant, "
                             "user in that order: an answer of one turn is all that can be asked of it")
-    content = stripped(content) if strips else content
-    ids = encode(tokenizer, texts[2], *content, texts[3])[1]
+    ids = encode(tokenizer, texts[2], *stripped(content, way_of["user"]), texts[3])[1]
     if turn_ids and ids and ids[0] == turn_ids[-1]:  # it was sampled
         ids = ids[1:]
     return ids

@@ -180,13 +180,12 @@ def _quoting(path, file):
     lines that are rows of their own."""
     rows = csv.reader(file, delimiter="\t", strict=True)
     broken = False
-    width = line = 0
+    width = 0
     try:
         for row in rows:
             width = width or len(row)
-            breaks = rows.line_num - line - 1  # lines that quotes joined to this one
-            line = rows.line_num
-            if breaks > 0 and "".join(row).count("\t") >= breaks * (width - 1):
+            lines = "\t".join(row).split("\n")
+            if len(lines) > 1 and all(line.count("\t") == width - 1 for line in lines):
                 broken = True
     except csv.Error:
         broken = True

@@ -274,7 +274,7 @@ def read_flags(given):
     """The flags of @FILE (see recipes/): words as a shell splits them, # begins a comment."""
     file = given[1:]
     try:
-        with open(file, encoding="utf-8") as f:
+        with open(file, encoding="utf-8-sig") as f:  # (Windows' editors put a mark before)
             return shlex.split(f.read(), comments=True)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {given}: cannot read flags from {file} ({error})")

@@ -347,6 +347,33 @@ def test_a_template_that_fails_or_alters_is_one_line(template, why):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("opening", ["", "<think>", "<think>\n", "<think>\n\n</think>\n\n"])
+def test_a_template_is_cut_before_a_thought_that_it_opens_itself(opening):
+    plain, opens = (with_template(TEMPLATES["lines"].replace("assistant|>\n", f"assistant|>\n{more}"))
+                    for more in ("", opening))
+    assert chat.render_chat(opens, [("user", "Who?")]) == chat.render_chat(plain, [("user", "Who?")])
+
+
+PER_ROLE = ("{% for m in messages %}{{ '<' + m['role'] + '>\n' }}"
+            "{% if m['role'] == 'assistant' %}{{ m['content'].SAID() }}{% else %}{{ m['content'] HEARD }}"
+            "{% endif %}{{ '</s>\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<assistant>\n' }}{% endif %}")
+
+
+@pytest.mark.parametrize("said", ["strip", "lstrip", "rstrip"])
+@pytest.mark.parametrize("heard, expected", [("", " Result \n"), ("| trim", "Result")])
+def test_a_template_may_strip_what_one_role_says_and_not_another(said, heard, expected):
+    tokenizer = with_template(PER_ROLE.replace("SAID", said).replace("HEARD", heard))
+    short = [("system", " s "), ("user", " q\n")]
+    for messages in (short, [("user", "q "), ("assistant", " a\n"), ("user", "r\n")]):
+        text = tokenizer.apply_chat_template(
+            [{"role": role, "content": content} for role, content in messages],
+            add_generation_prompt=True, tokenize=False)
+        assert chat.render_chat(tokenizer, messages) == tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = chat.render_reply(tokenizer, [5], chat.Foreign(" Res"), chat.Foreign("ult \n"))
+    assert tokenizer.decode(ids) == f"</s>\n<user>\n{expected}</s>\n<assistant>\n"
+
+
 def test_only_at2po_is_told_of_its_prompt_form():
     tokenizer = with_template("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}")
     with pytest.raises(chat.TemplateError) as refused:

@@ -680,6 +680,16 @@ def test_quotes_that_are_text_do_not_swallow_lines_of_a_tsv(tmp_path, capsys, ne
     assert "its quotes are read as text" in capsys.readouterr().err
 
 
+def test_a_quoted_cell_of_several_lines_and_tabs_is_one_cell(tmp_path):
+    rows = [{"question": "Two\n\tlines?", "answer": "a"}, {"question": "One?", "answer": "b\n\tc\n"}]
+    with open(tmp_path / "q.tsv", "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, ["question", "answer"], delimiter="\t")
+        table.writeheader()
+        table.writerows(rows)
+    read = data.load_questions(tmp_path / "q.tsv")
+    assert [(q.question, *q.answers) for q in read] == [tuple(row.values()) for row in rows]
+
+
 def test_a_quote_that_is_not_closed_and_cells_beyond_the_header_are_errors(tmp_path):
     table = tmp_path / "q.csv"
     for text in ('question,answer\n"Sea" is what?,b\nc,d\n', 'question,answer\na,b\n"Sea is what?,b\nc,d\n'):

@@ -45,6 +45,43 @@ def test_facts_and_edges():
     assert [e["head"] for e in info["edges"]][:2] == ["Ada Adler"] * 2  # its own facts first
 
 
+def facts_of(file):
+    return [(h, r, t) for h, t, r in kg_files.load_graph(file).graph.edges(data="relation")]
+
+
+@pytest.mark.parametrize("name, text, facts", [
+    ("a.jsonl", '["Oslo", "population", 700000]\n["Oslo", "founded", 1048.0]\n', [("population", "700000"),
+                                                                             ("founded", "1048")]),
+    ("a.json", '[{"head": "Oslo", "relation": "area", "tail": 2.5}]', [("area", "2.5")]),
+    ("a.tsv", "head\trelation\ttail\nOslo\tarea\t454\n", [("area", "454")]),
+    ("a.txt", "Subject\tPredicate\tObject\r\nOslo\tarea\t454\r\n", [("area", "454")]),
+    ("a.jsonl", '["subject", "relation", "object"]\n["Oslo", "area", "454"]\n', [("area", "454")]),
+    ("a.tsv", '"Oslo"\t"song ""of"" it"\tTimes\nOslo\thas\t"Sea" (film)\n', [('song "of" it', "Times"),
+                                                                          ("has", '"Sea" (film)')]),
+])
+def test_triples_of_a_table(tmp_path, name, text, facts):
+    (tmp_path / name).write_text(text, newline="")
+    assert sorted(facts_of(tmp_path / name)) == sorted(("Oslo", *fact) for fact in facts)
+
+
+@pytest.mark.parametrize("part", ["true", "null", "NaN", '["x"]'])
+def test_a_part_of_a_triple_that_is_no_word_is_an_error(tmp_path, part):
+    (tmp_path / "a.jsonl").write_text(f'["Oslo", "is", {part}]\n')
+    with pytest.raises(kg.GraphError, match="record 1: expected head, relation and tail"):
+        kg_files.load_graph(tmp_path / "a.jsonl")
+
+
+def test_names_that_differ_in_quotes_alone_are_two_entities(tmp_path):
+    graph = networkx.MultiDiGraph()
+    for name in ('"Heroes"', "Heroes", '"Berlin"', "Kansas"):
+        graph.add_node(name, entity_type="x", description=f"what {name} is")
+    graph.add_edge('"Heroes"', '"Berlin"', relation="recorded in")
+    graph.add_edge("Heroes", "Kansas", relation="set in")
+    networkx.write_graphml(graph, tmp_path / "a.graphml")
+    assert sorted(facts_of(tmp_path / "a.graphml")) == [
+        ('"Heroes"', "recorded in", "Berlin"), ("Heroes", "set in", "Kansas")]
+
+
 def test_the_entity_matcher_finds_misspelt_names():
     graph = kg.KnowledgeGraph.from_triples(TRIPLES)
     found = graph.entity_matcher("Ada Addler")

@@ -178,6 +178,8 @@ def test_flag_files(tmp_path, capsys):
     assert given["--lr"] == "1e-5" and given["--lora"] == "4"
     with pytest.raises(SystemExit, match="error: @nowhere.args: cannot read flags from nowhere.args"):
         flags.given_flags(["@nowhere.args"])
+    file.write_text("--lr 1e-5", encoding="utf-8-sig")
+    assert flags.given_flags([f"@{file}"])[0] == ["--lr", "1e-5"]
     file.write_text("--name 'no end")
     with pytest.raises(SystemExit, match="No closing quotation"):
         flags.given_flags([f"@{file}"])

@@ -930,6 +930,7 @@ def test_calls_that_fall_towards_none_are_named(begins, ends, fires):
 
 
 def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, capsys, monkeypatch):
+    tmp_path = tmp_path / "my runs"
     folder = RunFolder(tmp_path, "at2po", "x", {"name": "x", "eval_temperature": 1.0})
     folder.create()
     typed = "--data a.jsonl --model M --warmup-data b.jsonl --name=x --eval-temperature 1 --lr 1e-3"

@@ -5,6 +5,7 @@ section Graphs. What comes of them is described in kg.py. Two edges between a pa
 stay two.
 """
 
+import csv
 import json
 import re
 from collections import Counter
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import networkx
 
+from common.formats import _text as text_of
 from common.kg import GraphError, KnowledgeGraph, empty_graph, graph_of_triples
 
 GRAPHML = "graph_chunk_entity_relation.graphml"  # of a LightRAG working folder
@@ -105,22 +107,35 @@ def read_file(path):
             if suffix == ".json":
                 triples.append(triple(row))
             elif row.strip():
-                parts = json.loads(row) if suffix == ".jsonl" else row.rstrip("\r").split("\t")
+                parts = json.loads(row) if suffix == ".jsonl" else _cells(row.rstrip("\r"))
                 triples.append(triple(parts))
         except (ValueError, RecursionError):
             raise GraphError(f"{path}: record {number}: "
                              "expected head, relation and tail, three strings") from None
+    if triples and {part.lower() for part in triples[0]} <= HEADER:
+        del triples[0]
     return graph_of_triples(triples)
+
+
+HEADER = {"head", "subject", "source", "relation", "relationship", "predicate", "tail", "object", "target"}
+
+
+def _cells(line):
+    """Of a line of a TSV, whose quotes are text where they do not stand around whole cells."""
+    try:
+        return next(csv.reader([line], delimiter="\t", strict=True))
+    except csv.Error:
+        return line.split("\t")
 
 
 def triple(row):
     """(head, relation, tail) of a list or an object. Raises ValueError."""
     if isinstance(row, dict):
         row = [row.get(name) for name in ("head", "relation", "tail")]
-    if not isinstance(row, list) or len(row) != 3 or not all(isinstance(part, str) for part in row):
+    if not isinstance(row, list) or len(row) != 3 or not isinstance(row[1], str):
         raise ValueError
     # (half a surrogate pair is no text)
-    parts = [part.strip().encode("utf-8", "replace").decode() for part in row]
+    parts = [text_of(part, "triple").strip().encode("utf-8", "replace").decode() for part in row]
     if not all(parts):
         raise ValueError
     return tuple(parts)
@@ -163,7 +178,11 @@ def read_graphml(path):
     lightrag = any("entity_type" in node for _, node in read.nodes(data=True))
     graph = empty_graph(read.is_directed())
     left_out = graph.graph["left_out"]
+    twice = Counter(map(plain, read))
     names = {name: plain(name) for name in read if plain(name)}
+    for name in names:
+        if twice[plain(name)] > 1:  # ("Heroes" with quotes is another than Heroes)
+            names[name] = " ".join(name.split())
     if not lightrag:
         names = _names_behind_numbers(path, read) or names
     for number, node in read.nodes(data=True):
