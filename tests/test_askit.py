@@ -379,6 +379,24 @@ def test_a_step_raises_what_was_rewarded_and_lowers_it_with_the_sign_flipped(tin
     assert row["train/first_ratio"] == pytest.approx(1, abs=1e-4) and row["train/updates"] == 1
 
 
+def test_an_update_leaves_no_stale_score_and_no_stale_candidates(tiny, monkeypatch):
+    """Two steps that move the policy far: the second begins at ratio 1, and nothing is left in a cache."""
+    start, cases = tiny
+    cfg = replace(CFG, max_evidence=2, mini_batch=8, group_size=4, questions_per_step=2, baseline_rollouts=1)
+    policy, rows = askit.load_policy(cfg, None, start.encoder, cases), [{}, {}]
+    monkeypatch.setattr(run, "steps", lambda *a, **more: enumerate(rows, 1))
+    sgd = torch.optim.SGD(policy.model.parameters(), 1.0)
+    monkeypatch.setattr(training, "make_optimizer", lambda *a: sgd)
+    asked = cases[0], (askit.SubQuestion("Who?"),)
+    for state in (asked, (cases[0], ())):
+        askit.policy_of(policy, [state])
+        policy.question_cache[state] = "stale"
+    askit.train(cfg, None, policy, cases[:2], None)
+    assert [row["train/first_ratio"] for row in rows] == pytest.approx([1, 1], abs=1e-4)
+    assert not policy.cache and not policy.question_cache
+    assert asked not in policy.coarse_cache and (cases[0], ()) in policy.coarse_cache
+
+
 def test_frozen_vectors_stay_as_they_are_while_the_encoder_learns(tiny):
     _, cases = tiny
     encoder = askit.load_encoder(CFG, "")

@@ -1,5 +1,6 @@
 """Reward, credit and losses of AT2PO against numbers worked by hand from the equations."""
 
+import asyncio
 import math
 import random
 import re
@@ -131,23 +132,29 @@ def test_equal_rewards_teach_nothing():
     assert all(leaf.trajectory.advantages == [] for leaf in root.leaves())
 
 
+WORDS = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
+
+
+def trained(monkeypatch, roots, model, reference=None, **settings):
+    """The metrics of a step of at2po.train on trees that have their rewards."""
+    for root in roots:
+        for leaf in root.leaves():
+            leaf.trajectory.prompt_ids = [3, 4]
+    row = {}
+    questions = [at2po.data.Question(str(i), "Who?", ["x"]) for i in range(len(roots))]
+    cfg = replace(CFG, questions_per_step=len(roots), mini_batch=2, steps=1, **settings)
+    monkeypatch.setattr(at2po, "rollout_trees", lambda *a: list(roots))
+    monkeypatch.setattr(at2po, "score_trees", lambda *a: None)
+    monkeypatch.setattr(at2po.run, "steps", lambda *a, **k: [(1, row)])
+    policy = rollout.Policy(model, WORDS, mock.Mock())
+    at2po.train(cfg, mock.Mock(), policy, reference, at2po.data.Split("train", questions, None), None)
+    return row
+
+
 def test_trees_learn_together_and_flat_ones_count_in_the_denominator(monkeypatch):
     """Two trees a mini-batch, one of them flat: the loss is the mean over the leaves of both."""
-    tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
-
     def loss_of(*roots):
-        for root in roots:
-            for leaf in root.leaves():
-                leaf.trajectory.prompt_ids = [3, 4]
-        row = {}
-        questions = [at2po.data.Question(str(i), "Who?", ["x"]) for i in range(len(roots))]
-        cfg = replace(CFG, questions_per_step=len(roots), mini_batch=2, steps=1)
-        policy = rollout.Policy(tiny.tiny_model(tokenizer, width=32), tokenizer, mock.Mock())
-        monkeypatch.setattr(at2po, "rollout_trees", lambda *a: list(roots))
-        monkeypatch.setattr(at2po, "score_trees", lambda *a: None)
-        monkeypatch.setattr(at2po.run, "steps", lambda *a, **k: [(1, row)])
-        at2po.train(cfg, mock.Mock(), policy, None, at2po.data.Split("train", questions, None), None)
-        return row
+        return trained(monkeypatch, roots, tiny.tiny_model(WORDS, width=32))
 
     def spread():
         return root_of((0, 1.0), (0, [(0, 0.0)]))
@@ -160,6 +167,111 @@ def test_trees_learn_together_and_flat_ones_count_in_the_denominator(monkeypatch
     assert whole["train/updates"] == halved["train/updates"] == 1
     assert halved["train/grad_norm"] == pytest.approx(whole["train/grad_norm"] * 2 / 5, rel=1e-4)
     assert loss_of(flat())["train/updates"] == 0
+
+
+def grown():
+    """Three trees, the second one flat, whose turns have tokens of their own."""
+    rng = random.Random(0)
+    roots = [
+        root_of((.1, [(.2, 1.0), (.7, [(.3, 0.0)])]), (.4, 0.0)),
+        root_of((.1, 1.0), (.2, 1.0)),
+        root_of((.5, 0.0), (.6, [(.2, 1.0), (.3, 0.0)])),
+    ]
+    for root in map(right_or_wrong, roots):
+        for node in root.nodes()[1:]:
+            node.turn.ids = [rng.randrange(6, 40) for _ in range(rng.choice((1, 2, 4)))]
+            node.turn.logprobs = [-node.turn.entropy] * len(node.turn.ids)
+            node.turn.observation_ids = [] if node.done else [5]
+    return roots
+
+
+def ratios(loss, log_ratio, turns):
+    """Of each token, (T,): a token's own, or that of its turn or sequence with the gradient of its own."""
+    if loss in ("grpo", "dapo"):
+        return log_ratio.exp()
+    groups = turns if loss == "atpo" else [0 * k for k in turns]
+    means = []
+    for own in groups:
+        same = torch.tensor([k == own for k in groups])
+        means.append(log_ratio.detach()[same].mean())
+    return torch.stack(means).exp() * (log_ratio - log_ratio.detach()).exp()
+
+
+@pytest.mark.parametrize("loss", ["atpo", "gspo", "grpo", "dapo"])
+def test_a_training_step_is_its_loss_written_out(loss, monkeypatch):
+    """Two mini-batches twice over, one with a flat tree, at temperature .7, in plain PyTorch: what is
+    averaged over, the old log-probs of before the first update, the KL term, the clipped gradient."""
+    settings = dict(loss=loss, clip_low=.02, clip_high=.03, temperature=.7, epochs=2, kl_coef=0.0)
+    if loss == "grpo":
+        settings["kl_coef"] = .1
+    model, expected, initial = (tiny.tiny_model(WORDS, width=32, seed=seed) for seed in (0, 0, 1))
+    for one in (expected, initial):
+        one.vocabulary = len(WORDS)
+    monkeypatch.setattr(training, "make_optimizer", lambda m, *a, **k: torch.optim.SGD(m.parameters(), .5))
+    roots = grown()
+    row = trained(monkeypatch, roots, model, settings["kl_coef"] and initial or None, **settings)
+
+    def logprobs(of, t):
+        ids = torch.tensor([rollout.context_ids(t.prompt_ids, t.turns)])
+        logits = of(ids).logits[0, 1:-1, :of.vocabulary] / .7
+        found = logits.log_softmax(-1).gather(1, ids[0, 2:, None])[:, 0]
+        at, sampled = 0, []
+        for turn in t.turns:
+            sampled += range(at, at + len(turn.ids))
+            at += len(turn.ids) + len(turn.observation_ids)
+        return found[sampled]
+
+    kept = roots if loss != "dapo" else [roots[0], roots[2], roots[1]]  # which takes what has spread first
+    optimizer = torch.optim.SGD(expected.parameters(), .5)
+    old = {leaf: logprobs(expected, leaf.trajectory).detach() for root in roots for leaf in root.leaves()}
+    for part in (kept[:2], kept[2:]) * 2:
+        leaves = [leaf for root in part for leaf in root.leaves()]
+        tokens = sum(leaf.trajectory.sampled_tokens for leaf in leaves)
+        total = 0.0
+        for leaf in leaves:
+            t = leaf.trajectory
+            if len(set(t.advantages)) == 0:
+                continue
+            turns = [k for k, turn in enumerate(t.turns) for _ in turn.ids]
+            A = torch.tensor([t.advantages[k] for k in turns])
+            new = logprobs(expected, t)
+            r = ratios(loss, new - old[leaf], turns)
+            objective = torch.minimum(r * A, r.clamp(.98, 1.03) * A)
+            if loss == "grpo":
+                to_ref = logprobs(initial, t).detach() - new
+                objective = objective - .1 * (to_ref.exp() - to_ref - 1)
+            total = total - objective.sum() / (tokens if loss == "dapo" else len(turns) * len(leaves))
+        if not isinstance(total, float):
+            total.backward()
+            torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    for own, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-4)
+    assert row["train/first_ratio"] == pytest.approx(1, abs=1e-5) and row["train/clip_fraction"] > 0
+
+
+def test_a_regenerated_turn_is_grown_from_the_state_before_it():
+    """Chains of three turns with entropies .2, .9 and .1; asked for: (the node it begins at, name)."""
+    asked = []
+
+    async def play_from(node, name):
+        asked.append((node, name))
+        for entropy in (.2, .9, .1)[len(node.turns()):]:
+            node.children.append(Node(turn(entropy), node, name))
+            node = node.children[-1]
+        node.done = True
+
+    root = asyncio.run(at2po.grow_tree(play_from, replace(CFG, chains=2, rounds=2, expand=3), 0))
+    a, b = root.children[:2]
+    assert asked == [
+        (root, "chain0"), (root, "chain1"),
+        (a, "chain0.0-0"), (b, "chain1.0-1"), (root, "chain0.0-2"),
+        # the new second turns have .9, the old ones .9 - .05
+        (a, "chain0.0-0.1-0"), (b, "chain1.0-1.1-1"), (root.children[2], "chain0.0-2.1-2")]
+    assert [len(n.children) for n in (root, a, b)] == [3, 3, 3]
+    assert [n.regenerated for n in (a, b, a.children[0], a.children[1])] == [1, 0, 1, 1]
+    assert len(root.leaves()) == 2 + 2 * 3
 
 
 def test_path_advantages_by_credit():
@@ -423,9 +535,12 @@ def test_update_spread():
     uneven = even.clone()
     uneven[0, 4:6] = 0  # shares 1 and 0: softmax = e/(1+e), 1/(1+e)
     p = math.e / (1 + math.e)
-    assert at2po.update_spread(uneven, mask, turns) == pytest.approx(
-        -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2, rel=1e-5
-    )
+    of_shares = -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2
+    assert at2po.update_spread(uneven, mask, turns) == pytest.approx(of_shares, rel=1e-5)
+    uneven[0, 1:3], uneven[0, 4:6] = .1, -.1  # in all 0: what they moved, .2 and -.2, is not divided
+    p = 1 / (1 + math.exp(-.4))
+    of_sums = -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2
+    assert at2po.update_spread(uneven, mask, turns) == pytest.approx(of_sums, rel=1e-5)
 
 
 # ---- log-probs

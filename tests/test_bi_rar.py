@@ -347,7 +347,7 @@ def test_a_training_step_is_grpo_written_out(scorer, grad_clip):
     ]
     _, tokenizer = scorer
     initial = tiny.tiny_model(tokenizer, width=32, seed=1)
-    cfg = bi_rar.Config(group_size=3, mini_batch=2, clip=.02, kl_coef=.1, temperature=1.0,
+    cfg = bi_rar.Config(group_size=3, mini_batch=2, clip=.02, kl_coef=.1, temperature=.7,
                         grad_clip=grad_clip)
     model = tiny.tiny_model(tokenizer, width=32)
     row = one_step(model, initial, sgd(model), groups, cfg)
@@ -355,7 +355,13 @@ def test_a_training_step_is_grpo_written_out(scorer, grad_clip):
     expected = tiny.tiny_model(tokenizer, width=32)
     expected.vocabulary = initial.vocabulary = len(tokenizer)
     optimizer = sgd(expected)
-    old = {t: models.plain_logprobs(expected, t) for group in groups for t in group}
+
+    def logprobs_of(policy, t):
+        ids = torch.tensor([rollout.context_ids(t.prompt_ids, t.turns)])
+        logits = policy(ids).logits[0, 1:-1, :policy.vocabulary] / .7
+        return logits.log_softmax(-1).gather(1, ids[0, 2:, None])[:, 0]
+
+    old = {t: logprobs_of(expected, t).detach() for group in groups for t in group}
     for part in (groups[:2], groups[2:]):
         loss = 0.0
         for group in part:
@@ -363,10 +369,9 @@ def test_a_training_step_is_grpo_written_out(scorer, grad_clip):
                 if len({t.reward for t in group}) == 1:
                     continue
                 mask = torch.tensor([1.0 - (i == 4) for i in rollout.context_ids([], t.turns)])
-                ids = torch.tensor([rollout.context_ids(t.prompt_ids, t.turns)])
-                logprobs = expected(ids).logits[0, 1:-1].log_softmax(-1).gather(1, ids[0, 2:, None])[:, 0]
+                logprobs = logprobs_of(expected, t)
                 ratio = (logprobs - old[t]).exp()
-                to_ref = models.plain_logprobs(initial, t) - logprobs
+                to_ref = logprobs_of(initial, t).detach() - logprobs
                 kl = to_ref.exp() - to_ref - 1
                 objective = torch.minimum(ratio * A, ratio.clamp(.98, 1.02) * A) - .1 * kl
                 loss -= (objective * mask).sum() / mask.sum() / (3 * len(part))

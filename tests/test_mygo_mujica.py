@@ -4,6 +4,7 @@ losses, rows for LLaMA-Factory, the stages."""
 import asyncio
 import itertools
 import json
+import math
 import random
 import re
 import shutil
@@ -587,6 +588,69 @@ def test_an_update_raises_the_likelihood_of_what_was_chosen_and_grpo_of_what_was
         assert row["train/updates"] == 1
         assert row["train/tokens"] == sum(t.info.tokens for g in groups for t in g)
     assert like["mygo"][0] > 1 and like["grpo"][0] > like["grpo"][1]
+
+
+def test_two_iterations_are_written_out(tokenizer, monkeypatch):
+    """MyGO on planners and workers in plain PyTorch: the tokens of both are one mean, a cosine runs over both
+    iterations, what does not pass K is not learned."""
+    texts = [[*GOOD[:4], f"<answer> {name} </answer>"] for name in ("Cora", "Dina", "Ada", "Bea")]
+    made = [play(tokenizer, said)[0] for said in texts]
+    for t, reward in zip(made, (1.0, .9, .5, .8), strict=True):
+        t.reward = reward
+    cfg = config(
+        steps=2, mini_batch=2, keep=2, threshold=.5, lr=.3, lr_final=.1, temperature=.7, token_budget=0)
+    model, expected = (tiny.tiny_model(tokenizer, width=32) for _ in range(2))
+    model.vocabulary = len(tokenizer)
+    monkeypatch.setattr(m, "sample", lambda team, questions, step, K, rises: ([made[:1], made[1:]], K))
+    monkeypatch.setattr(m, "record", lambda *_: None)
+    monkeypatch.setattr(m.run, "steps", lambda *_, **__: [(1, {}), (2, {})])
+    monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: torch.optim.SGD(model.parameters(), 1.0))
+    policy = Policy(model, tokenizer, SimpleNamespace(sync=lambda model: None, sleep=lambda: None))
+    train = replace(place(), questions=[QUESTION])
+    m.train(cfg, "mygo", None, policy, policy, None, train, None)
+
+    for update, part in enumerate((made[:1], [made[1], made[3]]) * 2):
+        total = tokens = 0
+        for t in part:
+            for c in m.conversations(t):
+                ids = torch.tensor([rollout.context_ids(c.prompt_ids, c.turns)])
+                logprobs = (expected(ids).logits[0, :-1, :len(tokenizer)] / .7).log_softmax(-1)
+                at = len(c.prompt_ids)
+                for turn in c.turns:
+                    for k in range(at, at + len(turn.ids)):
+                        total = total - logprobs[k - 1, ids[0, k]]
+                    tokens += len(turn.ids)
+                    at += len(turn.ids) + len(turn.observation_ids)
+        (total / tokens).backward()
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), cfg.grad_clip)
+        lr = .1 + .2 * (1 + math.cos(math.pi * update / 4)) / 2
+        with torch.no_grad():
+            for p in expected.parameters():
+                p -= lr * p.grad
+        expected.zero_grad()
+    for own, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-4)
+
+
+def test_the_warm_up_keeps_exact_matches_and_one_cosine_runs_over_its_epochs(tokenizer, monkeypatch):
+    async def right_words_in_another_order(team, question, name, seed):
+        t = Trajectory(question.id, [1], [Turn([1, 2], [-.1, -.1], "eos", "x")], 1.0)
+        t.info = m.Attempt("Cole Cora", em=0.0, f1=1.0, workers=[[]], tokens=2)
+        return t
+
+    monkeypatch.setattr(m, "plan", right_words_in_another_order)
+    engine = SimpleNamespace(sync=lambda model: None, sleep=lambda: None, busy=False)
+    train = replace(place(), questions=[QUESTION])
+    folder = SimpleNamespace(rewind=lambda step: None)
+    with pytest.raises(models.ModelError, match="none of 10 few-shot trajectories has EM 1"):
+        m.warm_up(config(sft_trajectories=1), folder, Policy(None, tokenizer, engine), train)
+    monkeypatch.undo()
+    rates = []
+    monkeypatch.setattr(training, "set_lr", lambda optimizer, lr: rates.append(lr))
+    model, t = tiny.tiny_model(tokenizer, width=32), play(tokenizer, GOOD)[0]
+    cfg = config(mini_batch=1, sft_epochs=2, sft_lr=3.0, sft_lr_final=1.0)
+    m.sft(cfg, SimpleNamespace(log=lambda row: None), model, training.make_optimizer(model, .1), [t, t])
+    assert rates == pytest.approx([2 + math.cos(math.pi * share) for share in (0, .25, .5, .75)])
 
 
 def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path):

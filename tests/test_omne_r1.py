@@ -365,6 +365,84 @@ def test_a_constant_reward_moves_nothing_where_the_critic_learns_nothing(policy_
     assert all(torch.allclose(before[k], after[k], rtol=1e-3, atol=1e-6) for k in before if k in after)
 
 
+def test_two_steps_of_ppo_are_written_out(policy_folder, tokenizer, monkeypatch):
+    """Two mini-batches twice over, at temperature .7, with the KL in the reward, in plain PyTorch: old
+    log-probs and values are those of before the step, advantages whitened over all its tokens."""
+    made = []
+    for i in range(4):
+        first = Turn([7 + i, 8], [-1.0, -1.0], "", "", [9, 9])
+        last = Turn([3, 12 - i, 5][i % 2:], [-1.0] * (3 - i % 2), "", "")
+        made.append(Trajectory("q", [5, 6, 10 + i], [first, last], reward=i % 3 / 2, info=omne_r1.Result()))
+    cfg = omne_r1.replace(
+        PPO, lr=.2, head_lr=.1, kl_coef=.05, mini_batch=2, epochs=2, temperature=.7, gamma=.9, lam=.8,
+        clip=.02, grad_clip=.5, value_coef=.5, lr_warmup=1.0, steps=4)
+    model, expected, initial = (models.load_model(policy_folder) for _ in range(3))
+    with torch.no_grad():
+        for p in initial.parameters():
+            p.mul_(1.1)
+    actors = []
+
+    def load(policy, resumed):
+        actors.append(omne_r1.ActorCritic(policy))
+        return actors[0]
+
+    monkeypatch.setattr(omne_r1, "load_actor_critic", load)
+    monkeypatch.setattr(omne_r1.models, "load_reference", lambda *_: initial)
+    monkeypatch.setattr(training, "make_optimizer", lambda m, *_, **__: torch.optim.SGD(m.parameters(), 1.0))
+    rows = learned(model, tokenizer, cfg, lambda: made, 2)
+
+    head = torch.nn.Linear(expected.config.hidden_size, 1)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+
+    def seen(policy, t, critic=None):
+        """(log-probs, values) of the sampled tokens, both (tokens,)."""
+        ids = torch.tensor([rollout.context_ids(t.prompt_ids, t.turns)])
+        places, at = [], len(t.prompt_ids)
+        for turn in t.turns:
+            places += range(at, at + len(turn.ids))
+            at += len(turn.ids) + len(turn.observation_ids)
+        hidden = policy.get_decoder()(ids).last_hidden_state[0, torch.tensor(places) - 1]
+        logits = policy.get_output_embeddings()(hidden)[:, :len(tokenizer)] / .7
+        logprobs = logits.log_softmax(-1)[range(len(places)), ids[0, places]]
+        return logprobs, critic(hidden)[:, 0] if critic else None
+
+    for step in (1, 2):
+        optimizer = torch.optim.SGD([
+            {"params": expected.parameters(), "lr": cfg.lr * step / 4},
+            {"params": head.parameters(), "lr": cfg.head_lr * step / 4}])
+        old, returns, credit = {}, {}, {}
+        for t in made:
+            with torch.no_grad():
+                old[t], values = seen(expected, t, head)
+                rewards = -.05 * (old[t] - seen(initial, t)[0])
+            rewards[-1] += t.reward
+            after = torch.cat([values[1:], torch.zeros(1)])
+            delta = rewards + .9 * after - values
+            credit[t] = torch.zeros(len(delta))
+            for k in range(len(delta)):
+                credit[t][k] = sum((.9 * .8) ** (j - k) * delta[j] for j in range(k, len(delta)))
+            returns[t] = credit[t] + values
+        every = torch.cat(list(credit.values()))
+        order = omne_r1.data.batch_of_step(made, 1, 4, omne_r1.stable_seed(cfg.seed, "parts", step))
+        for part in (order[:2], order[2:]) * 2:
+            loss = 0.0
+            for t in part:
+                A = (credit[t] - every.mean()) / (every.var(correction=0) + 1e-8).sqrt()
+                logprobs, values = seen(expected, t, head)
+                r = (logprobs - old[t]).exp()
+                loss = loss - torch.minimum(r * A, r.clamp(.98, 1.02) * A).sum()
+                loss = loss + .5 * ((values - returns[t]) ** 2).sum()
+            (loss / sum(t.sampled_tokens for t in part)).backward()
+            torch.nn.utils.clip_grad_norm_([*expected.parameters(), *head.parameters()], .5)
+            optimizer.step()
+            optimizer.zero_grad()
+    trained = [*model.parameters(), *actors[0].head.parameters()]
+    for own, other in zip(trained, [*expected.parameters(), *head.parameters()], strict=True):
+        torch.testing.assert_close(own, other, atol=3e-5, rtol=1e-4)
+    assert rows[1]["train/clip_fraction"] > 0 and actors[0].head.weight.any()
+
+
 def test_the_value_loss_falls_on_a_fixed_batch(policy_folder, tokenizer):
     done = []
     for i in range(4):
@@ -507,6 +585,23 @@ def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tok
     whole = sum(a * n for a, n in zip(alone, tokens)) / sum(tokens)
     assert loss(omne_r1.replace(CFG, loss_total="update"), examples) == pytest.approx(whole, rel=1e-5)
     assert loss(CFG, examples) == forward  # the paper's is the default
+
+
+@pytest.mark.parametrize("lora, peak, rising", [(8, CFG.sft_lr, 2), (0, CFG.sft_full_lr, 0)])
+def test_adapters_and_whole_weights_have_rates_of_their_own(
+        policy_folder, tokenizer, monkeypatch, lora, peak, rising):
+    """Of 20 updates a tenth or a hundredth rises; then one cosine to 0 over all of them."""
+    rates = []
+    monkeypatch.setattr(training, "set_lr", lambda optimizer, lr: rates.append(lr))
+    monkeypatch.setattr(omne_r1.run, "steps", lambda *_, **__: [(1, {})])
+    cfg = omne_r1.replace(CFG, sft_batch=1, sft_epochs=10, sft_lora=lora)
+    examples = [conversation(tokenizer, *CONVERSATIONS[name]) for name in ("none", "unclosed")]
+    policy = Policy(models.load_model(policy_folder), tokenizer, None)
+    omne_r1.train_sft(cfg, types.SimpleNamespace(), policy, examples, None)
+    expected = [(n + 1) / 2 for n in range(rising)]
+    for n in range(20 - rising):
+        expected.append((1 + math.cos(math.pi * n / (20 - rising))) / 2)
+    assert [rate / peak for rate in rates] == pytest.approx(expected)
 
 
 # ---- the agent

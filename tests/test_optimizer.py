@@ -1,5 +1,7 @@
 """8-bit Adam: near Adam, and a checkpoint from which it goes on bit for bit."""
 
+import math
+
 import pytest
 import torch
 
@@ -42,6 +44,22 @@ def test_it_learns_as_adam_does_in_a_quarter_of_the_memory():
     assert losses["adamw8bit"][-1] == pytest.approx(losses["adamw"][-1], rel=.1)
     assert losses["adamw8bit"][-1] < losses["adamw8bit"][0] / 1.5
     assert bytes_held["adamw8bit"] * 4 == bytes_held["adamw"]
+
+
+def test_matrices_decay_and_vectors_do_not():
+    model, _ = policy()
+    optimizer = training.make_optimizer(model, 1e-3, weight_decay=.1)
+    decays = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(decays) == len(list(model.parameters()))
+    assert all(decays[p] == (.1 if p.ndim > 1 else 0) for p in model.parameters())
+    assert {p.ndim for p in decays} == {1, 2}
+
+
+def test_a_rate_rises_and_falls_as_half_a_cosine():
+    rates = [training.cosine_lr(step, 10, 1.0, .2, warmup=2) for step in range(11)]
+    assert rates[:3] == [.5, 1.0, 1.0] and rates[6] == pytest.approx(.6) and rates[10] == pytest.approx(.2)
+    assert rates[4] == pytest.approx(.2 + .8 * (1 + math.cos(math.pi / 4)) / 2)
+    assert training.cosine_lr(15, 10, 1.0, .2) == .2
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
