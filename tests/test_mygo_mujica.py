@@ -653,6 +653,27 @@ def test_the_warm_up_keeps_exact_matches_and_one_cosine_runs_over_its_epochs(tok
     assert rates == pytest.approx([2 + math.cos(math.pi * share) for share in (0, .25, .5, .75)])
 
 
+@pytest.mark.parametrize("stage", ["mygo", "grpo"])
+def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, tmp_path, monkeypatch, stage):
+    group = [play(tokenizer, GOOD)[0], play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0]]
+    m.assign_advantages(group, "grpo")
+    for name in ("sample", "baseline_groups"):
+        monkeypatch.setattr(m, name, lambda *a, name=name, **k: ([group], .5 if name == "sample" else [group]))
+    monkeypatch.setattr(m, "select", lambda group, K, keep: group)
+    monkeypatch.setattr(m, "record", lambda *a: None)
+    monkeypatch.setattr(m.run, "steps", lambda *a, **k: ((step, {}) for step in range(1, 5)))
+    rates = []
+    monkeypatch.setattr(training, "set_lr", lambda optimizer, lr: rates.append(lr))
+    model = tiny.tiny_model(tokenizer, width=32)
+    policy = rollout.Policy(model, tokenizer, SimpleNamespace(sync=lambda model: None, sleep=lambda: None))
+    place = SimpleNamespace(questions=[None], retriever=None)
+    cfg = config(steps=4, lr_warmup=.75, lr=1e-5, lr_final=0.0, grpo_lr=2e-6, kl_coef=0.0, mini_batch=9)
+    m.train(cfg, stage, None, policy, policy, None, place, None)
+    falls = [1, (1 + .5**.5) / 2, .5, (1 - .5**.5) / 2]  # half a cosine at 0, 1/4, 1/2 and 3/4
+    at_once = [1e-5 * fall for fall in falls] if stage == "mygo" else [2e-6] * 4
+    assert rates == pytest.approx([at_once[0] / 3, at_once[1] * 2 / 3, *at_once[2:]])
+
+
 def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path):
     trajectories = [play(tokenizer, GOOD)[0], play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0]]
     after = []
