@@ -105,8 +105,9 @@ NO_FORMAT = (
     "them); or start from weights that know it (--checkpoint)")
 WINDOW = 3          # steps whose mean is judged, so that one odd batch says nothing
 # nats between sampler and trainer, on average, that rounding explains: fp32 gives 1e-6 on the tiny policy and
-# 1e-5 on 135M weights, a sampler in bf16 below a trainer in fp32 .017 on these; old weights 5e-3 and more
-DRIFT_LIMIT = {"fp32": 1e-4, "bf16": .02}
+# 1e-5 on 135M weights. In bf16, on text that was sampled: our engine .004 on Qwen2.5-Coder-0.5B, .023 on
+# SmolLM2-135M; all of the model in bf16, as vLLM has it, .020 and .047. Old weights: 5e-3 and more
+DRIFT_LIMIT = {"fp32": 1e-4, "bf16": .1}
 
 
 @dataclass

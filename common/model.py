@@ -18,8 +18,8 @@ from common.files import say
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
 
-# nats a token, on average, by which a forward pass of ours may differ from the model's own
-SAME = {"fp32": 1e-4, "bf16": .1}
+# nats a token, on average, by which a forward pass of ours may differ from the model's own in fp32
+SAME = 1e-4
 
 
 # ---------------------------------------------------------------- loading
@@ -91,22 +91,23 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
             model = AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=True, **how)
         else:
             model = transformers.AutoModelForCausalLM.from_pretrained(name, **how)
+        if lora and not hasattr(model, "peft_config"):
+            from peft import LoraConfig, get_peft_model
+            model = get_peft_model(model, LoraConfig(
+                r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM"))
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise load_error(name, error) from error
-    if lora and not hasattr(model, "peft_config"):
-        from peft import LoraConfig, get_peft_model
-        model = get_peft_model(model, LoraConfig(
-            r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM"))
     if gradient_checkpointing == "on" or gradient_checkpointing == "auto" and device != "cpu":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _refuse_unknown_parts(name, model)
     remove_dropout(name, model)
-    fits = device != "cpu" and head_dim(model.config) >= 16  # FlexAttention's smallest
-    if attention == "tree" or attention == "auto" and fits:
-        flex()
-        model.set_attn_implementation("tree")
     model.in_bf16 = in_bf16
     model = unmapped(model.to(device))
+    model.shares_prefixes = attends_to_all(model.config)
+    fits = device != "cpu" and head_dim(model.config) >= 16  # FlexAttention's smallest
+    if attention == "tree" or attention == "auto" and fits and model.shares_prefixes:
+        flex()
+        model.set_attn_implementation("tree")
     return model.requires_grad_(False) if frozen else model
 
 
@@ -169,17 +170,60 @@ def _refuse_unknown_parts(name, model):
     if getattr(head, "bias", None) is not None or hasattr(head, "base_layer"):
         raise ModelError(f"{name}: its head has a bias or an adapter; token_logprobs knows plain linear "
                          "heads only")
-    config = model.config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None) or math.inf
-    window = getattr(config, "sliding_window", None) or math.inf
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"]) - {"full_attention"}
-    if kinds - {"sliding_attention"} or kinds and window < longest:
-        raise ModelError(f"{name}: it has layers with a sliding window, or without full attention; engine "
-                         "and shared prefixes know full attention only")
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         raise ModelError(f"{name}: its positions ({rope['rope_type']}) turn otherwise in a longer sequence, "
                          "so a sample would depend on the others of its batch")
+
+
+def attends_to_all(config):
+    """Whether every layer is known to attend to all that stands before a token: without linear attention,
+    and without a window that is shorter than the longest sequence."""
+    config = config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None) or math.inf
+    window = getattr(config, "sliding_window", None) or math.inf
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"]) - {"full_attention"}
+    return not kinds or kinds == {"sliding_attention"} and window >= longest
+
+
+@contextmanager
+def attending(model, implementation):
+    """Its decoder attends by another of transformers' implementations in the body."""
+    config = model.get_decoder().config
+    before = config._attn_implementation
+    config._attn_implementation = implementation
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+@contextmanager
+def in_fp32(model):
+    """The model computes in fp32 in the body. Layers held in bf16 are widened one at a time, while they
+    compute: all at once would be twice the memory of a frozen base."""
+    units = [model.get_output_embeddings()]
+    for child in model.get_decoder().children():
+        units += child if isinstance(child, torch.nn.ModuleList) else [child]
+    held = {id(p) for p in model.parameters() if p.dtype == torch.bfloat16}
+
+    def cast(dtype):
+        def hook(unit, *_):
+            for p in unit.parameters():
+                if id(p) in held:
+                    p.data = p.data.to(dtype)
+        return hook
+
+    hooks = [unit.register_forward_pre_hook(cast(torch.float32)) for unit in units]
+    hooks += [unit.register_forward_hook(cast(torch.bfloat16), always_call=True) for unit in units]
+    in_bf16 = model.in_bf16
+    model.in_bf16 = False
+    try:
+        yield
+    finally:
+        model.in_bf16 = in_bf16
+        for hook in hooks:
+            hook.remove()
 
 
 @torch.no_grad()
@@ -187,13 +231,8 @@ def plain_logprobs(model, trajectory):
     """log pi of the tokens after the prompt, (n,) fp32, by the model's own forward pass: eager attention, in
     the precision of its weights."""
     model.eval()
-    config = model.get_decoder().config
-    trained_with = config._attn_implementation
-    config._attn_implementation = "eager"
-    try:
+    with attending(model, "eager"):
         logprobs = plain_token_logprobs(model, [trajectory], vocabulary=model.vocabulary)
-    finally:
-        config._attn_implementation = trained_with
     return logprobs[0, len(trajectory.prompt_ids):]
 
 
@@ -204,40 +243,49 @@ def probe_ids(tokenizer, n, seed):
     return random.Random(seed).choices(sorted(text), k=n)
 
 
-def check_training_pass(name, model, tokenizer):
-    """Refuses a model whose log-probs training would compute otherwise than its own forward pass does."""
+def probe(tokenizer):
+    """Two trajectories of random ids, of different length, which share a start."""
     def turn(n, seed):
         return Turn(probe_ids(tokenizer, n, seed), [0.0] * n, "", "")
 
-    prompt = probe_ids(tokenizer, 8, "prompt")  # of two rows of different length, which share a start
+    prompt = probe_ids(tokenizer, 8, "prompt")
     first = turn(8, "first")
-    rows = [Trajectory("", prompt, [first, turn(n, n)]) for n in (8, 3)]
-    with refusing_other_numbers(name, "training", model) as compare, torch.enable_grad():
-        batch = rollout.collate(rows).to(model.device)
-        found = token_logprobs(model, batch).detach()
+    return [Trajectory("", prompt, [first, turn(n, n)]) for n in (8, 3)]
+
+
+def check_training_pass(name, model, tokenizer):
+    """Refuses a model whose log-probs training would compute otherwise than its own forward pass does.
+
+    In fp32, whatever the model computes in: on such ids bf16 moves the log-probs of Qwen2.5-0.5B, whose keys
+    have large biases, by .06 to .17 nats on average, as much as many a fault would."""
+    rows = probe(tokenizer)
+    # (FlexAttention's kernel would be compiled in fp32 for this alone)
+    with refusing_other_numbers(name, "training", model) as compare, \
+            in_fp32(model), attending(model, "sdpa"), torch.enable_grad():
+        batch = rollout.collate(rows, model.shares_prefixes).to(model.device)
+        found = token_logprobs(model, batch, hidden=hidden_states(model, batch)).detach()
         masks = batch.response_mask
         compare([(plain_logprobs(model, row), found[i][masks[i]]) for i, row in enumerate(rows)])
 
 
 @contextmanager
-def refusing_other_numbers(name, what, model):
+def refusing_other_numbers(name, what, model, most=SAME, remedy=""):
     """Gives compare([(the model's own log-probs, those of `what`)]): a ModelError where they differ by more
-    than rounding, or where its body cannot compute them."""
+    than `most` nats on average, or where its body cannot compute them."""
     def compare(pairs):
         apart = torch.cat([(own - other).abs() for own, other in pairs]).mean().item()
-        most = SAME["bf16" if computes_in_bf16(model) else "fp32"]
         if not apart <= most:
             raise ModelError(f"{name}: {what} gives its tokens other log-probs than its own forward pass, by "
                              f"{apart:.2g} nats on average ({most:g} is rounding): {kind} has parts that "
-                             "engine or shared prefixes do not know")
+                             f"{what} does not know{remedy}")
     kind = model.config.get_text_config().model_type
     try:
         yield compare
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-        words = " ".join(str(error).split())
-        raise ModelError(f"{name}: {what} cannot compute this model ({kind}): {words[:200]}") from error
+        words = " ".join(str(error).split())[:200]
+        raise ModelError(f"{name}: {what} cannot compute this model ({kind}): {words}{remedy}") from error
 
 
 def load_policy(name, lora=0, **how):
@@ -253,6 +301,8 @@ def load_policy(name, lora=0, **how):
         raise ModelError(f"{name}: the tokenizer has {model.vocabulary} ids, the model {rows}: weights and "
                          "tokenizer of different models")
     check_training_pass(name, model, tokenizer)
+    if model.device.type == "cuda" and model.in_bf16:  # (in fp32 the engine samples with these very layers)
+        compile_layers(model)
     ends = end_of_sequence(model, tokenizer)
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
         raise ModelError(
@@ -274,12 +324,23 @@ def end_of_sequence(model, tokenizer):
     return (ends | {chat.end_of_turn(tokenizer)}) - {None}
 
 
-def describe(name, model):
-    """One line: size, place, and GB of weights, gradients and Adam's two moments."""
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+def compile_layers(model):
+    """Each decoder layer's passes between its products become few, for sequences of any length."""
+    for layer in model.get_decoder().layers:
+        layer.compile(dynamic=True)
+
+
+def describe(name, model, trains=True):
+    """One line: size, place, and GB of weights; where it trains, with gradients and Adam's two moments."""
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    if not trains:
+        return f"{name}: {model.num_parameters() / 1e6:,.2f} M weights on {model.device}, {held / 1e9:.2f} GB"
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
-            f"{(weights + 12 * trained) / 1e9:.2f} GB with gradients and optimizer")
+    line = (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
+            f"{(held + 12 * trained) / 1e9:.2f} GB with gradients and optimizer")
+    if not model.shares_prefixes:
+        line += "; its layers cannot share prefixes, so every trajectory is computed whole"
+    return line
 
 
 # ---------------------------------------------------------------- log-probs
@@ -385,6 +446,8 @@ def token_entropies(model, batch, temperature=1.0, hidden=None):
 
 def _of_sampled(model, batch, temperature, hidden, entropy=False):
     """turn_logprob of the batch's R distinct sampled tokens."""
+    # a CPU that multiplies bf16 numbers needs half the time for them that the reference needs in fp32
+    in_tiles = model.device.type == "cpu" and computes_in_bf16(model)
     return turn_logprob(
         hidden_states(model, batch) if hidden is None else hidden,
         head_rows(model, distributed.whole(model.get_output_embeddings().weight)),
@@ -393,6 +456,7 @@ def _of_sampled(model, batch, temperature, hidden, entropy=False):
         turn_ptr=batch.turn_ptr,
         temperature=temperature,
         entropy=entropy,
+        backend="torch" if in_tiles else "auto",
     )
 
 
@@ -428,7 +492,13 @@ def folded(source, out):
 
     def write(folder):
         model, tokenizer = load_policy(source)
-        model.merge_and_unload().save_pretrained(folder)
+        rows = probe(tokenizer)
+        with refusing_other_numbers(source, "folding of adapters", model) as compare, in_fp32(model):
+            before = [plain_logprobs(model, row) for row in rows]
+            vocabulary, model = model.vocabulary, model.merge_and_unload()
+            model.vocabulary = vocabulary
+            compare([(old, plain_logprobs(model, row)) for old, row in zip(before, rows, strict=True)])
+        model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
     return cache.made_once(Path(f"{out}-{digest}"), write)

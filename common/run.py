@@ -84,18 +84,22 @@ def load_policy(cfg, source, trains=True, frozen=0, longest=8192):
     # what vLLM samples and nothing trains is held in its precision
     model, tokenizer = models.load_policy(
         source, lora, precision=cfg.precision, frozen=not trains and not whole)
-    say(models.describe(source, model))
+    say(models.describe(source, model, trains))
     if trains and not whole:
         distributed.shard(model)
     policy = rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer, trains))
     if trains and whole:
         distributed.shard(model)
-    check_engine(source, policy)
+    check_engine(cfg, source, policy)
     policy.engine.sleep()  # what is loaded next, a reference or moments, finds room
     return policy
 
 
-def check_engine(source, policy):
+# bf16 is compared with bf16, and on text: on random ids it differs from itself by more (SmolLM2, Qwen2.5)
+PROBES = ("The sky is blue because", "Marie Curie was born in Warsaw and moved to Paris in 1891, where she")
+
+
+def check_engine(cfg, source, policy):
     """Refuses a model whose log-probs the engine computes otherwise than training (which load_policy has
     compared with the model's own forward pass): two rows of different length, two turns of eight tokens, the
     second on what is kept of the first."""
@@ -107,12 +111,21 @@ def check_engine(source, policy):
             turns.append(rollout.Turn(g.token_ids, g.logprobs, g.stop_reason, ""))
         return rollout.Trajectory("", prompt_ids, turns)
 
-    with models.refusing_other_numbers(source, "sampling", policy.model) as compare:
+    other = "transformers" if cfg.engine == "vllm" else "vllm"
+    if isinstance(policy.engine, TransformersEngine) and not models.attends_to_all(policy.model.config):
+        raise models.ModelError(f"{source}: it has layers with a sliding window, or without full attention, "
+                                "which --engine transformers does not know: use --engine vllm")
+    most = guards.DRIFT_LIMIT[coarsest_precision(cfg)]
+    remedy = f". Try --engine {other}"
+    with models.refusing_other_numbers(source, "sampling", policy.model, most, remedy) as compare:
         policy.engine.sync(policy.model)
-        prompts = [models.probe_ids(policy.tokenizer, n, n) for n in (5, 12)]
+        prompts = []
+        for text in PROBES:  # of which a tokenizer of words may know none
+            ids = chat.encode(policy.tokenizer, text, begins=True)[1]
+            prompts.append(ids or models.probe_ids(policy.tokenizer, len(text), text))
         rows = rollout.run_agents(
             map(two_turns, prompts), policy.engine, rollout.BatchedSearch(None), rollout.no_progress)
-        batch = rollout.collate(rows).to(policy.model.device)
+        batch = rollout.collate(rows, policy.model.shares_prefixes).to(policy.model.device)
         with torch.no_grad():
             found = models.token_logprobs(policy.model, batch)
         compare([(found[batch.response_mask], batch.rollout_logprobs[batch.response_mask])])

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 import at2po
 import mygo_mujica
-from common import chat, model, rollout, run
+from common import chat, model, rollout, run, training
 from common.checkpoint import ModelError
-from common.engine import TransformersEngine
+from common.engine import Generation, TransformersEngine
 from common.gpu.vllm_engine import own_parameters, policy_weights, refuse_other_adapters
 from common.rollout import Trajectory, Turn
 from common.world.tiny import tiny_model, tiny_tokenizer
@@ -31,7 +31,7 @@ def tokenizer():
     return tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>", "</a>"])
 
 
-def saved(folder, kind, tokens=None, **settings):
+def saved(folder, kind, tokens=None, change=lambda made: None, **settings):
     """A folder with random weights of an architecture, larger than a fresh model's: differences then show."""
     tokens = tokens or tokenizer()
     torch.manual_seed(0)
@@ -42,15 +42,16 @@ def saved(folder, kind, tokens=None, **settings):
     for p in made.parameters():
         if p.dim() > 1:
             p.data.mul_(3)
+    change(made)
     made.save_pretrained(folder)
     tokens.save_pretrained(folder)
     return str(folder)
 
 
-def policy_of(folder):
+def policy_of(folder, trains=False, **how):
     """As the scripts load it: the engine is compared, too."""
-    cfg = at2po.Config(engine="transformers", cache_gb=.1)
-    return run.load_policy(cfg, folder, trains=False)
+    cfg = at2po.Config(engine="transformers", cache_gb=.1, **how)
+    return run.load_policy(cfg, folder, trains=trains)
 
 
 @pytest.mark.parametrize("more", range(4))
@@ -79,9 +80,10 @@ def test_models_whose_numbers_are_their_own_load(kind, settings, tmp_path):
     ("granite", dict(logits_scaling=2.0), "training gives its tokens other log-probs"),
     ("cohere", dict(logit_scale=.5), "training gives its tokens other log-probs"),
     ("falcon", dict(num_kv_heads=1, new_decoder_architecture=False), "sampling cannot compute this model"),
-    ("mistral", dict(sliding_window=8), "sliding window"),
+    ("mistral", dict(sliding_window=8), "--engine transformers does not know: use --engine vllm"),
+    ("phi", {}, "head has a bias"),
     ("llama", dict(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), "dynamic"),
-    ("qwen3_next", EXPERTS, "without full attention"),
+    ("qwen3_next", EXPERTS, "without full attention.* use --engine vllm"),
     ("deepseek_v3", EXPERTS | dict(              # keys wider than values
         kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
         num_key_value_heads=4, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1),
@@ -99,6 +101,117 @@ def test_a_sampler_with_other_numbers_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(TransformersEngine, "_logits", lambda self, hidden: 1.02 * logits(self, hidden))
     with pytest.raises(ModelError, match="sampling gives its tokens other log-probs .* by 0.0"):
         policy_of(folder)
+
+
+# ---- what bf16 moves, and what is wrong
+
+HOW = [dict(precision="fp32"), dict(precision="bf16"), dict(precision="bf16", lora=4)]
+
+
+def with_large_key_biases(made):
+    """As Qwen2.5's: bf16 then moves log-probs of random ids as much as many a fault would."""
+    for name, p in made.named_parameters():
+        if p.dim() > 1:
+            p.data.mul_(40 if "q_proj" in name or "k_proj" in name else 10 / 3)
+        elif "k_proj" in name:
+            p.data = 17 * torch.randn_like(p).sign() + 8 * torch.randn_like(p)
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_a_model_that_bf16_moves_far_has_no_unknown_parts(how, tmp_path):
+    folder = saved(tmp_path, "qwen2", change=with_large_key_biases, num_hidden_layers=4)
+    policy = policy_of(folder, trains=True, **how)
+    held = {p.dtype for p in policy.model.parameters()}
+    assert held == ({torch.float32, torch.bfloat16} if "lora" in how else {torch.float32})
+    ids = model.probe_ids(policy.tokenizer, 60, 0)
+    row = Trajectory("", [5, 6], [Turn(ids, [0.0] * 60, "", "")])
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model.plain_logprobs(policy.model, row)
+    policy.model.in_bf16 = True
+    with model.in_fp32(policy.model):
+        exact = model.plain_logprobs(policy.model, row)
+    assert (rounded - exact).abs().mean() > .1
+    assert held == {p.dtype for p in policy.model.parameters()} and policy.model.in_bf16
+
+
+def other_scale(attend):
+    return lambda *args, scaling=None, **kwargs: attend(*args, scaling=1.1 * scaling, **kwargs)
+
+
+def no_mask(attend):
+    def blind(module, query, key, value, attention_mask, **kwargs):
+        return attend(module, query, key, value, None, is_causal=False, **kwargs)
+    return blind
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("wrong", [other_scale, no_mask])
+def test_a_pass_that_attends_otherwise_is_refused_in_any_precision(wrong, how, tmp_path, monkeypatch):
+    attention = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    monkeypatch.setitem(attention, "sdpa", wrong(attention["sdpa"]))
+    with pytest.raises(ModelError, match="training gives its tokens other log-probs"):
+        policy_of(saved(tmp_path, "qwen2"), trains=True, **how)
+
+
+# ---- layers without full attention
+
+class Recomputing:
+    """An engine that reads all anew for every token: nothing is reused."""
+    busy = False
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def sync(self, policy):
+        self.model = policy.eval()
+
+    def sleep(self):
+        pass
+
+    async def generate(self, prompt_ids, stop, max_tokens, temperature, seed):
+        random = torch.Generator().manual_seed(seed)
+        ids, logprobs = list(prompt_ids), []
+        for _ in range(max_tokens):
+            with torch.no_grad():
+                logits = self.model(torch.tensor([ids])).logits[0, -1, :self.model.vocabulary]
+            of_next = (logits / temperature).log_softmax(-1)
+            ids.append(int(torch.multinomial(of_next.exp(), 1, generator=random)))
+            logprobs.append(float(of_next[ids[-1]]))
+        return Generation(ids[len(prompt_ids):], logprobs, "length")
+
+
+LINEAR = dict(
+    num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"],
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
+
+
+@pytest.mark.parametrize("kind, settings", [
+    ("qwen3_5_text", LINEAR | dict(head_dim=8)),
+    ("qwen3_next", EXPERTS | LINEAR | dict(head_dim=8, shared_expert_intermediate_size=24)),
+    ("gemma3_text", dict(sliding_window=8, layer_types=["sliding_attention", "full_attention"], head_dim=8)),
+    ("mistral", dict(sliding_window=8)),
+])
+def test_what_cannot_share_prefixes_trains_unshared_and_says_so_once(
+        kind, settings, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "make_engine", lambda cfg, model, tokenizer, trains: Recomputing(tokenizer))
+    policy = policy_of(saved(tmp_path, kind, **settings), trains=True)
+    assert capsys.readouterr().out.count("cannot share prefixes") == 1
+    prompt, first = [5, 6, 7] * 4, Turn([8, 9, 10] * 4, [0.0] * 12, "", "")
+    rows = [Trajectory("", prompt, [first, Turn(list(range(9, 9 + n)), [0.0] * n, "", "")]) for n in (20, 7)]
+    batch, = training.collate_parts(policy.model, rows, 10**6)
+    assert not batch.is_tree and batch.tokens == sum(t.length for t in rows)
+    hidden = model.hidden_states(policy.model, batch)
+    padded = model.token_logprobs(policy.model, batch, hidden=hidden)[batch.response_mask]
+    alone = torch.cat([model.plain_token_logprobs(policy.model, [t])[0, len(prompt):] for t in rows])
+    assert torch.allclose(padded, alone, atol=1e-4)
+    ours, own = (gradient(policy.model, logprobs.square().sum()) for logprobs in (padded, alone))
+    assert (ours - own).norm() < 1e-3 * own.norm()
+
+
+def gradient(policy, loss):
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, trained, allow_unused=True)
+    return torch.cat([g.flatten() for g in found if g is not None])
 
 
 # ---- dropout

@@ -961,31 +961,6 @@ def test_two_processes_build_the_policy_once(tmp_path, monkeypatch):
     assert (tmp_path / "built").read_text() == "x"
 
 
-def test_models_that_engine_and_packing_do_not_know(tmp_path):
-    from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
-
-    small = dict(
-        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8,
-    )
-    MistralForCausalLM(MistralConfig(**small, sliding_window=None)).save_pretrained(tmp_path / "fine")
-    models.load_model(str(tmp_path / "fine"))
-    MistralForCausalLM(MistralConfig(**small, sliding_window=8)).save_pretrained(tmp_path / "window")
-    with pytest.raises(ModelError, match="sliding window"):
-        models.load_model(str(tmp_path / "window"))
-    Gemma2ForCausalLM(Gemma2Config(**small)).save_pretrained(tmp_path / "cap")
-    with pytest.raises(ModelError, match="sliding window"):
-        models.load_model(str(tmp_path / "cap"))
-    from transformers import PhiConfig, PhiForCausalLM
-
-    phi = PhiConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
-    PhiForCausalLM(phi).save_pretrained(tmp_path / "bias")
-    with pytest.raises(ModelError, match="head has a bias"):
-        models.load_model(str(tmp_path / "bias"))
-
-
 def test_a_template_that_opens_the_thought_is_cut_before_it(qwen):
     tokenizer = models.load_tokenizer(str(qwen))
     ids = at2po.render_prompt(tokenizer, "Who?", "chat")
