@@ -30,7 +30,7 @@ SECONDS = "seconds a step"
 STEP = {
     "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),
     "eval/em": Metric("exact match of an evaluation between steps, mean of the sets",
-                      ANSWERS, label="exact match, test"),
+                      ANSWERS, label="EM, test"),
     "time/elapsed": Metric("seconds since the run was begun or resumed"),
     "time/left": Metric("seconds left, at the pace so far"),
     "time/threads": Metric("CPU threads, at the first step of a process"),
@@ -40,7 +40,7 @@ STEP = {
 # of a step that samples trajectories from a language model
 ROLLOUT = {
     "reward/em": Metric("share of trajectories with the right answer", ANSWERS, "em {:.3f}",
-                        "exact match, training"),
+                        "EM, training"),
     "reward/format": Metric("share of trajectories in the paper's format", FORM, "format {:.2f}"),
     "rollout/tokens": Metric("tokens sampled in this step"),
     "rollout/response_tokens": Metric("sampled tokens a trajectory",

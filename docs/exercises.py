@@ -93,8 +93,8 @@ def unlearn(loss):
         found = loss(new, old, advantages, *window)
         if not torch.allclose(_gradient(found, new), _gradient(_atpo(new, old, -advantages, *window), new)):
             if torch.allclose(found, -_atpo(new, old, advantages, *window)):
-                return ("not yet: minus the loss clips at the wrong side. Where a turn is already less "
-                        "likely than before, which side of Eq 10 should stop it now?")
+                return ("not yet: that clips at the wrong side. Which bound of Eq 10 should stop a turn "
+                        "that is less likely already?")
             return "not yet: the gradient is another; what was rewarded should become less likely"
     return "right: the sign belongs to the advantages, inside the minimum of Eq 10"
 

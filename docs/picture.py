@@ -1,8 +1,8 @@
-"""The moving picture of README: a tree of a run, whole; then it grows, its turns get values, some are clipped;
-then a test question before and after training. Screenshots of the run's page in Chromium, no drawing of our
-own; and the page itself, to be opened in docs/ or from a static host:
+"""The moving picture of README: a whole tree of a run; it grows, its turns get values, some are clipped;
+then a test question before and after training. Screenshots of the run's page in Chromium, no drawing of
+ours; and the page itself, to be opened in docs/ or from a static host:
 
-    python -m docs.picture runs/at2po/atpo-hard-seed0       results/at2po/page.webp, docs/page.html, docs/tree.png
+    python -m docs.picture runs/at2po/atpo-hard-seed0       results/at2po/page.webp, docs/page.html, tree.png
 """
 
 import argparse

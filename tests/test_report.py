@@ -382,7 +382,7 @@ def test_a_point_of_a_curve_leads_to_its_step(tmp_path, browser):
     box = picture.bounding_box()
     x = box["x"] + box["width"] * (42 + 268 * 12 / 19) / 320  # of step 13, between 1 and 20
     page.mouse.move(x, box["y"] + box["height"] / 2)
-    assert "step 13: exact match, training, the reward 0.600" in panels.first.inner_text()
+    assert "step 13: EM, training = reward 0.600" in panels.first.inner_text()
     page.mouse.click(x, box["y"] + box["height"] / 2)
     assert not page.locator("#curves").evaluate("d => d.open")
     assert "film 12" in page.locator("h2").inner_text()

@@ -20,7 +20,7 @@ from common.rollout import mean
 PATHS = {
     "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),  # up to 2
     "reward/em": Metric("share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}",
-                        "exact match, training"),
+                        "EM, training"),
     "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
     "path/sentences": Metric("sentences that a path ends with", "sentences a path", "sentences {:.2f}"),
     "train/question_kl": Metric("KL of sub-questions' tokens to the T5 that joint training began with"),

@@ -47,7 +47,7 @@ def with_data(panels, runs):
         apart = data["reward/mean"] - data["reward/em"]
         if apart.abs().mean() < ONE_LINE and "reward" in found:
             del found["reward"]
-            found[guards.ANSWERS]["reward/em"] += ", the reward"
+            found[guards.ANSWERS]["reward/em"] += " = reward"
     return found
 
 
