@@ -102,7 +102,7 @@ def pieces(path, vectors, size):
         file.seek(-n * d * width, os.SEEK_END)
         for start in range(0, n, size):
             rows = np.fromfile(file, f"f{width}", min(size, n - start) * d)
-            yield start, rows.reshape(-1, d).astype("float32")
+            yield start, rows.reshape(-1, d).astype("float32", copy=False)
 
 
 def exact(path, vectors, queries, k):
@@ -426,7 +426,7 @@ def main(argv=None):
         raise SystemExit("error: " + " ".join(str(error).split())) from None
     say(f"{job.out}: {made['lists']} lists and {made['candidates']} codes per passage asked for find "
         f"{made['recall']:.3f} of the exact search's three best (of questions they were not chosen with)")
-    if made["recall"] < job.recall:
+    if made["recall"] < job.recall - 0.02:  # (200 questions tell no more)
         warn(f"{job.out}: this is less than --recall {job.recall}: give an --index with more bytes a passage "
              "(IVF4096,SQ8), or search the vectors themselves (--index Flat)")
 
