@@ -69,7 +69,7 @@ def main(argv=None):
         shots = frames(page)
         browser.close()
     pictures = [Image.open(io.BytesIO(shot)).convert("RGB") for shot, _ in shots]
-    few_colours = pictures[0].crop((0, 30, WIDTH, HEIGHT)).quantize(64)
+    few_colours = pictures[0].crop((0, 38, WIDTH, HEIGHT)).quantize(128)
     few_colours.save(DOCS / "tree.png", optimize=True)  # of the notebook, which keeps it
     times = [milliseconds for _, milliseconds in shots]
     out = args.out.with_suffix(".webp")

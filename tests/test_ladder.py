@@ -215,6 +215,10 @@ def test_a_table_takes_no_run_of_other_settings_and_no_half_of_one(tmp_path, mon
     os.utime(folder / "trajectories.html", (0, 0))  # of fewer steps
     ladder.main(table)
     assert asked[3][1][-1] == "--resume"
+    (folder / "trajectories.html").write_text("")
+    assert ladder.is_done(folder)
+    (folder / "eval_test.json").unlink()  # killed after an evaluation between steps
+    assert not ladder.is_done(folder)
 
 
 def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):

@@ -338,6 +338,8 @@ def test_the_page_gets_planner_and_workers_as_a_dag(tokenizer):
     ]
     assert group["trajectories"][0]["path"] == [0, 1, 2, 3, 4]
     assert [n.get("role") for n in group["nodes"]] == [None, "planner", "worker", "worker", "planner"]
+    assert group["nodes"][1]["label"] == "asks: director of Pale Tower; director of Jade River"
+    assert group["prompt_ids"] == t.prompt_ids and "ids" not in group["nodes"][1]
     assert "[0] Pale Tower is a film" in group["nodes"][2]["observation"]
     json.dumps(group)
 

@@ -708,6 +708,32 @@ def test_what_is_below_zero_is_in_the_picture(values, bottom):
     assert shown == 0 if bottom == 0 else bottom - .2 < shown <= bottom
 
 
+def test_curves_have_whole_steps_no_panel_twice_and_legends_above_the_lines(tmp_path, monkeypatch):
+    def drawn_of(rows):
+        kept = []
+        monkeypatch.setattr(curves, "save", lambda figure, path: kept.append(figure))
+        panels = guards.panels(guards.STEP | guards.ROLLOUT)
+        curves.draw_curves({"x": [rows]}, tmp_path / "x.png", "x", panels)
+        figure, = kept
+        figure.canvas.draw()
+        return figure.axes
+
+    rows = [{"step": n, "reward/mean": n / 10, "reward/em": n / 10, "eval/em": .9, "rollout/turns": 4.0 + n,
+             "rollout/searches": 3.0 + n} for n in (1, 2, 3)]
+    answers, turns = drawn_of(rows)
+    assert [axis.get_title(loc="left") for axis in (answers, turns)] == ["answers", "searches and turns"]
+    labels = [text.get_text() for text in answers.get_legend().get_texts()]
+    assert labels == ["EM, test", "EM, training = reward"]
+    for axis in (answers, turns):
+        assert all(tick == int(tick) for tick in axis.get_xticks())
+        assert axis.get_legend().get_window_extent().y0 >= axis.get_window_extent().y1 - 3
+    assert turns.get_ylim()[1] > 7.3  # the top line is off the frame
+    rows[0]["reward/mean"] = .6  # a reward for the form, too
+    assert [axis.get_title(loc="left") for axis in drawn_of(rows)][:2] == ["reward", "answers"]
+    written = guards.panels(guards.STEP | guards.ROLLOUT | guards.UPDATE | guards.RATIO)
+    assert not any("_" in label for keys in written.values() for label in keys.values())
+
+
 def test_two_processes_do_not_write_into_one_folder(tmp_path):
     begin = ("import sys; from common.folder import RunFolder; "
              "folder = RunFolder(sys.argv[1], 'at2po', 'x', {}); folder.create(); "
