@@ -24,7 +24,9 @@ def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
     """[Batch] of at most micro_tokens packed tokens each, those that share prefixes together. Of several
     ranks each gets a part, in equally many batches: those with fewer repeat the shortest trajectory with
     weight 0."""
-    share = share_prefixes == "on" and getattr(model, "shares_prefixes", True)
+    share = share_prefixes == "on"
+    if not getattr(model, "shares_prefixes", True):
+        share = False
     pack = pack_tokens(model, micro_tokens)
     own = portions(trajectories, distributed.world())[distributed.rank()]
     parts = micro_batches(own, micro_tokens, share)
