@@ -15,7 +15,14 @@ import torch
 
 from common import distributed
 from common.files import Progress
-from common.model import hidden_states, pack_tokens, reference_weights, token_entropies, token_logprobs
+from common.model import (
+    hidden_states,
+    pack_tokens,
+    reference_weights,
+    shares_prefixes,
+    token_entropies,
+    token_logprobs,
+)
 from common.rollout import collate, micro_batches, portions
 
 # ---------------------------------------------------------------- batches
@@ -24,9 +31,7 @@ def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
     """[Batch] of at most micro_tokens packed tokens each, those that share prefixes together. Of several
     ranks each gets a part, in equally many batches: those with fewer repeat the shortest trajectory with
     weight 0."""
-    share = share_prefixes == "on"
-    if not getattr(model, "shares_prefixes", True):
-        share = False
+    share = shares_prefixes(model, share_prefixes)
     pack = pack_tokens(model, micro_tokens)
     own = portions(trajectories, distributed.world())[distributed.rank()]
     parts = micro_batches(own, micro_tokens, share)
