@@ -145,6 +145,11 @@ def pack_tokens(model, micro_tokens):
     return min(micro_tokens, 4 * model.config.get_text_config().hidden_size)
 
 
+def shares_prefixes(model, flag):
+    """Whether shared starts are computed once: with --share-prefixes on, where its layers can."""
+    return flag == "on" and getattr(model, "shares_prefixes", True)
+
+
 def head_dim(config):
     config = config.get_text_config()
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

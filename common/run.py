@@ -79,11 +79,12 @@ def load_policy(cfg, source, trains=True, frozen=0, longest=8192):
     from common.gpu import memory
     torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
     lora = cfg.lora if trains else 0
-    memory.check(cfg, source, frozen, longest, trains)
+    keeps = memory.check(cfg, source, frozen, longest, trains)
     whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
     # what vLLM samples and nothing trains is held in its precision
     model, tokenizer = models.load_policy(
-        source, lora, precision=cfg.precision, frozen=not trains and not whole)
+        source, lora, precision=cfg.precision, frozen=not trains and not whole,
+        gradient_checkpointing="off" if keeps else "auto")
     say(models.describe(source, model, trains))
     if trains and not whole:
         distributed.shard(model)

@@ -19,6 +19,7 @@ from common.model import (
     hidden_states,
     pack_tokens,
     reference_weights,
+    shares_prefixes,
     token_entropies,
     token_logprobs,
     turn_logprobs,
@@ -31,7 +32,7 @@ def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
     """[Batch] of at most micro_tokens packed tokens each, those that share prefixes together. Of several
     ranks each gets a part, in equally many batches: those with fewer repeat the shortest trajectory with
     weight 0."""
-    share = share_prefixes == "on" and getattr(model, "shares_prefixes", True)
+    share = shares_prefixes(model, share_prefixes)
     pack = pack_tokens(model, micro_tokens)
     own = portions(trajectories, distributed.world())[distributed.rank()]
     parts = micro_batches(own, micro_tokens, share)

@@ -56,7 +56,7 @@ def test_a_small_and_a_large_policy_by_hand(shapes):
     found = memory.estimate(small, cfg, "cpu")
     n = small.weights
     assert list(found.held.values()) == [4 * n, 0, 8 * n, 0]
-    assert list(found.update.values()) == [4 * n, 120 * 1000 * 28 * 1024]
+    assert list(found.update.values()) == [4 * n, 120 * 1000 * 28 * 1024, 14 * 1000 * 151936]
     assert found.rollout == {"keys and values": 2 * 2**30}
     few = memory.estimate(small, replace(cfg, cache_gb=1e4), "cpu", longest=100).rollout
     assert few == {"keys and values": 2 * 384 * 100 * 2 * 28 * 8 * 128 * 4}
@@ -88,6 +88,30 @@ def test_what_a_gpu_held_in_an_update(shapes):
         found = memory.estimate(shapes["Qwen/Qwen3-" + model], cfg, "cuda")
         update = sum(found.held.values()) + sum(found.update.values())
         assert update / 1e9 == pytest.approx(measured, rel=.15), settings
+
+
+def test_a_cpu_s_logits_are_counted():
+    """11.0 GB were taken by an update of Qwen2.5-Coder-0.5B with adapters, and 6.6 were said."""
+    shape = memory.shape_of(qwen25(896, 24, 4864, 14, 2))
+    cfg = at2po.Config(engine="transformers", micro_tokens=2048, cache_gb=1.0, lora=32, precision="bf16")
+    assert memory.estimate(shape, cfg, "cpu").peak / 1e9 == pytest.approx(11.0, rel=.1)
+    longer = replace(cfg, micro_tokens=8192)
+    logits = [memory.estimate(shape, c, "cpu").update["logits, roughly"] for c in (cfg, longer)]
+    assert logits[1] == 2 * logits[0]  # 4,096 rows at a time
+
+
+def test_activations_are_kept_where_they_fit(tmp_path, monkeypatch):
+    """An H100 had 75 bytes more for each token, layer and hidden unit (docs/gpu.md)."""
+    MODELS["Qwen/Qwen3-0.6B"].save_pretrained(tmp_path)
+    monkeypatch.setattr(memory, "default_device", lambda: "cuda")
+    cfg = replace(at2po.Config(), engine="transformers", micro_tokens=8192, cache_gb=4.0)
+    for gigabytes, kept in ((24, False), (80, True)):
+        monkeypatch.setattr(memory, "device_bytes", lambda gigabytes=gigabytes: gigabytes * 1e9)
+        assert memory.check(cfg, str(tmp_path)) == kept
+        assert not memory.check(cfg, str(tmp_path), trains=False)
+    shape = memory.shape_of(MODELS["Qwen/Qwen3-0.6B"])
+    found = memory.estimate(shape, cfg, "cuda", recomputes=False)
+    assert (sum(found.held.values()) + sum(found.update.values())) / 1e9 == pytest.approx(29.6, rel=.15)
 
 
 # ---------------------------------------------------------------- what is refused

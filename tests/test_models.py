@@ -2,6 +2,7 @@
 they are handed to vLLM; rows of the head that are no tokens; ends of a turn."""
 
 import copy
+import functools
 import json
 import random
 
@@ -10,6 +11,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from torch._dynamo.utils import counters
 
 import at2po
 import mygo_mujica
@@ -385,3 +387,55 @@ def test_layers_that_are_computed_again_give_the_same_gradient(qwen):
         policy(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         found.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
     assert found[0].abs().max() > 0 and torch.allclose(found[0], found[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("backend, how", [
+    ("aot_eager", dict(gradient_checkpointing="on")),
+    pytest.param("inductor", {}, marks=pytest.mark.slow),
+    pytest.param("inductor", dict(lora=4), marks=pytest.mark.slow)])
+def test_compiled_layers_give_the_same_log_probs_and_gradients(backend, how, tmp_path, monkeypatch):
+    """As on a GPU; few graphs serve all layers and lengths."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    folder = saved(tmp_path, "qwen3", num_hidden_layers=3)
+    plain, _ = model.load_policy(folder, **how)
+    compiled, _ = model.load_policy(folder, **how)
+    compiled.load_state_dict(plain.state_dict())
+    model.compile_layers(compiled)
+    counters.clear()
+    for n in (5, 40):
+        first = Turn([7] * n, [0.0] * n, "", "")
+        rows = [Trajectory("", [5, 6], [first, Turn([8] * k, [0.0] * k, "", "")]) for k in (4, 9)]
+        batch = rollout.collate(rows)
+        with torch.no_grad():
+            model.token_logprobs(compiled, batch)
+        found = [model.token_logprobs(policy, batch) for policy in (plain, compiled)]
+        assert torch.allclose(*found, atol=1e-5)
+        own, its = (gradient(p, lp.square().sum()) for p, lp in zip((plain, compiled), found, strict=True))
+        assert own.norm() > 0 and (own - its).norm() < 1e-4 * own.norm()
+    assert 0 < counters["stats"]["unique_graphs"] <= 4 and not counters["recompile_limit"]
+    assert copy.deepcopy(compiled).get_decoder().layers[0]._compiled_call_impl is None  # nor is the engine's
+
+
+@pytest.mark.parametrize("target, tied, refused", [
+    ("embed_tokens", True, True), ("embed_tokens", False, False), ("q_proj", True, False)])
+def test_adapters_are_folded_where_that_changes_nothing(target, tied, refused, tmp_path):
+    base = saved(tmp_path / "base", "qwen3", tie_word_embeddings=tied)
+    adapted = transformers.AutoModelForCausalLM.from_pretrained(base)
+    adapted = get_peft_model(adapted, LoraConfig(r=4, target_modules=[target]))
+    randomised(adapted).save_pretrained(tmp_path / "adapters")
+    tokenizer().save_pretrained(tmp_path / "adapters")
+    if refused:
+        with pytest.raises(ModelError, match="folding of adapters gives its tokens other log-probs"):
+            model.folded(tmp_path / "adapters", tmp_path / "merged")
+        assert not list(tmp_path.glob("merged*/config.json"))
+        return
+    merged, _ = model.load_policy(str(model.folded(tmp_path / "adapters", tmp_path / "merged")))
+    row = Trajectory("", [5, 6], [Turn([7, 8, 9] * 5, [0.0] * 15, "", "")])
+    adapted.vocabulary = merged.vocabulary
+    assert torch.allclose(*(model.plain_logprobs(m, row) for m in (adapted, merged)), atol=1e-4)
+
+
+def test_what_is_not_trained_is_told_without_its_optimizer(tmp_path, capsys):
+    policy_of(saved(tmp_path, "qwen3"))
+    said = capsys.readouterr().out
+    assert "M weights on cpu, " in said and "optimizer" not in said and "to train" not in said

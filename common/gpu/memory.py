@@ -18,9 +18,11 @@ from common.engine import MAX_BATCH
 from common.files import warn
 from common.model import default_device, find_model, head_dim
 
-# bytes that a layer's forward and backward pass keep for each token and hidden unit: rough. A GPU keeps the
-# layers' inputs and computes the rest again
-ACTIVATIONS = {"cuda": 6, "cpu": 120}
+# bytes that a layer's forward and backward pass keep for each token and hidden unit: rough
+ACTIVATIONS = {"cuda": 81, "cpu": 120}
+RECOMPUTED = 6      # where only the layers' inputs are kept, and the rest is computed again
+LOGITS = 14         # bytes for each token and word of a vocabulary, on a CPU: rough, most if all were sampled
+FULL = .9           # of a device, before PyTorch rounds up
 REMEDIES = ("--lora 64 (adapters on a frozen base), --optimizer adamw8bit (a quarter of the moments), a "
             "smaller --micro-tokens or --cache-gb, more GPUs (torchrun --nproc-per-node N)")
 
@@ -48,16 +50,18 @@ def shape_of(config):
         widths=config.num_hidden_layers * config.hidden_size,
         keys=config.num_hidden_layers * key_heads * head_dim(config),
         positions=config.max_position_embeddings,
+        vocabulary=head.weight.shape[0],
         weights=sum(p.numel() for p in model.parameters()),
         adapters=sum(m.in_features + m.out_features for m in linear),   # a rank of LoRA
     )
 
 
-def estimate(shape, cfg, device, ranks=1, frozen=0, longest=8192, trains=True):
+def estimate(shape, cfg, device, ranks=1, frozen=0, longest=8192, trains=True, recomputes=True):
     """Estimate of one of `ranks` processes that share weights and moments. cfg: flags.PolicyFlags.
 
     frozen: models of this size beside the policy: reference, scorer, sampler. longest: tokens of a sequence.
-    trains: False = weights that are only sampled; every rank has them whole."""
+    trains: False = weights that are only sampled; every rank has them whole. recomputes: activations, on a
+    GPU."""
     vllm = cfg.engine == "vllm"
     in_bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and device == "cuda"
     width = 2 if in_bf16 else 4
@@ -80,10 +84,13 @@ def estimate(shape, cfg, device, ranks=1, frozen=0, longest=8192, trains=True):
         "moments": (2.03 if cfg.optimizer == "adamw8bit" else 8) * trained / ranks,
         "frozen models": width * shape.weights * frozen / ranks,
     }
+    bytes_each = RECOMPUTED if recomputes and device == "cuda" else ACTIVATIONS[device]
     update = {
         "gradients": 4 * trained / ranks,
-        "activations, roughly": ACTIVATIONS[device] * cfg.micro_tokens * shape.widths,
+        "activations, roughly": bytes_each * cfg.micro_tokens * shape.widths,
     }
+    if device == "cpu":  # (turn_logprob_reference takes 4,096 rows at a time)
+        update["logits, roughly"] = LOGITS * min(cfg.micro_tokens, 4096) * shape.vocabulary
     if in_bf16 and not cfg.lora and ranks == 1:  # one layer's where they are cut
         update["bf16 copies"] = 2 * shape.weights
     return Estimate(held, update, rollout)
@@ -104,15 +111,17 @@ def check(cfg, name, frozen=0, longest=8192, trains=True):
     frozen models beside it, or, where it is not trained, its sampling. On a CPU it is ended for weights,
     moments and gradients alone, and warned of the rest: small runs seldom reach limits on tokens and caches.
 
-    Says nothing of adapters alone, and where a system does not tell its memory."""
+    Returns whether a GPU has room for the activations of its updates, so that none is computed again. Says
+    nothing of adapters alone, and where a system does not tell its memory."""
     try:
         config = transformers.AutoConfig.from_pretrained(find_model(name), trust_remote_code=False)
         shape = shape_of(config)
         have = device_bytes()
     except (AttributeError, ValueError, OSError, KeyError, RuntimeError):  # loading says what it is
-        return
+        return False
     device = default_device()
-    found = estimate(shape, cfg, device, distributed.world(), frozen, longest, trains)
+    count = functools.partial(estimate, shape, cfg, device, distributed.world(), frozen, longest, trains)
+    found = count()
     parts = found.held | found.update | found.rollout
     largest = sorted(parts, key=parts.get, reverse=True)[:4]
     told = ", ".join(f"{what} {parts[what] / 1e9:.1f}" for what in largest)
@@ -122,3 +131,4 @@ def check(cfg, name, frozen=0, longest=8192, trains=True):
         sys.exit(f"error: {name} with these flags wants {said}")
     if found.peak > have:
         warn(f"{name} may want {said}")
+    return trains and device == "cuda" and count(recomputes=False).peak < FULL * have

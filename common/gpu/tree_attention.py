@@ -60,6 +60,7 @@ def compiled():
     return torch.compile(flex_attention) if torch.cuda.is_available() else flex_attention
 
 
+@torch.compiler.disable  # what compiles a layer leaves this to compiled()
 def tree_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
     """query (P, heads, N, dim), key and value (P, key heads, N, dim) -> (P, N, heads, dim)."""
     query = query.to(value.dtype)  # norms of fp32 weights leave queries and keys in fp32

@@ -126,7 +126,7 @@ def turn_ratios(model, leaves, cfg, temperature):
     """{turn's id(): its probability now, to that when it was sampled, per token}"""
     ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
     pack_tokens = models.pack_tokens(model, cfg.micro_tokens)
-    share = cfg.share_prefixes == "on" and model.shares_prefixes
+    share = models.shares_prefixes(model, cfg.share_prefixes)
     batch = rollout.collate(ordered, share, pack_tokens).to(model.device)
     moved = models.token_logprobs(model, batch, temperature) - batch.rollout_logprobs
     total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)

@@ -176,7 +176,7 @@ def said_ids(tokenizer, trajectory):
 
 def run_folder(cfg, steps, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
-    memory.check(cfg, source)
+    keeps = memory.check(cfg, source)
     cfg = replace(cfg, eval_every=0, save_every=recipe["save_every"], log="")
     resume = begun(root / "warm-up" / name)
     folder = RunFolder(root, "warm-up", name, recipe, resume)
@@ -184,7 +184,8 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
         folder.start = checkpoint_of(folder, recipe["save_every"])
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
-        folder.start or str(source), cfg.lora, precision=cfg.precision)
+        folder.start or str(source), cfg.lora, precision=cfg.precision,
+        gradient_checkpointing="off" if keeps else "auto")
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
         shown = []  # for somebody who looks
