@@ -209,6 +209,8 @@ def test_a_training_step_is_its_loss_written_out(loss, monkeypatch):
         one.vocabulary = len(WORDS)
     monkeypatch.setattr(training, "make_optimizer", lambda m, *a, **k: torch.optim.SGD(m.parameters(), .5))
     roots = grown()
+    if loss == "dapo":  # which takes flat trees last: one mini-batch with a flat one
+        roots = roots[:2]
     row = trained(monkeypatch, roots, model, settings["kl_coef"] and initial or None, **settings)
 
     def logprobs(of, t):
@@ -221,10 +223,9 @@ def test_a_training_step_is_its_loss_written_out(loss, monkeypatch):
             at += len(turn.ids) + len(turn.observation_ids)
         return found[sampled]
 
-    kept = roots if loss != "dapo" else [roots[0], roots[2], roots[1]]  # which takes what has spread first
     optimizer = torch.optim.SGD(expected.parameters(), .5)
     old = {leaf: logprobs(expected, leaf.trajectory).detach() for root in roots for leaf in root.leaves()}
-    for part in (kept[:2], kept[2:]) * 2:
+    for part in (roots[:2], roots[2:]) * 2:
         leaves = [leaf for root in part for leaf in root.leaves()]
         tokens = sum(leaf.trajectory.sampled_tokens for leaf in leaves)
         total = 0.0
@@ -537,10 +538,12 @@ def test_update_spread():
     p = math.e / (1 + math.e)
     of_shares = -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2
     assert at2po.update_spread(uneven, mask, turns) == pytest.approx(of_shares, rel=1e-5)
-    uneven[0, 1:3], uneven[0, 4:6] = .1, -.1  # in all 0: what they moved, .2 and -.2, is not divided
-    p = 1 / (1 + math.exp(-.4))
-    of_sums = -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2
-    assert at2po.update_spread(uneven, mask, turns) == pytest.approx(of_sums, rel=1e-5)
+    # of three turns, where signs tell: shares 2, -1, 0; and -.2, .1, .1, which are 0 in all and not divided
+    for moved, shares in (([-.2, .1, 0.0], (2, -1, 0)), ([.2, -.1, -.1], (-.2, .1, .1))):
+        p = torch.tensor(shares).double().softmax(0)
+        turns = torch.arange(-1, 3)[None]
+        spread = at2po.update_spread(torch.tensor([[0.0, *moved]]), turns >= 0, turns)
+        assert spread == pytest.approx(float(-(p * p.log()).sum() / math.log(3)), rel=1e-5)
 
 
 # ---- log-probs
