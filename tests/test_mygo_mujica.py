@@ -590,7 +590,8 @@ def test_an_update_raises_the_likelihood_of_what_was_chosen_and_grpo_of_what_was
     assert like["mygo"][0] > 1 and like["grpo"][0] > like["grpo"][1]
 
 
-def test_two_iterations_are_written_out(tokenizer, monkeypatch):
+@pytest.mark.parametrize("grad_clip", [1.0, 1e9])  # with a clip the loss's scale is lost
+def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
     """MyGO on planners and workers in plain PyTorch: the tokens of both are one mean, a cosine runs over both
     iterations, what does not pass K is not learned."""
     texts = [[*GOOD[:4], f"<answer> {name} </answer>"] for name in ("Cora", "Dina", "Ada", "Bea")]
@@ -598,7 +599,8 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch):
     for t, reward in zip(made, (1.0, .9, .5, .8), strict=True):
         t.reward = reward
     cfg = config(
-        steps=2, mini_batch=2, keep=2, threshold=.5, lr=.3, lr_final=.1, temperature=.7, token_budget=0)
+        steps=2, mini_batch=2, keep=2, threshold=.5, lr=.3, lr_final=.1, temperature=.7, token_budget=0,
+        grad_clip=grad_clip)
     model, expected = (tiny.tiny_model(tokenizer, width=32) for _ in range(2))
     model.vocabulary = len(tokenizer)
     monkeypatch.setattr(m, "sample", lambda team, questions, step, K, rises: ([made[:1], made[1:]], K))
