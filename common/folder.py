@@ -19,7 +19,17 @@ from pathlib import Path
 import torch
 
 from common import cache, chat, checkpoint, distributed, process, report
-from common.files import RunError, read_evaluation, read_json, read_jsonl, say, warn, write_atomic, write_json
+from common.files import (
+    RunError,
+    check_form,
+    read_evaluation,
+    read_json,
+    read_jsonl,
+    say,
+    warn,
+    write_atomic,
+    write_json,
+)
 
 FREE_ON_RESUME = (
     "cache_gb",  # a run that was killed for its memory goes on with less
@@ -245,6 +255,7 @@ def _open(cfg, script, name, resume, free, saves):
         every = folder.saved.get("save_every", 0)
         if saves == "once" or every == "auto":  # (auto becomes a number before the first step)
             every = 0
+        check_form(folder.path / "config.json", {"save_every": every}, {"save_every": int})
         folder.start = checkpoint_of(folder, every)
     return folder
 

@@ -5,6 +5,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -58,6 +59,15 @@ def test_leaf_values_population_and_sample():
         [0.75 / math.sqrt(0.1875), *[-0.25 / math.sqrt(0.1875)] * 3], rel=1e-4
     )
     assert at2po.leaf_values([1, 0, 0, 0], sample_std=True)[0] == pytest.approx(0.75 / 0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss, expansion, value", [
+    ("atpo", "entropy", .75 / .1875 ** .5), ("atpo", "none", 1.5), ("grpo", "entropy", 1.5),
+    ("gspo", "none", 1.5)])
+def test_atpo_on_trees_alone_divides_by_the_population_s_std(loss, expansion, value):
+    root = root_of((0, 1.0), (0, 0.0), (0, 0.0), (0, 0.0))
+    at2po.assign_advantages(root, replace(CFG, loss=loss, expansion=expansion))
+    assert root.children[0].advantage == pytest.approx(value, rel=1e-4)
 
 
 @pytest.mark.parametrize("rule, expected", [
@@ -208,7 +218,13 @@ def test_a_training_step_is_its_loss_written_out(loss, monkeypatch):
     for one in (expected, initial):
         one.vocabulary = len(WORDS)
     monkeypatch.setattr(training, "make_optimizer", lambda m, *a, **k: torch.optim.SGD(m.parameters(), .5))
+    largest = 1.0
+    if loss != "atpo":  # with a clipped gradient the loss's scale is lost
+        largest = 1e9
+        monkeypatch.setattr(training, "clip_gradient", partial(training.clip_gradient, max_norm=largest))
     roots = grown()
+    if loss == "dapo":  # which takes flat trees last: one mini-batch with a flat one
+        roots = roots[:2]
     row = trained(monkeypatch, roots, model, settings["kl_coef"] and initial or None, **settings)
 
     def logprobs(of, t):
@@ -221,10 +237,9 @@ def test_a_training_step_is_its_loss_written_out(loss, monkeypatch):
             at += len(turn.ids) + len(turn.observation_ids)
         return found[sampled]
 
-    kept = roots if loss != "dapo" else [roots[0], roots[2], roots[1]]  # which takes what has spread first
     optimizer = torch.optim.SGD(expected.parameters(), .5)
     old = {leaf: logprobs(expected, leaf.trajectory).detach() for root in roots for leaf in root.leaves()}
-    for part in (kept[:2], kept[2:]) * 2:
+    for part in (roots[:2], roots[2:]) * 2:
         leaves = [leaf for root in part for leaf in root.leaves()]
         tokens = sum(leaf.trajectory.sampled_tokens for leaf in leaves)
         total = 0.0
@@ -243,15 +258,16 @@ def test_a_training_step_is_its_loss_written_out(loss, monkeypatch):
             total = total - objective.sum() / (tokens if loss == "dapo" else len(turns) * len(leaves))
         if not isinstance(total, float):
             total.backward()
-            torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(expected.parameters(), largest)
             optimizer.step()
             optimizer.zero_grad()
     for own, other in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-4)
     assert row["train/first_ratio"] == pytest.approx(1, abs=1e-5) and row["train/clip_fraction"] > 0
+    assert 0 < row["train/turn_entropy"] < .9999  # of what has moved: in the first update it is 1 or 0
 
 
-def test_a_regenerated_turn_is_grown_from_the_state_before_it():
+def test_a_regenerated_turn_is_grown_from_the_state_before_it(monkeypatch):
     """Chains of three turns with entropies .2, .9 and .1; asked for: (the node it begins at, name)."""
     asked = []
 
@@ -272,6 +288,12 @@ def test_a_regenerated_turn_is_grown_from_the_state_before_it():
     assert [len(n.children) for n in (root, a, b)] == [3, 3, 3]
     assert [n.regenerated for n in (a, b, a.children[0], a.children[1])] == [1, 0, 1, 1]
     assert len(root.leaves()) == 2 + 2 * 3
+    # of one chain there are three to choose from: the fourth is the first again; a round draws by itself
+    draws = []
+    choose = at2po.choose_nodes
+    monkeypatch.setattr(at2po, "choose_nodes", lambda *a: draws.append(a[2].random()) or choose(*a))
+    root = asyncio.run(at2po.grow_tree(play_from, replace(CFG, chains=1, rounds=2, expand=4), 0))
+    assert root.children[0].children[0].regenerated == 2 and draws[0] != draws[1]
 
 
 def test_path_advantages_by_credit():
@@ -537,10 +559,13 @@ def test_update_spread():
     p = math.e / (1 + math.e)
     of_shares = -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2
     assert at2po.update_spread(uneven, mask, turns) == pytest.approx(of_shares, rel=1e-5)
-    uneven[0, 1:3], uneven[0, 4:6] = .1, -.1  # in all 0: what they moved, .2 and -.2, is not divided
-    p = 1 / (1 + math.exp(-.4))
-    of_sums = -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2
-    assert at2po.update_spread(uneven, mask, turns) == pytest.approx(of_sums, rel=1e-5)
+    # of three turns, where signs tell: shares 2, -1, 0; and -.2, .1, .1, which are 0 in all and not divided
+    for moved, shares in (([-.2, .1, 0.0], (2, -1, 0)), ([.2, -.1, -.1], (-.2, .1, .1))):
+        p = torch.tensor(shares).double().softmax(0)
+        turns = torch.arange(-1, 3)[None]
+        batch = SimpleNamespace(old_logprobs=torch.zeros(1, 4), response_mask=turns >= 0, turn_ids=turns)
+        spread = at2po.spread_sums(torch.tensor([[0.0, *moved]]), batch)["turn_entropy"]
+        assert spread == pytest.approx(float(-(p * p.log()).sum() / math.log(3)), rel=1e-5)
 
 
 # ---- log-probs

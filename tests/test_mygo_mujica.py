@@ -592,7 +592,8 @@ def test_an_update_raises_the_likelihood_of_what_was_chosen_and_grpo_of_what_was
     assert like["mygo"][0] > 1 and like["grpo"][0] > like["grpo"][1]
 
 
-def test_two_iterations_are_written_out(tokenizer, monkeypatch):
+@pytest.mark.parametrize("grad_clip", [1.0, 1e9])  # with a clip the loss's scale is lost
+def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
     """MyGO on planners and workers in plain PyTorch: the tokens of both are one mean, a cosine runs over both
     iterations, what does not pass K is not learned."""
     texts = [[*GOOD[:4], f"<answer> {name} </answer>"] for name in ("Cora", "Dina", "Ada", "Bea")]
@@ -600,7 +601,8 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch):
     for t, reward in zip(made, (1.0, .9, .5, .8), strict=True):
         t.reward = reward
     cfg = config(
-        steps=2, mini_batch=2, keep=2, threshold=.5, lr=.3, lr_final=.1, temperature=.7, token_budget=0)
+        steps=2, mini_batch=2, keep=2, threshold=.5, lr=.3, lr_final=.1, temperature=.7, token_budget=0,
+        grad_clip=grad_clip)
     model, expected = (tiny.tiny_model(tokenizer, width=32) for _ in range(2))
     model.vocabulary = len(tokenizer)
     monkeypatch.setattr(m, "sample", lambda team, questions, step, K, rises: ([made[:1], made[1:]], K))
@@ -660,7 +662,8 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, tmp_p
     group = [play(tokenizer, GOOD)[0], play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0]]
     m.assign_advantages(group, "grpo")
     for name in ("sample", "baseline_groups"):
-        monkeypatch.setattr(m, name, lambda *a, name=name, **k: ([group], .5 if name == "sample" else [group]))
+        found = [group], .5 if name == "sample" else [group]
+        monkeypatch.setattr(m, name, lambda *_, found=found, **__: found)
     monkeypatch.setattr(m, "select", lambda group, K, keep: group)
     monkeypatch.setattr(m, "record", lambda *a: None)
     monkeypatch.setattr(m.run, "steps", lambda *a, **k: ((step, {}) for step in range(1, 5)))

@@ -365,7 +365,8 @@ def test_a_constant_reward_moves_nothing_where_the_critic_learns_nothing(policy_
     assert all(torch.allclose(before[k], after[k], rtol=1e-3, atol=1e-6) for k in before if k in after)
 
 
-def test_two_steps_of_ppo_are_written_out(policy_folder, tokenizer, monkeypatch):
+@pytest.mark.parametrize("grad_clip", [.5, 1e9])  # with a clip the loss's scale is lost
+def test_two_steps_of_ppo_are_written_out(policy_folder, tokenizer, monkeypatch, grad_clip):
     """Two mini-batches twice over, at temperature .7, with the KL in the reward, in plain PyTorch: old
     log-probs and values are those of before the step, advantages whitened over all its tokens."""
     made = []
@@ -374,8 +375,8 @@ def test_two_steps_of_ppo_are_written_out(policy_folder, tokenizer, monkeypatch)
         last = Turn([3, 12 - i, 5][i % 2:], [-1.0] * (3 - i % 2), "", "")
         made.append(Trajectory("q", [5, 6, 10 + i], [first, last], reward=i % 3 / 2, info=omne_r1.Result()))
     cfg = omne_r1.replace(
-        PPO, lr=.2, head_lr=.1, kl_coef=.05, mini_batch=2, epochs=2, temperature=.7, gamma=.9, lam=.8,
-        clip=.02, grad_clip=.5, value_coef=.5, lr_warmup=1.0, steps=4)
+        PPO, lr=.05, head_lr=.05, kl_coef=.05, mini_batch=2, epochs=2, temperature=.7, gamma=.9, lam=.8,
+        clip=.02, grad_clip=grad_clip, value_coef=.5, lr_warmup=1.0, steps=4)
     model, expected, initial = (models.load_model(policy_folder) for _ in range(3))
     with torch.no_grad():
         for p in initial.parameters():
@@ -434,7 +435,7 @@ def test_two_steps_of_ppo_are_written_out(policy_folder, tokenizer, monkeypatch)
                 loss = loss - torch.minimum(r * A, r.clamp(.98, 1.02) * A).sum()
                 loss = loss + .5 * ((values - returns[t]) ** 2).sum()
             (loss / sum(t.sampled_tokens for t in part)).backward()
-            torch.nn.utils.clip_grad_norm_([*expected.parameters(), *head.parameters()], .5)
+            torch.nn.utils.clip_grad_norm_([*expected.parameters(), *head.parameters()], grad_clip)
             optimizer.step()
             optimizer.zero_grad()
     trained = [*model.parameters(), *actors[0].head.parameters()]
