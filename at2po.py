@@ -620,7 +620,7 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
                 minibatches.append((batches, len(trajectories), num_tokens))
 
         # 5. update (Eq 10-11), once a mini-batch
-        training.set_lr(optimizer, cfg.lr * training.rise(step, cfg.lr_warmup, cfg.steps))  # lr by default
+        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # by default it is cfg.lr at once
         everything = [b for batches, _, _ in minibatches for b in batches]
         meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
         for batches, num_sequences, num_tokens in minibatches * cfg.epochs:

@@ -505,7 +505,7 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
         # t: sampled tokens of o; rho = exp(logprob - old_logprob); N: trajectories, those left out too
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction)
-        training.set_lr(optimizer, cfg.lr * training.rise(step, cfg.lr_warmup, cfg.steps))  # lr by default
+        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # by default it is cfg.lr at once
         for batches, num_sequences in mini_batches:
             for b in batches:  # micro-batches, whose gradients add up
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)

@@ -215,6 +215,14 @@ def rise(step, share, steps):
     return min(1.0, step / rising)
 
 
+def raise_lr(optimizer, step, share, steps):
+    """Sets the learning rates that the optimizer was made with times `rise`."""
+    factor = rise(step, share, steps)
+    for group in optimizer.param_groups:
+        made_with = group.setdefault("made_with", group["lr"])
+        group["lr"] = made_with * factor
+
+
 def set_lr(optimizer, lr):
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -661,9 +661,8 @@ def test_the_warm_up_keeps_exact_matches_and_one_cosine_runs_over_its_epochs(tok
 def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, tmp_path, monkeypatch, stage):
     group = [play(tokenizer, GOOD)[0], play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0]]
     m.assign_advantages(group, "grpo")
-    for name in ("sample", "baseline_groups"):
-        found = [group], .5 if name == "sample" else [group]
-        monkeypatch.setattr(m, name, lambda *_, found=found, **__: found)
+    monkeypatch.setattr(m, "sample", lambda *a, **k: ([group], .5))
+    monkeypatch.setattr(m, "baseline_groups", lambda *a: ([group], [group]))
     monkeypatch.setattr(m, "select", lambda group, K, keep: group)
     monkeypatch.setattr(m, "record", lambda *a: None)
     monkeypatch.setattr(m.run, "steps", lambda *a, **k: ((step, {}) for step in range(1, 5)))

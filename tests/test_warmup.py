@@ -305,6 +305,15 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
     assert (parts / "checkpoint/model.safetensors").read_bytes() == weights
 
 
+def test_rates_rise_evenly_to_those_that_the_optimizer_was_made_with():
+    optimizer = training.make_optimizer(torch.nn.Linear(2, 2), 1e-3)
+    for step, rate in ((1, 5e-4), (2, 1e-3), (3, 1e-3)):
+        training.raise_lr(optimizer, step, .2, 10)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 2)
+    with pytest.raises(SystemExit, match="--lr-warmup 1.5"):
+        at2po.parse_args(["--lr-warmup", "1.5"])
+
+
 def test_a_loss_that_rises_is_said(tmp_path, small, capsys):
     def said(*losses):
         rows = [{"train/loss": loss} for loss in losses]
