@@ -171,7 +171,7 @@ def test_em_of_kept_answers_is_that_of_their_gold():
             assert result["summary"]["em_low"] == pytest.approx(again["em_low"], abs=1e-5)
 
 
-def test_committed_runs_are_compared_by_name_beside_a_folder(tmp_path, capsys):
+def test_committed_runs_are_compared_by_name_beside_a_folder(tmp_path, capsys, drawn):
     mine = exported(tmp_path / "mine-seed0", [1, 0, 1, 1])
     comparison.main([str(mine), "results/at2po/atpo-*", "--out", str(tmp_path / "c.png")])
     said = " ".join(capsys.readouterr().out.split())

@@ -14,7 +14,7 @@ function linesOf(keys, runs) {
     const points = rows.filter(row => typeof row[key] === "number").map(row => [row.step, row[key]]);
     const line = { points, dots: key.startsWith("eval/"), name: label, colour: `var(--line${k % 7})`, dash: "" };
     if (several) {
-      line.name = `${run}: ${label}`;
+      line.name = Object.keys(keys).length > 1 ? `${run}: ${label}` : run;
       line.colour = `var(--line${i % 7})`;
       line.dash = DASHES[k % DASHES.length];
     }

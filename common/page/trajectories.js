@@ -319,6 +319,7 @@ async function start() {
   $("words").textContent = data.words || "";
   const { panels, runs } = data.curves;
   $("panels").append(...Object.entries(panels).map(([title, keys]) => panelOf(title, keys, runs)));
+  $("to-step").hidden = !data.items.some(item => item.where === "training");
   $("open-curves").hidden = !$("panels").children.length;
   $("config").append(...settingsOf(data.settings));
   $("open-table").hidden = !data.table;
