@@ -439,3 +439,25 @@ def test_what_is_not_trained_is_told_without_its_optimizer(tmp_path, capsys):
     policy_of(saved(tmp_path, "qwen3"))
     said = capsys.readouterr().out
     assert "M weights on cpu, " in said and "optimizer" not in said and "to train" not in said
+
+
+def test_a_head_in_bf16_takes_the_faster_road_on_a_cpu_with_the_same_numbers(tmp_path, monkeypatch):
+    folder = saved(tmp_path, "qwen3")
+    batch = rollout.collate([Trajectory("", [5, 6], [Turn([7, 8, 9] * 5, [0.0] * 15, "", "")])])
+    head, roads = model.turn_logprob, []
+
+    def on(forced, *args, **named):
+        roads.append(named["backend"])
+        return head(*args, **named | {"backend": forced or named["backend"]})
+
+    for precision, road in (("fp32", "auto"), ("bf16", "torch")):
+        policy, _ = model.load_policy(folder, precision=precision)
+        found = []
+        for forced in (None, "reference"):
+            monkeypatch.setattr(model, "turn_logprob", functools.partial(on, forced))
+            hidden = model.hidden_states(policy, batch)
+            logprobs = model.token_logprobs(policy, batch, hidden=hidden)
+            found.append((logprobs.detach(), gradient(policy, logprobs.sum())))
+        (ours, our_gradient), (plain, its_gradient) = found
+        assert roads[-2:] == [road, road] and torch.allclose(ours, plain, atol=.02)
+        assert (our_gradient - its_gradient).norm() < .02 * its_gradient.norm()
