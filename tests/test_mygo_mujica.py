@@ -609,7 +609,7 @@ def test_an_update_raises_the_likelihood_of_what_was_chosen_and_grpo_of_what_was
                 assert said == pytest.approx([sign * 0.5**0.5] * turns, rel=1e-5)
         row = learned_by(stage, model, groups, tmp_path, times=3)
         like[stage] = models.token_logprobs(model, batch).detach().sum(1) - before
-        assert row["train/updates"] == 1
+        assert row["train/updates"] == 1 and row["train/lr"] == 1e-3
         assert row["train/tokens"] == sum(t.info.tokens for g in groups for t in g)
     assert like["mygo"][0] > 1 and like["grpo"][0] > like["grpo"][1]
 
