@@ -31,7 +31,7 @@ PREDICTION = BARE | {
 }
 PREDICTION |= of(str, "question type")
 PREDICTION |= of(TEXT, "answer problem")
-PREDICTION |= of([str], "gold evidence")
+PREDICTION |= of([str], "gold evidence?")
 PREDICTION |= of(NUMBER, "em_valid? f1? searches? tokens? read? copied?")
 PART = {"n": int, "em": NUMBER}
 SUMMARY = {
