@@ -16,22 +16,24 @@ def of(form, keys):
 ANY = object
 NUMBER = (float, int)
 TEXT = (str, None)
+EVIDENCE = ([[str]], [str])  # [title, sentence]; of older runs the sentence alone
 NODE = {"id": int, "parents": [int], "how?": [str]}
 NODE |= of(TEXT, "text observation label")
 NODE |= of(NUMBER, "d_TA? d_TQ?")
 TRAJECTORY = {"path": [int], "reward": NUMBER, "why?": [str]}
 GROUP = {"nodes?": [NODE], "trajectories?": [TRAJECTORY], "hops?": int}
 GROUP |= of(TEXT, "question_id question type")
-GROUP |= of([str], "gold?") | of([[str]], "evidence?")
+GROUP |= of([str], "gold?") | of(EVIDENCE, "evidence?")
 BARE = {"id?": str, "em?": NUMBER, "nodes": None}  # a prediction that the page does not show
 PREDICTION = BARE | {
     "nodes": [NODE],
     "trajectories": [TRAJECTORY],
-    "hops": int,
+    "hops?": int,
 }
 PREDICTION |= of(str, "question type")
 PREDICTION |= of(TEXT, "answer problem")
-PREDICTION |= of([str], "gold") | of([[str]], "evidence")
+PREDICTION |= of([str], "gold")
+PREDICTION |= of(EVIDENCE, "evidence?")
 PREDICTION |= of(NUMBER, "em_valid? f1? searches? tokens? read? copied?")
 PART = {"n": int, "em": NUMBER}
 INPUTS = {"*": str}

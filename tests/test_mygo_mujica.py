@@ -231,6 +231,30 @@ def test_graph_entities_get_labels_as_they_are_found(tokenizer):
     assert "[ 0 ] Pale Tower , director , Ada Adler" in tokenizer.decode(script.contexts[1])
 
 
+def test_every_turn_of_planner_and_workers_has_a_seed_of_its_own(tokenizer, monkeypatch):
+    asked = "<search> director of Pale Tower </search> <search> director of Jade River </search>"
+    texts = [asked, GOOD[1], GOOD[1], GOOD[2], GOOD[3], "<answer> a </answer>"]
+    script = Scripted(tokenizer, [text + " " + tokenizer.eos_token for text in texts])
+    seeds, temperatures, roles = [], set(), []
+    generate, first_prompt = script.generate, m.first_prompt
+
+    async def noted(*args, seed, temperature, **more):
+        seeds.append(seed)
+        temperatures.add(temperature)
+        return await generate(*args, seed=seed, temperature=temperature, **more)
+
+    def asked_as(tokenizer, env, role, *more):
+        roles.append(role)
+        return first_prompt(tokenizer, env, role, *more)
+
+    script.generate = noted
+    monkeypatch.setattr(m, "first_prompt", asked_as)
+    team = m.Team(Policy(None, tokenizer, script), place(), config(), .7)
+    team.run([m.plan(team, QUESTION, "a", 0)])
+    assert len(seeds) == len(set(seeds)) == 6 and temperatures == {.7}
+    assert roles == ["planner", "worker", "worker", "worker"]
+
+
 def test_asked_in_the_graph_a_question_begins_at_the_entities_it_names(tokenizer, monkeypatch, capsys):
     texts = ['<action> Search([0], "director of Pale Tower") </action>', GOOD[1], "<answer> a </answer>"]
     script = Scripted(tokenizer, [text + " " + tokenizer.eos_token for text in texts])
@@ -587,7 +611,7 @@ def test_an_update_raises_the_likelihood_of_what_was_chosen_and_grpo_of_what_was
                 assert said == pytest.approx([sign * 0.5**0.5] * turns, rel=1e-5)
         row = learned_by(stage, model, groups, tmp_path, times=3)
         like[stage] = models.token_logprobs(model, batch).detach().sum(1) - before
-        assert row["train/updates"] == 1
+        assert row["train/updates"] == 1 and row["train/lr"] == 1e-3
         assert row["train/tokens"] == sum(t.info.tokens for g in groups for t in g)
     assert like["mygo"][0] > 1 and like["grpo"][0] > like["grpo"][1]
 
@@ -653,8 +677,17 @@ def test_the_warm_up_keeps_exact_matches_and_one_cosine_runs_over_its_epochs(tok
     monkeypatch.setattr(training, "set_lr", lambda optimizer, lr: rates.append(lr))
     model, t = tiny.tiny_model(tokenizer, width=32), play(tokenizer, GOOD)[0]
     cfg = config(mini_batch=1, sft_epochs=2, sft_lr=3.0, sft_lr_final=1.0)
-    m.sft(cfg, SimpleNamespace(log=lambda row: None), model, training.make_optimizer(model, .1), [t, t])
-    assert rates == pytest.approx([2 + math.cos(math.pi * share) for share in (0, .25, .5, .75)])
+    orders, parts = [], m.mini_batches
+
+    def noted(groups, size):
+        orders.append([id(t) for group in groups for t in group])
+        return parts(groups, size)
+
+    monkeypatch.setattr(m, "mini_batches", noted)
+    learned = [replace(t) for _ in range(4)]
+    m.sft(cfg, SimpleNamespace(log=lambda row: None), model, training.make_optimizer(model, .1), learned)
+    assert rates == pytest.approx([2 + math.cos(math.pi * n / 8) for n in range(8)])
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])  # an order an epoch
 
 
 @pytest.mark.parametrize("stage", ["mygo", "grpo"])
