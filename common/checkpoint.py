@@ -178,7 +178,7 @@ def read_state(folder):
     found = forms.misfit(state, forms.form_of("trainer.json"))
     if found:
         raise ModelError(f"{damaged} (trainer.json has no {found[0]} that is {found[1]}); {REMEDY}")
-    if state["step"] < 0 or not state.get("sha256"):
+    if state["step"] < 0 or "sha256" not in state:
         raise ModelError(f"{damaged} (trainer.json has no step and sha256); {REMEDY}")
     for name, digest in state["sha256"].items():
         file = Path(folder) / name
