@@ -312,8 +312,8 @@ def command(script, without=(), **given):
     """A command line that can be pasted: this program's, without some flags and with others.
 
     >>> typed[:] = "--data a.jsonl --eval-only --lr=1 --name x".split()
-    >>> command("at2po", ["eval_only", "lr"], name="y", ask="Who's there?")
-    'python at2po.py --data a.jsonl --name y --ask \'Who\'"\'"\'s there?\''
+    >>> print(command("at2po", ["eval_only", "lr"], name="y", ask="Who is it?"))
+    python at2po.py --data a.jsonl --name y --ask 'Who is it?'
     """
     groups = []  # a flag with its values
     for word in typed:

@@ -90,7 +90,7 @@ def evaluated(path, words, inputs=None, right=(1, 1, 1, 1)):
     for i, text in enumerate(words):
         node = {"id": 0, "parents": [], "text": "", "label": "question"}
         rows.append({"id": str(i), "question_id": str(i), "question": text, "em": right[i], "gold": ["Bo"],
-                     "nodes": [node], "trajectories": []})
+                     "type": "", "answer": None, "problem": "", "nodes": [node], "trajectories": []})
     path.mkdir()
     write_json(path / "config.json", {"name": path.name})
     em = sum(right) / 4

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -594,7 +595,8 @@ def test_the_page_is_made_anew_at_every_evaluation(tmp_path, monkeypatch, capsys
     pages = []
     with run.stage(cfg, folder, guards.STEP, "x"):
         pages.append(carried_by(folder.path)["how_far"])
-        for step, row in run.steps(cfg, folder, None, None, guards.STEP, cfg.steps):
+        nothing = SimpleNamespace(model=None)
+        for step, row in run.steps(cfg, folder, nothing, None, guards.STEP, cfg.steps):
             now = carried_by(folder.path)
             pages.append((now["how_far"], len(now["curves"]["runs"]["x"])))
             row["reward/mean"] = step / 10

@@ -697,7 +697,6 @@ def read_everything(folder, cfg, other):
 
 
 def test_a_value_of_another_form_changes_nothing_or_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "draw_curves", lambda *_: None)
     monkeypatch.setattr(report, "bootstrap_interval", lambda values: (values.mean(),) * 3)
     monkeypatch.setattr(report, "show", lambda *_: None)
     cfg = at2po.parse_args([*TINY, "--out", str(tmp_path / "runs"), "--name", "a", "--resume"])

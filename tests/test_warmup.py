@@ -323,8 +323,8 @@ def test_a_loss_that_rises_is_said(tmp_path, small, capsys):
     assert said(.86, .83, 1.42).startswith("the loss rises, from 0.84 to 1.13")
     assert said(1.1, .4, .3, .2, .5, .7, .9, 1.2) and said(6.2, 1.3, .2, .04, .3, .6, .3) is None
     file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
-    at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", file, "--warmup-data", file,
-                "--eval-only", "--warmup-lr", "1", "--max-response", "600", "--out", str(tmp_path)])
+    at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", other(tmp_path), "--eval-only",
+                "--warmup-data", file, "--warmup-lr", "1", "--max-response", "600", "--out", str(tmp_path)])
     assert "guard loss: the loss rises" in "".join(capsys.readouterr())
 
 
