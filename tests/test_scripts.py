@@ -46,6 +46,7 @@ from common.report import __main__ as comparison
 from common.run import load_policy, program, tell_what_next, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
+from kernels.turn_loss import turn_loss
 from tests.conftest import Scripted, forked, sample
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -233,6 +234,26 @@ def guard_rows(tmp_path):
         {k.removeprefix("guard/"): v for k, v in r.items() if k.startswith("guard/")}
         for r in read_jsonl(tmp_path / "at2po/a/metrics.jsonl")
     ]
+
+
+def test_a_step_whose_loss_is_of_turn_sums_is_the_same_step(tmp_path, monkeypatch):
+    """As on CUDA, with the kernels' plain PyTorch form."""
+    run(tmp_path, "--steps", 1, "--name", "formula")
+    called = []
+
+    def turn_logprobs(model, batch, temperature=1.0, hidden=None):
+        found = models._of_sampled(model, batch, temperature, hidden)
+        return models.by_token(found.logprobs, batch), found.turn_sums
+
+    monkeypatch.setattr(models, "turn_logprobs", turn_logprobs)
+    monkeypatch.setattr(training, "turn_logprobs", turn_logprobs)
+    monkeypatch.setattr(at2po, "turn_loss", lambda *given: called.append(1) or turn_loss(*given))
+    run(tmp_path, "--steps", 1, "--name", "sums")
+    (formula,), (sums,) = (rows(tmp_path / f"at2po/{name}/metrics.jsonl") for name in ("formula", "sums"))
+    assert len(called) == sums["train/updates"] > 0
+    for key, value in formula.items():
+        if isinstance(value, float):
+            assert sums[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
 
 
 def test_an_update_that_is_not_finite_is_skipped(tmp_path, monkeypatch, capsys):
