@@ -542,7 +542,7 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
     odd = tree(0, question="line\u2028separator \x1b[31mred\x1b[0m [bold]markup[/oops] " + "w" * 9000)
     odd["nodes"][1] |= {"entropy": math.nan, "advantage": math.inf, "logprobs": [-math.inf, -0.1, -0.1]}
     run = make_run(tmp_path / "at2po/x[bold]", [])
-    groups = odd, tree(1), {"nodes": [], "trajectories": []}
+    groups = odd, tree(1), {"step": 3, "nodes": [], "trajectories": []}
     lines = [json.dumps(g, ensure_ascii=False) + "\n" for g in groups]
     (run / "samples.jsonl").write_text("".join(lines))
     assert len(read_jsonl(run / "samples.jsonl")) == 3
