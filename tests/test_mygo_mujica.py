@@ -581,13 +581,12 @@ def test_grpo_of_single_sequences_is_the_other_scripts():
 
 def learned_by(stage, model, groups, folder, lr=1e-3, times=1, **more):
     """The last row of `times` epochs over the groups, by Eq 6 or with a ratio."""
+    optimizer = torch.optim.SGD(model.parameters(), lr) if lr == .1 else training.make_optimizer(model, lr)
     if stage in m.RATIOS:
         cfg = config(kl_coef=0.0, mini_batch=4, grpo_lr=lr, **more)
-        optimizer = training.make_optimizer(model, lr)
         return [m.ratio_update(model, None, optimizer, groups, cfg) for _ in range(times)][-1]
     logged = []
     cfg = config(mini_batch=4, sft_epochs=times, sft_lr=lr, sft_lr_final=lr, **more)
-    optimizer = torch.optim.SGD(model.parameters(), lr) if lr == .1 else training.make_optimizer(model, lr)
     m.sft(cfg, SimpleNamespace(path=folder, log=logged.append), model, optimizer, sum(groups, []))
     return logged[-1]
 
@@ -711,14 +710,44 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, tmp_p
     assert rates == pytest.approx([at_once[0] / 3, at_once[1] * 2 / 3, *at_once[2:]])
 
 
-def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path):
+@pytest.mark.parametrize("stage", ["mygo", "grpo"])
+def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path, stage):
     trajectories = [play(tokenizer, GOOD)[0], play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0]]
+    if stage == "grpo":
+        m.assign_advantages(trajectories, stage)
     after = []
     for more in ({}, {"share_prefixes": "off"}, {"micro_tokens": 60}):
         model = tiny.tiny_model(tokenizer, width=32).double()
-        learned_by("mygo", model, [trajectories], tmp_path, lr=.1, **more)
+        learned_by(stage, model, [trajectories], tmp_path, lr=.1, **more)
         after.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.allclose(after[0], after[1], atol=1e-9) and torch.allclose(after[0], after[2], atol=1e-9)
+
+
+def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(tokenizer, monkeypatch):
+    made = [play(tokenizer, GOOD)[0] for _ in range(4)]
+    for t in made:
+        t.info.em = 1.0
+    prompts = [[list(c.prompt_ids) for c in m.conversations(t)] for t in made]
+    for c in (c for t in made for c in m.conversations(t)):
+        c.prompt_ids = [7, 7, *c.prompt_ids]  # as if examples stood there
+    answers, synced, learned = iter(made), [], []
+
+    async def plan(*_):
+        return next(answers)
+
+    monkeypatch.setattr(m, "plan", plan)
+    monkeypatch.setattr(m, "record_warm_up", lambda *_: None)
+    monkeypatch.setattr(m, "sft", lambda *args: learned.extend(args[-1]))
+    monkeypatch.setattr(m.run, "save", lambda *_: None)
+    monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: None)
+    engine = SimpleNamespace(sync=synced.append, sleep=lambda: None, busy=False)
+    folder = SimpleNamespace(rewind=lambda step: None, write=lambda *_: None)
+    train = replace(place(), questions=[QUESTION])
+    cfg = config(sft_trajectories=3, questions_per_step=4)
+    m.warm_up(cfg, folder, Policy("weights", tokenizer, engine), train)
+    assert synced == ["weights"] and learned == made[:3]
+    for t, own in zip(learned, prompts, strict=False):
+        assert [c.prompt_ids for c in m.conversations(t)] == own
 
 
 def test_a_killed_warm_up_writes_its_rows_once(tokenizer, tmp_path):
