@@ -710,8 +710,8 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, tmp_p
     assert rates == pytest.approx([at_once[0] / 3, at_once[1] * 2 / 3, *at_once[2:]])
 
 
-@pytest.mark.parametrize("stage", ["mygo", "grpo"])
-def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path, stage):
+@pytest.mark.parametrize("stage, near", [("mygo", 1e-9), ("grpo", 1e-6)])  # (GRPO's advantages are fp32)
+def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path, stage, near):
     trajectories = [play(tokenizer, GOOD)[0], play(tokenizer, [*GOOD[:4], "<answer> Dina </answer>"])[0]]
     if stage == "grpo":
         m.assign_advantages(trajectories, stage)
@@ -720,7 +720,7 @@ def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path, s
         model = tiny.tiny_model(tokenizer, width=32).double()
         learned_by(stage, model, [trajectories], tmp_path, lr=.1, **more)
         after.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert torch.allclose(after[0], after[1], atol=1e-9) and torch.allclose(after[0], after[2], atol=1e-9)
+    assert torch.allclose(after[0], after[1], atol=near) and torch.allclose(after[0], after[2], atol=near)
 
 
 def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(tokenizer, monkeypatch):
