@@ -153,7 +153,7 @@ FLAT = "Flat"        # no codes: every search compares all vectors
 SMALL = 100_000      # passages: up to here that is fast, and .3 GB of memory with 768 numbers
 PER_LIST = 64        # vectors that a list is trained with
 ASKED = 400          # held-out questions: half choose, half measure
-AT_ONCE = 32         # queries: FAISS makes 15 KB of tables for each and each list
+AT_ONCE = 8          # queries: FAISS makes 15 KB of tables for each and each list
 RECALL = 0.97        # of the exact search's three best, for which `choose` looks
 EFFORTS = [(lists, best) for lists in (8, 16, 32, 64, 128, 256) for best in (10, 20, 40)]
 

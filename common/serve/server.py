@@ -23,6 +23,7 @@ a policy, must not cost the others their answers. A body of more than MAX_BODY b
 import asyncio
 import socket
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -297,6 +298,7 @@ def main(arguments=None):
 
 def serve(command):
     """Says what it serves, and where, and serves it until it is stopped."""
+    threading.stack_size(2 * 2**20)  # a thread reserves 8 MB by itself
     host, port = command.host, command.port
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
