@@ -632,9 +632,11 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
     monkeypatch.setattr(m, "record", lambda *_: None)
     monkeypatch.setattr(m.run, "steps", lambda *_, **__: [(1, {}), (2, {})])
     monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: torch.optim.SGD(model.parameters(), 1.0))
-    policy = Policy(model, tokenizer, SimpleNamespace(sync=lambda model: None, sleep=lambda: None))
+    synced = []
+    policy = Policy(model, tokenizer, SimpleNamespace(sync=synced.append, sleep=lambda: None))
     train = replace(place(), questions=[QUESTION])
     m.train(cfg, "mygo", None, policy, policy, None, train, None)
+    assert synced == [model] * 2  # each iteration samples with its own weights
 
     for update, part in enumerate((made[:1], [made[1], made[3]]) * 2):
         total = tokens = 0
