@@ -500,16 +500,17 @@ def test_a_tree_fits_and_its_answers_are_whole(tmp_path, browser, width):
     write_page(run)
     page = open_page(browser, run)
     page.set_viewport_size({"width": width, "height": 800})
-    for _ in range(200):  # the policy bans wait_for_function, which evaluates a string
-        if page.evaluate("document.querySelector('.graph svg').width.baseVal.value") < width:
-            break
-        page.wait_for_timeout(50)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     sticks_out = """() => {
       const pane = document.querySelector(".graph").getBoundingClientRect();
       const texts = [...document.querySelectorAll(".graph text")];
       return texts.filter(t => t.getBoundingClientRect().right > pane.right).map(t => t.textContent);
     }"""
+    for _ in range(200):  # till it is drawn anew; the policy bans wait_for_function, which evaluates a string
+        drawn = page.evaluate("document.querySelector('.graph svg').width.baseVal.value")
+        if drawn < width and not page.evaluate(sticks_out):
+            break
+        page.wait_for_timeout(50)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate(sticks_out) == []
     said = "".join(page.locator(".graph text").all_text_contents())
     assert all(answer.replace(" ", "") in said.replace(" ", "").replace("\xa0", "") for answer in answers)

@@ -89,7 +89,7 @@ function sideOf(item, at, width) {
     const prompt = el("details", { class: "turn" }, el("summary", {}, "prompt: what the policy was told"),
       el("pre", {}, side.prompt));
     prompt.open = state.told;
-    prompt.addEventListener("toggle", () => state.told = prompt.open);
+    prompt.firstChild.addEventListener("click", () => state.told = !prompt.open);  // (it opens behind this)
     parts.push(prompt);
   }
   const turns = t.path.map(id => byId.get(id)).filter(n => n && (n.text || n.observation));
