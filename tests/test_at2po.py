@@ -14,7 +14,7 @@ import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
-from common import baselines, rollout, training
+from common import baselines, data, rollout, training
 from common import model as models
 from common.page import trees
 from common.world import tiny
@@ -657,3 +657,25 @@ def test_boxed():
     assert at2po.boxed("\\boxed{a} then \\boxed{b{c}d}") == "b{c}d"
     assert at2po.boxed("\\boxed{open") is None
     assert at2po.boxed("none") is None
+
+
+def test_a_baseline_s_group_has_chains_alone():
+    async def play_from(node, name):
+        node.children.append(at2po.Node(Turn([1], [-1.0], "eos", ""), node, name, done=True))
+
+    cfg = at2po.Config(expansion="none", group_size=3, chains=5, rounds=2, expand=2)
+    root = asyncio.run(at2po.grow_tree(play_from, cfg, 0))
+    assert [leaf.name for leaf in root.leaves()] == ["chain0", "chain1", "chain2"]
+
+
+def test_each_question_is_evaluated_with_a_seed_of_its_own():
+    seeds = []
+
+    async def play(policy, search, question, name, cfg, seed, temperature, watch=None):
+        seeds.append(seed)
+
+    agent = replace(at2po.AGENT, play=play)
+    engine = SimpleNamespace(sync=lambda model: None, busy=False)
+    split = data.Split("x", [data.Question(name, "Who?", ["Bo"]) for name in "ab"], None)
+    agent.answers(rollout.Policy(None, None, engine), split, at2po.Config(), rollout.no_progress)
+    assert len(set(seeds)) == 2
