@@ -160,7 +160,10 @@ def _parquet(path, file):
 
 def _table(path, file):
     csv.field_size_limit(2**31 - 1)
-    form = {"delimiter": ",", "strict": True}
+    header = file.readline()
+    file.seek(0)
+    # (spreadsheets write semicolons where the comma is decimal)
+    form = {"delimiter": max(",;", key=header.count), "strict": True}
     if suffix_of(path) == ".tsv":
         form = {"delimiter": "\t", "strict": True, "quoting": _quoting(path, file)}
     rows = csv.DictReader(file, **form)
@@ -271,6 +274,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     name = str(source) if isinstance(source, (str, Path)) else "records"
     questions = []
     bad = 0
+    reason = ""
     void = []
     for number, row in _rows_of(source, role):
         if limit is not None and len(questions) >= limit:
@@ -291,13 +295,14 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
                 remedy = "(--skip-bad leaves such records out)"
                 raise DataError(f"{name}: record {number}: {error} {remedy}") from None
             bad += 1
+            reason = f": record {number}: {error}"
     if bad:
         print(f"{name}: skipped {bad} bad records", file=sys.stderr)
     if void:
         more = f"; so have {len(void) - 1} more" if len(void) > 1 else ""
         print(f"{name}: {void[0]}{more}", file=sys.stderr)
     if not questions:
-        raise DataError(f"{name}: no questions in it")
+        raise DataError(f"{name}: no questions in it{reason}")
     _tell_apart(questions)
     return questions
 
