@@ -505,6 +505,7 @@ def gae(rewards, values, response_mask, gamma, lam):
     authors' code does not skip observations.)
 
     rewards, values (B, T): of sampled tokens; what stands elsewhere is not read."""
+    response_mask = response_mask.bool()
     advantages = torch.zeros_like(values)
     carry = values.new_zeros(len(values))       # (B,) A of the next sampled token
     next_value = values.new_zeros(len(values))
@@ -566,6 +567,7 @@ def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask,
     which this may be a part; tensors (B, T).
 
     L^PPO: - mean min(r A, clip(r, 1 - clip, 1 + clip) A), r = pi / pi_old; mean (V - R)^2."""
+    response_mask = response_mask.bool()
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip, 1 + clip)

@@ -150,7 +150,7 @@ def _utf8(text):
 def _parquet(path, file):
     import pyarrow.parquet
     try:
-        batches = pyarrow.parquet.ParquetFile(file).iter_batches(10_000)  # (of which a corpus has thousands)
+        batches = pyarrow.parquet.ParquetFile(file).iter_batches(10_000)
         rows = (row for batch in batches for row in batch.to_pylist())
         yield from enumerate(rows, 1)
     except (pyarrow.ArrowException, OSError) as error:  # OSError: damaged pages
@@ -160,10 +160,8 @@ def _parquet(path, file):
 
 def _table(path, file):
     csv.field_size_limit(2**31 - 1)
-    header = file.readline()
+    form = {"delimiter": max(",;", key=file.readline().count), "strict": True}  # (spreadsheets have both)
     file.seek(0)
-    # (spreadsheets write semicolons where the comma is decimal)
-    form = {"delimiter": max(",;", key=header.count), "strict": True}
     if suffix_of(path) == ".tsv":
         form = {"delimiter": "\t", "strict": True, "quoting": _quoting(path, file)}
     rows = csv.DictReader(file, **form)
@@ -344,7 +342,7 @@ def _tell_apart(questions):
 
 
 def shuffled_forever(items, seed):
-    """The items for ever, shuffled anew each epoch; the same for the same seed."""
+    """The items for ever, shuffled anew each epoch."""
     for epoch in itertools.count():
         yield from random.Random(f"{seed}/{epoch}").sample(items, len(items))
 
@@ -379,9 +377,7 @@ MEMORY_MAP_FROM = 200e6  # bytes of a corpus
 
 def load_corpus(source, skip_bad=False):
     """Corpus rows {"id", "title", "text"} of a file, a folder that `datasets` saved or a hub id, as a list (a
-    memory-mapped table past 200 MB).
-
-    skip_bad: a bad record is left out and counted, else it is an error."""
+    memory-mapped table past 200 MB). skip_bad: bad records are left out and counted."""
     path = Path(os.path.expanduser(source))
     if path.is_file():
         stat = path.stat()
