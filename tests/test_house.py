@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(ROOT.glob("*.py"))
 LOWER = sorted((ROOT / "common").rglob("*.py")) + sorted((ROOT / "kernels").glob("*.py"))
 CODE = SCRIPTS + LOWER + sorted((ROOT / "benchmarks").glob("*.py")) + sorted((ROOT / "examples").glob("*.py"))
-ROOMS = ("gpu", "graphs", "page", "serve", "warmup", "world")  # doors: a flag or a device opens them
+# doors: a flag or a device opens them
+ROOMS = ("gpu", "graphs", "page", "serve", "vectors", "warmup", "world")
 
 
 def module_of(path):
