@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(ROOT.glob("*.py"))
 LOWER = sorted((ROOT / "common").rglob("*.py")) + sorted((ROOT / "kernels").glob("*.py"))
 CODE = SCRIPTS + LOWER + sorted((ROOT / "benchmarks").glob("*.py")) + sorted((ROOT / "examples").glob("*.py"))
-# doors: a flag or a device opens them
-ROOMS = ("gpu", "graphs", "page", "serve", "vectors", "warmup", "world")
+# doors: a flag, a device or a run's end opens them
+ROOMS = ("gpu", "graphs", "page", "report", "serve", "vectors", "warmup", "world")
 
 
 def module_of(path):
@@ -44,7 +44,7 @@ def imports_of(path):
         elif isinstance(node, ast.ImportFrom):
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         found = inside if node in inner else top
-        found |= set(names) & (MODULES.keys() - {"common"} | {"benchmarks"})
+        found |= set(names) & (MODULES.keys() - {"common", module_of(path)} | {"benchmarks"})
     return top, inside
 
 

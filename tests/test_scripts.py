@@ -708,7 +708,7 @@ def read_everything(folder, cfg, other):
     teams.budget_is_spent(begun, 9)
     results = report.evaluations(folder)
     for name, result in results.items():
-        report.summary_line(name, result["summary"])
+        metrics.summary_line(name, result["summary"])
     report.show_averages(results, {"both": list(results)})
     pages.main([str(folder)])
     ladder.refuse_other_settings(folder, [folder], asdict(cfg))
