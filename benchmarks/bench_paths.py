@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 import askit
-from common import checkpoint, evidence
+from common import checkpoint
 from common.files import say, table
+from common.of_askit import evidence
 
 
 def load(run, questions):

@@ -21,12 +21,11 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 import askit
 from askit import SearchPath, SubQuestion
-from common import checkpoint, data, encoders, evidence, metrics, run, training, world
+from common import checkpoint, data, metrics, run, training, world
 from common.checkpoint import ModelError
-from common.evidence import ASK, SUBMIT, Case, Questions
-from common.page import evidence as page
+from common.of_askit import encoders, evidence, page, tiny_encoders
+from common.of_askit.evidence import ASK, SUBMIT, Case, Questions
 from common.report import __main__ as comparison
-from common.world import tiny_encoders
 from tests.conftest import forked, sample
 
 CFG = askit.parse_args([])

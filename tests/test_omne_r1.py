@@ -24,12 +24,13 @@ from common import checkpoint, data, kg, ladder, rollout, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.graphs import graph_questions, kg_files, kg_tools
-from common.page import calls
-from common.page.calls import is_standard
+from common.graphs import kg_files, kg_tools
+from common.of_omne import calls, graph_questions
+from common.of_omne import world_graphs as graphs
+from common.of_omne.calls import is_standard
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
-from common.world import demonstrations, graphs, make_world, tiny
+from common.world import demonstrations, make_world, tiny
 from tests.conftest import Scripted, forked, sample
 from tests.test_retriever import serving
 

@@ -21,8 +21,9 @@ import at2po
 from common import data, flags, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
 from common.folder import RunFolder
+from common.of_mygo import teams
 from common.page import __main__ as folders
-from common.page import record, teams
+from common.page import record
 from common.page.writer import write_page
 from common.report import __main__ as comparison
 from common.report import curves

@@ -8,9 +8,9 @@ import math
 from collections import Counter
 
 from common import metrics, retriever
-from common.evidence import ASK, SUBMIT, about, evidence_scores
 from common.files import console, plain, say
 from common.guards import ANSWERS, RATIO, SECONDS, Metric
+from common.of_askit.evidence import ASK, SUBMIT, about, evidence_scores
 from common.page import record
 from common.rollout import mean
 
