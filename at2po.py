@@ -495,9 +495,9 @@ def atpo_loss(
 ):
     """Eq 10-11. Returns (loss, stats). GSPO (Eq 8-9) is the case where every sampled token has turn 0.
 
-    All are (B, T), and position t speaks of token t. response_mask: bool, what the policy sampled. turn_ids:
-    -1 elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
-    training.check_shapes(logprobs, advantages, response_mask)
+    All are (B, T), and position t speaks of token t. response_mask: what the policy sampled. turn_ids: -1
+    elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
+    response_mask = training.check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
     # Eq 11: s_k is one number a turn, the exponential of its mean log-ratio. log s_k is detached; adding

@@ -18,6 +18,7 @@ import importlib
 import os
 import re
 import shutil
+import sys
 import unicodedata
 
 import numpy as np
@@ -201,12 +202,15 @@ def make_retriever(spec, corpus):
 
 def _own(spec):
     module, _, name = spec.removeprefix("own:").partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last: no file there takes the place of a module that something else needs
     try:
         made = getattr(importlib.import_module(module), name)()
         made.search = _checked(spec, made.search)
     except Exception as error:  # of whatever a stranger wrote
         raise RetrieverError(f"--retriever {spec}: {type(error).__name__}: {error}; expected "
-                             "own:MODULE:CLASS, importable from here, with search(queries, k)") from error
+                             "own:MODULE:CLASS, a module in this folder, with search(queries, k)") from error
     return made
 
 

@@ -145,9 +145,10 @@ def make_engine(cfg, model, tokenizer, trains=False):
 
 
 def tell(cfg, steps):
-    """The first screen: what is not the paper's default, what is going to happen, and where to look."""
+    """The first screen: what is not the paper's default, what is going to happen, where to look, and how to
+    read the line of a step."""
     given = " ".join(f"{key}={getattr(cfg, key)}" for key in changed(cfg))
-    console.print(given, style="dim", markup=False)
+    console.print(f"Settings that differ from the paper's: {given or 'none'}", style="dim", markup=False)
     folders = [folder.path for folder in opened if "name" in folder.config]  # no warm-up
     if not folders:
         return
@@ -163,6 +164,8 @@ def tell(cfg, steps):
         plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
     say(f"Watch it: {where}/trajectories.html in a browser; every evaluation brings it up to date.")
+    if not cfg.eval_only:
+        say(guards.LEGEND)
 
 
 def changed(cfg):

@@ -1049,7 +1049,7 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
 
 SMALL = (
     "--questions-per-step 6 --mini-batch 3 --per-graph 8 --eval-limit 8 --sft-sampled 0 --sft-templates 12 "
-    "--sft-epochs 2 --world-size .5 --max-turn 12 --lr 1e-3"
+    "--sft-epochs 2 --world-scale .5 --max-turn 12 --lr 1e-3"
 ).split()
 
 
@@ -1418,7 +1418,7 @@ def test_stage_2_goes_on_where_no_update_of_a_step_is_finite(policy_folder, toke
         {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    small = "--stage sft --sft-lora 0 --eval-limit 2 --per-graph 8 --world-size .5 --name n".split()
+    small = "--stage sft --sft-lora 0 --eval-limit 2 --per-graph 8 --world-scale .5 --name n".split()
     at = ["--checkpoint", str(policy_folder), "--sft-data", str(file), "--out", str(tmp_path)]
     omne_r1.main([*small, *at])
     rows = read_jsonl(tmp_path / "omne_r1/n-sft-think/metrics.jsonl")

@@ -215,8 +215,21 @@ def test_empty_corpus_and_unknown_kind():
     with pytest.raises(RetrieverError, match="expected bm25, dense:MODEL, dense:MODEL@INDEX, http"):
         make_retriever("elastic", CORPUS)
     for spec in ("own:", "own:no_such_module:A", "own:json:Nothing"):
-        with pytest.raises(RetrieverError, match="own:MODULE:CLASS, importable"):
+        with pytest.raises(RetrieverError, match="own:MODULE:CLASS, a module in this folder"):
             make_retriever(spec, None)
+
+
+def test_a_class_of_ones_own_lies_in_the_folder_where_one_is(tmp_path, monkeypatch):
+    (tmp_path / "own_words.py").write_text("LINE = 'found'\n")
+    (tmp_path / "own_search.py").write_text(
+        "from common.retriever import Passage\n"
+        "class Search:\n    def search(self, queries, k):\n"
+        "        from own_words import LINE\n        return [[Passage('1', q, LINE)] for q in queries]\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    [[found]] = make_retriever("own:own_search:Search", None).search(["q"], 1)
+    assert (found.title, found.text) == ("q", "found")
+    assert sys.path[-1] == str(tmp_path)  # last, so that nothing there hides a module
 
 
 @pytest.mark.parametrize("answer", [
