@@ -225,10 +225,26 @@ def test_the_method_of_ones_own_in_the_docs_runs(tmp_path):
     assert (folder / "eval_test.json").exists() and (folder / "trajectories.html").exists()
 
 
+def anchors_of(page):
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_in_the_docs_lead_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert "://" in target or (page.parent / target).exists(), (page.name, target)
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)]*)\)", page.read_text()):
+            place = page.parent / target if target else page
+            assert "://" in target or place.exists(), (page.name, target)
+            assert not anchor or "://" in target or anchor in anchors_of(place), (page.name, target, anchor)
+
+
+def test_readme_is_short_and_leads_to_every_page():
+    text = (ROOT / "README.md").read_text()
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    assert len(text.splitlines()) <= 90
+    assert not [page.name for page in pages if f"(docs/{page.name})" not in text]
+    assert sum(page.stat().st_size for page in pages) < 117_000
 
 
 def test_the_lock_has_every_version_that_is_required():
