@@ -40,13 +40,13 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import baselines, chat, data, flags, guards, metrics, report, rollout, run, splits, training
+from common import chat, data, flags, guards, metrics, rollout, run, splits, training
 from common import model as models
 from common.agent import Agent
 from common.files import warn
 from common.folder import open_folder
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
-from common.page import trees
+from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 from kernels.turn_loss import turn_loss
 
@@ -690,6 +690,7 @@ def reproduce(cfg):
     if folder.start:  # --resume: the table compares with the weights that the run began with
         before = {s.name: folder.evaluation(s, "_before") for s in evals}
     run.tell(cfg, cfg.steps)
+    from common import report
     with run.stage(cfg, folder, METRICS, f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"):
         if cfg.eval_only:
             return report.show_averages(evaluate_now(), AVERAGES)

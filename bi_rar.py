@@ -47,8 +47,8 @@ from common.agent import Agent
 from common.files import say, warn
 from common.folder import in_turn, left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
+from common.of_bi_rar import steps as page
 from common.page import record
-from common.page import steps as page
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
 # ---------------------------------------------------------------- config

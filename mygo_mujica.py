@@ -66,7 +66,7 @@ from common import model as models
 from common.files import console, plain, say, warn
 from common.folder import in_turn, left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
-from common.page import teams as team_page
+from common.of_mygo import teams as team_page
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
 

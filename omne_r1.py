@@ -51,12 +51,11 @@ from common import chat, checkpoint, data, distributed, flags, guards, metrics, 
 from common import model as models
 from common.files import Lines, Progress, console, plain, warn
 from common.folder import in_turn, left_by, open_stage
-from common.graphs import graph_questions
-from common.graphs.graph_questions import has_hops
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, Call
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.kg import one_line
-from common.page import calls
+from common.of_omne import calls, graph_questions
+from common.of_omne.graph_questions import has_hops
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 from kernels.weighted_ce import weighted_cross_entropy
 
@@ -722,7 +721,7 @@ def template_rows(cfg, task, progress):
     """(b) ShareGPT rows of questions whose paths are known: the calls of the standard pattern, the tools'
     replies, and thoughts in ready wordings. Left out (and counted): those where a tool does not show the next
     node."""
-    from common.world.graphs import thoughts
+    from common.of_omne.world_graphs import thoughts
     known = [q for q in task.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
     known = rng.sample(known, len(known))[:cfg.sft_templates]
@@ -1015,7 +1014,7 @@ def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first."""
     if cfg.score:
-        from common.serve.judge import score_answers
+        from common.of_omne.judge import score_answers
         return score_answers(cfg.score, cfg.judge, cfg.judge_model)
     if cfg.checkpoint or cfg.model:
         models.find_model(cfg.checkpoint or cfg.model)
@@ -1258,8 +1257,9 @@ def warmed_up(cfg, source, evaluated=frozenset()):
 def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from: one that comes
     with the project (common/world/start), or one made here and cached."""
+    from common.of_omne import world_graphs as graphs
     from common.warmup import scripted
-    from common.world import graphs, tiny
+    from common.world import tiny
     endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)
 
     def index(made):

@@ -101,7 +101,7 @@ def test_a_cpu_s_logits_are_counted():
 
 
 def test_activations_are_kept_where_they_fit(tmp_path, monkeypatch):
-    """An H100 had 75 bytes more for each token, layer and hidden unit (docs/gpu.md)."""
+    """An H100 had 75 bytes more for each token, layer and hidden unit (results/notes/gpu.md)."""
     MODELS["Qwen/Qwen3-0.6B"].save_pretrained(tmp_path)
     monkeypatch.setattr(memory, "default_device", lambda: "cuda")
     cfg = replace(at2po.Config(), engine="transformers", micro_tokens=8192, cache_gb=4.0)

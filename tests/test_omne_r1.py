@@ -20,16 +20,17 @@ from safetensors.torch import load_file
 
 import kernels
 import omne_r1
-from common import checkpoint, data, kg, ladder, metrics, rollout, training
+from common import checkpoint, data, kg, ladder, rollout, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.graphs import graph_questions, kg_files, kg_tools
-from common.page import calls
-from common.page.calls import is_standard
+from common.graphs import kg_files, kg_tools
+from common.of_omne import calls, graph_questions
+from common.of_omne import world_graphs as graphs
+from common.of_omne.calls import is_standard
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
-from common.world import demonstrations, graphs, make_world, tiny
+from common.world import demonstrations, make_world, tiny
 from tests.conftest import Scripted, forked, sample
 from tests.test_retriever import serving
 
@@ -885,10 +886,10 @@ def test_accuracy_within_the_standard_pattern_has_an_interval(tokenizer, tools, 
         rows += one
         assert summary["standard_low"] == summary["standard"] == (i < 5)
         assert summary["em_standard" if i < 5 else "em_other"] == (i < 2)
-    found = metrics.by_standard(rows)
+    found = calls.by_standard(rows)
     assert found["em_standard"] == .4 and 0 <= found["em_standard_low"] < .4 < found["em_standard_high"] <= 1
     assert [found[key] for key in ("em_other", "em_other_low", "em_other_high")] == [0, 0, 0]
-    assert not [key for key in metrics.by_standard(rows[:5]) if key.startswith("em_other")]
+    assert not [key for key in calls.by_standard(rows[:5]) if key.startswith("em_other")]
     cells = {"em_standard": "EM within it", "standard": "standard pattern"}
     for key, header in cells.items():
         assert ladder.read_tables("omne_r1")["table8"]["columns"][header] == ["eval", key, "interval"]

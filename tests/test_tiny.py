@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from common import model as models
+from common.of_askit import tiny_encoders
 from common.world import __main__ as start_weights
-from common.world import tiny, tiny_encoders
+from common.world import tiny
 
 READY = {" ".join(command): command for command in start_weights.commands()}
 commands = pytest.mark.parametrize("command", READY.values(), ids=list(READY))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.files import read_jsonl
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 PLACE = ("run", "set", "when")  # columns that say where a prediction belongs
 
 
