@@ -42,13 +42,13 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import checkpoint, data, encoders, evidence, flags, metrics, run, training
-from common.encoders import SEP, TASK
-from common.evidence import ASK, SUBMIT, evidence_scores
+from common import checkpoint, data, flags, metrics, run, training
 from common.files import Progress, read_json, say
 from common.folder import in_turn, open_stage
 from common.guards import STEP, UPDATE
-from common.page import evidence as page
+from common.of_askit import encoders, evidence, page
+from common.of_askit.encoders import SEP, TASK
+from common.of_askit.evidence import ASK, SUBMIT, evidence_scores
 from common.rollout import stable_seed
 
 # ---------------------------------------------------------------- config
@@ -148,9 +148,9 @@ PAPER = {  # EM / F1, HotpotQA distractor dev; the EM of 0.0 is as printed
 
 # ---------------------------------------------------------------- states
 #
-# A Case (common/evidence.py) is a question with its sentences: texts, facts (their names in the score), gold
-# (numbers of the labelled ones), gold_facts (all labelled ones, those that are not there too), and for the
-# models token ids and frozen vectors.
+# A Case (common/of_askit/evidence.py) is a question with its sentences: texts, facts (their names in the
+# score), gold (numbers of the labelled ones), gold_facts (all labelled ones, those that are not there too),
+# and for the models token ids and frozen vectors.
 #
 #     state    (case, moves)
 #     moves    the numbers of the sentences taken and the SubQuestions asked, in their order

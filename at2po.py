@@ -40,13 +40,13 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import baselines, chat, data, flags, guards, metrics, report, rollout, run, splits, training
+from common import chat, data, flags, guards, metrics, rollout, run, splits, training
 from common import model as models
 from common.agent import Agent
 from common.files import warn
 from common.folder import open_folder
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
-from common.page import trees
+from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 from kernels.turn_loss import turn_loss
 
@@ -495,9 +495,9 @@ def atpo_loss(
 ):
     """Eq 10-11. Returns (loss, stats). GSPO (Eq 8-9) is the case where every sampled token has turn 0.
 
-    All are (B, T), and position t speaks of token t. response_mask: bool, what the policy sampled. turn_ids:
-    -1 elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
-    training.check_shapes(logprobs, advantages, response_mask)
+    All are (B, T), and position t speaks of token t. response_mask: what the policy sampled. turn_ids: -1
+    elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
+    response_mask = training.check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
     # Eq 11: s_k is one number a turn, the exponential of its mean log-ratio. log s_k is detached; adding
@@ -690,6 +690,7 @@ def reproduce(cfg):
     if folder.start:  # --resume: the table compares with the weights that the run began with
         before = {s.name: folder.evaluation(s, "_before") for s in evals}
     run.tell(cfg, cfg.steps)
+    from common import report
     with run.stage(cfg, folder, METRICS, f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"):
         if cfg.eval_only:
             return report.show_averages(evaluate_now(), AVERAGES)

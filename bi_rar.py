@@ -47,8 +47,8 @@ from common.agent import Agent
 from common.files import say, warn
 from common.folder import in_turn, left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
+from common.of_bi_rar import steps as page
 from common.page import record
-from common.page import steps as page
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 
 # ---------------------------------------------------------------- config
@@ -800,7 +800,7 @@ def line_scorer(cfg, start):
         "script": "bi_rar, lines",
         "start": Path(start).name,
         "steps": SCORER_STEPS,
-        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "top_k", "world_size")},
+        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "top_k", "world_scale")},
     }
 
     def build():
@@ -816,7 +816,7 @@ def line_scorer(cfg, start):
         make, level = tiny.demonstrations.groups, []
         if cfg.world != "plain":
             make, level = hard.groups, [hard.parse(cfg.world)]
-        made = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, cfg.world_size, *level)
+        made = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, cfg.world_scale, *level)
         say(f"training the scorer on the lines of {8 * SCORER_STEPS} demonstrations")
         batches = (rollout.collate(g, pack_tokens=128) for g in made)
         tiny.warm_up(model, batches, SCORER_STEPS, lr=1e-3)

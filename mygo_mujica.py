@@ -66,7 +66,7 @@ from common import model as models
 from common.files import console, plain, say, warn
 from common.folder import in_turn, left_by, open_stage
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
-from common.page import teams as team_page
+from common.of_mygo import teams as team_page
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
 
@@ -838,7 +838,7 @@ def load_splits(cfg):
     if cfg.data == "world":
         from common.world import hard
         from common.world import splits as of_world
-        return of_world.load_apart(cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_size,
+        return of_world.load_apart(cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_scale,
                                    hard.parse(cfg.world), kg.KnowledgeGraph.from_triples)
     envs = cfg.envs.split(",")
     whole = replace(cfg, limit=0)
@@ -1270,7 +1270,7 @@ def tiny_policy(cfg):
     steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
     recipe = tiny.Recipe(
         f"mygo_mujica, {cfg.max_words} words",
-        steps, flaw_rate, cfg.world_size, cfg.top_k, cfg.world, cfg.engine)
+        steps, flaw_rate, cfg.world_scale, cfg.top_k, cfg.world, cfg.engine)
     return tiny.tiny_policy(recipe, words, tags, render, index)
 
 

@@ -51,12 +51,11 @@ from common import chat, checkpoint, data, distributed, flags, guards, metrics, 
 from common import model as models
 from common.files import Lines, Progress, console, plain, warn
 from common.folder import in_turn, left_by, open_stage
-from common.graphs import graph_questions
-from common.graphs.graph_questions import has_hops
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, TOOLS, Call
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.kg import one_line
-from common.page import calls
+from common.of_omne import calls, graph_questions
+from common.of_omne.graph_questions import has_hops
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 from kernels.weighted_ce import weighted_cross_entropy
 
@@ -68,7 +67,7 @@ class Config(flags.PolicyFlags):
 
     # ---- stages
 
-    # all = evaluate the base, then ppo, then sft and rl with and without thoughts; three = as --think says
+    # all = evaluate the base, then ppo, then sft and rl with and without thoughts; three = as --think says;
     # synthesize = only make the questions; direct = answer without tools (Table 2)
     stage: Literal["all", "three", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # off = the chat template's empty <think> block instead | sec. 3.4.1
@@ -81,7 +80,7 @@ class Config(flags.PolicyFlags):
     matches: int = 5                # entities that entity_matcher shows | app. A
     max_edges: int = 60             # edges node_info shows; first those that share words with the question
     max_words: int = 2000           # words of a tool's reply
-    max_rounds: int = 7             # turns for a question, with that of the answer | sec. 4.1.1
+    max_rounds: int = 7             # turns per question, with the answer | sec. 4.1.1
     max_turn: int = 3000            # tokens of one turn | sec. 3.1
     max_train_turn: int = 1024      # in training, where it is less than --max-turn | authors' code
     max_prompt: int = 4096          # tokens of the first prompt
@@ -96,7 +95,7 @@ class Config(flags.PolicyFlags):
     # (Tables 2 and 7)
     score: str = ""
     judge: str = ""                 # the OpenAI-compatible endpoint that judges them
-    judge_model: str = "deepseek-reasoner"      # its name there | sec. 4.2.1
+    judge_model: str = "deepseek-reasoner"      # the judge's name there | sec. 4.2.1
 
     # ---- questions (sec. 2)
 
@@ -105,12 +104,12 @@ class Config(flags.PolicyFlags):
     # who finds paths and words questions: an OpenAI-compatible chat endpoint (key: OPENAI_API_KEY), or
     # "template", which needs no model
     teacher: str = "template"
-    teacher_model: str = "deepseek-reasoner"    # its name there | sec. 2
+    teacher_model: str = "deepseek-reasoner"    # the teacher's name there | sec. 2
     per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) a graph
     train_hops: Literal["mix", "12", "3"] = "mix"   # hops of training questions: all, 1/2, 3+ | Table 3
     test_share: float = .1          # of seed nodes, and of as many questions more, that are the test's
     attempts: int = 3               # of the teacher at a question
-    largest_ball: int = 400         # nodes within three steps of a seed node, at most | sec. 2
+    largest_ball: int = 400         # nodes around a seed node, at most | sec. 2
     unique: bool = True             # leave out questions whose relations lead to another node too | app. C
 
     # ---- PPO (stages 1 and 3)
@@ -146,7 +145,7 @@ class Config(flags.PolicyFlags):
     sft_full_lr: float = 1e-5       # of full weights, after a hundredth | sec. 3.4.2
     sft_epochs: int = 3             # cosine over all of them | sec. 3.4.2
     sft_batch: int = 4              # conversations an update | sec. 3.4.2
-    max_length: int = 6144          # tokens of a conversation; longer ones are left out | sec. 3.4.2
+    max_length: int = 6144          # tokens; longer conversations are left out | sec. 3.4.2
 
 
 # ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
@@ -505,6 +504,7 @@ def gae(rewards, values, response_mask, gamma, lam):
     authors' code does not skip observations.)
 
     rewards, values (B, T): of sampled tokens; what stands elsewhere is not read."""
+    response_mask = response_mask.bool()
     advantages = torch.zeros_like(values)
     carry = values.new_zeros(len(values))       # (B,) A of the next sampled token
     next_value = values.new_zeros(len(values))
@@ -566,6 +566,7 @@ def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask,
     which this may be a part; tensors (B, T).
 
     L^PPO: - mean min(r A, clip(r, 1 - clip, 1 + clip) A), r = pi / pi_old; mean (V - R)^2."""
+    response_mask = response_mask.bool()
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip, 1 + clip)
@@ -711,7 +712,7 @@ def template_rows(cfg, task, progress):
     """(b) ShareGPT rows of questions whose paths are known: the calls of the standard pattern, the tools'
     replies, and thoughts in ready wordings. Left out (and counted): those where a tool does not show the next
     node."""
-    from common.world.graphs import thoughts
+    from common.of_omne.world_graphs import thoughts
     known = [q for q in task.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
     known = rng.sample(known, len(known))[:cfg.sft_templates]
@@ -1004,7 +1005,7 @@ def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first."""
     if cfg.score:
-        from common.serve.judge import score_answers
+        from common.of_omne.judge import score_answers
         return score_answers(cfg.score, cfg.judge, cfg.judge_model)
     if cfg.checkpoint or cfg.model:
         models.find_model(cfg.checkpoint or cfg.model)
@@ -1247,8 +1248,9 @@ def warmed_up(cfg, source, evaluated=frozenset()):
 def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from: one that comes
     with the project (common/world/start), or one made here and cached."""
+    from common.of_omne import world_graphs as graphs
     from common.warmup import scripted
-    from common.world import graphs, tiny
+    from common.world import tiny
     endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)
 
     def index(made):
@@ -1265,7 +1267,7 @@ def tiny_policy(cfg):
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
     words = graphs.words(cfg.max_edges)
     steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
-    recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_size, engine=cfg.engine)
+    recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_scale, engine=cfg.engine)
     return tiny.tiny_policy(recipe, words, graphs.TAGS, render, index, pack_tokens=1024)
 
 

@@ -49,7 +49,7 @@ from common import model as models
 from common.data import Question, Split, load_corpus
 from common.engine import Generation
 from common.gpu.tree_attention import block_mask, padded_length
-from common.page import trees
+from common.of_at2po import trees
 from common.retriever import Passage
 from common.rollout import Policy
 

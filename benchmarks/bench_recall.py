@@ -14,8 +14,9 @@ import psutil
 
 from common import data, metrics, vectors
 from common.files import table, write_json
-from common.retriever import DenseRetriever, make_retriever
+from common.retriever import make_retriever
 from common.splits import set_name
+from common.vectors.dense import DenseRetriever
 
 
 def recalls(index, questions, ks):

@@ -150,7 +150,7 @@ def _utf8(text):
 def _parquet(path, file):
     import pyarrow.parquet
     try:
-        batches = pyarrow.parquet.ParquetFile(file).iter_batches(10_000)  # (of which a corpus has thousands)
+        batches = pyarrow.parquet.ParquetFile(file).iter_batches(10_000)
         rows = (row for batch in batches for row in batch.to_pylist())
         yield from enumerate(rows, 1)
     except (pyarrow.ArrowException, OSError) as error:  # OSError: damaged pages
@@ -160,7 +160,8 @@ def _parquet(path, file):
 
 def _table(path, file):
     csv.field_size_limit(2**31 - 1)
-    form = {"delimiter": ",", "strict": True}
+    form = {"delimiter": max(",;", key=file.readline().count), "strict": True}  # (spreadsheets have both)
+    file.seek(0)
     if suffix_of(path) == ".tsv":
         form = {"delimiter": "\t", "strict": True, "quoting": _quoting(path, file)}
     rows = csv.DictReader(file, **form)
@@ -271,6 +272,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     name = str(source) if isinstance(source, (str, Path)) else "records"
     questions = []
     bad = 0
+    reason = ""
     void = []
     for number, row in _rows_of(source, role):
         if limit is not None and len(questions) >= limit:
@@ -291,13 +293,14 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
                 remedy = "(--skip-bad leaves such records out)"
                 raise DataError(f"{name}: record {number}: {error} {remedy}") from None
             bad += 1
+            reason = f": record {number}: {error}"
     if bad:
         print(f"{name}: skipped {bad} bad records", file=sys.stderr)
     if void:
         more = f"; so have {len(void) - 1} more" if len(void) > 1 else ""
         print(f"{name}: {void[0]}{more}", file=sys.stderr)
     if not questions:
-        raise DataError(f"{name}: no questions in it")
+        raise DataError(f"{name}: no questions in it{reason}")
     _tell_apart(questions)
     return questions
 
@@ -339,7 +342,7 @@ def _tell_apart(questions):
 
 
 def shuffled_forever(items, seed):
-    """The items for ever, shuffled anew each epoch; the same for the same seed."""
+    """The items for ever, shuffled anew each epoch."""
     for epoch in itertools.count():
         yield from random.Random(f"{seed}/{epoch}").sample(items, len(items))
 
@@ -374,9 +377,7 @@ MEMORY_MAP_FROM = 200e6  # bytes of a corpus
 
 def load_corpus(source, skip_bad=False):
     """Corpus rows {"id", "title", "text"} of a file, a folder that `datasets` saved or a hub id, as a list (a
-    memory-mapped table past 200 MB).
-
-    skip_bad: a bad record is left out and counted, else it is an error."""
+    memory-mapped table past 200 MB). skip_bad: bad records are left out and counted."""
     path = Path(os.path.expanduser(source))
     if path.is_file():
         stat = path.stat()

@@ -8,7 +8,7 @@ An engine has five methods, and agents know the first alone:
     engine.sync(model)   the weights of `model`, now; forgets what was computed with the old ones
     engine.sleep()       gives its memory to the trainer until the next sync
 
-`asked` is the first prompt since the last sync, with its stop strings (common/card.py).
+`asked` is the first prompt since the last sync, with its stop strings (common/report/card.py).
 
 There are this one, gpu/vllm_engine.py, and serve/served.py for --policy. This one batches continuously:
 whoever waits joins at the next token, whoever stops leaves, and keys and values of what was read before

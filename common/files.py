@@ -170,6 +170,18 @@ def read_evaluation(path):
     return value
 
 
+def read_evaluations(folder, when=""):
+    """{set: {"summary", "predictions"}} of a run folder's final evaluations, or of those `when` ("before",
+    "step10")."""
+    found = {}
+    for file in sorted(Path(folder).glob("eval_*.json"), key=lambda file: file.stem):
+        parts = re.fullmatch(r"eval_(.*?)(_(before|step\d+))?\.json", file.name)
+        name, _, suffix = parts.groups()
+        if (suffix or "") == when:
+            found[name] = read_evaluation(file)
+    return found
+
+
 def check_form(path, value, form, line=0):
     """RunError where the value of a file, or of a line of it, has another form."""
     found = forms.misfit(value, form)

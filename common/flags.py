@@ -4,8 +4,8 @@
     class Config(flags.PolicyFlags):
         steps: int = 240      # training steps | sec. 5.1
 
-tyro shows a field's comment as its help. Behind the bar stands who set the default: the paper's section or
-the authors' code. --help shows the paper's defaults, and above them what the embedded world has instead.
+--help shows a field's comment. Behind the bar stands who set the default: the paper's section or the
+authors' code; what has no bar, or "ours" behind it, stands in the last group.
 """
 
 import dataclasses
@@ -14,16 +14,18 @@ import itertools
 import math
 import re
 import shlex
+import shutil
 import signal
 import sys
 import textwrap
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 import tyro
+from tyro._docstrings import get_field_docstring
 
 from common import distributed
 from common.turns import stable_seed
@@ -42,7 +44,7 @@ class Flags:
     limit: int = 0                # first so many training questions; 0 = all
     eval_limit: int = 0           # so many questions of each evaluation set, drawn with the seed; 0 = all
     skip_bad: bool = False        # leave malformed records and overlong prompts out, and count them
-    world_size: float = 1.0       # of the embedded world; 1.0 = about 1,000 entities
+    world_scale: float = 1.0      # size of the embedded world; 1.0 = about 1,000 entities
 
     eval_every: int = 0           # steps between evaluations; 0 = before and after training only
     # steps between checkpoints; auto = 1 below 1 GB, else 10, or one per 4 GB where that is more; 0 = at the
@@ -103,7 +105,7 @@ class PassageFlags(PolicyFlags):
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
 MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "lora", "seed")
-ABOVE_ZERO = ("world_size", "cache_gb", "warmup_lr")
+ABOVE_ZERO = ("world_scale", "cache_gb", "warmup_lr")
 
 
 def run_name(cfg, *first):
@@ -115,8 +117,8 @@ def run_name(cfg, *first):
         parts += [re.sub(DATA_SUFFIX, "", Path(name).name) for name in cfg.data.split(",")]
     if isinstance(cfg, PassageFlags) and cfg.world != "plain":
         parts.append(cfg.world)
-    if cfg.world_size != 1:
-        parts.append(f"size{cfg.world_size:g}")
+    if cfg.world_scale != 1:
+        parts.append(f"size{cfg.world_scale:g}")
     name = "-".join([*filter(None, parts), f"seed{cfg.seed}"])
     return re.sub(r"[^\w.=+-]+", "-", name)[-100:].strip("-.")
 
@@ -331,24 +333,72 @@ def command(script, without=(), **given):
 
 
 def cli(default, paper, docstring, argv):
-    """`default` (an instance of a Config) with the flags of argv over it.
+    """`default` (an instance of a Config) with the flags of argv over it. paper: the same with a model, whose
+    values --help shows."""
+    if {"-h", "--help"} & set(argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a word
+        print(help_of(default, paper, docstring))
+        sys.exit()
+    typed[:] = argv
+    return tyro.cli(type(default), default=default, args=argv)
 
-    paper: the same with a model; --help shows its values and, above, where those of `default` differ."""
+
+# ---------------------------------------------------------------- --help
+
+PAPER = "The paper's settings (behind the bar: where it says so, or whose code)"
+DATA = "Data and search"
+MACHINE = "Model and training machine"
+RUN = "Run folder and evaluation"
+OURS = "Stages, baselines, and what the paper leaves open"
+OF_DATA = ("data", "eval_data", "limit", "skip_bad", "world", "world_scale", "corpus", "retriever")
+OF_RUN = ("eval_limit", "eval_every", "save_every", "log", "seed", "name", "out", "resume", "eval_only",
+          "ask", "collect")
+
+
+def group_of(name, words):
+    """The group of a flag that has these words."""
+    _, bar, source = words.rpartition("|")
+    if name in OF_DATA:
+        return DATA
+    if name in OF_RUN:
+        return RUN
+    if bar and not source.strip().startswith("ours"):
+        return PAPER
+    return MACHINE if name in (f.name for f in dataclasses.fields(PolicyFlags)) else OURS
+
+
+def help_of(default, paper, docstring):
+    """What --help prints: the commands of a script's docstring and its flags in five groups."""
     title, *rest = docstring.strip().split("\n")
     from_first = itertools.dropwhile(lambda line: not line.startswith("    python "), rest)
     commands = itertools.takewhile(lambda line: line.startswith("    "), from_first)
-    more = "The method is the script's; where it differs from the paper: docs/differences.md."
-    about = [title, "", *commands, "", more]
-    settings = []
-    for f in dataclasses.fields(default):
-        value = getattr(default, f.name)
-        if value != getattr(paper, f.name):
-            settings.append(f"{f.name}={value}")
-    if settings:
-        folded = textwrap.wrap(" ".join(settings), 72, initial_indent="    ", subsequent_indent="    ")
-        about += ["", "Defaults below are the paper's. Without --model, in the embedded world:", *folded]
-    if {"-h", "--help"} & set(argv):
-        default = paper
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a word
-    typed[:] = argv
-    return tyro.cli(type(default), default=default, description="\n".join(about), args=argv)
+    groups = {group: [] for group in (PAPER, DATA, MACHINE, RUN, OURS)}
+    hints = get_type_hints(type(paper))
+    for f in dataclasses.fields(paper):
+        words = " ".join(get_field_docstring(type(paper), f.name, ()).split())
+        flag, values = f"--{f.name.replace('_', '-')}", [getattr(of, f.name) for of in (paper, default)]
+        if hints[f.name] is bool:
+            flag = flag.replace("--", "--[no-]", 1)
+            values = [("no", "yes")[value] for value in values]
+        value, in_world = (value if value != "" else "''" for value in values)
+        flag += f" {value}"
+        if in_world != value:
+            flag += f" [{in_world}]"
+        group = group_of(f.name, words)
+        choices = get_args(hints[f.name]) if get_origin(hints[f.name]) is Literal else ()
+        if not all(re.search(rf"\b{re.escape(choice)}", words) for choice in choices):
+            words += f" ({', '.join(choices)})"
+        groups[group] += flag_lines(flag, words)
+    lines = [title, *commands, "", "flag, its value in the paper [in the embedded world, without --model]"]
+    for group, flags in groups.items():
+        lines += ["", group, *flags]
+    return "\n".join(lines)
+
+
+def flag_lines(flag, words):
+    """A flag and its words in two columns."""
+    width = min(110, shutil.get_terminal_size((110, 0)).columns)
+    first, *others = textwrap.wrap(words, max(30, width - 31))
+    if len(flag) > 27:
+        return [f"  {flag}", *(f"{'':31}{line}" for line in (first, *others))]
+    return [f"  {flag:27}  {first}", *(f"{'':31}{line}" for line in others)]

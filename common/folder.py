@@ -18,11 +18,12 @@ from pathlib import Path
 
 import torch
 
-from common import cache, chat, checkpoint, distributed, process, report
+from common import cache, chat, checkpoint, distributed, process
 from common.files import (
     RunError,
     check_form,
     read_evaluation,
+    read_evaluations,
     read_json,
     read_jsonl,
     say,
@@ -279,9 +280,9 @@ def checkpoint_of(folder, save_every):
     found = checkpoint.find(folder.path / "checkpoint")
     rows = folder.rows("metrics.jsonl")
     folder.rows("samples.jsonl")
-    report.evaluations(folder.path, "before")
+    read_evaluations(folder.path, "before")
     if found is None:
-        if rows and (report.evaluations(folder.path) or len(rows) > (save_every or math.inf)):
+        if rows and (read_evaluations(folder.path) or len(rows) > (save_every or math.inf)):
             raise RunError(f"--resume: {folder.path} has {len(rows)} steps in metrics.jsonl, "
                            "and its checkpoint/ is gone: restore it, or start anew with another --name")
         if rows:

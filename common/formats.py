@@ -37,12 +37,17 @@ def parse_question(row):
     """One record of any supported layout -> Question. Raises ValueError naming the field."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object, got {shown(row)}")
-    row = lowered(row)
-    if "qid_topic_entity" in row:
-        return _parse_tog(row)
-    if "reward_model" in row:
-        return _parse_verl(row)
-    return _parse_plain(row)
+    record = lowered(row)
+    if "qid_topic_entity" in record:
+        return _parse_tog(record)
+    if "reward_model" in record:
+        return _parse_verl(record)
+    for names in (ASKED, ANSWERED):
+        if not record.keys() & set(names):
+            found = ", ".join(repr(str(name)[:40]) for name in list(row)[:20])
+            raise ValueError(f"field '{names[0]}' is missing: there are {found or 'none'}; needed are "
+                             f"question (or {ASKED[1]}) and answer (or {', '.join(ANSWERED[1:])})")
+    return _parse_plain(record)
 
 
 # ---------------------------------------------------------------- values
@@ -310,11 +315,9 @@ ASKED = ("question", "input")
 
 def _parse_plain(row):
     """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle, UltraDomain."""
-    asked = next((k for k in ASKED if k in row), "question")
-    text = _question(_dig(row, asked), asked)
-    answered = next((k for k in ANSWERED if k in row), None)
-    if answered is None:
-        raise ValueError("field 'answer' is missing")
+    asked = next(k for k in ASKED if k in row)
+    text = _question(row[asked], asked)
+    answered = next(k for k in ANSWERED if k in row)
     answers = _answers_of(row, ANSWERED)
     ids = [row.get(name) for name in ("_id", "id", "question_id", "idx")]
     identity = _identity(text, *ids)

@@ -85,6 +85,12 @@ RATIO = {
                                 SECONDS, label="old log-probs"),
 }
 
+# said once, before the first step
+LEGEND = (
+    "A step's line has means: reward; em = right ones; format = valid ones; len, turns = sampled tokens and "
+    "turns per trajectory; ent = entropy, nats per token; kl = how far updates moved; clip = tokens cut off; "
+    "gnorm = gradient norm; roll, train = seconds.")
+
 
 def panels(metrics):
     """{panel: {key: label}} of a table of metrics, or of metrics.json, in the table's order."""

@@ -21,10 +21,10 @@ import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
-from common import committed, process, report
+from common import process, report
 from common.files import RunError, UserError, clock, say
 from common.flags import RECIPES
-from common.report import curves
+from common.report import committed, curves
 
 OWN = ("--seed", "--name", "--out", "--resume")  # flags that the ladder gives
 # of a run's config.json, what need not be the table's

@@ -96,35 +96,6 @@ def with_interval(key, values):
     return {key: mean, f"{key}_low": low, f"{key}_high": high}
 
 
-def by_standard(rows):
-    """EM of the prediction rows that are "standard" and of the others, with intervals."""
-    found = {}
-    standard = [row["em"] for row in rows if row["standard"]]
-    others = [row["em"] for row in rows if not row["standard"]]
-    for key, ems in (("em_standard", standard), ("em_other", others)):
-        if ems:
-            found |= with_interval(key, ems)
-    return found
-
-
-def by_pattern(rows):
-    """The ten most frequent patterns of prediction rows: {pattern: [share, EM within it]}.
-
-    >>> by_pattern([{"pattern": "mna", "em": 1}, {"pattern": "mna", "em": 0}, {"pattern": "a", "em": 0}])
-    {'mna': [0.6667, 0.5], 'a': [0.3333, 0.0]}
-    """
-    of = {}
-    for row in rows:
-        of.setdefault(row["pattern"], []).append(row["em"])
-    frequent = sorted(of, key=lambda pattern: (-len(of[pattern]), pattern))
-    table = {}
-    for pattern in frequent[:10]:
-        share = len(of[pattern]) / len(rows)
-        em = _mean(of[pattern])
-        table[pattern] = [round(share, 4), round(em, 4)]
-    return table
-
-
 def paired_difference(before, after):
     """(mean difference, low, high) of two score lists over the same questions in the same order."""
     if len(before) != len(after):
@@ -228,3 +199,65 @@ def _parts(rows, labels):
 
 def _mean(values):
     return sum(values) / len(values)
+
+
+# ---------------------------------------------------------------- as text
+
+def mean_em(found):
+    """Mean EM of evaluations {set: {"summary", …}}, but for those whose answers a rule gave ("by_rule"); None
+    without any."""
+    summaries = [r["summary"] for r in found.values()]
+    ems = [s["em"] for s in summaries if "em" in s and not s.get("by_rule")]
+    return sum(ems) / len(ems) if ems else None
+
+
+def interval(summary, key="em"):
+    """
+    >>> interval({"em": .5, "em_low": .25, "em_high": .75})
+    '0.500 [0.250, 0.750]'
+    """
+    ends = [summary.get(f"{key}_{end}") for end in ("low", "high")]
+    if None in ends:
+        return f"{summary[key]:.3f}"
+    return signed((summary[key], *ends), ".3f")
+
+
+def signed(gain, form="+.3f"):
+    """
+    >>> signed((.1, .05, .15))
+    '+0.100 [+0.050, +0.150]'
+    """
+    mean, low, high = gain
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def summary_line(name, summary):
+    """One line of an evaluation; "names": what its em and f1 are, where they are something else. Behind it
+    two-way questions beside the others, where there are such, and EM of the others where their answer stood
+    in what was read."""
+    names = {"em": "EM", "f1": "F1"} | summary.get("names", {})
+    line = f"eval {name} (n {summary['n']}): {names['em']} {interval(summary)}"
+    numbers = summary | summary.get("reading", {})
+    if "two_way" not in summary:
+        numbers.pop("open", None)
+        numbers.pop("guess", None)
+    forms = {
+        "em_valid": " (in valid format {:.3f})",
+        "f1": f" | {names['f1']} {{:.3f}}",
+        "searches": " | searches {:.2f}",
+        "tokens": " | tokens {:.0f}",
+        "precision": " | precision {:.3f}",
+        "recall": " | recall {:.3f}",
+        "sentences": " | sentences {:.2f}",
+        "format": " | format {:.2f}",
+        "two_way": " | two-way {0[em]:.3f} (n {0[n]})",
+        "open": ", others {0[em]:.3f} (n {0[n]})",
+        "guess": ", guessing {:.3f}",
+        "read": " | answer read {:.2f}",
+        "em_read": ", EM there {:.3f}",
+        "copied": ", answers copied right {:.2f}",
+    }
+    for key, form in forms.items():
+        if key in numbers:
+            line += form.format(numbers[key])
+    return line

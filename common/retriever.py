@@ -10,43 +10,22 @@
     --retriever own:examples.calculator:Calculator a class of yours with `search`, and without a corpus
 
 The HTTP form: POST /retrieve {"queries": […], "topk": k, "return_scores": true}
--> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'. serve/server.py
-answers it.
+-> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'.
+serve/search_client.py asks so, serve/server.py answers.
 """
 
 import importlib
 import os
 import re
 import shutil
-import threading
+import sys
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from common import cache, http_client, vectors
-from common.files import Progress, UserError
-from common.http_client import RETRIES
-from common.sentences import Encoder
-
-
-class RetrieverError(UserError):
-    """What cannot be searched, or not so; the message names the remedy."""
-
-
-@dataclass(frozen=True)
-class Passage:
-    id: str
-    title: str
-    text: str
-    score: float = 0.0
-
-
-def _passage(row, score):
-    return Passage(row["id"], row["title"], row["text"], float(score))
-
+from common import cache
+from common.files import Progress
+from common.passages import Passage, RetrieverError, found_in, identity
 
 STOP_WORDS = frozenset(  # Lucene's English list
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
@@ -135,7 +114,7 @@ class BM25Retriever:
             else:
                 scores = np.zeros(len(self.corpus))
             found = [i for i in best(scores, k) if scores[i] > 0]
-            results.append([_passage(self.corpus[int(i)], scores[i]) for i in found])
+            results.append([found_in(self.corpus[int(i)], scores[i]) for i in found])
         return results
 
 
@@ -158,7 +137,7 @@ class BM25OnDisk:
             builder.add_text_field(field, tokenizer_name="whitespace", index_option="freq")
         builder.add_integer_field("row", fast=True)
         self.schema = builder.build()
-        name = cache.key([vectors.identity(corpus), tantivy.__version__, *self.fields])
+        name = cache.key([identity(corpus), tantivy.__version__, *self.fields])
         self.path = cache.made_once((folder or cache.folder()) / f"bm25-{name}", self._write)
         try:
             self.searcher = tantivy.Index.open(str(self.path)).searcher()
@@ -198,146 +177,13 @@ class BM25OnDisk:
                 asked.append((Occur.Should, Query.boost_query(term, weight)))
         hits = self.searcher.search(Query.boolean_query(asked), k, count=False).hits
         rows = self.searcher.fast_field_values("row", [place for _, place in hits])
-        return [_passage(self.corpus[row], score) for row, (score, _) in zip(rows, hits, strict=True)]
-
-
-# ---------------------------------------------------------------- dense vectors
-
-class DenseRetriever:
-    """Cosine similarity of sentence-transformers vectors in a FAISS index, on the GPUs if FAISS sees any.
-
-    index: a file of FAISS or a folder of common.vectors; else a string of FAISS's factory, by default one for
-    the corpus's size, whose index is made once and kept in the cache."""
-
-    def __init__(self, corpus, model, index="", cache_dir=None):
-        self.corpus = corpus
-        self.lock = threading.Lock()  # FAISS on a GPU knows one thread
-        try:
-            self.encoder = Encoder(model)
-            self.path = Path(index).expanduser()
-            if index and self.path.exists():
-                self.index = vectors.opened(self.path, corpus, self.encoder)
-            elif "/" in index or index.endswith((".index", ".faiss")):
-                raise RetrieverError(f"{model}@{index}: no such file or folder")
-            else:
-                self.path, self.index = vectors.kept(corpus, self.encoder, index, cache_dir)
-        except UserError as error:
-            raise RetrieverError(f"--retriever dense:{error}") from error
-
-    def search(self, queries, k):
-        """At most k passages a query, best first; an approximate index may find fewer."""
-        if not len(queries):
-            return []
-        with self.lock:
-            asked = self.encoder.queries(queries)
-            scores, ids = vectors.search(self.index, asked, min(k, len(self.corpus)))  # (queries, k)
-        results = []
-        for row in zip(scores, ids, strict=True):
-            found = [(score, int(i)) for score, i in zip(*row, strict=True) if i >= 0]
-            results.append([_passage(self.corpus[i], score) for score, i in found])
-        return results
-
-
-# ---------------------------------------------------------------- another process
-
-MAX_QUERY = 4000       # characters: an encoder reads about 1,000 (256 tokens), servers refuse too long ones
-QUERIES_A_REQUEST = 256
-UNDER_WAY = 4          # requests at a time: a server joins what waits
-
-
-class HTTPRetriever(http_client.Client):
-    """Client of a server in Search-R1's form.
-
-    What a single passage can have wrong must not end a training run: it is mended, counted in `repaired`, and
-    each kind of it said once."""
-    what = "search"
-    flag = "--retriever"
-    failure = RetrieverError
-    remedy = ("Start one with `python -m common.serve search --corpus FILE`, or use --retriever bm25 "
-              "with --corpus FILE")
-
-    def __init__(self, url, timeout=60.0, retries=RETRIES):
-        super().__init__(url.rstrip("/").removesuffix("/retrieve"), timeout, retries)
-        # some servers have no /health: a search is the only check that all understand
-        self._search(["health check"], 1)
-
-    def search(self, queries, k):
-        """At most k passages a query, best first."""
-        self.cancelled.clear()
-        queries = [self._query(query) for query in queries]
-        size = QUERIES_A_REQUEST
-        some = [queries[start:start + size] for start in range(0, len(queries), size)]
-        with ThreadPoolExecutor(UNDER_WAY) as pool:
-            found = list(pool.map(lambda part: self._search(part, k), some))
-        return [hits for part in found for hits in part]
-
-    def _search(self, queries, k):
-        def ask():
-            request = {"queries": queries, "topk": k, "return_scores": True}
-            return self._parse(self.ask("POST", "/retrieve", request), len(queries), k)
-
-        return self.patiently(ask)
-
-    def _parse(self, answer, expected, k):
-        try:
-            results = [self._passages(hits, k) for hits in answer["result"]]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RetrieverError(f"{self.url}/retrieve answered in another form than Search-R1's "
-                                 f"({type(error).__name__}: {error})") from None
-        if len(results) != expected:
-            raise RetrieverError(f"{self.url}/retrieve answered {len(results)} lists for {expected} queries")
-        return results
-
-    def _passages(self, hits, k):
-        self.repair("passages beyond the number asked for", len(hits) - k)
-        found = []
-        for hit in hits[:k]:
-            document = hit.get("document", hit)
-            text = document["contents"] if "contents" in document else document["text"]
-            if text is None:
-                self.repair("passages without contents")
-                continue
-            title = document.get("title")
-            if not isinstance(title, str):
-                title = ""
-            title, text = titled(self.text(title, "passages"), self.text(text, "passages"))
-            names = [document[key] for key in ("id", "_id", "docid") if document.get(key) is not None]
-            name = self.text(str([*names, ""][0]), "passages")
-            found.append(Passage(name, title, text, self._score(hit.get("score", 0.0))))
-        return found
-
-    def _score(self, score):
-        """A number; 0.0 for what is none. Nothing but the order counts, and that is the server's."""
-        if isinstance(score, (int, float)) and abs(score) < 1e300:
-            return float(score)
-        self.repair("scores that are no numbers")
-        return 0.0
-
-    def _query(self, query):
-        self.repair(f"queries of more than {MAX_QUERY:,} characters", len(query) > MAX_QUERY)
-        return self.text(query[:MAX_QUERY], "queries")
-
-
-def titled(title, contents):
-    """(title, text) of a passage as servers send it: a title of its own, else the first line of `contents`.
-
-    >>> titled("", '"Oslo"\\nA capital.'), titled("Oslo", '"Oslo"\\nA capital.'), titled("", "A line.")
-    (('Oslo', 'A capital.'), ('Oslo', 'A capital.'), ('', 'A line.'))
-    >>> titled("", '"Heroes" (album)\\nBy Bowie.'), titled("", '"Oslo"\\n')
-    (('"Heroes" (album)', 'By Bowie.'), ('Oslo', ''))
-    """
-    first, broken, rest = contents.partition("\n")
-    first = first.strip()
-    if first.count('"') == 2 and first[0] == first[-1] == '"':
-        first = first[1:-1]
-    if title:
-        return title, rest if first == title else contents
-    return (first, rest) if broken else ("", contents)
+        return [found_in(self.corpus[row], score) for row, (score, _) in zip(rows, hits, strict=True)]
 
 
 def make_retriever(spec, corpus):
     """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none."""
     if spec.startswith(("http://", "https://")):
+        from common.serve.search_client import HTTPRetriever
         return HTTPRetriever(spec)
     if spec.startswith("own:"):
         return _own(spec)
@@ -348,6 +194,7 @@ def make_retriever(spec, corpus):
         return BM25Retriever(corpus) if isinstance(corpus, list) else BM25OnDisk(corpus)
     if spec.startswith("dense:"):
         model, _, index = spec.removeprefix("dense:").partition("@")
+        from common.vectors.dense import DenseRetriever
         return DenseRetriever(corpus, model, index)
     raise RetrieverError(f"--retriever {spec}: expected bm25, dense:MODEL, dense:MODEL@INDEX, "
                          "http://HOST:PORT or own:MODULE:CLASS")
@@ -355,12 +202,15 @@ def make_retriever(spec, corpus):
 
 def _own(spec):
     module, _, name = spec.removeprefix("own:").partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last: no file there takes the place of a module that something else needs
     try:
         made = getattr(importlib.import_module(module), name)()
         made.search = _checked(spec, made.search)
     except Exception as error:  # of whatever a stranger wrote
         raise RetrieverError(f"--retriever {spec}: {type(error).__name__}: {error}; expected "
-                             "own:MODULE:CLASS, importable from here, with search(queries, k)") from error
+                             "own:MODULE:CLASS, a module in this folder, with search(queries, k)") from error
     return made
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import card, chat, checkpoint, distributed, flags, guards, metrics, process, report, rollout
+from common import chat, checkpoint, distributed, flags, guards, metrics, process, rollout
 from common import model as models
 from common.engine import TransformersEngine
 from common.files import (
@@ -39,6 +39,7 @@ from common.files import (
     one_line,
     plain,
     read_evaluation,
+    read_evaluations,
     read_json,
     read_jsonl,
     say,
@@ -46,7 +47,7 @@ from common.files import (
 )
 from common.flags import PolicyFlags
 from common.folder import opened
-from common.report import curves
+from common.metrics import mean_em
 
 # ---------------------------------------------------------------- tracker
 
@@ -144,9 +145,10 @@ def make_engine(cfg, model, tokenizer, trains=False):
 
 
 def tell(cfg, steps):
-    """The first screen: what is not the paper's default, what is going to happen, and where to look."""
+    """The first screen: what is not the paper's default, what is going to happen, where to look, and how to
+    read the line of a step."""
     given = " ".join(f"{key}={getattr(cfg, key)}" for key in changed(cfg))
-    console.print(given, style="dim", markup=False)
+    console.print(f"Settings that differ from the paper's: {given or 'none'}", style="dim", markup=False)
     folders = [folder.path for folder in opened if "name" in folder.config]  # no warm-up
     if not folders:
         return
@@ -162,6 +164,8 @@ def tell(cfg, steps):
         plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
     say(f"Watch it: {where}/trajectories.html in a browser; every evaluation brings it up to date.")
+    if not cfg.eval_only:
+        say(guards.LEGEND)
 
 
 def changed(cfg):
@@ -204,12 +208,14 @@ def machine():
 
 
 def page_so_far(folder, how_far):
-    from common.page import write_page
+    from common.page.writer import write_page
     write_page(folder.path, how_far)
 
 
 def _draw(folder, title):
-    from common.page import write_page
+    from common import report
+    from common.page.writer import write_page
+    from common.report import curves
     if read_jsonl(folder.path / "metrics.jsonl"):
         rows = {folder.path.name: [report.with_evaluations(folder.path)]}
         panels = curves.panels_of(folder.path)
@@ -250,8 +256,9 @@ def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
                 summary["inputs"] = folder.inputs
             folder.write(file.name, {"summary": summary, "predictions": rows})
         found[split.name] = read_evaluation(file)
-        say(report.summary_line(split.name, found[split.name]["summary"]))
+        say(metrics.summary_line(split.name, found[split.name]["summary"]))
     if not suffix:
+        from common.report import card
         distributed.once(card.write, folder, policy, found)
     return found
 
@@ -313,7 +320,7 @@ def steps(cfg, folder, policy, optimizer, metrics, total,
             record.explain_best_and_worst(sample)
         due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
         if evaluate and due:
-            row["eval/em"] = report.mean_em(evaluate(f"_step{step}"))
+            row["eval/em"] = mean_em(evaluate(f"_step{step}"))
         if sample:
             folder.append("samples.jsonl", [sample])
         folder.log(row)
@@ -436,7 +443,7 @@ def tell_what_next(baseline=None):
     script = last.path.parent.name
     say(f"Next: open {last.path}/trajectories.html")
     saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
-    answered = [row for found in report.evaluations(last.path).values() for row in found["predictions"]]
+    answered = [row for found in read_evaluations(last.path).values() for row in found["predictions"]]
     best = max(answered, key=lambda row: row.get("em") or 0, default={})  # the first right one, if any is
     if saved and best.get("question"):
         greedy = {}

@@ -26,7 +26,7 @@ def load_splits(cfg, paper_eval, searched=True, live=False):
         from common.world import hard
         from common.world import splits as of_world
         return of_world.load(
-            cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_size, hard.parse(cfg.world))
+            cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_scale, hard.parse(cfg.world))
     live = live or not searched or cfg.corpus == "contexts"
     train, sets = _questions_of(cfg, paper_eval, live)
     evaluated = frozenset()

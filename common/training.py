@@ -117,7 +117,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
     dual_clip: where A < 0, no token's term falls below dual_clip * A.
     soft_clip: above the window the value is clipped, but its gradient stays that of 1 + clip_high times the
     log-prob (AEPO, Dong et al. 2025). Returns (loss, stats)."""
-    check_shapes(logprobs, advantages, response_mask)
+    response_mask = check_shapes(logprobs, advantages, response_mask)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -143,7 +143,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
 def sequence_weights(response_mask, num_sequences=None):
     """(B, 1): what a token counts in a mean over sequences of means over their tokens, 1 / (sequences |y_i|).
     num_sequences: of the whole mini-batch, where this is a part of it."""
-    tokens = response_mask.sum(1, keepdim=True).clamp(min=1)
+    tokens = response_mask.bool().sum(1, keepdim=True).clamp(min=1)
     return 1 / (tokens * (num_sequences or len(response_mask)))
 
 
@@ -156,13 +156,14 @@ def turn_sums(x, response_mask, turn_ids):
 
 
 def check_shapes(logprobs, advantages, response_mask):
-    """Says in words what a broadcast would hide."""
+    """The mask as bool, whatever its dtype. Says in words what a broadcast would hide."""
     if advantages.shape != logprobs.shape:
         raise ValueError(f"advantages {tuple(advantages.shape)}: one a token, {tuple(logprobs.shape)} like "
                          "logprobs; of one a sequence make advantages[:, None].expand_as(logprobs)")
     if not response_mask.any():
         raise ValueError("the policy sampled no token of this batch (response_mask is all 0): there is "
                          "nothing to learn")
+    return response_mask.bool()
 
 
 def loss_stats(log_ratio, clipped, response_mask, ratio):

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from common import committed, report
+from common import report
 from common.files import write_atomic
 from common.metrics import seed_interval
-from common.report import curves
+from common.report import committed, curves
 
 RESULTS = committed.RESULTS
 MARGIN = .03  # two things are equal where the interval of their difference lies within it

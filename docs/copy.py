@@ -62,7 +62,7 @@ PIECES = {
          "import hashlib\nimport math\nimport random\nfrom collections import Counter\n"
          "from dataclasses import dataclass, field, replace\n\nimport torch\n"
          "from own import log_policy, offers, path_reward, state_batches",
-         {"common/evidence.py": "SUBMIT", "common/turns.py": "stable_seed", "askit.py": PATHS}),
+         {"common/of_askit/evidence.py": "SUBMIT", "common/turns.py": "stable_seed", "askit.py": PATHS}),
     ],
     "gae": [("gae.py", "import torch", {"omne_r1.py": "gae"})],
     "weighted_loss": [

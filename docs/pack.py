@@ -1,4 +1,4 @@
-"""Adds run folders to the runs that results/ keeps (common/committed.py says how they lie there):
+"""Adds run folders to the runs that results/ keeps (common/report/committed.py says how they lie there):
 
     python -m docs.pack hard/at2po runs/at2po/mine-seed*       as hard/at2po/mine-seed0 and so on
     python -m docs.pack real runs/at2po/mine --without-texts   of questions that are not yours to give away
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from common import committed, report
+from common import report
 from common.files import RunError, read_json, read_jsonl, say, write_atomic
 from common.metrics import is_two_way
+from common.report import committed
 
 KEPT = (
     "id", "question", "gold", "answer", "problem", "type", "hops", "two_way", "em", "em_valid", "f1",

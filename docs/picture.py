@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from common.page import write_page
+from common.page.writer import write_page
 
 DOCS = Path(__file__).parent
 WIDTH, HEIGHT = 1000, 540

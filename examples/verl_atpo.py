@@ -44,7 +44,7 @@ def policy_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode
         # w > 0 moves out of the minimum, so a token's weight may stand at its advantage
         advantages = advantages * rollout_is_weights
     loss, stats = at2po.atpo_loss(
-        log_prob, old_log_prob, advantages, response_mask.bool(), turns_of(response_mask),
+        log_prob, old_log_prob, advantages, response_mask, turns_of(response_mask),
         config.clip_ratio_low, config.clip_ratio_high, num_sequences)
     return loss, {
         "actor/pg_clipfrac": stats["clipped_tokens"] / stats["tokens"],

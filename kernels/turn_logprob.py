@@ -372,7 +372,8 @@ def turn_logprob(hidden, weight, target_ids, *,
 
     hidden (..., H) and weight (V, H): bf16 or fp32; products take the dtype of hidden (a weight in another
     one is cast for the product and gets its gradient in its own). target_ids (N,): ids in [0, V).
-    rows (N,): which of the flattened hidden states, all by default; an index may occur twice.
+    rows: which hidden states, all by default: indices (N,) into the flattened ones, where one may occur
+    twice; or a mask of their places: bool, float, or (B, T) of any dtype.
     turn_ptr (K + 1,): row offsets of turns, for turn_sums.
     entropy: also the entropy of every row, as a metric.
     backend: triton on CUDA, the reference elsewhere; "torch" runs the tiles with plain PyTorch passes.
@@ -381,6 +382,8 @@ def turn_logprob(hidden, weight, target_ids, *,
     if hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"hidden has width {hidden.shape[-1]}, weight {weight.shape[1]}")
     x = hidden.reshape(-1, hidden.shape[-1])
+    if rows is not None and (rows.ndim > 1 or rows.dtype == torch.bool or rows.is_floating_point()):
+        rows = rows.reshape(-1).bool()
     x = x if rows is None else x[rows]
     if len(x) != len(target_ids):
         raise ValueError(f"{len(x)} rows of hidden states, {len(target_ids)} target ids")

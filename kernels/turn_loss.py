@@ -19,7 +19,7 @@ def turn_loss(turn_sums, old_turn_sums, advantages, response_mask, gather, turn_
     row of turn_logprob's that a sampled token has, and turn_ptr[K] elsewhere. turn_ptr (K + 1,): where the
     rows of a turn begin. num_sequences: of the whole mini-batch, where this is a part of it. An advantage has
     to be one in a turn of a sequence."""
-    tokens = response_mask.sum(1, keepdim=True).clamp(min=1)
+    tokens = response_mask.bool().sum(1, keepdim=True).clamp(min=1)
     share = advantages / (tokens * (num_sequences or len(advantages)))             # (B, T)
     turn = torch.searchsorted(turn_ptr, gather, right=True) - 1                    # (B, T), K elsewhere
     none = share.new_zeros(len(turn_ptr))

@@ -10,8 +10,9 @@ import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
-from common import baselines, rollout, training
 from common import model as models
+from common import rollout, training
+from common.of_at2po import baselines
 from tests.test_engine import random_policy
 
 CFG = Config(expansion="branches", chains=2, group_size=4)

@@ -21,12 +21,11 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 import askit
 from askit import SearchPath, SubQuestion
-from common import checkpoint, data, encoders, evidence, metrics, report, run, training, world
+from common import checkpoint, data, metrics, run, training, world
 from common.checkpoint import ModelError
-from common.evidence import ASK, SUBMIT, Case, Questions
-from common.page import evidence as page
+from common.of_askit import encoders, evidence, page, tiny_encoders
+from common.of_askit.evidence import ASK, SUBMIT, Case, Questions
 from common.report import __main__ as comparison
-from common.world import tiny_encoders
 from tests.conftest import forked, sample
 
 CFG = askit.parse_args([])
@@ -645,7 +644,7 @@ def test_nothing_is_said_of_evidence_that_it_cannot_have(tmp_path, capsys):
         found.append(row | {"em": 1.0, "f1": 1.0, "answer": None, "sentences": 2})
     summary = metrics.summarize(found, ("em", "f1", "sentences"))
     assert not {"guess", "format"} & set(summary)
-    line = report.summary_line("test", summary | {"names": {"em": "hit@1", "f1": "recall@6"}})
+    line = metrics.summary_line("test", summary | {"names": {"em": "hit@1", "f1": "recall@6"}})
     assert "hit@1 1.000" in line and "recall@6 1.000" in line
     assert not any(word in line for word in ("EM", "F1", "guess", "format"))
     folder = tmp_path / "seed0-ppo"

@@ -14,9 +14,9 @@ import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
-from common import baselines, data, rollout, training
+from common import data, rollout, training
 from common import model as models
-from common.page import trees
+from common.of_at2po import baselines, trees
 from common.world import tiny
 
 CFG = Config()

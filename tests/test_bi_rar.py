@@ -17,7 +17,7 @@ from common import data, retriever, rollout, run, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.page import steps as page
+from common.of_bi_rar import steps as page
 from common.world import tiny
 from tests.conftest import Scripted, sample
 

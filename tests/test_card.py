@@ -9,8 +9,9 @@ import torch
 import transformers
 
 import at2po
-from common import card, rollout, splits
+from common import rollout, splits
 from common.engine import Generation, TransformersEngine
+from common.report import card
 from tests.lifting import run
 
 SMALL = ("--world plain --steps 1 --questions-per-step 2 --mini-batch 1 --chains 2 --rounds 1 --expand 2 "

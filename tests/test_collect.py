@@ -19,7 +19,7 @@ from common.data import Split
 from common.engine import Generation
 from common.files import read_jsonl
 from common.graphs import kg_tools
-from common.graphs.graph_questions import held_out
+from common.of_omne.graph_questions import held_out
 from common.warmup import sharegpt, warmup
 from tests.served_model import Model, half_right
 from tests.test_served import evaluate, files, summary  # noqa: F401

@@ -700,6 +700,22 @@ def test_a_quote_that_is_not_closed_and_cells_beyond_the_header_are_errors(tmp_p
     assert len(data.load_questions(table, skip_bad=True)) == 1
 
 
+@pytest.mark.parametrize("header, sep", [("Ask;Reply", ";"), ("Ask,Reply", ","), ("Ask\tReply", "\t")])
+def test_a_table_s_columns_go_by_name_or_the_message_names_them(header, sep, tmp_path):
+    table = tmp_path / ("q.tsv" if sep == "\t" else "q.csv")
+    table.write_bytes(b"\xef\xbb\xbf" + sep.join(["No.", "ANSWER", "Question"]).encode()
+                      + sep.join(["\r\n1", '"Oslo"', '"Where, to; the north?"\r\n']).encode())
+    [question] = data.load_questions(table)
+    assert (question.question, question.answers) == ("Where, to; the north?", ["Oslo"])
+    table.write_text(f"{header}\n" + 3 * f"Where?{sep}Oslo\n")
+    for skip_bad in (False, True):
+        said = error_of(data.load_questions, table, skip_bad=skip_bad)
+        assert "'question' is missing: there are 'Ask', 'Reply'; needed are question (or input)" in said
+        assert said.count("missing") == 1 and "\n" not in said
+    table.write_text(f"question{sep}Reply\nWhere?{sep}Oslo\n")
+    assert "'answer' is missing: there are 'question', 'Reply'" in error_of(data.load_questions, table)
+
+
 @pytest.mark.parametrize("name", ["q.csv", "q.tsv"])
 def test_a_cell_is_what_json_has_for_it(tmp_path, name):
     cells = ["1984.0", "True", "false", "-7.0", "2.5", "1984.05", "True story", "7"]

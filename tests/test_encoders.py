@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import data, encoders, evidence, training
+from common import data, training
 from common import model as models
-from common.world import make_world, tiny_encoders, tiny_t5
+from common.of_askit import encoders, evidence, tiny_encoders, tiny_t5
+from common.world import make_world
 
 TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
 

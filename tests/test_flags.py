@@ -12,7 +12,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import flags, run, splits
+from common import flags, guards, run, splits
 from common.files import RunError
 from common.folder import RunFolder, open_folder
 
@@ -34,7 +34,7 @@ NAMES = [
     ("at2po", "--world plain", "atpo-seed0"),
     ("at2po", "--loss grpo --seed 3", "grpo-hard-seed3"),
     ("at2po", "--world hard:elastic=.3", "atpo-hard-elastic=.3-seed0"),
-    ("at2po", "--world-size .5", "atpo-hard-size0.5-seed0"),
+    ("at2po", "--world-scale .5", "atpo-hard-size0.5-seed0"),
     ("at2po", "--model Qwen/Qwen3-4B", "atpo-Qwen3-4B-seed0"),
     ("at2po", "--model a/b.c --data d/my.jsonl.gz --retriever bm25 --corpus c", "atpo-b.c-my-seed0"),
     ("at2po", "--model m --data owner/name:part", "atpo-m-name-part-seed0"),
@@ -232,11 +232,21 @@ def test_what_is_held_out_can_decide_something_or_is_said_not_to(n, held, said, 
     assert ("decide nothing" in capsys.readouterr().out) == said
 
 
-def test_what_is_printed_is_what_is_not_default(capsys):
-    cfg = at2po.parse_args(["--model", "m", "--steps", "7"])
+def test_the_first_lines_say_what_they_are(tmp_path, capsys):
+    cfg = at2po.parse_args(["--model", "m", "--steps", "7", "--out", str(tmp_path)])
+    open_folder(cfg, "at2po", "a")
     run.tell(cfg, cfg.steps)
-    shown = capsys.readouterr().out.split("\n")[0].split()
-    assert {"model=m", "steps=7"} <= set(shown) and len(shown) < 10
+    text = " ".join(capsys.readouterr().out.split())
+    title, _, shown = text.partition("differ from the paper's: ")
+    settings = shown.partition(" What happens:")[0].split()
+    assert title == "Settings that " and {"model=m", "steps=7"} <= set(settings) and len(settings) < 10
+    assert text.count(guards.LEGEND) == 1 and len(guards.LEGEND) < 3 * 110
+
+
+def test_the_legend_has_every_word_of_a_step_s_line():
+    shared = guards.STEP | guards.ROLLOUT | guards.UPDATE | guards.RATIO
+    words = {metric.line.split()[0] for metric in shared.values() if metric.line} - {"{:.1f}"}  # "41 GB"
+    assert words <= set(guards.LEGEND.replace(",", " ").replace(";", " ").split()), words
 
 
 def test_run_names_are_short_enough_for_a_folder():

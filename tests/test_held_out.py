@@ -10,9 +10,10 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import data, evidence, rollout, splits
+from common import data, rollout, splits
 from common.formats import fingerprint
-from common.graphs import graph_questions
+from common.of_askit import evidence
+from common.of_omne import graph_questions
 from common.warmup import warmup
 from tests.test_warmup import HOTPOT, MUSIQUE, WIKI
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(ROOT.glob("*.py"))
 LOWER = sorted((ROOT / "common").rglob("*.py")) + sorted((ROOT / "kernels").glob("*.py"))
 CODE = SCRIPTS + LOWER + sorted((ROOT / "benchmarks").glob("*.py")) + sorted((ROOT / "examples").glob("*.py"))
-ROOMS = ("gpu", "graphs", "page", "serve", "warmup", "world")  # doors: a flag or a device opens them
+# doors: a flag, a device or a run's end opens them
+ROOMS = ("gpu", "graphs", "page", "report", "serve", "vectors", "warmup", "world")
 
 
 def module_of(path):
@@ -43,7 +44,7 @@ def imports_of(path):
         elif isinstance(node, ast.ImportFrom):
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         found = inside if node in inner else top
-        found |= set(names) & (MODULES.keys() - {"common"} | {"benchmarks"})
+        found |= set(names) & (MODULES.keys() - {"common", module_of(path)} | {"benchmarks"})
     return top, inside
 
 
@@ -57,14 +58,24 @@ def reached(top, module):
     return seen
 
 
-def floor_of(module, users):
-    """0 kernels, 1 core, 2 rooms and what serves one script alone, 3 scripts."""
+def drawer_of(module):
+    """The script that common.of_<script> serves, "" for other modules."""
+    served = re.match(r"common\.of_(\w+)", module)
+    return next(s.stem for s in SCRIPTS if s.stem.startswith(served[1])) if served else ""
+
+
+def is_program(module):
+    return 'if __name__ == "__main__"' in MODULES[module].read_text()
+
+
+def floor_of(module):
+    """0 kernels, 1 core, 2 rooms, drawers and programs, 3 scripts."""
     first, *rest = module.split(".")
     if first == "kernels":
         return 0
     if first != "common":
         return 3
-    return 2 if users == 1 or rest and rest[0] in ROOMS else 1
+    return 2 if rest and rest[0] in ROOMS or drawer_of(module) or is_program(module) else 1
 
 
 def test_imports_run_down_in_no_circle_and_inside_functions_through_doors_alone():
@@ -72,9 +83,7 @@ def test_imports_run_down_in_no_circle_and_inside_functions_through_doors_alone(
     top = {module: both[0] for module, both in found.items()}
     whole = {module: both[0] | both[1] for module, both in found.items()}
     floor = {"benchmarks": 3}
-    for module in MODULES:
-        users = sum(module in reached(whole, script.stem) for script in SCRIPTS)
-        floor[module] = floor_of(module, users)
+    floor |= {module: floor_of(module) for module in MODULES}
     for script in SCRIPTS:
         closure = reached(top, script.stem)
         size = sum(MODULES[m].stat().st_size for m in closure)
@@ -91,6 +100,20 @@ def test_imports_run_down_in_no_circle_and_inside_functions_through_doors_alone(
         for other in inside:
             if floor[other] != 2:
                 wrong.append(f"{module} -> {other}, inside a function, is no door")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_serves_one_script_lies_in_its_drawer_which_nothing_else_opens():
+    whole = {module: set.union(*imports_of(path)) for module, path in MODULES.items()}
+    wrong = []
+    for module in MODULES:
+        mine = drawer_of(module)
+        users = {drawer_of(other) or other for other in MODULES if module in whole[other]}
+        if mine and users - {mine}:
+            wrong.append(f"{module} serves {mine}, and {', '.join(users - {mine})} imports it")
+        its_own = module.startswith("common.") and not is_program(module)
+        if its_own and not mine and len(users) == 1 and users <= {s.stem for s in SCRIPTS}:
+            wrong.append(f"{module} serves {', '.join(users)} alone: into its drawer")
     assert not wrong, "\n".join(wrong)
 
 
@@ -120,16 +143,12 @@ def test_every_name_that_is_imported_from_a_module_of_ours_is_there():
     assert not gone, "\n".join(gone)
 
 
-# read Config of the one script that they serve: its section 2 has a dozen settings
-OF_A_SCRIPT = ("graph_questions.py", "trees.py", "baselines.py", "agent.py")
-
-
 def test_common_reads_of_cfg_the_flags_that_every_script_has():
-    """What a paper talks about is handed over as a value."""
+    """What a paper talks about is handed over as a value; a drawer may read its script's Config."""
     shared = {field.name for field in dataclasses.fields(flags.PassageFlags)}
     wrong = []
     for path in LOWER:
-        if path.name in OF_A_SCRIPT:
+        if drawer_of(module_of(path)) or path.name == "agent.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("cfg"):

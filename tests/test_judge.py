@@ -7,7 +7,8 @@ import pytest
 import omne_r1
 from common import data
 from common.files import RunError, read_jsonl
-from common.serve import chat_client, judge
+from common.of_omne import judge
+from common.serve import chat_client
 
 PATH = [["Rome", "capital of", "Italy"], ["Italy", "neighbour of", "France"]]
 

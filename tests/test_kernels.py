@@ -17,9 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import at2po
+import mygo_mujica
+import omne_r1
+from common import training
 from kernels import weighted_ce
 from kernels.turn_logprob import turn_logprob, turn_sum
 from kernels.turn_loss import turn_loss
+from kernels.weighted_ce import weighted_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("the_device_is_there_for_what_compiles")
 ours = importlib.import_module("kernels.turn_logprob")  # the module: `kernels.turn_logprob` is the function
@@ -171,6 +176,47 @@ def test_probable_tokens_keep_their_gradient_in_bf16(backend, kept, monkeypatch)
     assert max(off(f, e) for f, e in zip(found, expected, strict=True)) < 1e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, torch.bfloat16])
+def test_a_mask_may_have_any_dtype(dtype):
+    """Rows of 300 sampled tokens, which bfloat16 cannot count."""
+    generator = torch.Generator().manual_seed(3)
+    B, T, H, V = 2, 301, 4, 7
+    draw = torch.randn(6, B, T, generator=generator)
+    old, ref, rewards, values, advantages, noise = draw.double()
+    mask = torch.ones(B, T, dtype=torch.bool)
+    mask[:, 0] = False
+    mask[1, 200] = False
+    turns = torch.where(mask, torch.arange(T) // 100, -1)
+    hidden = torch.randn(B, T, H, generator=generator)
+    head = torch.randn(V, H, generator=generator)
+    labels = torch.randint(V, (B, T), generator=generator)
+    turn_ptr = torch.tensor([0, 100, int(mask.sum())])
+    gather = torch.where(mask, mask.flatten().cumsum(0).reshape(B, T) - 1, int(mask.sum()))
+
+    def numbers(given):
+        new = (old + .1 * noise).requires_grad_()
+        weights = training.sequence_weights(given)
+        losses = [
+            at2po.atpo_loss(new, old, advantages, given, turns, .1, .1)[0],
+            training.grpo_loss(new, old, advantages, given, weights, kl_coef=.1, ref_logprobs=ref)[0],
+            *omne_r1.ppo_loss(new, old, advantages, new, rewards, given, .1, 5)[:2],
+            mygo_mujica.mle_loss(new, given, 5),
+            *omne_r1.gae(rewards, new, given, .9, .8)[0],
+            turn_loss(new[0, :2], old[0, :2], torch.where(mask, 1.5, 0.0), given, gather, turn_ptr, .1, .1),
+            torch.tensor(at2po.update_spread(new.detach() - old, given, turns)),
+            weighted_cross_entropy(hidden, head, labels, given),
+            turn_logprob(hidden, head, labels[mask], rows=given, turn_ptr=turn_ptr).turn_sums,
+        ]
+        gradient, = torch.autograd.grad(sum(loss.sum() for loss in losses), new)
+        return [loss.detach() for loss in losses], gradient
+
+    for one, other in zip(numbers(mask), numbers(mask.to(dtype)), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    flat = mask.to(dtype).flatten()
+    if dtype in (torch.bool, torch.float32, torch.bfloat16):  # a row of whole numbers are indices
+        assert turn_logprob(hidden, head, labels[mask], rows=flat).logprobs.shape == (mask.sum(),)
+
+
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 def test_rows_that_occur_twice_and_gradients_that_are_nothing(backend, kept):
     x, W, target, up = problem()
@@ -286,7 +332,6 @@ def test_no_clip_decision_flips_where_bf16_logits_flip_some():
 def test_a_policy_gradient_through_the_kernels_equals_the_reference(monkeypatch):
     """The seam: token_logprobs with kernels on and off, shared prefixes included,
     the whole model's gradient."""
-    import at2po
     from common import model as models
     from common.rollout import Trajectory, Turn, collate
     from common.world.tiny import tiny_model, tiny_tokenizer
@@ -321,7 +366,6 @@ def test_a_policy_gradient_through_the_kernels_equals_the_reference(monkeypatch)
 def test_atpo_s_loss_through_the_kernels_turn_sums_equals_the_formula(monkeypatch, share, credit):
     """Two trees whose leaves share turns, in several packs, padded; a third was flat, and counts. With credit
     by outcome a shared turn has another advantage in each leaf."""
-    import at2po
     from common import model as models
     from common.rollout import Trajectory, Turn, collate
     from common.world.tiny import tiny_model, tiny_tokenizer

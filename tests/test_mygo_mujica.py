@@ -21,7 +21,7 @@ from common import chat, data, engine, flags, kg, metrics, retriever, rollout, r
 from common import model as models
 from common.files import read_jsonl
 from common.folder import RunFolder
-from common.page import teams
+from common.of_mygo import teams
 from common.rollout import Policy, Trajectory, Turn
 from common.warmup import sharegpt
 from common.world import demonstrations as world_demonstrations

@@ -20,16 +20,17 @@ from safetensors.torch import load_file
 
 import kernels
 import omne_r1
-from common import checkpoint, data, kg, ladder, metrics, rollout, training
+from common import checkpoint, data, kg, ladder, rollout, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.graphs import graph_questions, kg_files, kg_tools
-from common.page import calls
-from common.page.calls import is_standard
+from common.graphs import kg_files, kg_tools
+from common.of_omne import calls, graph_questions
+from common.of_omne import world_graphs as graphs
+from common.of_omne.calls import is_standard
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
-from common.world import demonstrations, graphs, make_world, tiny
+from common.world import demonstrations, make_world, tiny
 from tests.conftest import Scripted, forked, sample
 from tests.test_retriever import serving
 
@@ -885,10 +886,10 @@ def test_accuracy_within_the_standard_pattern_has_an_interval(tokenizer, tools, 
         rows += one
         assert summary["standard_low"] == summary["standard"] == (i < 5)
         assert summary["em_standard" if i < 5 else "em_other"] == (i < 2)
-    found = metrics.by_standard(rows)
+    found = calls.by_standard(rows)
     assert found["em_standard"] == .4 and 0 <= found["em_standard_low"] < .4 < found["em_standard_high"] <= 1
     assert [found[key] for key in ("em_other", "em_other_low", "em_other_high")] == [0, 0, 0]
-    assert not [key for key in metrics.by_standard(rows[:5]) if key.startswith("em_other")]
+    assert not [key for key in calls.by_standard(rows[:5]) if key.startswith("em_other")]
     cells = {"em_standard": "EM within it", "standard": "standard pattern"}
     for key, header in cells.items():
         assert ladder.read_tables("omne_r1")["table8"]["columns"][header] == ["eval", key, "interval"]
@@ -1048,7 +1049,7 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
 
 SMALL = (
     "--questions-per-step 6 --mini-batch 3 --per-graph 8 --eval-limit 8 --sft-sampled 0 --sft-templates 12 "
-    "--sft-epochs 2 --world-size .5 --max-turn 12 --lr 1e-3"
+    "--sft-epochs 2 --world-scale .5 --max-turn 12 --lr 1e-3"
 ).split()
 
 
@@ -1417,7 +1418,7 @@ def test_stage_2_goes_on_where_no_update_of_a_step_is_finite(policy_folder, toke
         {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    small = "--stage sft --sft-lora 0 --eval-limit 2 --per-graph 8 --world-size .5 --name n".split()
+    small = "--stage sft --sft-lora 0 --eval-limit 2 --per-graph 8 --world-scale .5 --name n".split()
     at = ["--checkpoint", str(policy_folder), "--sft-data", str(file), "--out", str(tmp_path)]
     omne_r1.main([*small, *at])
     rows = read_jsonl(tmp_path / "omne_r1/n-sft-think/metrics.jsonl")

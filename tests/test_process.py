@@ -190,24 +190,44 @@ def help_of(script, capsys):
     with pytest.raises(SystemExit):
         script.parse_args(["--help"])
     signal.signal(signal.SIGPIPE, before)
-    return " ".join(re.sub("[─│╭╮╰╯]", " ", capsys.readouterr().out).split())
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values())
-def test_every_flag_has_words(script, capsys):
-    shown = help_of(script, capsys).split("show this help message and exit")[1]
+def test_every_flag_stands_in_a_group_with_words(script, capsys):
+    *_, shown = help_of(script, capsys).split("without --model]\n")
     for f in dataclasses.fields(script.Config):
-        flag = "--" + f.name.replace("_", "-")
-        words = re.search(rf"{flag}(?:, --no-\S+)? (?:[A-Z|]+ |\{{.*?\}}\S* )?(.*?)\(default", shown)
-        assert words and len(words[1]) > 4 and "----" not in words[1], f.name
-        assert not re.match(r"\||sec\.|Table|App|authors|ours", words[1]), f"{f.name}: a citation for words"
+        flag = re.escape(f.name.replace("_", "-"))
+        words = re.findall(rf"^  --(?:\[no-\])?{flag} \S+(?: \[\S*\])?\s\s+(\S.*)", shown, re.M)
+        assert len(words) == 1 and len(words[0]) > 4 and "----" not in words[0], f.name
+        assert not re.match(r"\||sec\.|Table|App|authors|ours", words[0]), f"{f.name}: a citation for words"
+    titles = re.findall(r"^\w.*", shown, re.M)
+    assert titles == [flags.PAPER, flags.DATA, flags.MACHINE, flags.RUN, flags.OURS]
 
 
-def test_help_shows_the_papers_numbers_and_says_the_world_s(capsys):
+@pytest.mark.parametrize("columns", [80, 200])
+def test_help_shows_the_papers_flags_in_sixty_lines(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for script in SCRIPTS.values():
+        before, _, after = help_of(script, capsys).partition(f"\n{flags.DATA}\n")
+        assert flags.PAPER in before and "  --lr " in before and "  --seed " in after
+        assert before.count("\n") <= 60, script.__name__
+        assert max(map(len, after.split("\n"))) <= min(columns, 110)
+
+
+def test_help_shows_the_papers_numbers_beside_the_world_s(capsys):
     shown = help_of(at2po, capsys)
-    assert "training steps | sec. 5.1 (default: 240)" in shown
-    assert "in the embedded world: data=world" in shown and "steps=60" in shown
+    assert re.search(r"--steps 240 \[60\] +training steps \| sec\. 5\.1", shown)
+    assert re.search(r"--data hotpotqa \[world\] ", shown)
+    assert re.search(r"--\[no-\]stop-at-answer no \[yes\]\s", shown)
     assert "python at2po.py --model Qwen/Qwen3-4B" in shown
+
+
+def test_the_size_of_the_world_is_not_called_as_torchrun_calls_its_processes(capsys):
+    assert at2po.parse_args(["--world-scale", ".5"]).world_scale == .5
+    with pytest.raises(SystemExit):
+        at2po.parse_args(["--world-size", "2"])
+    assert "--world-scale" in "".join(capsys.readouterr())
 
 
 def test_help_into_a_pipe_that_closes_ends_without_a_word(tmp_path):

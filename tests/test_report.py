@@ -21,8 +21,10 @@ import at2po
 from common import data, flags, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
 from common.folder import RunFolder
+from common.of_mygo import teams
 from common.page import __main__ as folders
-from common.page import record, teams, write_page
+from common.page import record
+from common.page.writer import write_page
 from common.report import __main__ as comparison
 from common.report import curves
 from common.run import open_tracker
@@ -865,9 +867,9 @@ def test_a_table_of_stages_by_hand(tmp_path):
         ("base", "one", 4), ("base", "two", 2), ("other", "one", 4), ("other", "two", 2), ("short", "one", 2),
         ("base", "mean of 2 sets", 6), ("other", "mean of 2 sets", 6)]
     for line, ems in zip(lines[2:5], ([1, 0, 1, 1], [1, 1], [1, 1]), strict=True):
-        assert line["EM"] == report.signed(metrics.bootstrap_interval(ems), ".3f")
+        assert line["EM"] == metrics.signed(metrics.bootstrap_interval(ems), ".3f")
         assert line["minus"] == "base" and line["paper"] == f"{line['method']} {line['set']}"
-    gain = report.signed(metrics.paired_difference([0, 0, 1, 1], [1, 0, 1, 1]))
+    gain = metrics.signed(metrics.paired_difference([0, 0, 1, 1], [1, 0, 1, 1]))
     assert lines[2]["by question"] == gain and lines[2]["by seed"] == lines[2]["EM by seed"] == ""
     assert lines[2]["tokens"] == "1.5"
     assert lines[4]["by question"] == "+1.000 [+1.000, +1.000]"
@@ -892,7 +894,7 @@ def test_seeds_are_paired_by_seed_and_by_question(tmp_path, capsys):
     assert base[:2] == ["base", "3-hop"] and base[4] == "0.250 0.250" and base[6:9] == ["", "", ""]
     assert stage1[4] == "0.500 0.750" and stage1[5] == "0.625 [-0.963, 2.213]"
     # a question counts once, with its mean over the seeds: +1, 0, +.5, 0
-    assert stage1[7] == report.signed(metrics.bootstrap_interval([1, 0, .5, 0]))
+    assert stage1[7] == metrics.signed(metrics.bootstrap_interval([1, 0, .5, 0]))
     assert stage1[8] == "+0.375 [-1.213, +1.963]"
 
 

@@ -6,8 +6,9 @@ from fnmatch import fnmatch
 
 import pytest
 
-from common import committed, ladder, metrics, report
+from common import ladder, metrics, report
 from common.report import __main__ as comparison
+from common.report import committed
 from docs import claims, pack
 from tests.conftest import ROOT
 from tests.test_report import exported

@@ -17,10 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import data, retriever, sentences, vectors
-from common.retriever import BM25Retriever, HTTPRetriever, RetrieverError, make_retriever
+from common import data, retriever, vectors
+from common.passages import RetrieverError
+from common.retriever import BM25Retriever, make_retriever
 from common.serve import server as served
+from common.serve.search_client import MAX_QUERY, HTTPRetriever
 from common.serve.server import search_app
+from common.vectors import sentences
+from common.vectors.dense import DenseRetriever
 from tests.conftest import sample
 
 CORPUS = [
@@ -211,8 +215,21 @@ def test_empty_corpus_and_unknown_kind():
     with pytest.raises(RetrieverError, match="expected bm25, dense:MODEL, dense:MODEL@INDEX, http"):
         make_retriever("elastic", CORPUS)
     for spec in ("own:", "own:no_such_module:A", "own:json:Nothing"):
-        with pytest.raises(RetrieverError, match="own:MODULE:CLASS, importable"):
+        with pytest.raises(RetrieverError, match="own:MODULE:CLASS, a module in this folder"):
             make_retriever(spec, None)
+
+
+def test_a_class_of_ones_own_lies_in_the_folder_where_one_is(tmp_path, monkeypatch):
+    (tmp_path / "own_words.py").write_text("LINE = 'found'\n")
+    (tmp_path / "own_search.py").write_text(
+        "from common.retriever import Passage\n"
+        "class Search:\n    def search(self, queries, k):\n"
+        "        from own_words import LINE\n        return [[Passage('1', q, LINE)] for q in queries]\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    [[found]] = make_retriever("own:own_search:Search", None).search(["q"], 1)
+    assert (found.title, found.text) == ("q", "found")
+    assert sys.path[-1] == str(tmp_path)  # last, so that nothing there hides a module
 
 
 @pytest.mark.parametrize("answer", [
@@ -688,7 +705,7 @@ def test_queries_of_a_policy_are_cut_cleaned_and_sent_in_pieces(scripted):
     client = scripted(answer)
     assert client.search(["x" * 30_000, "half \ud800"] + ["q"] * 500, 1) == [[]] * 502
     asked.sort(key=len, reverse=True)  # (they are under way at once)
-    assert asked[0][:2] == ["x" * retriever.MAX_QUERY, "half \ufffd"]
+    assert asked[0][:2] == ["x" * MAX_QUERY, "half \ufffd"]
     assert [len(queries) for queries in asked] == [256, 246]
     kinds = "queries of more than 4,000 characters", "broken characters in queries"
     assert client.repaired == dict.fromkeys(kinds, 1)
@@ -737,10 +754,10 @@ def minilm():
 
 
 def test_dense_with_a_real_encoder(tmp_path):
-    r = retriever.DenseRetriever(CORPUS, minilm(), cache_dir=tmp_path)
+    r = DenseRetriever(CORPUS, minilm(), cache_dir=tmp_path)
     hits = r.search(["a movie about a calm port", "a woman called Ada"], 2)
     assert hits[0][0].id == "a" and hits[1][0].id == "c" and 0 < hits[0][0].score <= 1
-    again = retriever.DenseRetriever(CORPUS, minilm(), cache_dir=tmp_path)  # from the cached index
+    again = DenseRetriever(CORPUS, minilm(), cache_dir=tmp_path)  # from the cached index
     assert ids(again.search(["a movie about a calm port"], 2))[0] == ids(hits)[0]
     assert r.search([], 2) == []
 
@@ -782,9 +799,9 @@ def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(
         {"id": str(n), "title": f"w{n % 16}", "text": f"w{n % 16} " * (n % 5 + 1) + f"w{n * 7 % 16} "}
         for n in range(400)
     ]
-    flat = retriever.DenseRetriever(corpus, folder, cache_dir=cache)
+    flat = DenseRetriever(corpus, folder, cache_dir=cache)
     monkeypatch.setattr(vectors, "PIECE", 150)
-    other = retriever.DenseRetriever(corpus, folder, index, cache)
+    other = DenseRetriever(corpus, folder, index, cache)
     queries = [f"w{i} " for i in range(16)]
     titles = [[[p.title for p in hits] for hits in r.search(queries, 5)] for r in (flat, other)]
     assert titles[0] == titles[1] == [[q.strip()] * 5 for q in queries]
@@ -803,10 +820,10 @@ def test_an_ivf_index_is_near_flat(tmp_path, passages, encode_with):
     folder, cache = encode_with(random_vector), tmp_path / "cache"
     corpus = [{"id": str(n), "title": "", "text": str(n)} for n in range(passages)]
     queries = [str(50_000 + n) for n in range(200)]
-    exact = ids(retriever.DenseRetriever(corpus, folder, "Flat", cache).search(queries, 10))
+    exact = ids(DenseRetriever(corpus, folder, "Flat", cache).search(queries, 10))
 
     def recall(index):
-        found = ids(retriever.DenseRetriever(corpus, folder, index, cache).search(queries, 10))
+        found = ids(DenseRetriever(corpus, folder, index, cache).search(queries, 10))
         return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact, found, strict=True)])
 
     assert recall("IVF32,Flat") > .85  # 8 of 32 lists
@@ -820,14 +837,14 @@ def test_an_ivf_index_is_near_flat(tmp_path, passages, encode_with):
 def test_an_index_that_cannot_be_is_refused(tmp_path, encode_with, index, said):
     corpus, folder = titled(*[f"w{n} " for n in range(16)]), encode_with(bag_of_words)
     with pytest.raises(RetrieverError, match=said):
-        retriever.DenseRetriever(corpus, folder, index, tmp_path)
+        DenseRetriever(corpus, folder, index, tmp_path)
 
 
 def test_lists_are_found_behind_a_transform(tmp_path, encode_with):
     import faiss
 
     corpus = titled(*[f"w{n % 16} " for n in range(300)])
-    r = retriever.DenseRetriever(corpus, encode_with(bag_of_words), "PCA8,IVF16,Flat", tmp_path)
+    r = DenseRetriever(corpus, encode_with(bag_of_words), "PCA8,IVF16,Flat", tmp_path)
     assert faiss.extract_index_ivf(r.index.base_index).nprobe == 8
 
 
@@ -849,7 +866,7 @@ def test_an_encoder_in_a_folder_asks_no_network_whatever_its_name(left_out, tmp_
     asked = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **options: asked.append(host) or [])
     monkeypatch.chdir(tmp_path)
-    retriever.DenseRetriever(CORPUS, "owner/encoder")
+    DenseRetriever(CORPUS, "owner/encoder")
     assert asked == []
 
 
@@ -891,14 +908,14 @@ def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
     path = tmp_path / folder
     path.mkdir(parents=True)
     (path / "modules.json").touch()
-    r = retriever.DenseRetriever(CORPUS, str(path))
+    r = DenseRetriever(CORPUS, str(path))
     said = capsys.readouterr().out
     assert f"{before[0]!r} before queries, {before[1]!r} before passages" in said
     assert ("its name is not known" in said) is (before == ("", ""))
     r.search(["who"], 1)
     query, passage = before
     assert read[-2:] == [passage + "Silent Harbor\n" + CORPUS[0]["text"], query + "who"]
-    retriever.DenseRetriever(CORPUS, str(path))
+    DenseRetriever(CORPUS, str(path))
     assert capsys.readouterr().out == ""  # said once
 
 
@@ -914,7 +931,7 @@ def copied_minilm(folder, left_out="", **settings):
 def test_a_default_prompt_is_not_put_before_passages(tmp_path):
     prompts = {"query": "film: ", "document": "page: "}
     folder = copied_minilm(tmp_path / "own", prompts=prompts, default_prompt_name="query")
-    r = retriever.DenseRetriever(CORPUS, folder)
+    r = DenseRetriever(CORPUS, folder)
     plain = r.encoder.model.encode(["page: Ada\nA text.", "film: who"], prompt="", normalize_embeddings=True)
     score = r.search(["who"], 1)[0][0].score
     assert score == pytest.approx(max(r.index.reconstruct_n(0, 3) @ plain[1]), abs=1e-5)
@@ -940,7 +957,7 @@ def test_an_encoder_that_is_trained_in_its_folder_is_another(tmp_path, encode_wi
             (folder / layout).write_text(weights)
             os.utime(folder / layout, ns=(before.st_atime_ns, before.st_mtime_ns))
             turned[0] += weights == "other"
-            r = retriever.DenseRetriever(corpus, str(folder), cache_dir=cache)
+            r = DenseRetriever(corpus, str(folder), cache_dir=cache)
             own = r.search([row["title"] for row in corpus], 1)
             assert [hits[0].title for hits in own] == [row["title"] for row in corpus]
     assert len(list(cache.glob("dense-*"))) == 6
@@ -957,7 +974,7 @@ def test_threads_that_share_an_encoder_encode_one_after_another(encode_with):
         return [1.0]
 
     folder = encode_with(vector)
-    both = [retriever.DenseRetriever(CORPUS, folder) for _ in range(2)]
+    both = [DenseRetriever(CORPUS, folder) for _ in range(2)]
     with ThreadPoolExecutor(8) as pool:
         assert len(list(pool.map(lambda i: both[i % 2].search([f"q{i}"], 1), range(16)))) == 16
 
@@ -967,5 +984,5 @@ def test_an_index_belongs_to_the_prefix_of_its_passages(tmp_path, encode_with, m
     corpus = titled(*[f"w{n % 16} " for n in range(300)])
     for before, files in ((("", ""), 1), (("", "w3 "), 2), (("Q", "w3 "), 2), (("Q", ""), 2)):
         monkeypatch.setattr(sentences, "prefixes", lambda name, encoder, before=before: before)
-        retriever.DenseRetriever(corpus, folder, cache_dir=cache)
+        DenseRetriever(corpus, folder, cache_dir=cache)
         assert len(list(cache.glob("dense-*"))) == files

@@ -22,7 +22,6 @@ import at2po
 import bi_rar
 import mygo_mujica
 from common import (
-    baselines,
     checkpoint,
     data,
     files,
@@ -40,8 +39,9 @@ from common.checkpoint import ModelError
 from common.engine import TransformersEngine
 from common.files import RunError, UserError, read_jsonl
 from common.folder import RunFolder, open_folder, open_stage, opened
+from common.of_at2po import baselines, trees
+from common.of_mygo import teams
 from common.page import __main__ as pages
-from common.page import teams, trees
 from common.report import __main__ as comparison
 from common.run import load_policy, program, tell_what_next, what_is_saved
 from common.world import tiny
@@ -708,7 +708,7 @@ def read_everything(folder, cfg, other):
     teams.budget_is_spent(begun, 9)
     results = report.evaluations(folder)
     for name, result in results.items():
-        report.summary_line(name, result["summary"])
+        metrics.summary_line(name, result["summary"])
     report.show_averages(results, {"both": list(results)})
     pages.main([str(folder)])
     ladder.refuse_other_settings(folder, [folder], asdict(cfg))

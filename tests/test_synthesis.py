@@ -11,8 +11,9 @@ import pytest
 
 import omne_r1
 from common import files, kg
-from common.graphs import graph_questions, kg_files, synthesis
+from common.graphs import kg_files, synthesis
 from common.graphs.synthesis import Draft, Item, Teacher, Template
+from common.of_omne import graph_questions
 from common.serve import chat_client
 from tests.conftest import sample
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from common import model as models
+from common.of_askit import tiny_encoders
 from common.world import __main__ as start_weights
-from common.world import tiny, tiny_encoders
+from common.world import tiny
 
 READY = {" ".join(command): command for command in start_weights.commands()}
 commands = pytest.mark.parametrize("command", READY.values(), ids=list(READY))
@@ -63,7 +64,7 @@ def test_they_are_small():
     assert sum(sizes) < 8e6
 
 
-@pytest.mark.parametrize("flags", ["--warmup-steps 2", "--warmup-steps 2 --world-size .5"])
+@pytest.mark.parametrize("flags", ["--warmup-steps 2", "--warmup-steps 2 --world-scale .5"])
 def test_another_recipe_makes_its_own(flags, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tiny.folder_of(start_weights.making_of(["at2po", *flags.split()]))

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_recall
-from common import retriever, vectors
-from common.retriever import DenseRetriever
-from common.vectors import VectorsError
+from common import vectors
+from common.passages import RetrieverError
+from common.vectors import VectorsError, sentences
+from common.vectors import __main__ as made_by_command
+from common.vectors.dense import DenseRetriever
 
 CORPUS = [{"id": str(i), "title": f"Title {i}", "text": f"Text of {i}."} for i in range(400)]
 
@@ -50,8 +52,7 @@ class Other(Fake):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(vectors, "PIECE", 32)
-    monkeypatch.setattr(vectors, "Encoder", Fake)
-    monkeypatch.setattr(retriever, "Encoder", Fake)
+    monkeypatch.setattr(sentences, "Encoder", Fake)
 
 
 def rows_of(corpus=CORPUS, encoder=Fake):
@@ -80,7 +81,7 @@ def corpus_file(tmp_path):
 
 
 def command(corpus, out, *flags):
-    vectors.main(["--corpus", corpus, "--encoder", "fake", "--out", str(out), *map(str, flags)])
+    made_by_command.main(["--corpus", corpus, "--encoder", "fake", "--out", str(out), *map(str, flags)])
 
 
 def first(index, number):
@@ -267,7 +268,7 @@ DAMAGED = {
 def test_a_damaged_file_is_one_line(tmp_path, how, spec):
     path = faiss_file(tmp_path / "e5.index", spec)
     path.write_bytes(DAMAGED[how](path.read_bytes()))
-    with pytest.raises(retriever.RetrieverError, match="e5.index: no FAISS index, not all of it") as raised:
+    with pytest.raises(RetrieverError, match="e5.index: no FAISS index, not all of it") as raised:
         DenseRetriever(CORPUS, "fake", str(path))
     assert "\n" not in str(raised.value) and "python -m common.vectors" in str(raised.value)
 
@@ -322,23 +323,23 @@ def test_a_folder_that_is_not_finished_is_one_line(tmp_path, corpus_file, manife
     path.unlink()
     if manifest is not None:
         path.write_text(manifest)
-    with pytest.raises(retriever.RetrieverError, match="no index, or one that is not finished"):
+    with pytest.raises(RetrieverError, match="no index, or one that is not finished"):
         DenseRetriever(CORPUS, "fake", str(tmp_path / "out"))
 
 
 def test_codes_of_other_vectors_are_refused(tmp_path, corpus_file):
     command(corpus_file(), tmp_path / "out", "--index", "IVF8,RaBitQfs")
     faiss_file(tmp_path / "out/codes.faiss", "IVF8,RaBitQfs", CORPUS[:399])
-    with pytest.raises(retriever.RetrieverError, match="399 codes for 400 vectors: delete codes.faiss"):
+    with pytest.raises(RetrieverError, match="399 codes for 400 vectors: delete codes.faiss"):
         DenseRetriever(CORPUS, "fake", str(tmp_path / "out"))
     (tmp_path / "out/codes.faiss").unlink()
-    with pytest.raises(retriever.RetrieverError, match="codes.faiss: no FAISS index"):
+    with pytest.raises(RetrieverError, match="codes.faiss: no FAISS index"):
         DenseRetriever(CORPUS, "fake", str(tmp_path / "out"))
 
 
 def test_a_path_that_is_not_there_is_no_factory_string():
     for path in ("./nothing", "indexes/e5", "e5_Flat.index"):
-        with pytest.raises(retriever.RetrieverError, match=f"fake@{path}: no such file or folder"):
+        with pytest.raises(RetrieverError, match=f"fake@{path}: no such file or folder"):
             DenseRetriever(CORPUS, "fake", path)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from common import cache
 from common.retriever import best
-from common.sentences import encode, load_encoder, prefixes
+from common.vectors.sentences import encode, load_encoder, prefixes
 
 BLOCK = 1_000_000  # scores in memory at a time, for each core
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from common.files import RunError, read_jsonl, say
-from common.page import write_page
+from common.page.writer import write_page
 from common.report import curves, with_evaluations
 
 

@@ -4,7 +4,6 @@ command line, `python -m common.report RUN RUN …`, is in __main__.py.
 """
 
 import itertools
-import re
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -12,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from common import committed
 from common.files import (
     REMEDY,
     RunError,
-    read_evaluation,
+    read_evaluations,
     read_json,
     read_jsonl,
     say,
@@ -25,7 +23,16 @@ from common.files import (
     write_json,
 )
 from common.formats import fingerprint
-from common.metrics import bootstrap_interval, seed_interval, summarize
+from common.metrics import (
+    bootstrap_interval,
+    interval,
+    mean_em,
+    seed_interval,
+    signed,
+    summarize,
+    summary_line,
+)
+from common.report import committed
 
 # ---------------------------------------------------------------- reading
 
@@ -50,21 +57,7 @@ def evaluations(folder, when=""):
     name = committed.name_of(folder)
     if name:
         return committed.evaluations(name, when or "after")
-    found = {}
-    for file in sorted(Path(folder).glob("eval_*.json"), key=lambda file: file.stem):
-        parts = re.fullmatch(r"eval_(.*?)(_(before|step\d+))?\.json", file.name)
-        name, _, suffix = parts.groups()
-        if (suffix or "") == when:
-            found[name] = read_evaluation(file)
-    return found
-
-
-def mean_em(found):
-    """Mean EM of evaluations {set: {"summary", …}}, but for those whose answers a rule gave ("by_rule"); None
-    without any."""
-    summaries = [r["summary"] for r in found.values()]
-    ems = [s["em"] for s in summaries if "em" in s and not s.get("by_rule")]
-    return sum(ems) / len(ems) if ems else None
+    return read_evaluations(folder, when)
 
 
 def with_evaluations(folder):
@@ -92,26 +85,6 @@ def mean_along(folder):
 
 
 # ---------------------------------------------------------------- as text
-
-def interval(summary, key="em"):
-    """
-    >>> interval({"em": .5, "em_low": .25, "em_high": .75})
-    '0.500 [0.250, 0.750]'
-    """
-    ends = [summary.get(f"{key}_{end}") for end in ("low", "high")]
-    if None in ends:
-        return f"{summary[key]:.3f}"
-    return signed((summary[key], *ends), ".3f")
-
-
-def signed(gain, form="+.3f"):
-    """
-    >>> signed((.1, .05, .15))
-    '+0.100 [+0.050, +0.150]'
-    """
-    mean, low, high = gain
-    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
-
 
 VERDICTS = ("up", "down", "not told from chance")
 
@@ -161,38 +134,6 @@ def over_seeds(values, form=".3f"):
     if len(values) > 1:
         return signed(seed_interval(values), form)
     return f"{values.iloc[0]:{form}}" if len(values) else ""
-
-
-def summary_line(name, summary):
-    """One line of an evaluation; "names": what its em and f1 are, where they are something else. Behind it
-    two-way questions beside the others, where there are such, and EM of the others where their answer stood
-    in what was read."""
-    names = {"em": "EM", "f1": "F1"} | summary.get("names", {})
-    line = f"eval {name} (n {summary['n']}): {names['em']} {interval(summary)}"
-    numbers = summary | summary.get("reading", {})
-    if "two_way" not in summary:
-        numbers.pop("open", None)
-        numbers.pop("guess", None)
-    forms = {
-        "em_valid": " (in valid format {:.3f})",
-        "f1": f" | {names['f1']} {{:.3f}}",
-        "searches": " | searches {:.2f}",
-        "tokens": " | tokens {:.0f}",
-        "precision": " | precision {:.3f}",
-        "recall": " | recall {:.3f}",
-        "sentences": " | sentences {:.2f}",
-        "format": " | format {:.2f}",
-        "two_way": " | two-way {0[em]:.3f} (n {0[n]})",
-        "open": ", others {0[em]:.3f} (n {0[n]})",
-        "guess": ", guessing {:.3f}",
-        "read": " | answer read {:.2f}",
-        "em_read": ", EM there {:.3f}",
-        "copied": ", answers copied right {:.2f}",
-    }
-    for key, form in forms.items():
-        if key in numbers:
-            line += form.format(numbers[key])
-    return line
 
 
 # ---------------------------------------------------------------- one run

@@ -11,9 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from common import committed
 from common.files import UserError, say, warn
-from common.report import curves, evaluations, method_table, steps_of
+from common.report import committed, curves, evaluations, method_table, steps_of
 
 
 def compare(folders, out="comparison.png", key="em", page=""):
@@ -43,7 +42,7 @@ def compare(folders, out="comparison.png", key="em", page=""):
     each = {name: [folder] for name, folder in runs.items()}
     table = method_table(None, "final evaluations", each, next(iter(runs)), key=key, means=False)
     if page:
-        from common.page import write_comparison
+        from common.page.writer import write_comparison
         say(f"page: {write_comparison(page, runs, table)}")
     if methods:
         along = {"EM along the run": ("along", "", ".3f")}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from common import committed, guards
+from common import guards
 from common.files import read_json, say
-from common.report import steps_of
+from common.report import committed, steps_of
 
 # ---------------------------------------------------------------- panels
 

@@ -90,12 +90,12 @@ def _entities(split, rng, size):
         rng.shuffle(own)
         count = max(4, round(count * size))
         if count > len(own):
-            raise WorldError(f"--world-size {size} asks for {count} entities of type {kind}; "
+            raise WorldError(f"--world-scale {size} asks for {count} entities of type {kind}; "
                              f"the word lists give {len(own)} a split")
         for name in own[:count]:
             kinds[name] = kind
     if len(kinds) < 60:
-        raise WorldError(f"--world-size {size} has {len(kinds)} entities, too few to ask about")
+        raise WorldError(f"--world-scale {size} has {len(kinds)} entities, too few to ask about")
     years = {}
     for name, kind in kinds.items():
         if kind in DATE:
@@ -286,7 +286,7 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
     while len(world.questions) < questions:
         tries += 1
         if tries > 5000:  # in a row
-            raise WorldError(f"--world-size {size} does not hold {questions} different questions")
+            raise WorldError(f"--world-scale {size} does not hold {questions} different questions")
         hops = rng.choices((1, 2, 3, 4), hop_mix)[0]
         types = (mix or MIX)[hops]
         kind = rng.choices(list(types), list(types.values()))[0]

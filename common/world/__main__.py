@@ -22,7 +22,7 @@ import torch
 import tyro
 
 from common.files import say
-from common.world import SPLITS, make_world, tiny, tiny_t5
+from common.world import SPLITS, make_world, tiny
 
 STEPS = 30  # of which the losses are kept
 
@@ -31,11 +31,11 @@ def making_of(command):
     """The tiny.Making of what a script starts from. command: its name and flags, a list."""
     script, *flags = command
     if command == ["askit"]:
-        return tiny_t5.T5Making()
+        return importlib.import_module("common.of_askit.tiny_t5").T5Making()
     if script not in ("at2po", "bi_rar", "mygo_mujica", "omne_r1"):
         sys.exit(f"error: make {' '.join(command)}: expected at2po, bi_rar, mygo_mujica or omne_r1, with "
                  "flags, or askit without")
-    module = importlib.import_module(script)  # (the one place that looks up to the scripts)
+    module = importlib.import_module(script)  # (the one place that looks up to scripts and drawers)
     with mock.patch.object(tiny, "folder_of", lambda making: making):
         return module.tiny_policy(module.parse_args(flags))
 

@@ -1,4 +1,4 @@
-"""The embedded world as splits: what --data world, --eval-data, --world and --world-size name."""
+"""The embedded world as splits: what --data world, --eval-data, --world and --world-scale name."""
 
 from common import data, retriever, world
 from common.world import hard

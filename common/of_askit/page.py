@@ -7,12 +7,11 @@ import itertools
 import math
 from collections import Counter
 
-from common import metrics, report, retriever
-from common.evidence import ASK, SUBMIT, about, evidence_scores
+from common import metrics, retriever
 from common.files import console, plain, say
 from common.guards import ANSWERS, RATIO, SECONDS, Metric
+from common.of_askit.evidence import ASK, SUBMIT, about, evidence_scores
 from common.page import record
-from common.report import curves
 from common.rollout import mean
 
 # ---------------------------------------------------------------- metrics of a step
@@ -335,5 +334,6 @@ def show_table(runs, stages, paper):
     title = f"ASKiT {runs[0].name} (paper: EM / F1, HotpotQA)"
     if others:
         title += f", {' and '.join(others)} before it"
-    report.method_table(runs[0], title, folders, "supervised", printed, COLUMNS, means=False)
+    from common.report import curves, method_table
+    method_table(runs[0], title, folders, "supervised", printed, COLUMNS, means=False)
     curves.draw_methods(runs[0], title, folders)

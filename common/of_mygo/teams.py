@@ -4,11 +4,10 @@ the page, the table of all stages."""
 from collections import Counter
 from pathlib import Path
 
-from common import metrics, report, rollout
+from common import metrics, rollout
 from common.files import read_jsonl
 from common.guards import Metric
 from common.page import record
-from common.report import curves
 
 # ---------------------------------------------------------------- numbers of an iteration
 
@@ -206,5 +205,6 @@ def show_table(cfg, env, stages):
         return PAPER.get(stage, {}).get(env, "") if of_paper else ""
 
     title = f"Mujica {cfg.name}, {env} (paper: EM / F1 of Qwen2.5-7B, 2Wiki)"
-    report.method_table(path, title, folders, "warm-up", paper, COLUMNS)
+    from common.report import curves, method_table
+    method_table(path, title, folders, "warm-up", paper, COLUMNS)
     curves.draw_methods(path, title, folders)

@@ -33,7 +33,7 @@ def load(source, kind, layers=0):
     the tiny ones of the embedded world. layers: the first so many, 0 = all. A head that the folder does not
     have is a new one, drawn from PyTorch's generator."""
     if not source:
-        from common.world import tiny_encoders
+        from common.of_askit import tiny_encoders
         return tiny_encoders.tiny_t5() if kind == "question" else tiny_encoders.tiny_bert(kind)
     folder = models.find_model(source)
     few = {"num_hidden_layers": layers} if layers else {}

@@ -78,9 +78,9 @@ def load_cases(cfg, paper_eval, validate, candidates):
     """(training cases, [Questions to evaluate]), every question with its sentences. In the world those of two
     hops and more, with contexts that look related, and a fifth of them vaguely put."""
     if cfg.data == "world":
-        questions = world_questions("train", (cfg.limit or 2000) + validate, cfg.world_size)
+        questions = world_questions("train", (cfg.limit or 2000) + validate, cfg.world_scale)
         names = (cfg.eval_data or "test").split(",")
-        sets = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_size)) for name in names]
+        sets = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_scale)) for name in names]
     else:
         train, found = splits.load_splits(cfg, paper_eval, searched=False)
         questions = []

@@ -83,8 +83,37 @@ def update_metrics(meter):
 def summary(rows, done):
     """Of an evaluation's rows and their trajectories."""
     faults = sum((Counter(t.info.faults) for t in done), Counter())
-    about = {"faults": dict(sorted(faults.items())), "patterns": metrics.by_pattern(rows)}
-    return about | metrics.summarize(rows, EVALUATED) | metrics.by_standard(rows)
+    about = {"faults": dict(sorted(faults.items())), "patterns": by_pattern(rows)}
+    return about | metrics.summarize(rows, EVALUATED) | by_standard(rows)
+
+
+def by_standard(rows):
+    """EM of the prediction rows that are "standard" and of the others, with intervals."""
+    found = {}
+    standard = [row["em"] for row in rows if row["standard"]]
+    others = [row["em"] for row in rows if not row["standard"]]
+    for key, ems in (("em_standard", standard), ("em_other", others)):
+        if ems:
+            found |= metrics.with_interval(key, ems)
+    return found
+
+
+def by_pattern(rows):
+    """The ten most frequent patterns of prediction rows: {pattern: [share, EM within it]}.
+
+    >>> by_pattern([{"pattern": "mna", "em": 1}, {"pattern": "mna", "em": 0}, {"pattern": "a", "em": 0}])
+    {'mna': [0.6667, 0.5], 'a': [0.3333, 0.0]}
+    """
+    of = {}
+    for row in rows:
+        of.setdefault(row["pattern"], []).append(row["em"])
+    frequent = sorted(of, key=lambda pattern: (-len(of[pattern]), pattern))
+    table = {}
+    for pattern in frequent[:10]:
+        share = len(of[pattern]) / len(rows)
+        em = sum(of[pattern]) / len(of[pattern])
+        table[pattern] = [round(share, 4), round(em, 4)]
+    return table
 
 
 def is_standard(trajectory):

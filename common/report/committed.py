@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.files import read_jsonl
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 PLACE = ("run", "set", "when")  # columns that say where a prediction belongs
 
 
@@ -69,6 +69,8 @@ def config(name):
     groups = {"chains": "none", "branches": "branches"}
     if found.get("rollout") in groups:  # --rollout said until 6d5ae5a what --expansion does
         found["expansion"] = groups[found["rollout"]]
+    if "world_size" in found:  # the name of --world-scale until a206253
+        found["world_scale"] = found.pop("world_size")
     return found
 
 

@@ -115,7 +115,7 @@ def look_for_the_same_word(bert, width):
 
 
 def tiny_t5():
-    """(model, tokenizer): two layers a side, which have learned to ask (common/world/tiny_t5.py)."""
+    """(model, tokenizer): two layers a side, which have learned to ask (common/of_askit/tiny_t5.py)."""
     folder = START / "askit-plain"
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
     return model, transformers.AutoTokenizer.from_pretrained(folder)

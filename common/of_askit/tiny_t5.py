@@ -11,10 +11,11 @@ import random
 import torch
 import transformers
 
-from common import data, evidence
-from common.encoders import TASK, Writer
+from common import data
+from common.of_askit import evidence
+from common.of_askit.encoders import TASK, Writer
+from common.of_askit.tiny_encoders import tiny_tokenizer
 from common.world import demonstrations, make_world, tiny
-from common.world.tiny_encoders import tiny_tokenizer
 
 ROWS = 32  # a step
 HOPS = (.1, .4, .1, .4)  # shares of 1 to 4 hops: three in ten questions compare, and name two

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common import cache
 from common.files import HubError, locate, say
+from common.passages import read
 
 
 def load_encoder(name):
@@ -127,8 +128,3 @@ class Encoder:
             if self.pool:
                 self.model.stop_multi_process_pool(self.pool)
                 self.pool = None
-
-
-def read(row):
-    """A passage as an encoder reads it."""
-    return f"{row['title']}\n{row['text']}"

@@ -251,7 +251,7 @@ def write_questions(folder, graphs, teacher, cfg, count, seeds):
 
 def load_world(cfg, folder):
     """Training on three domains; tests on four, with more of the relations that are rare."""
-    from common.world.graphs import DOMAINS
+    from common.of_omne.world_graphs import DOMAINS
     train = world_task(cfg, folder, "train", TRAINED_DOMAINS, cfg.per_graph)
     train.questions = some(train.questions, cfg.limit or len(train.questions))
     names = (cfg.eval_data or "test").split(",")
@@ -269,15 +269,15 @@ def load_world(cfg, folder):
 
 def graphs_of_world(cfg, name, domains=None):
     from common import world
-    from common.world import graphs as world_graphs
+    from common.of_omne import world_graphs
     seed = 1 if name == "test" else 0
-    made = world.make_world(name, seed, cfg.world_size, questions=1)
+    made = world.make_world(name, seed, cfg.world_scale, questions=1)
     return {domain: world_graphs.graph_for(made, domain) for domain in domains or world_graphs.DOMAINS}
 
 
 def world_task(cfg, folder, name, domains, count):
     from common.graphs import synthesis
-    from common.world import graphs as world_graphs
+    from common.of_omne import world_graphs
     graphs = graphs_of_world(cfg, name, domains)
     teacher = synthesis.Template(world_graphs.wording, world_graphs.weight_of(name), world_graphs.forward)
     questions = write_questions(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from common import report, rollout, training
+from common import rollout, training
+from common.files import read_evaluations
 from common.guards import SECONDS, Metric
 from common.page import record
-from common.report import curves
 
 # ---------------------------------------------------------------- metrics
 
@@ -152,7 +152,8 @@ def show_table(cfg, stages, paper_eval):
         return PAPER.get(label, "") if same else ""
 
     title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
-    report.method_table(path, title, runs, "baseline", paper, COLUMNS)
+    from common.report import curves, method_table
+    method_table(path, title, runs, "baseline", paper, COLUMNS)
     curves.draw_methods(path, title, runs)
     trained = {label: runs[label][0] for label in stages if label in runs}
     plot_distances(trained, path.with_name(f"{cfg.name}-distances.png"))
@@ -173,7 +174,7 @@ def plot_distances(runs, path):
     figure, axes = plt.subplots(2, len(runs), sharey="row", sharex=True, **shape)
     for column, (label, folder) in zip(axes.T, runs.items(), strict=True):
         rows = []
-        for evaluation in report.evaluations(folder).values():
+        for evaluation in read_evaluations(folder).values():
             rows += evaluation["predictions"]
         column[0].set_title(label, loc="left")
         column[1].set_xlabel("turn")
