@@ -194,6 +194,7 @@ def show(path, title, recipe, methods):
         first = next(iter(shown[label].values()))
         return printed if names == list(report.read_run(first).sets) else ""
 
+    path.parent.mkdir(parents=True, exist_ok=True)  # committed runs have no folder
     report.method_table(path, title, shown, minus, paper, recipe["columns"], means="sets" not in recipe)
     curves.draw_methods(path, title, {label: list(seeds.values()) for label, seeds in methods.items()})
 

@@ -253,8 +253,8 @@ def test_the_committed_runs_give_the_printed_table(tmp_path):
         _, found = ladder.jobs_of(recipe, ROOT / "results/hard/at2po", "tables", seed, [])
         for label, folder in found.items():
             folders.setdefault(label, {})[seed] = folder
-    ladder.show(tmp_path / "x", "x", recipe, folders)
-    lines = {line["method"]: line for line in lines_of(tmp_path / "x-table.json")}
+    ladder.show(tmp_path / "new/x", "x", recipe, folders)
+    lines = {line["method"]: line for line in lines_of(tmp_path / "new/x-table.json")}
     assert len(lines) == 5
     page = (ROOT / "results/notes/at2po.md").read_text().split("Table 1, second level")[1]
     for label, row in (("ReAct", "ReAct (start)"), ("random tree, GRPO", "random tree, GRPO, 1e-4"),
