@@ -8,12 +8,10 @@ one by one, until it submits what it has. Models learn one after the other, a st
     ppo         the policy learns from the score of the evidence that its searches end with   sec. 3.1.2
     qap         a T5 learns to write the question of the evidence that ppo's policy finds     sec. 3.3
     sqg         a T5 learns to ask; qap's T5 writes its targets from part of the evidence     sec. 3.4
-    joint       ours, which sec. 6 proposes: PPO with a third action, ask, from the supervised policy (not
-                ppo's) and sqg's T5; both are trained
 
 PPO, except: an action is a sentence or submit, and pi(a|s) a softmax over seven scores of small encoders.
 There is no critic: b(s) is the mean return of other searches through s. A is not normalised, there is no
-entropy term, one pass over the paths, and a KL for joint's T5 alone. The reward is F1, +1 if exact.
+entropy term and no KL, and one pass over the paths. The reward is F1, +1 if exact.
 
     states, paths    state_ids, SearchPath       credit        path_reward, baselines, advantages_of
     candidates       coarse_losses, candidates   PPO           ppo_loss, train
@@ -21,7 +19,7 @@ entropy term, one pass over the paths, and a KL for joint's T5 alone. The reward
     searches         sample_paths, beam_search   correlation   correlation (sec. 4.4)
 
     python askit.py                              embedded world: coarse, supervised, PPO; four minutes
-    python askit.py --stage ask                  then: qap, sqg, joint
+    python askit.py --stage ask                  then: qap, sqg
     python askit.py --stage ppo --name nobonus --before seed0 --bonus 0      from another run's earlier stages
     python askit.py --data hotpotqa              the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
@@ -32,7 +30,7 @@ Where paper, code and ours differ: docs/differences.md. Numbers reached: results
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -59,9 +57,9 @@ class Config(flags.Flags):
 
     # ---- stages and models
 
-    # what to do; all = coarse, supervised, ppo; ask = qap, sqg, joint; each of them evaluated.
+    # what to do; all = coarse, supervised, ppo; ask = qap, sqg; each of them evaluated.
     # eval = evaluate --checkpoint, or what ppo left
-    stage: Literal["all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "joint", "eval"] = "all"
+    stage: Literal["all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "eval"] = "all"
     # runs whose earlier stages this one goes on from, by name or full path, with commas; empty = its own
     before: str = ""
     encoder: str = ""               # coarse encoder; empty = the paper's, in the world a tiny one
@@ -125,10 +123,6 @@ class Config(flags.Flags):
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
     # evidence from which qap's T5 writes the target question: found so far (paper), or still missing (ours)
     sqg_target: Literal["prefix", "suffix"] = "prefix"
-    ask_steps: int = 1000           # joint: supervised updates that teach when to ask | ours
-    max_questions: int = 2          # sub-questions a search may ask | ours
-    question_cost: float = .02      # of the reward, a sub-question | ours
-    question_kl: float = .05        # weight of the KL to the T5 that joint training begins with | ours
 
 
 PAPER_MODELS = {
@@ -153,35 +147,13 @@ PAPER = {  # EM / F1, HotpotQA distractor dev; the EM of 0.0 is as printed
 # and for the models token ids and frozen vectors.
 #
 #     state    (case, moves)
-#     moves    the numbers of the sentences taken and the SubQuestions asked, in their order
-#     action   a sentence's number, SUBMIT, or in joint training ASK
-
-@dataclass(frozen=True)
-class SubQuestion:
-    text: str
-    ids: tuple = field(default=(), compare=False)  # as sampled, with the end token
-    logprobs: tuple = field(default=(), compare=False)
-
-
-def evidence_of(moves):
-    """The sentences among a state's moves."""
-    return tuple(m for m in moves if isinstance(m, int))
-
-
-def asked_of(moves):
-    return [m for m in moves if isinstance(m, SubQuestion)]
-
+#     moves    the numbers of the sentences taken, in their order
+#     action   a sentence's number, or SUBMIT
 
 def state_ids(pair_tokenizer, case, moves):
-    """Ids of the question and of what was found and asked behind it, <sep> between (sec. 3.1.1)."""
+    """Ids of the question and of what was found behind it, <sep> between (sec. 3.1.1)."""
     question, sentences = case.tokens[pair_tokenizer.name]
-    parts = [question]
-    for move in moves:
-        if isinstance(move, SubQuestion):
-            parts.append(pair_tokenizer.ids(move.text))
-        else:
-            parts.append(sentences[move])
-    return pair_tokenizer.joined(parts)
+    return pair_tokenizer.joined([question, *(sentences[i] for i in moves)])
 
 
 def training_state(case, rng, noise_rate, complete):
@@ -230,21 +202,14 @@ def coarse_losses(encoder, cases, cfg, rng):
     yield torch.stack(losses).mean(), len(batch), hits
 
 
-def coarse_query(pair_tokenizer, case, moves):
-    """The question and the evidence; right after a sub-question that alone, so that others rank high."""
-    if moves and isinstance(moves[-1], SubQuestion):
-        return pair_tokenizer.ids(moves[-1].text)
-    return state_ids(pair_tokenizer, case, evidence_of(moves))
-
-
 @torch.no_grad()
 def candidates(policy, states):
     """[sentence numbers] of each state: the best that are not yet taken, best first."""
     new = [s for s in dict.fromkeys(states) if s not in policy.coarse_cache]
-    queries = [coarse_query(policy.encoder.pair_tokenizer, *state) for state in new]
+    queries = [state_ids(policy.encoder.pair_tokenizer, *state) for state in new]
     vectors = policy.encoder.encode_all(queries)
     for (case, moves), vector in zip(new, vectors, strict=True):
-        gone = case.closed | set(evidence_of(moves))  # closed: empty, except in asked_case
+        gone = case.closed | set(moves)  # closed: empty, except in asked_case
         scores = case.vectors @ vector  # (sentences,)
         scores[list(gone)] = -torch.inf
         k = min(policy.cfg.candidates, len(case.texts) - len(gone))
@@ -258,17 +223,15 @@ def candidates(policy, states):
 class Policy:
     """The fine policy, and what a search needs besides.
 
-    Three caches by state. cache: (actions, log-probs), and question_cache: the SubQuestion, until forget().
-    coarse_cache: the candidates, kept over updates, since their encoder is frozen, but for states with a
-    sub-question."""
+    Two caches by state. cache: (actions, log-probs), until forget(). coarse_cache: the candidates, kept over
+    updates, since their encoder is frozen, but for searches with a sub-question."""
 
-    model: encoders.Together  # .action, .submit and in joint training .question: what is trained and saved
+    model: encoders.Together  # .action and .submit: what is trained and saved
     encoder: encoders.Encoder
     action_tokenizer: encoders.PairTokenizer
     submit_tokenizer: encoders.PairTokenizer
     cfg: Config
-    asker: encoders.Writer | None = None
-    may_ask: bool = False  # ASK is an action: in joint alone; qap and sqg have an asker too
+    asker: encoders.Writer | None = None  # of qap and sqg
 
     def __post_init__(self):
         self.coarse_cache = {}
@@ -281,31 +244,16 @@ class Policy:
     def forget(self):
         """After an update."""
         self.cache = {}
-        self.question_cache = {}
         for case, moves in list(self.coarse_cache):
-            if case.closed or asked_of(moves):  # another sub-question will be asked
+            if case.closed:  # another sub-question will be asked
                 del self.coarse_cache[case, moves]
-
-    @torch.no_grad()
-    def ask(self, states, draws=None):
-        """[SubQuestion] for states: sampled where draws (a random.Random each) are given, else the best of
-        the T5's own beam search."""
-        new = [s for s in states if draws or s not in self.question_cache]
-        inputs = [sub_question_input(self.asker, *state) for state in new]
-        if draws:
-            return [SubQuestion(*written) for written in self.asker.sample(inputs, draws)]
-        for state, text in zip(new, self.asker.write(inputs), strict=True):
-            self.question_cache[state] = SubQuestion(text)
-        return [self.question_cache[s] for s in states]
 
 
 def offers(policy, states):
     """[actions] beside submitting in each state; a state that is full offers none."""
     found = []
     for (_, moves), actions in zip(states, candidates(policy, states), strict=True):
-        if policy.may_ask and len(asked_of(moves)) < policy.cfg.max_questions:
-            actions = [*actions, ASK]
-        if len(evidence_of(moves)) >= policy.cfg.max_evidence:
+        if len(moves) >= policy.cfg.max_evidence:
             actions = []
         found.append(actions)
     return found
@@ -315,14 +263,12 @@ def log_policy(policy, rows):
     """(n, 1 + k) log pi of submitting and of the actions offered, of rows (state, actions, …); -inf where a
     row offers fewer.
 
-    A next-sentence model scores (state, sentence), and reads sub-questions too; "?" stands for asking. A
-    question-answering model scores submitting, from question and sentences alone."""
+    A next-sentence model scores (state, sentence). A question-answering model scores submitting."""
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
-    question_mark = action.ids("?")
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), actions, *_) in enumerate(rows):
         question, sentences = case.tokens["submit"]
-        taken = [sentences[i] for i in evidence_of(moves)]
+        taken = [sentences[i] for i in moves]
         evidence_ids = []
         if taken:
             evidence_ids = submit.joined(taken, staying=0)  # the oldest may go: none of them is the question
@@ -330,8 +276,7 @@ def log_policy(policy, rows):
         state = state_ids(action, case, moves)
         _, texts = case.tokens["action"]
         for column, a in enumerate(actions, 1):
-            text = question_mark if a == ASK else texts[a]
-            action_pairs.append((state, text))
+            action_pairs.append((state, texts[a]))
             places.append((n, column))
     device = policy.model.action.device
     most = max(len(actions) for _, actions, *_ in rows)
@@ -356,13 +301,9 @@ def state_batches(rows, cfg):
     def cost(row):
         (case, moves), actions, *_ = row
         question, sentences = case.tokens["action"]
-        taken = sum(len(sentences[i]) + 1 for i in evidence_of(moves))
-        length = min(cfg.max_tokens, len(question) + taken + 16 * len(asked_of(moves)))
-        total = length
-        for a in actions:
-            own = 1 if a == ASK else len(sentences[a])
-            total += length + own
-        return total
+        taken = sum(len(sentences[i]) + 1 for i in moves)
+        length = min(cfg.max_tokens, len(question) + taken)
+        return length + sum(length + len(sentences[a]) for a in actions)
 
     parts = encoders.in_batches(rows, cost, cfg.micro_tokens)
     return [[rows[i] for i in part] for part in parts]
@@ -385,26 +326,22 @@ def policy_of(policy, states):
 
 def supervised_states(policy, cases, cfg, rng):
     """[(state, actions offered, whether submitting and each of these is right)]. Right is to submit, if no
-    gold is missing; else each missing gold that is offered; if none is, to ask. Where ASK is no action, a
-    missing gold then replaces the last candidate, so that one action is right."""
+    gold is missing; else each missing gold that is offered. If none is, a missing gold replaces the last
+    candidate, so that one action is right."""
     states = []
     for case in cases:
         taken = training_state(case, rng, cfg.noise_rate, complete=True)
         states.append((case, taken[:cfg.max_evidence - 1]))  # (a full state offers nothing)
-    if policy.may_ask:
-        states = some_asked(policy, states, rng)
     rows = []
     for (case, moves), actions in zip(states, offers(policy, states), strict=True):
-        taken = set(evidence_of(moves))
+        taken = set(moves)
         missing = case.gold - taken
         if cfg.negatives == "random":
             left = [i for i in range(len(case.texts)) if i not in taken]
-            asks = [a for a in actions if a == ASK]
-            actions = rng.sample(left, min(cfg.candidates, len(left))) + asks
-        stuck = bool(missing) and not missing & set(actions)
-        if stuck and ASK not in actions:
+            actions = rng.sample(left, min(cfg.candidates, len(left)))
+        if missing and not missing & set(actions):
             actions = [*actions[:-1], rng.choice(sorted(missing))]
-        right = [a in missing or (a == ASK and stuck) for a in actions]
+        right = [a in missing for a in actions]
         rows.append(((case, moves), actions, [not missing, *right]))
     return rows
 
@@ -440,7 +377,7 @@ class SearchPath:
     path itself, not another one with the same moves."""
 
     case: "evidence.Case"
-    moves: tuple = ()
+    moves: tuple = ()  # sentence numbers, and in forced_questions the texts of sub-questions
     given: int = 0  # moves that it began with
     logprobs: tuple = ()  # of each action
     done: bool = False
@@ -448,11 +385,11 @@ class SearchPath:
 
     @property
     def taken(self):
-        return evidence_of(self.moves)
+        return tuple(m for m in self.moves if isinstance(m, int))
 
     @property
     def asked(self):
-        return asked_of(self.moves)
+        return [m for m in self.moves if isinstance(m, str)]
 
     @property
     def state(self):
@@ -463,8 +400,7 @@ class SearchPath:
         """Sentence numbers, ASK and SUBMIT."""
         found = []
         for move in self.moves[self.given:]:
-            asks = isinstance(move, SubQuestion)
-            found.append(ASK if asks else move)
+            found.append(ASK if isinstance(move, str) else move)
         if self.done:
             found.append(SUBMIT)
         return tuple(found)
@@ -475,7 +411,7 @@ class SearchPath:
         return sum(self.logprobs)
 
     def after(self, move, logprob):
-        """The path with one more move: a sentence number, a SubQuestion, or SUBMIT."""
+        """The path with one more move: a sentence number, a sub-question, or SUBMIT."""
         logprobs = *self.logprobs, logprob
         if move == SUBMIT:
             return replace(self, logprobs=logprobs, done=True)
@@ -490,25 +426,15 @@ class SearchPath:
         return found
 
 
-def finish_paths(policy, paths, choose, draws=None):
+def finish_paths(policy, paths, choose):
     """The paths, each taken to its end; choose(path number, actions, log-probs) -> index of the action. All
-    open states of all paths are scored in one call. draws: a random.Random each, if sub-questions are
-    sampled."""
+    open states of all paths are scored in one call."""
     paths = list(paths)
     while running := [n for n, p in enumerate(paths) if not p.done]:
-        asking = {}  # path number -> log-prob
         found = policy_of(policy, [paths[n].state for n in running])
         for n, (actions, logprobs) in zip(running, found, strict=True):
             i = choose(n, actions, logprobs)
-            if actions[i] == ASK:
-                asking[n] = logprobs[i]
-            else:
-                paths[n] = paths[n].after(actions[i], logprobs[i])
-        if asking:  # in joint training alone
-            own = draws and [draws[n] for n in asking]
-            questions = policy.ask([paths[n].state for n in asking], own)
-            for n, question in zip(asking, questions, strict=True):
-                paths[n] = paths[n].after(question, asking[n])
+            paths[n] = paths[n].after(actions[i], logprobs[i])
     return rewarded(policy, paths)
 
 
@@ -522,7 +448,7 @@ def sample_from(policy, starts, seeds, sampling="policy"):
             chances = [math.exp(p / 2) for p in chances]
         return draws[n].choices(range(len(actions)), chances)[0]
 
-    return finish_paths(policy, starts, draw, draws)
+    return finish_paths(policy, starts, draw)
 
 
 def sample_paths(policy, cases, size, *seed, sampling="policy"):
@@ -557,18 +483,9 @@ def grow_beams(policy, cases, width):
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
         found = policy_of(policy, [p.state for p in running])
-        asking, question_of, grown_from = [], {}, {}
-        for p, (actions, _) in zip(running, found, strict=True):
-            if ASK in actions:
-                asking.append(p)
-        if asking:  # in joint training alone
-            questions = policy.ask([p.state for p in asking])
-            question_of = dict(zip(asking, questions, strict=True))
+        grown_from = {}
         for p, (actions, logprobs) in zip(running, found, strict=True):
-            grown_from[p] = []
-            for a, x in zip(actions, logprobs, strict=True):
-                move = question_of[p] if a == ASK else a
-                grown_from[p].append(p.after(move, x))
+            grown_from[p] = [p.after(a, x) for a, x in zip(actions, logprobs, strict=True)]
         for n, beam in enumerate(beams):
             grown = []
             for p in beam:
@@ -581,12 +498,11 @@ def grow_beams(policy, cases, width):
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
 def path_reward(case, moves, cfg, t=0):
-    """R_t of action t, 0 being the first after the question: gamma^(T - t) F1 + bonus EM - cost of the whole
-    path's sub-questions (those before t are in b(s_t) too, and cancel). T: actions, submitting counted."""
-    em, f1, _, _ = evidence_scores(case, evidence_of(moves))
-    cost = cfg.question_cost * len(asked_of(moves))
+    """R_t of action t, 0 being the first after the question: gamma^(T - t) F1 + bonus EM. T: actions,
+    submitting counted."""
+    em, f1, _, _ = evidence_scores(case, [m for m in moves if isinstance(m, int)])
     discount = cfg.gamma ** (len(moves) + 1 - t)
-    return discount * f1 + cfg.bonus * em - cost
+    return discount * f1 + cfg.bonus * em
 
 
 def rewarded(policy, paths):
@@ -603,10 +519,7 @@ def returns_of(path, cfg):
 
 
 def same_state(case, moves):
-    """A key for a state. Orders of the same sentences are one, although the policy does read the order; with
-    a sub-question order counts."""
-    if asked_of(moves):
-        return case, moves
+    """A key for a state. Orders of the same sentences are one, although the policy does read the order."""
     return case, frozenset(moves)
 
 
@@ -634,7 +547,7 @@ def baselines(policy, paths, least, *seed):
                 starts.setdefault((key, k), SearchPath(case, moves, len(moves)))
         seeds = []
         for (_, k), start in starts.items():
-            texts = sorted(getattr(m, "text", str(m)) for m in start.moves)
+            texts = sorted(map(str, start.moves))
             own = start.case.question.id, *texts, k
             seeds.append(stable_seed(*seed, "baseline", *own))
         for p in sample_from(policy, starts.values(), seeds):
@@ -671,7 +584,7 @@ def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
     loss = -objective.sum() / num_paths
     above = (ratio > 1 + clip) & (advantages > 0)
     below = (ratio < 1 - clip) & (advantages < 0)
-    return loss, {  # (actions, or a sub-question's tokens)
+    return loss, {
         "tokens": len(ratio),
         "clipped_tokens": int((above | below).sum()),
         "kl_sum": float(-log_ratio.detach().sum()),
@@ -681,37 +594,28 @@ def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
 
 
 def actions_taken(policy, paths, advantages):
-    """What an update learns from: ([(state, actions offered, column of the one taken, old log-prob,
-    advantage)], [(state, SubQuestion, advantage)] of the actions that asked).
+    """What an update learns from: [(state, actions offered, column of the one taken, old log-prob,
+    advantage)].
 
     Contract: policy.cache is as sampling left it, with the actions that were offered then. So forget() is
     called before sampling and after the last update, never between."""
-    rows, questions = [], []
+    rows = []
     for p, of_actions in zip(paths, advantages, strict=True):
-        moves = [*p.moves[p.given:], SUBMIT]
-        for state, action, move, old, advantage in zip(
-                p.states(), p.actions, moves, p.logprobs, of_actions, strict=True):
+        for state, action, old, advantage in zip(
+                p.states(), p.actions, p.logprobs, of_actions, strict=True):
             actions, _ = policy.cache[state]  # submitting is column 0
             rows.append((state, actions[1:], actions.index(action), old, advantage))
-            if action == ASK:
-                questions.append((state, move, advantage))
-    return rows, questions
+    return rows
 
 
 # ---------------------------------------------------------------- train
 
 def train(cfg, folder, policy, cases, evaluate_now):
-    """PPO, and with a T5 in the policy joint training: it learns to ask while the policy learns when to. One
-    optimizer trains both at --lr."""
+    """PPO: sample paths, credit their actions, update once a mini-batch of paths."""
     optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
-    stage, reference = "ppo", None
-    if policy.may_ask:
-        stage, reference = "joint", load_writer(cfg, left_by(cfg, "sqg")).model
     order = stable_seed(cfg.seed, "order")
     for step, row in run.steps(
-            cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | "):
-        if policy.may_ask and step == 1:  # --resume after it leaves this out
-            learn_when_to_ask(policy, optimizer, cases, cfg)
+            cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label="ppo | "):
         policy.forget()
         with run.timed(row, "time/rollout"):
             # 1. sample paths to their ends; 2. score what they end with (p.reward)
@@ -730,7 +634,7 @@ def train(cfg, folder, policy, cases, evaluate_now):
         for begin in range(0, len(paths), cfg.mini_batch):
             end = begin + cfg.mini_batch
             mini = paths[begin:end]
-            rows, questions = actions_taken(policy, mini, advantages[begin:end])
+            rows = actions_taken(policy, mini, advantages[begin:end])
             for part in state_batches(rows, cfg):  # forward passes: memory only
                 _, _, columns, old, credit = zip(*part, strict=True)
                 logp = log_policy(policy, part)[range(len(part)), columns]  # (n,)
@@ -738,16 +642,12 @@ def train(cfg, folder, policy, cases, evaluate_now):
                 loss, stats = ppo_loss(logp, old, credit, len(mini), cfg.clip)
                 loss.backward()
                 meter.add(loss, stats)
-            if questions:  # in joint training alone
-                question_backward(policy.asker, reference, questions, len(mini), cfg, meter)
             norm = training.clip_gradient(policy.model, cfg.grad_clip)
             if meter.finite(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
         policy.forget()
         row |= meter.means()
-        if meter.total.get("question_tokens"):
-            row["train/question_kl"] = meter.total["question_kl_sum"] / meter.total["question_tokens"]
 
 
 # ---------------------------------------------------------------- the supervised stages' loop
@@ -821,8 +721,8 @@ def approximation_input(writer, case, taken):
 
 def sub_question_input(writer, case, moves):
     """Sub-question generation reads the question, <sep> and the evidence. Sub-questions asked before are left
-    out: sqg's training states have none."""
-    taken = [case.texts[i] for i in evidence_of(moves)]
+    out: its training states have none."""
+    taken = [case.texts[i] for i in moves]
     return writer.ids(TASK, case.question.question, SEP, evidence=taken)
 
 
@@ -876,42 +776,25 @@ def question_losses(writer, rows, cfg, rng):
 
 # ---------------------------------------------------------------- "PPO + sub-questions" (sec. 4.5.1)
 
-ASK_MODES = ("replace", "replace-keep", "append")
-
-
-def forced_questions(policy, cases, mode):
-    """The path of each question. Forces a sub-question wherever the policy would not submit; ASK is not an
-    action here.
-
-    replace, replace-keep: the authors' searches, of two commits. One sentence is taken first; see
-    with_searches.
-    append: as joint training asks. A sub-question stands behind the evidence, and the best sentence for this
-    state is taken."""
-
-    def seen(path):
-        """The state that the policy sees."""
-        return path.case, path.moves if mode == "append" else path.taken
-
+def forced_questions(policy, cases):
+    """The path of each question. Takes one sentence; then, wherever the policy would not submit, a
+    sub-question of the T5's beam search takes the question's place in a search of its own (with_searches).
+    The policy sees the evidence alone."""
     paths = [SearchPath(case) for case in cases]
-    if mode != "append":
-        paths = with_best_sentence(policy, paths)
+    paths = with_best_sentence(policy, paths)
     while running := [n for n, p in enumerate(paths) if not p.done]:
         asking = []
-        found = policy_of(policy, [seen(paths[n]) for n in running])
+        found = policy_of(policy, [(paths[n].case, paths[n].taken) for n in running])
         for n, (actions, logprobs) in zip(running, found, strict=True):
             if actions[best(n, actions, logprobs)] == SUBMIT:
                 paths[n] = paths[n].after(SUBMIT, logprobs[0])
             else:
                 asking.append(n)
-        questions = policy.ask([seen(paths[n]) for n in asking])
+        inputs = [sub_question_input(policy.asker, paths[n].case, paths[n].taken) for n in asking]
         asked = []
-        for n, question in zip(asking, questions, strict=True):
+        for n, question in zip(asking, policy.asker.write(inputs), strict=True):
             asked.append(paths[n].after(question, 0.0))  # log p 0: it was not the policy's own choice
-        if mode == "append":
-            grown = with_best_sentence(policy, asked)
-        else:
-            grown = with_searches(policy, asked, from_evidence=mode == "replace-keep")
-        for n, path in zip(asking, grown, strict=True):
+        for n, path in zip(asking, with_searches(policy, asked), strict=True):
             paths[n] = path
     return rewarded(policy, paths)
 
@@ -926,20 +809,16 @@ def with_best_sentence(policy, paths):
     return grown
 
 
-def with_searches(policy, paths, from_evidence):
-    """Searches greedily with each path's last sub-question in the question's place, from its evidence on or
-    from nothing; the path takes what is found, and submits if nothing is."""
-    searches = []
-    for p in paths:
-        begin = p.taken if from_evidence else ()
-        searches.append(SearchPath(asked_case(policy, p), begin, len(begin)))
+def with_searches(policy, paths):
+    """Searches greedily with each path's last sub-question in the question's place, from no evidence; the
+    path takes what is found, and submits if nothing is."""
+    searches = [SearchPath(asked_case(policy, p)) for p in paths]
     grown = []
     for p, search in zip(paths, finish_paths(policy, searches, best), strict=True):
-        found = search.taken[search.given:]
         room = policy.cfg.max_evidence - len(p.taken)
-        for i in found[:room]:
+        for i in search.taken[:room]:
             p = p.after(i, 0.0)
-        if not found:  # it would ask the same again, for ever
+        if not search.taken:  # it would ask the same again, for ever
             p = p.after(SUBMIT, 0.0)
         grown.append(p)
     return grown
@@ -947,76 +826,12 @@ def with_searches(policy, paths, from_evidence):
 
 def asked_case(policy, path):
     """The case of a search for the path's last sub-question, over the sentences that it has not taken."""
-    case, question = path.case, path.asked[-1].text
+    case, question = path.case, path.asked[-1]
     tokens = dict(case.tokens)
     for t in (policy.encoder.pair_tokenizer, policy.action_tokenizer, policy.submit_tokenizer):
         _, sentences = tokens[t.name]
         tokens[t.name] = t.ids(question), sentences
     return replace(case, tokens=tokens, closed=case.closed | set(path.taken))
-
-
-# ---------------------------------------------------------------- joint training (proposed in sec. 6; ours)
-
-def learn_when_to_ask(policy, optimizer, cases, cfg):
-    """--ask-steps supervised updates, since the score of asking is untrained. They do not train the T5; PPO
-    goes on with their Adam moments."""
-    training.set_lr(optimizer, cfg.supervised_lr)
-    with Progress("joint: learning when to ask") as progress:
-        for number in range(cfg.ask_steps):
-            rng = random.Random(stable_seed(cfg.seed, "when to ask", number))
-            passes = supervised_losses(policy, cases, cfg, rng)
-            supervised_update(policy, optimizer, passes, cfg, training.Meter())
-            progress(number + 1, cfg.ask_steps)
-    training.set_lr(optimizer, cfg.lr)
-
-
-def some_asked(policy, states, rng):
-    """The states. Where the coarse stage offers no missing gold, 0 to --max-questions sampled sub-questions
-    are put behind the evidence, so that the policy learns from states after asking too."""
-    times = []
-    for (case, moves), offered in zip(states, candidates(policy, states), strict=True):
-        missing = case.gold - set(moves)
-        stuck = bool(missing) and not missing & set(offered)
-        times.append(rng.randint(0, policy.cfg.max_questions) if stuck else 0)
-    states = list(states)
-    for n, number in enumerate(times):
-        for _ in range(number):
-            case, moves = states[n]
-            question, = policy.ask([(case, moves)], [rng])
-            states[n] = case, (*moves, question)
-    return states
-
-
-def question_loss(logprobs, old_logprobs, start_logprobs, mask, advantages, num_paths, cfg):
-    """Of the sub-questions asked, summed over their tokens: PPO a token with the advantage of asking, and a
-    KL to sqg's T5 (estimated as q - 1 - log q, q its probability over the present one). logprobs … (n, T),
-    mask (n, T), advantages (n,)."""
-    of_tokens = advantages[:, None].expand_as(logprobs)[mask]
-    loss, stats = ppo_loss(logprobs[mask], old_logprobs[mask], of_tokens, num_paths, cfg.clip)
-    back = (start_logprobs - logprobs)[mask]
-    kl = back.exp() - 1 - back
-    return loss + cfg.question_kl * kl.sum() / num_paths, {
-        "question_tokens": stats["tokens"],
-        "question_kl_sum": float(kl.detach().sum()),
-    }
-
-
-def question_backward(asker, reference, questions, num_paths, cfg, meter):
-    """Adds the gradient of question_loss; questions [(state, SubQuestion, advantage)]."""
-    rows = []
-    for state, question, advantage in questions:
-        inputs = sub_question_input(asker, *state)
-        rows.append((inputs, question.ids, question.logprobs, advantage))
-    for part in asker.batches(rows):
-        inputs, targets, old, credit = zip(*part, strict=True)
-        logp, mask = asker.logprobs(inputs, targets)  # (n, T)
-        with torch.no_grad():
-            start, _ = asker.logprobs(inputs, targets, model=reference)
-        old = encoders.padded(old, 0.0, logp.device)
-        credit = torch.tensor(credit, device=logp.device)
-        loss, stats = question_loss(logp, old, start, mask, credit, num_paths, cfg)
-        loss.backward()
-        meter.add(loss, stats)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -1040,8 +855,8 @@ def search_all(policy, cases, search, progress):
         part = cases[start:start + 64]
         if search == "beam":
             paths += beam_search(policy, part, policy.cfg.beam)
-        elif search in ASK_MODES:
-            paths += forced_questions(policy, part, search)
+        elif search == "replace":
+            paths += forced_questions(policy, part)
         else:
             paths += greedy_paths(policy, part)
         progress(len(paths), len(cases))
@@ -1094,7 +909,7 @@ def evaluate_approximations(policy, split, cfg, progress):
 
 # ---------------------------------------------------------------- stages
 
-STAGES = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg", "joint")}
+STAGES = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg")}
 LOSSES = {
     "coarse": coarse_losses,
     "supervised": supervised_losses,
@@ -1105,7 +920,7 @@ EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations}
 SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
     "coarse": ("ranking", "bm25", "coarse", "oracle"),
     "qap": ("greedy",),
-    "sqg": ASK_MODES,
+    "sqg": ("replace",),
 }
 NEEDS = {  # stages whose models a stage loads in any case
     "coarse": (),
@@ -1113,11 +928,10 @@ NEEDS = {  # stages whose models a stage loads in any case
     "ppo": ("coarse",),
     "qap": ("coarse", "ppo"),
     "sqg": ("coarse", "qap", "ppo"),
-    "joint": ("coarse", "sqg"),
     "eval": ("coarse",),
 }
 # the stage whose policy a stage begins with, unless it has a checkpoint of its own or --checkpoint
-BEGINS_WITH = {"ppo": "supervised", "joint": "supervised", "eval": "ppo"}
+BEGINS_WITH = {"ppo": "supervised", "eval": "ppo"}
 
 
 def runs_of(cfg):
@@ -1144,26 +958,20 @@ def load_writer(cfg, source):
     return encoders.load_writer(source, cfg.question_tokens, cfg.micro_tokens)
 
 
-def load_policy(cfg, source, encoder, cases, asker=""):
-    """The fine policy of a checkpoint, its T5 too where one was saved beside; without a checkpoint of
-    --action-model and --submit-model, or of the first layers of --encoder with a new head each. asker: folder
-    of the T5 with which joint begins; with one the policy may ask. No dropout, so that ratios begin at 1."""
+def load_policy(cfg, source, encoder, cases):
+    """The fine policy of a checkpoint; without a checkpoint of --action-model and --submit-model, or of the
+    first layers of --encoder with a new head each. No dropout, so that ratios begin at 1."""
     folders, layers = {"action": cfg.action_model, "submit": cfg.submit_model}, cfg.fine_layers
     if layers:
         folders = dict.fromkeys(folders, cfg.encoder)
     if source:
         folders, layers = {name: Path(source) / name for name in folders}, 0
-        if (Path(source) / "question").exists():
-            asker = Path(source) / "question"
     parts = {name: encoders.load(folder, name, layers) for name, folder in folders.items()}
     tokenizers = []
     for name, (_, tokenizer) in parts.items():
         tokenizers.append(encoders.PairTokenizer(name, tokenizer, cfg.max_tokens))
         evidence.tokenize(tokenizers[-1], cases)
     policy = Policy(None, encoder, *tokenizers, cfg)
-    if asker:
-        policy.asker, policy.may_ask = load_writer(cfg, asker), True
-        parts["question"] = policy.asker.model, policy.asker.tokenizer
     policy.model = encoders.Together(parts).eval()
     return policy
 
@@ -1186,12 +994,10 @@ def load_stage(cfg, stage, start, cases):
         policy = load_policy(cfg, left_by(cfg, "ppo"), encoder, cases)
         policy.asker = load_writer(cfg, start or cfg.question_model)
         return policy.asker, policy
-    source, asker = start or cfg.checkpoint, ""
+    source = start or cfg.checkpoint
     if not source and stage in BEGINS_WITH:
         source = left_by(cfg, BEGINS_WITH[stage])
-    if stage == "joint":
-        asker = left_by(cfg, "sqg")
-    policy = load_policy(cfg, source, encoder, cases, asker)
+    policy = load_policy(cfg, source, encoder, cases)
     return policy, policy
 
 
@@ -1218,7 +1024,7 @@ def run_stage(cfg, stage, folder, cases, evals):
     """Trains one stage and evaluates it, or only evaluates; leaves a run folder. What --resume finds done is
     not done again."""
     shown, steps = PRETRAIN_METRICS, log_steps(getattr(cfg, f"{stage}_steps", 0))  # none of eval
-    if stage in ("ppo", "joint"):
+    if stage == "ppo":
         shown, steps = METRICS, cfg.steps
     searches = SEARCHES.get(stage, ("greedy", "beam"))
     sets = evidence.searched(evals, searches, cfg.beam)
@@ -1237,7 +1043,7 @@ def run_stage(cfg, stage, folder, cases, evals):
             make = partial(question_rows, cfg, stage, learner, evaluated)
             learned = folder.kept("rows.json", partial(make, learned, needed=True))
             kept = folder.kept("validation_rows.json", partial(make, kept, needed=False))
-        if stage in ("ppo", "joint"):
+        if stage == "ppo":
             train(cfg, folder, learner, learned, evaluate_all)
         elif stage != "eval":
             supervise(cfg, folder, stage, learner, learned, kept, evaluate_all)
@@ -1270,14 +1076,14 @@ def reproduce(cfg):
     run.tell(cfg, cfg.steps)
     for stage, folder in in_turn(folders):
         run_stage(cfg, stage, folder, cases, evals)
-    page.show_table(runs_of(cfg), ("coarse", "supervised", "ppo", "sqg", "joint"), PAPER)
+    page.show_table(runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"), PAPER)
 
 
 def parse_args(argv=None):
     """The flags, over the paper's defaults or the embedded world's."""
     cfg = flags.parse("askit", Config, __doc__, argv)
     # all other numbers: whole ones at least 1, others at least 0
-    may_be_zero = "coarse_warmup supervised_warmup fine_layers correlate ask_steps max_questions validate"
+    may_be_zero = "coarse_warmup supervised_warmup fine_layers correlate validate"
     above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
     cfg = flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
     if cfg.gamma > 1:
@@ -1302,8 +1108,8 @@ def with_models(cfg):
         flags.refuse("encoder", cfg.encoder, words)
     if cfg.encoder and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
         flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
-    if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "joint", "eval"):
-        flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, joint, eval")
+    if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "eval"):
+        flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, eval")
     if cfg.checkpoint and not (Path(cfg.checkpoint) / "action").is_dir():
         flags.refuse("checkpoint", cfg.checkpoint, "holds no policy of askit.py, as a run's checkpoint/ does")
     return cfg

@@ -16,7 +16,7 @@ EXAMPLES = ROOT / "docs/copies"
 DATACLASS = "from dataclasses import dataclass, field"
 TREE = """REGENERATION_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_observation render_result
 inside Node play_turn play choose_nodes grow_tree"""
-PATHS = """SubQuestion evidence_of asked_of policy_of SearchPath finish_paths sample_from sample_paths best
+PATHS = """policy_of SearchPath finish_paths sample_from sample_paths best
 greedy_paths beam_search grow_beams rewarded returns_of same_state baselines advantages_of ppo_loss
 actions_taken"""
 
@@ -60,7 +60,7 @@ PIECES = {
         ("own.py", "", {"docs/copies/askit_own.py": "*"}),
         ("askit.py",
          "import hashlib\nimport math\nimport random\nfrom collections import Counter\n"
-         "from dataclasses import dataclass, field, replace\n\nimport torch\n"
+         "from dataclasses import dataclass, replace\n\nimport torch\n"
          "from own import log_policy, offers, path_reward, state_batches",
          {"common/of_askit/evidence.py": "SUBMIT", "common/turns.py": "stable_seed", "askit.py": PATHS}),
     ],

@@ -265,49 +265,9 @@ class Writer:
             progress(done, len(inputs))
         return found
 
-    @torch.no_grad()
-    def sample(self, inputs, draws):
-        """[(text, ids, log-probs)] at temperature 1; a row's draws come from its own random.Random, which
-        transformers' generate cannot do."""
-        found = [None] * len(inputs)
-        for part in in_batches(inputs, lambda ids: len(ids) + self.max_new, self.micro_tokens):
-            sampled = self._sample([inputs[i] for i in part], [draws[i] for i in part])
-            for i, (ids, logprobs) in zip(part, sampled, strict=True):
-                found[i] = self.text(ids), tuple(ids), tuple(logprobs)
-        return found
-
-    def _sample(self, inputs, draws):
-        rows = self._inputs(inputs)
-        memory = self.model.get_encoder()(**rows)
-        start, end = self.model.config.decoder_start_token_id, self.tokenizer.eos_token_id
-        written = [([], []) for _ in inputs]
-        last, cache = [start] * len(inputs), None
-        for _ in range(self.max_new):
-            out = self.model(
-                encoder_outputs=memory,
-                attention_mask=rows["attention_mask"],
-                decoder_input_ids=torch.tensor(last, device=self.model.device)[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            cache = out.past_key_values
-            logp = out.logits[:, -1].float().log_softmax(-1)  # (n, V)
-            below = logp.double().exp().cumsum(-1)
-            for n, (ids, logprobs) in enumerate(written):
-                if ids and ids[-1] == end:
-                    last[n] = self.tokenizer.pad_token_id
-                    continue
-                point = draws[n].random() * float(below[n, -1])
-                last[n] = min(int((below[n] <= point).sum()), below.shape[1] - 1)
-                ids.append(last[n])
-                logprobs.append(float(logp[n, last[n]]))
-            if all(ids[-1] == end for ids, _ in written):
-                break
-        return written
-
-    def logprobs(self, inputs, targets, model=None):
-        """(log p of the targets' tokens (n, T), mask (n, T)); `model`: another than the writer's own."""
-        model = model or self.model
+    def logprobs(self, inputs, targets):
+        """(log p of the targets' tokens (n, T), mask (n, T))."""
+        model = self.model
         shifted = [[model.config.decoder_start_token_id, *ids[:-1]] for ids in targets]
         shifted = padded(shifted, self.tokenizer.pad_token_id, model.device)
         logits = model(**self._inputs(inputs), decoder_input_ids=shifted).logits  # (n, T, V)

@@ -1,7 +1,7 @@
 """What is told of ASKiT's searches, whose steps are sentences where other scripts have turns: metrics,
 predictions, records for the page, baselines without a policy, and the table of the stages.
 
-A path is the script's SearchPath, a move of it the number of a sentence or a sub-question with its text."""
+A path is the script's SearchPath, a move of it the number of a sentence or the text of a sub-question."""
 
 import itertools
 import math
@@ -22,8 +22,6 @@ PATHS = {
                         "EM, training"),
     "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
     "path/sentences": Metric("sentences that a path ends with", "sentences a path", "sentences {:.2f}"),
-    "train/question_kl": Metric("KL of sub-questions' tokens to the T5 that joint training began with"),
-    "path/questions": Metric("sub-questions asked a path", "sentences a path", "asked {:.2f}"),
     "path/entropy": Metric("mean -log pi of the actions, nats", "entropy (nats an action)", "ent {:.3f}"),
     "time/rollout": Metric("seconds of sampling paths", SECONDS, "roll {:.1f}s"),
 }
@@ -52,7 +50,6 @@ def path_metrics(paths):
         "reward/em": mean(em for em, *_ in scores),
         "reward/f1": mean(f1 for _, f1, *_ in scores),
         "path/sentences": mean(len(p.taken) for p in paths),
-        "path/questions": mean(len(p.asked) for p in paths),
         "path/entropy": -sum(p.logprob for p in paths) / actions,
     }
 
@@ -68,7 +65,7 @@ def path_nodes(policy, path, first=1, credit=None):
         if action >= 0:
             label, text = case.facts[action][0], case.texts[action]
         elif action == ASK:
-            label, text = "asks", f"asks: {moves[t].text}"
+            label, text = "asks", f"asks: {moves[t]}"
         else:
             label = text = "submit"
         node = {
@@ -95,7 +92,7 @@ def offered(policy, state, action):
     case, moves = state
     known = policy.cache.get(state)
     if not known and action < 0:
-        # a policy whose sub-questions search elsewhere: it sees none of them, and took no sentence itself
+        # sub-questions search elsewhere: the policy sees none of them, and took no sentence itself
         known = policy.cache.get((case, tuple(m for m in moves if isinstance(m, int))))
     if not known:
         return []
@@ -183,7 +180,7 @@ def prediction(policy, path):
         "read": float(metrics.stands_in(case.question.answers, taken)),
         "end": ending(case, path.taken),
         "evidence_found": [list(case.facts[i]) for i in path.taken],
-        "sub-questions": [s.text for s in path.asked],
+        "sub-questions": path.asked,
         "logprob": path.logprob,
     }
 
@@ -219,7 +216,7 @@ def redundant(encoder, paths):
                 before.add(move)
             else:
                 questions.append((p.case, move, set(before)))
-    texts = [encoder.pair_tokenizer.ids(question.text) for _, question, _ in questions]
+    texts = [encoder.pair_tokenizer.ids(question) for _, question, _ in questions]
     found = []
     for (case, _, before), vector in zip(questions, encoder.encode_all(texts), strict=True):
         scores = case.vectors @ vector  # (sentences,)

@@ -61,7 +61,7 @@ piece.policy_of = lifted
 
 
 def update(policy, optimizer, paths, advantages):
-    rows, _ = piece.actions_taken(policy, paths, advantages)
+    rows = piece.actions_taken(policy, paths, advantages)
     for part in piece.state_batches(rows, None):
         _, _, chosen, old, credit = zip(*part, strict=True)
         logp = piece.log_policy(policy, part)[range(len(part)), chosen]
