@@ -15,7 +15,8 @@ import torch
 import transformers
 
 import bi_rar
-from common import chat, run
+from common import chat
+from common.run import Run
 from common.world.splits import world_split
 
 
@@ -43,7 +44,7 @@ def main():
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     cfg = bi_rar.parse_args(["--world", "plain"])
-    policy = run.load_policy(cfg, bi_rar.tiny_policy(cfg))
+    policy = Run(cfg).policy(bi_rar.tiny_policy(cfg))
     split = world_split("train", questions=2000)
     questions = split.questions[:args.questions]
     groups = bi_rar.rollout_groups(policy, split.retriever, questions, cfg, 0)
