@@ -40,14 +40,14 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import checkpoint, data, flags, metrics, run, training
+from common import checkpoint, data, flags, metrics, training
 from common.files import Progress, read_json, say
-from common.folder import in_turn, open_stage
 from common.guards import STEP, UPDATE
 from common.of_askit import encoders, evidence, page
 from common.of_askit.encoders import SEP, TASK
 from common.of_askit.evidence import ASK, SUBMIT, evidence_scores
 from common.rollout import stable_seed
+from common.run import Run, program, stages, timed
 
 # ---------------------------------------------------------------- config
 
@@ -610,14 +610,17 @@ def actions_taken(policy, paths, advantages):
 
 # ---------------------------------------------------------------- train
 
-def train(cfg, folder, policy, cases, evaluate_now):
-    """PPO: sample paths, credit their actions, update once a mini-batch of paths."""
+METRICS = STEP | UPDATE | page.RATIOS | page.PATHS
+
+
+def train(run, policy, cases):
+    """PPO: sample paths, credit their actions, update once per mini-batch of paths."""
+    cfg = run.cfg
     optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
     order = stable_seed(cfg.seed, "order")
-    for step, row in run.steps(
-            cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label="ppo | "):
+    for step, row in run.steps(policy, optimizer, cfg.steps, label="ppo | "):
         policy.forget()
-        with run.timed(row, "time/rollout"):
+        with timed(row, "time/rollout"):
             # 1. sample paths to their ends; 2. score what they end with (p.reward)
             drawn = data.batch_of_step(cases, step, cfg.questions_per_step, order)
             paths = sample_paths(policy, drawn, cfg.group_size, cfg.seed, "ppo", step)
@@ -643,7 +646,7 @@ def train(cfg, folder, policy, cases, evaluate_now):
                 loss.backward()
                 meter.add(loss, stats)
             norm = training.clip_gradient(policy.model, cfg.grad_clip)
-            if meter.finite(norm):  # else loss or gradient is not a number: no update
+            if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
         policy.forget()
@@ -656,34 +659,35 @@ EVERY = 25  # updates a step of the log, and of a validation loss
 VALIDATED = 4  # batches of a validation loss
 
 
-def supervise(cfg, folder, stage, learner, learned, kept, evaluate_now):
+PRETRAIN_METRICS = STEP | UPDATE | page.SUPERVISED
+
+
+def supervise(run, learner, rows, held_out):
     """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2).
 
-    learned: training questions or rows; LOSSES[stage] draws a batch from them and yields, a forward pass,
-    (loss, choices, how many of them right). kept: held-out ones for the validation loss, perhaps none. The
-    rng depends on the update alone, so that a stopped run goes on as if it had not been."""
+    rows: training questions or rows; LOSSES[stage] draws a batch from them and yields, per forward pass,
+    (loss, choices, how many of them right). held_out: others for the validation loss, perhaps none. The rng
+    depends on the update alone, so that a stopped run goes on as if it had not been."""
+    cfg, stage = run.cfg, run.name
     losses = LOSSES[stage]
     kind = {"qap": "question", "sqg": "question"}.get(stage, stage)
     lr, warmup = getattr(cfg, f"{kind}_lr"), getattr(cfg, f"{kind}_warmup", 0)
     total = getattr(cfg, f"{stage}_steps")
     optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
-    made = {"updates": 0}  # the last log step may hold fewer than EVERY; resuming with more goes on from here
-    for step, row in run.steps(
-            cfg, folder, learner, optimizer, PRETRAIN_METRICS, log_steps(total), made, evaluate_now,
-            label=f"{stage} | "):
+    state = {"updates": 0}  # the last log step may hold fewer than EVERY; resuming with more goes on from it
+    for step, row in run.steps(learner, optimizer, log_steps(total), state=state, label=f"{stage} | "):
         meter = training.Meter()
-        while made["updates"] < min(step * EVERY, total):
-            rate = training.cosine_lr(made["updates"], total, lr, warmup=warmup)
-            training.set_lr(optimizer, rate)
-            rng = random.Random(stable_seed(cfg.seed, stage, made["updates"]))
-            passes = losses(learner, learned, cfg, rng)
-            supervised_update(learner, optimizer, passes, cfg, meter)
-            made["updates"] += 1
+        while state["updates"] < min(step * EVERY, total):
+            update = state["updates"]
+            training.set_lr(optimizer, training.cosine_lr(update, total, lr, warmup=warmup))
+            rng = random.Random(stable_seed(cfg.seed, stage, update))
+            supervised_update(learner, optimizer, losses(learner, rows, cfg, rng), cfg, meter)
+            state["updates"] += 1
         row |= meter.means()
         if meter.total.get("tokens"):  # nothing, where no update was finite
             row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
-        if kept:
-            row["pretrain/validation_loss"] = validation_loss(losses, learner, kept, cfg)
+        if held_out:
+            row["pretrain/validation_loss"] = validation_loss(losses, learner, held_out, cfg)
 
 
 def supervised_update(learner, optimizer, passes, cfg, meter):
@@ -692,7 +696,7 @@ def supervised_update(learner, optimizer, passes, cfg, meter):
         loss.backward()
         meter.add(loss, {"tokens": choices, "right_sum": right})
     norm = training.clip_gradient(learner.model, cfg.grad_clip)
-    if meter.finite(norm):  # else no update
+    if meter.end_update(norm):  # else no update
         optimizer.step()
     optimizer.zero_grad()
 
@@ -1020,62 +1024,66 @@ def question_rows(cfg, stage, writer, policy, cases, needed):
     return rows
 
 
-def run_stage(cfg, stage, folder, cases, evals):
+def steps_of(cfg, stage):
+    """Lines of metrics.jsonl that a stage writes."""
+    if stage == "ppo":
+        return cfg.steps
+    return log_steps(getattr(cfg, f"{stage}_steps", 0))  # none of eval
+
+
+def run_stage(run, cases, evals):
     """Trains one stage and evaluates it, or only evaluates; leaves a run folder. What --resume finds done is
     not done again."""
-    shown, steps = PRETRAIN_METRICS, log_steps(getattr(cfg, f"{stage}_steps", 0))  # none of eval
-    if stage == "ppo":
-        shown, steps = METRICS, cfg.steps
-    searches = SEARCHES.get(stage, ("greedy", "beam"))
-    sets = evidence.searched(evals, searches, cfg.beam)
-    if folder.is_done(steps, sets):
+    cfg, stage, folder = run.cfg, run.name, run.folder
+    sets = evidence.searched(evals, SEARCHES.get(stage, ("greedy", "beam")), cfg.beam)
+    if folder.is_done(steps_of(cfg, stage), sets):
         return
     torch.manual_seed(cfg.seed)
-    learned, kept = evidence.kept_apart(cases, cfg.validate)
+    learned, held_out = evidence.kept_apart(cases, cfg.validate)
     everything = [*cases, *(c for e in evals for c in e.cases)]
     learner, evaluated = load_stage(cfg, stage, folder.start, everything)
 
-    evaluate_all = partial(run.evaluate_all, cfg, folder, evaluated, sets, EVALUATE.get(stage, evaluate))
-    with run.stage(cfg, folder, shown, f"ASKiT {cfg.name}: {stage}"):
+    title = f"ASKiT {cfg.name}: {stage}"
+    with run.stage(title, evaluated, sets, EVALUATE.get(stage, evaluate)):
         if stage == "coarse" and not folder.start:
-            evaluate_all("_before")
+            run.evaluate("_before")
         if stage in ("qap", "sqg"):
             make = partial(question_rows, cfg, stage, learner, evaluated)
             learned = folder.kept("rows.json", partial(make, learned, needed=True))
-            kept = folder.kept("validation_rows.json", partial(make, kept, needed=False))
+            held_out = folder.kept("validation_rows.json", partial(make, held_out, needed=False))
         if stage == "ppo":
-            train(cfg, folder, learner, learned, evaluate_all)
+            train(run, learner, learned)
         elif stage != "eval":
-            supervise(cfg, folder, stage, learner, learned, kept, evaluate_all)
-        evaluate_all()
+            supervise(run, learner, learned, held_out)
+        run.evaluate()
 
 
 # ---------------------------------------------------------------- main
 
 def reproduce(cfg):
     """The stages of --stage, each in a run folder of its own."""
-    stages = STAGES.get(cfg.stage, (cfg.stage,))
-    more = ["stage", *(f.name for f in fields(cfg) if f.name.endswith("_steps"))]  # a stage goes on with them
-    folders = {}
-    for n, stage in enumerate(stages):  # what can be refused without reading data is refused first
-        needed = [*NEEDS[stage]]
-        start = None
+    asked = STAGES.get(cfg.stage, (cfg.stage,))
+    free = ["stage", *(f.name for f in fields(cfg) if f.name.endswith("_steps"))]  # a stage goes on with them
+    runs = []
+    for n, stage in enumerate(asked):  # what can be refused without reading data is refused first
+        start = cfg.checkpoint
         if not cfg.ask:
-            folders[stage] = open_stage(cfg, "askit", stage, more, saves=stage != "eval")
-            start = folders[stage].start
-        if stage in BEGINS_WITH and not (start or cfg.checkpoint):
+            table = METRICS if stage == "ppo" else PRETRAIN_METRICS
+            runs.append(Run(cfg, "askit", table, stage, free, saves=stage != "eval"))
+            start = start or runs[-1].folder.start
+        needed = [*NEEDS[stage]]
+        if stage in BEGINS_WITH and not start:
             needed.append(BEGINS_WITH[stage])
         for earlier in needed:
-            if earlier not in stages[:n]:
+            if earlier not in asked[:n]:
                 left_by(cfg, earlier)
     cases, evals = evidence.load_cases(cfg, PAPER_EVAL, cfg.validate, cfg.candidates)
     if cfg.ask:
         case = evidence.find_case(evals[0], cfg.ask)
         policy, _ = load_stage(cfg, "eval", None, [case])
         return page.show_path(policy, greedy_paths(policy, [case])[0])
-    run.tell(cfg, cfg.steps)
-    for stage, folder in in_turn(folders):
-        run_stage(cfg, stage, folder, cases, evals)
+    for run in stages(cfg, runs, cfg.steps):
+        run_stage(run, cases, evals)
     page.show_table(runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"), PAPER)
 
 
@@ -1117,14 +1125,8 @@ def with_models(cfg):
 
 def main(argv=None):
     """`python askit.py …`"""
-    with run.program(one_process=True):
+    with program(one_process=True):
         reproduce(parse_args(argv))
-
-
-# ================================================================ appendix: log columns
-
-METRICS = STEP | UPDATE | page.RATIOS | page.PATHS
-PRETRAIN_METRICS = STEP | UPDATE | page.SUPERVISED
 
 
 if __name__ == "__main__":

@@ -40,14 +40,14 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import chat, data, flags, guards, metrics, rollout, run, splits, training
+from common import chat, data, flags, guards, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent
 from common.files import warn
-from common.folder import open_folder
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
+from common.run import Run, program, tell, timed
 from kernels.turn_loss import turn_loss
 
 # ---------------------------------------------------------------- config
@@ -186,6 +186,14 @@ def inside(tags, text):
     return re.findall(re.escape(tags[0]) + r"(.*?)" + re.escape(tags[1]), text, re.DOTALL)
 
 
+def turn_label(turn):
+    """What a turn did, for the page: its query or its answer."""
+    queries = inside(SEARCH, turn.text)
+    if queries:
+        return "search: " + queries[-1].strip()
+    return "answer" if ANSWER[0] in turn.text else turn.stop_reason
+
+
 # ---------------------------------------------------------------- agent: a tree of turns (Algorithm 1)
 
 @dataclass(eq=False)
@@ -220,33 +228,47 @@ class Node:
         return [leaf.trajectory.reward for leaf in self.leaves()]
 
 
-async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, name):
-    """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
-
-    A turn without a query ends the trajectory (double quotes are taken out of a query first). The query after
-    max_searches searches gets LIMIT_MESSAGE, one more ends it. So does a result after which the response has
-    no room: it is dropped, and stop_reason becomes "length".
+@dataclass(frozen=True)
+class Player:
+    """What all turns of one question share.
 
     policy: has a tokenizer and an engine whose `generate` takes ids and gives token_ids, logprobs and
     stop_reason: the string it stopped at, "eos", or "length". search: await search(query, k) -> passages.
     cfg: stop_at_answer, max_response, max_searches, top_k, max_passage."""
+
+    policy: rollout.Policy
+    search: rollout.BatchedSearch
+    prompt_ids: list
+    cfg: Config
+    seed: int
+    temperature: float
+
+
+async def play_turn(player, node, name):
+    """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
+
+    A turn without a query ends the trajectory (double quotes are taken out of a query first). The query after
+    max_searches searches gets LIMIT_MESSAGE, one more ends it. So does a result after which the response has
+    no room: it is dropped, and stop_reason becomes "length"."""
+    cfg, tokenizer = player.cfg, player.policy.tokenizer
     stop = (SEARCH[1],)
     if cfg.stop_at_answer:
         stop += (ANSWER[1],)
     turns = node.turns()
-    context = context_ids(prompt_ids, turns)
-    room = cfg.max_response - (len(context) - len(prompt_ids))
+    context = context_ids(player.prompt_ids, turns)
+    room = cfg.max_response - (len(context) - len(player.prompt_ids))
     new = Node(None, node, name)
     node.children.append(new)  # before anything is awaited: siblings stand in the order they were asked for
 
-    g = await policy.engine.generate(
+    g = await player.policy.engine.generate(
         context,
         stop=stop,
         max_tokens=room,
-        temperature=temperature,
-        seed=stable_seed(seed, name, len(turns)),
+        temperature=player.temperature,
+        seed=stable_seed(player.seed, name, len(turns)),
     )
-    text = sampled_text(policy.tokenizer, g.token_ids, g.stop_reason)
+    text = sampled_text(tokenizer, g.token_ids, g.stop_reason)
+    # trained on are the sampled ids, the stop string's too; the observation's ids have mask 0 (collate)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
     query, observed = "", ("", [])
@@ -254,11 +276,11 @@ async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, na
     if g.stop_reason == SEARCH[1] and queries:
         query = queries[-1].replace('"', "").strip()
     if query and len(turns) < cfg.max_searches:
-        passages = await search(query, cfg.top_k)
-        observed = render_observation(policy.tokenizer, passages, cfg.max_passage)
+        passages = await player.search(query, cfg.top_k)
+        observed = render_observation(tokenizer, passages, cfg.max_passage)
     elif query and len(turns) == cfg.max_searches:
         # one search too many: the policy is told once, and the format counts as invalid (Eq 15)
-        observed = chat.encode(policy.tokenizer, f"\n{LIMIT_MESSAGE}\n")
+        observed = chat.encode(tokenizer, f"\n{LIMIT_MESSAGE}\n")
     if observed[1] and len(turn.ids) + len(observed[1]) >= room:
         observed, turn.stop_reason = ("", []), "length"
     turn.observation, turn.observation_ids = observed
@@ -266,11 +288,11 @@ async def play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, na
     return new
 
 
-async def play(policy, search, prompt_ids, cfg, seed, temperature, node, name, watch=None):
+async def play(player, node, name, watch=None):
     """From the state after `node` to the end, turn by turn. Returns the leaf. watch(turn) is called after
     each turn."""
     while not node.done:
-        node = await play_turn(policy, search, prompt_ids, cfg, seed, temperature, node, name)
+        node = await play_turn(player, node, name)
         if watch:
             watch(node.turn)
     return node
@@ -322,17 +344,17 @@ async def grow_tree(play_from, cfg, seed):
 
 
 def rollout_trees(policy, retriever, questions, cfg, step):
-    """One tree a question, all grown at once: each expands as soon as its own leaves are in (sec. 7), and
+    """One tree per question, all grown at once: each expands as soon as its own leaves are in (sec. 7), and
     what it samples does not depend on the others."""
     search = rollout.BatchedSearch(retriever)
 
     async def grow(question, seed):
         prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
-        state = policy, search, prompt_ids, cfg, seed, cfg.temperature
+        player = Player(policy, search, prompt_ids, cfg, seed, cfg.temperature)
         if cfg.expansion == "branches":
-            root = await baselines.grow_aepo(partial(play_turn, *state), Node(), cfg, seed, policy.tokenizer)
+            root = await baselines.grow_aepo(partial(play_turn, player), Node(), cfg, seed, policy.tokenizer)
         else:
-            root = await grow_tree(partial(play, *state), cfg, seed)
+            root = await grow_tree(partial(play, player), cfg, seed)
         if cfg.retokenize:  # Figure 8's control: token in, token out avoids this
             baselines.retokenize(policy.tokenizer, root)
         for leaf in root.leaves():
@@ -464,10 +486,10 @@ def turn_credit(root, rule, advantage, sample_std):
 
 
 def assign_advantages(root, cfg):
-    """Gives every leaf's trajectory an advantage a turn. Returns False, and gives none, where all leaves have
-    one reward: nothing to learn."""
+    """Gives every leaf's trajectory one advantage per turn, or none where all leaves have one reward: there
+    is nothing to learn from such a tree."""
     if not training.has_spread(root.rewards()):
-        return False
+        return
     # ATPO on trees divides by the population's std; everything else by the sample's, as GRPO
     sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
@@ -478,7 +500,6 @@ def assign_advantages(root, cfg):
             leaf.trajectory.advantages = [leaf.value] * len(lineage)
     if cfg.credit == "tree-grpo":
         baselines.tree_grpo_credit(root, partial(leaf_values, sample_std=sample_std))
-    return True
 
 
 # ---------------------------------------------------------------- loss (Eq 4-11, Eq 13)
@@ -521,10 +542,10 @@ def update_spread(log_ratio, response_mask, turn_ids):
     """Eq 13, logged only: how evenly an update is spread over turns, from 0 to 1. A turn's share is the sum
     of its tokens' -log-ratios, divided by that of the sequence; p = softmax of the K shares; H(p) / log K, or
     0 for one turn. log_ratio: new - old, (B, T)."""
-    moved, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)        # (B, K)
+    sums, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)         # (B, K)
     real = tokens > 0
-    total = moved.sum(1, keepdim=True)                                             # (B, 1)
-    share = moved / torch.where(total.abs() > 1e-12, total, 1.0)
+    total = sums.sum(1, keepdim=True)                                              # (B, 1)
+    share = sums / torch.where(total.abs() > 1e-12, total, 1.0)
     p = share.masked_fill(~real, -torch.inf).softmax(1)
     entropy = -(p * p.clamp(min=1e-12).log()).sum(1) / real.sum(1).clamp(min=2).log()  # (B,)
     return float(torch.where(real.sum(1) > 1, entropy, 0.0).mean())
@@ -532,9 +553,9 @@ def update_spread(log_ratio, response_mask, turn_ids):
 
 def spread_sums(logprobs, batch):
     """For the step's mean of Eq 13."""
-    moved = logprobs.detach() - batch.old_logprobs
-    spread = update_spread(moved, batch.response_mask, batch.turn_ids)
-    return {"turn_entropy": len(moved) * spread, "moved": len(moved)}
+    log_ratio = logprobs.detach() - batch.old_logprobs
+    spread = update_spread(log_ratio, batch.response_mask, batch.turn_ids)
+    return {"turn_entropy": len(log_ratio) * spread, "moved": len(log_ratio)}
 
 
 def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None):
@@ -582,20 +603,22 @@ def with_old_logprobs(model, reference, trajectories, cfg):
     return batches
 
 
-def train(cfg, folder, policy, reference, split, evaluate_now):
-    """A step: grow a tree a question, give every turn an advantage, update once a mini-batch of trees."""
-    model = policy.model
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | trees.TREES
+
+
+def train(run, policy, reference, split):
+    """A step: grow a tree per question, give every turn an advantage, update once per mini-batch of trees."""
+    cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     # ours: training ends at the cost of the baseline's chains
     budget = baselines.TokenBudget(cfg.token_budget, cfg.steps, cfg.group_size)
     # at most cfg.steps times; after each body run.steps logs, evaluates and saves
-    for step, row in run.steps(
-            cfg, folder, policy, optimizer, METRICS, cfg.steps, budget.spent, evaluate_now, budget.share):
-        # 1. sample (Algorithm 1): a tree a question, with the current weights
+    for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
+        # 1. sample (Algorithm 1): one tree per question, with the current weights
         drawn = baselines.questions_drawn(cfg.loss, cfg.questions_per_step)  # DAPO draws more
         questions = data.batch_of_step(split.questions, step, drawn, stable_seed(cfg.seed, "order"))
-        with run.timed(row, "time/rollout"):
+        with timed(row, "time/rollout"):
             policy.engine.sync(model)
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
@@ -603,38 +626,39 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
         # 2. score the leaves (Eq 14-16)
         score_trees(roots, questions, cfg)
 
-        # 3. credit (Eq 3): an advantage a turn; none in flat trees, whose leaves have equal rewards
-        kept = baselines.learned_from(roots, cfg)  # all; DAPO chooses
-        for root in kept:
+        # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
+        learned_roots = baselines.learned_from(roots, cfg)  # all; DAPO chooses
+        for root in learned_roots:
             assign_advantages(root, cfg)
 
-        # 4. old log-probs, of all trees before the first update
+        # 4. old log-probs: of the weights that sampled, so of all trees before the first update
         minibatches = []
-        with run.timed(row, "time/old_logprobs"):
-            for i in range(0, len(kept), cfg.mini_batch):
-                trajectories = trajectories_of(kept[i:i + cfg.mini_batch])
-                # flat trees are left out of the loss, but count in its denominators; every rank has all
-                teaching = [t for t in trajectories if t.advantages]
-                batches = with_old_logprobs(model, reference, teaching, cfg)
-                num_tokens = sum(t.sampled_tokens for t in trajectories)
-                minibatches.append((batches, len(trajectories), num_tokens))
+        with timed(row, "time/old_logprobs"):
+            for i in range(0, len(learned_roots), cfg.mini_batch):
+                trajectories = trajectories_of(learned_roots[i:i + cfg.mini_batch])
+                # a flat tree has no gradient, so it needs no forward pass; it stays in the denominators,
+                # since the mean (Eq 10) is over all leaves that were sampled
+                with_advantages = [t for t in trajectories if t.advantages]
+                batches = with_old_logprobs(model, reference, with_advantages, cfg)
+                num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
+                minibatches.append((batches, len(trajectories), num_tokens))  # the same on every rank
 
-        # 5. update (Eq 10-11), once a mini-batch
+        # 5. update (Eq 10-11), once per mini-batch
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # by default it is cfg.lr at once
-        everything = [b for batches, _, _ in minibatches for b in batches]
-        meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
+        all_batches = [b for batches, _, _ in minibatches for b in batches]
+        meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)
         for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
             if not batches:  # all its trees are flat
                 continue
-            for b in batches:  # micro-batches, for memory alone
+            for b in batches:  # micro-batches, for memory alone: gradients add up, denominators are fixed
                 logprobs, turn_sums = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (K,)
                 loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens, turn_sums)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
-                if meter.norms:  # before the first update nothing has moved
+                if meter.norms:  # before the first update all log-ratios are 0
                     stats |= spread_sums(logprobs, b)
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)
-            if meter.finite(norm):  # else loss or gradient is not a number: no update
+            if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
 
@@ -649,7 +673,8 @@ def train(cfg, folder, policy, reference, split, evaluate_now):
 async def answer(policy, search, question, name, cfg, seed, temperature, watch=None):
     """One chain, scored: what evaluation, --ask and demonstrations play."""
     prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
-    leaf = await play(policy, search, prompt_ids, cfg, seed, temperature, Node(), name, watch)
+    player = Player(policy, search, prompt_ids, cfg, seed, temperature)
+    leaf = await play(player, Node(), name, watch)
     return score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
 
 
@@ -668,44 +693,42 @@ def reproduce(cfg):
     source = cfg.checkpoint or cfg.model
     if source:
         source = models.find_model(source)
-    if not cfg.ask:
-        folder = open_folder(cfg, "at2po", cfg.name, free=["token_budget"])
+    run = Run(cfg, "at2po", METRICS, free=["token_budget"])
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = source or cfg.policy or tiny_policy(cfg)
     if cfg.warmup_data:
         source = AGENT.warmed_up(cfg, source, evals[0])
     longest = cfg.max_prompt + cfg.max_response
     if cfg.ask:
-        return AGENT.ask(cfg, run.load_policy(cfg, source, trains=False, longest=longest), evals[0].retriever)
+        return AGENT.ask(run, run.policy(source, trains=False, longest=longest), evals[0].retriever)
+    resumed = run.folder.start
     reference_models = int(cfg.kl_coef > 0 and not cfg.lora)
-    policy = run.load_policy(
-        cfg, folder.start or source, trains=not cfg.eval_only, frozen=reference_models, longest=longest)
+    policy = run.policy(resumed or source, not cfg.eval_only, reference_models, longest)
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
     learned = None if cfg.eval_only else split
     learned, *evals = splits.within_limit([learned, *evals], length, cfg.max_prompt, cfg.skip_bad)
-
-    evaluate_now = partial(run.evaluate_all, cfg, folder, policy, evals, evaluate)
-    if folder.start:  # --resume: the table compares with the weights that the run began with
-        before = {s.name: folder.evaluation(s, "_before") for s in evals}
-    run.tell(cfg, cfg.steps)
+    if resumed:  # the table compares with the weights that the run began with
+        before = {s.name: run.folder.evaluation(s, "_before") for s in evals}
+    tell(cfg, cfg.steps)
     from common import report
-    with run.stage(cfg, folder, METRICS, f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"):
+    title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
+    with run.stage(title, policy, evals, evaluate):
         if cfg.eval_only:
-            return report.show_averages(evaluate_now(), AVERAGES)
+            return report.show_averages(run.evaluate(), AVERAGES)
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
-        if not folder.start:
-            before = evaluate_now("_before")
+        if not resumed:
+            before = run.evaluate("_before")
             guards.look_at_start(before, warn)
-        train(cfg, folder, policy, reference, learned, evaluate_now)
+        train(run, policy, reference, learned)
         report.show_averages(before, AVERAGES)
-        report.show_averages(evaluate_now(), AVERAGES)
-        compared = {"before": [(folder.path, "before")], "after": [folder.path]}
+        report.show_averages(run.evaluate(), AVERAGES)
+        compared = {"before": [(run.folder.path, "before")], "after": [run.folder.path]}
         columns = {"searches": ("eval", "searches", ".2f")}
-        report.method_table(None, str(folder.path), compared, "before", columns=columns, means=False)
+        report.method_table(None, str(run.folder.path), compared, "before", columns=columns, means=False)
 
 
 def parse_args(argv=None):
@@ -724,21 +747,11 @@ def resolve(cfg):
 
 def main(argv=None):
     """`python at2po.py …`"""
-    with run.program(baseline=("loss", "grpo")):
+    with program(baseline=("loss", "grpo")):
         reproduce(parse_args(argv))
 
 
 # ================================================================ appendix: nothing below is in the paper
-
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | trees.TREES
-
-def turn_label(turn):
-    """What a turn did: its query or its answer."""
-    queries = inside(SEARCH, turn.text)
-    if queries:
-        return "search: " + queries[-1].strip()
-    return "answer" if ANSWER[0] in turn.text else turn.stop_reason
-
 
 # What the outside has to know of the agent (common/agent.py): --ask, --collect, demonstrations, warm-ups and
 # the embedded world's tiny policy follow from it.

@@ -41,15 +41,16 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from transformers import AutoConfig
 
-from common import chat, data, distributed, flags, guards, metrics, rollout, run, splits, training
+from common import chat, data, distributed, flags, guards, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent
 from common.files import say, warn
-from common.folder import in_turn, left_by, open_stage
+from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_bi_rar import steps as page
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
+from common.run import Run, program, stages, timed
 
 # ---------------------------------------------------------------- config
 
@@ -163,6 +164,14 @@ def render_information(passages, quote='"', max_passage=4000):
     for i, p in enumerate(passages, 1):
         docs.append(f"Doc {i}(Title: {quote}{p.title[:max_passage]}{quote}) {p.text[:max_passage]}")
     return "\n".join(docs).strip() or "No passage found."
+
+
+def turn_label(turn):
+    """What a turn did, for the page: its query or its answer."""
+    action = ACTION.search(turn.text)
+    if not action:
+        return "invalid"
+    return "answer" if action[1] == "answer" else "search: " + action[2].strip()
 
 
 # ---------------------------------------------------------------- agent (Search-R1's loop)
@@ -464,23 +473,25 @@ def assign_advantages(group):
 
 # ---------------------------------------------------------------- update: a training step
 
-def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | page.DISTANCES
+
+
+def train(run, policy, initial, scorer, split):
     """GRPO with the stage's reward, from the initial policy."""
-    model = policy.model
+    cfg, stage, model = run.cfg, run.name, policy.model
     reference = initial if cfg.kl_coef else None
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    for step, row in run.steps(  # after each pass of the body it writes row, and saves when due
-            cfg, folder, policy, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | "):
+    for step, row in run.steps(policy, optimizer, cfg.steps, label=f"{stage} | "):  # logs, saves when due
         # 1. sample: a group of trajectories for each question
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
-        with run.timed(row, "time/rollout"):
+        with timed(row, "time/rollout"):
             policy.engine.sync(model)
             groups = rollout_groups(policy, split.retriever, questions, cfg, step)
             policy.engine.sleep()
 
         # 2. score: the stage's reward, which measures distances where it needs them
-        with run.timed(row, "time/scoring"):
+        with timed(row, "time/scoring"):
             row["reward/steps_scored"] = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
 
         # 3. credit: a trajectory's advantage in its group
@@ -490,19 +501,20 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
         # 4. log-probs of the weights that sampled, and of the initial policy, before the first update. Groups
         # of equal rewards have no advantage and are left out, with their KL term; N (below) still counts them
         mini_batches = []
-        with run.timed(row, "time/old_logprobs"):
+        with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
                 part = groups[first:first + cfg.mini_batch]
-                spread = [group for group in part if training.has_spread([t.reward for t in group])]
-                learned = [t for group in spread for t in group]
+                uneven = [group for group in part if training.has_spread([t.reward for t in group])]
+                learned = [t for group in uneven for t in group]
                 if learned:  # else this mini-batch makes no update
-                    batches = training.prepare(model, reference, learned, cfg.micro_tokens,
-                                               cfg.share_prefixes, cfg.temperature)
+                    batches = training.prepare(
+                        model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
         # 5. for each mini-batch (paper: one a step; embedded world: four) loss, backward, clip, step
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
-        # t: sampled tokens of o; rho = exp(logprob - old_logprob); N: trajectories, those left out too
+        # t: sampled tokens of o, the stop string's too; prompt, INVALID and search results have mask 0
+        # rho = exp(logprob - old_logprob); N: trajectories, those left out too, on all ranks
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction)
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # by default it is cfg.lr at once
@@ -518,12 +530,20 @@ def train(cfg, stage, folder, policy, initial, scorer, split, evaluate_now):
                 (loss * b.weight).backward()  # 0: a filler, so that all ranks make equally many passes
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm):  # else loss or gradient is not a number: no update
+            if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
 
         row |= meter.means() | page.step_metrics(groups, split.retriever)
         row["sample"] = sample_record(policy, scorer, groups, questions, step, cfg)
+
+
+def sample_record(policy, scorer, groups, questions, step, cfg):
+    """The step's first group with different rewards, all its reasoning steps measured."""
+    shown = record.first_with_spread([[t.reward for t in group] for group in groups])
+    group, question = groups[shown], questions[shown]
+    measure_distances(policy, scorer, [(t, question) for t in group], cfg)
+    return page.group_record(group, question, turn_label, step_reward, step=step)
 
 
 # ---------------------------------------------------------------- merge (Eq 10)
@@ -600,16 +620,16 @@ def stages_of(cfg):
 
 def main(argv=None):
     """The stages of --stage, each in a run folder of its own, and their table."""
-    with run.program():
+    with program():
         cfg = parse_args(argv)
         # what cannot run is refused before anything large is read
         for named in (cfg.checkpoint or cfg.model, cfg.scorer):
             if named and named != "lines":
                 models.find_model(named)
-        folders = {}
+        runs = []
         for stage in stages_of(cfg):
-            saves = stage in TRAINED
-            folders[stage] = open_stage(cfg, "bi_rar", stage, ["stage", "lambdas"], saves)
+            free = ["stage", "lambdas"]
+            runs.append(Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED))
         if cfg.stage == "merge":
             pair_to_merge(cfg)
         split, evals = splits.load_splits(cfg, PAPER_EVAL)
@@ -618,36 +638,38 @@ def main(argv=None):
             initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
         start = cfg.checkpoint or cfg.policy or initial_source
         if cfg.ask:
-            return AGENT.ask(cfg, run.load_policy(cfg, start, trains=False), evals[0].retriever)
-        run.tell(cfg, cfg.steps)
-        for stage, folder in in_turn(folders):
-            if stage.startswith("merged-"):
-                lam = stage.removeprefix("merged-")
-                pair = pair_to_merge(cfg)
-                merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
-                distributed.once(merge, *pair, float(lam), merged)
-                run_stage(cfg, stage, folder, merged, initial_source, None, evals, made_from=pair)
+            run = Run(cfg)
+            return AGENT.ask(run, run.policy(start, trains=False), evals[0].retriever)
+        for run in stages(cfg, runs, cfg.steps):
+            if run.name.startswith("merged-"):
+                run_stage(run, *merged_weights(cfg, run.name), initial_source, None, evals)
             else:
-                run_stage(cfg, stage, folder, start, initial_source, split, evals)
+                run_stage(run, start, 0, initial_source, split, evals)
         if cfg.stage != "eval":
             distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
 
 
-def run_stage(cfg, stage, folder, source, initial_source, split, evals, made_from=()):
-    """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it.
+def merged_weights(cfg, stage):
+    """(the folder of a merge, made now, when the newest file of the two that were merged was written)"""
+    lam = stage.removeprefix("merged-")
+    pair = pair_to_merge(cfg)
+    merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
+    distributed.once(merge, *pair, float(lam), merged)
+    files = [file for folder in pair for file in Path(folder).glob("*.safetensors")]
+    return merged, max((file.stat().st_mtime for file in files), default=0)
 
-    made_from: the two folders of a merge. A stage that --resume finds done is not done again, but for a merge
-    of newer weights."""
-    trains = stage in TRAINED
-    steps = lora = 0
+
+def run_stage(run, source, newest, initial_source, split, evals):
+    """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it. A stage that
+    --resume finds done, after the time `newest`, is not done again."""
+    cfg, steps, lora = run.cfg, 0, 0
+    trains = run.name in TRAINED
     if trains:
         steps, lora = cfg.steps, cfg.lora
-    files = [file for made in made_from for file in Path(made).glob("*.safetensors")]
-    newest = max((file.stat().st_mtime for file in files), default=0)
-    if folder.is_done(steps, evals, newest):
+    if run.folder.is_done(steps, evals, newest):
         return
     frozen = int(bool(initial_source) and not lora) + bool(cfg.scorer)  # models beside the policy
-    policy = run.load_policy(cfg, folder.start or source, trains, frozen=frozen)
+    policy = run.policy(run.folder.start or source, trains, frozen)
     initial = None
     if initial_source:
         initial = models.load_reference(policy.model, initial_source, lora)
@@ -658,13 +680,11 @@ def run_stage(cfg, stage, folder, source, initial_source, split, evals, made_fro
     learned = split if trains else None
     learned, *evals = splits.within_limit([learned, *evals], length, cfg.max_prompt, cfg.skip_bad)
 
-    with run.stage(cfg, folder, METRICS, f"Bi-RAR {cfg.name}: {stage}"):
+    with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate):
         if trains:
-            evaluate_now = partial(run.evaluate_all, cfg, folder, policy, evals, evaluate)
-            train(cfg, stage, folder, policy, initial, scorer, learned, evaluate_now)
-        measured = partial(evaluate, scorer=scorer)  # with distances, at the end alone
-        results = run.evaluate_all(cfg, folder, policy, evals, measured)
-        if stage == "initial":  # a warning where nothing could be learned
+            train(run, policy, initial, scorer, learned)
+        results = run.evaluate(evaluate=partial(evaluate, scorer=scorer))  # with distances, at the end alone
+        if run.name == "initial":  # a warning where nothing could be learned
             guards.look_at_start(results, warn)
 
 
@@ -752,27 +772,6 @@ def dealt_anew(per_trajectory, seed):
         dealt.append(left[:len(ds)])
         left = left[len(ds):]
     return dealt
-
-
-# ---------------------------------------------------------------- metrics and records for the page
-
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | page.DISTANCES
-
-
-def turn_label(turn):
-    """What a turn did: its query or its answer."""
-    action = ACTION.search(turn.text)
-    if not action:
-        return "invalid"
-    return "answer" if action[1] == "answer" else "search: " + action[2].strip()
-
-
-def sample_record(policy, scorer, groups, questions, step, cfg):
-    """The step's first group with different rewards, all its reasoning steps measured."""
-    shown = record.first_with_spread([[t.reward for t in group] for group in groups])
-    group, question = groups[shown], questions[shown]
-    measure_distances(policy, scorer, [(t, question) for t in group], cfg)
-    return page.group_record(group, question, turn_label, step_reward, step=step)
 
 
 AGENT = Agent(

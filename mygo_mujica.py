@@ -58,17 +58,17 @@ from common import (
     kg,
     metrics,
     rollout,
-    run,
     splits,
     training,
 )
 from common import model as models
 from common.files import console, plain, say, warn
-from common.folder import in_turn, left_by, open_stage
+from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import teams as team_page
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
+from common.run import Run, collect, make_engine, program, show_turn, stages, timed
 
 # ---------------------------------------------------------------- config
 
@@ -588,12 +588,15 @@ def mini_batches(groups, size):
     return [part for part in parts if part]
 
 
-def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_page.TEAMS
+
+
+def train(run, stage, policy, sampler, reference, place):
     """MyGO: sample until enough attempts pass K, select them, maximise their likelihood; once an iteration.
 
     sampler: the policy itself, or for offline MyGO the warmed-up one, which stays as it is. reference: the
     weights of GRPO's KL term."""
-    model = policy.model
+    cfg, model = run.cfg, policy.model
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     team = Team(sampler, place, cfg, cfg.temperature)
     threshold = cfg.offline_threshold if stage == "offline" else cfg.threshold
@@ -604,57 +607,62 @@ def train(cfg, stage, folder, policy, sampler, reference, place, evaluate_now):
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
     # Until completed() is 1. After each body, also after `continue`, run.steps logs, evaluates and saves.
-    steps = run.steps(
-        cfg, folder, policy, optimizer, METRICS, cfg.steps, state,
-        evaluate=evaluate_now, share=completed, label=f"{stage} | ", guard=team_page.GUARD)
-    for step, row in steps:
+    for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
+                               label=f"{stage} | ", guard=team_page.GUARD):
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
         before = completed(step - 1)
 
-        with run.timed(row, "time/rollout"):
+        with timed(row, "time/rollout"):
             sampler.engine.sync(sampler.model)  # the last iteration's weights: nothing is sampled ahead (D.2)
             if stage in BASELINES:  # by rules of their own, under their banner below
-                made, chosen = baseline_groups(team, questions, stage, step)
+                groups, selected = baseline_groups(team, questions, stage, step)
             else:
                 # 1. sample (D.1): first attempts set K, further ones go where too few of them passed
-                made, state["K"] = sample(team, questions, step, state["K"], rises=stage == "mygo")
+                groups, state["K"] = sample(team, questions, step, state["K"], rises=stage == "mygo")
                 # 2. select (D.2): at most m a question; the others are thrown away
-                chosen = [select(attempted, state["K"], cfg.keep) for attempted in made]
+                selected = [select(group, state["K"], cfg.keep) for group in groups]
             sampler.engine.sleep()
-        state["tokens"] += sum(t.info.tokens for attempted in made for t in attempted)  # see `completed`
-        record(folder, step, row, state, team, questions, made, chosen, stage)  # metrics and files alone
+        state["tokens"] += sum(t.info.tokens for group in groups for t in group)  # see `completed`
+        record(run.folder, step, row, state, team, questions, groups, selected, stage)  # metrics, files alone
 
         # 3. update (Eq 6), once a mini-batch, on planners and workers alike
         rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 by default
         if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
-            row |= ratio_update(model, reference, optimizer, chosen, cfg, rise)
+            row |= ratio_update(model, reference, optimizer, selected, cfg, rise)
             continue
         meter = training.Meter()
-        parts = mini_batches(chosen, cfg.mini_batch)
+        parts = mini_batches(selected, cfg.mini_batch)
         for number, part in enumerate(parts):
             fraction = before + number / len(parts) / cfg.steps  # one cosine over all iterations (ours)
             training.set_lr(optimizer, rise * training.cosine_lr(fraction, 1, cfg.lr, cfg.lr_final))
-            learned = [c for t in part for c in conversations(t)]
-            num_tokens = sum(c.sampled_tokens for c in learned)
-            batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
-            for b in batches:  # this rank's, as large as memory takes; backward sums over all ranks
-                logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T)
-                loss = mle_loss(logprobs, b.response_mask, num_tokens)
-                (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
-                meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-            norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm):  # else loss or gradient is not a number: no update
-                optimizer.step()
-            optimizer.zero_grad()
+            likelihood_update(model, optimizer, part, cfg, meter)
         row |= team_page.update_metrics(meter, optimizer)
+
+
+def likelihood_update(model, optimizer, trajectories, cfg, meter):
+    """An update by Eq 6 on a mini-batch: planners, and workers, failed ones too."""
+    learned = [c for t in trajectories for c in conversations(t)]
+    # what the policy sampled, and no prompt or observation, of the whole mini-batch on all ranks: every token
+    # counts the same, so a long conversation counts for more than a short one
+    num_tokens = sum(c.sampled_tokens for c in learned)
+    for b in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):  # this rank's
+        logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), as they were sampled
+        loss = mle_loss(logprobs, b.response_mask, num_tokens)
+        (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
+        meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+    norm = training.clip_gradient(model, cfg.grad_clip)
+    if meter.end_update(norm):  # else loss or gradient is not a number: no update
+        optimizer.step()
+    optimizer.zero_grad()
 
 
 # ---------------------------------------------------------------- warm-up (sec. 4.2, D.3)
 
-def warm_up(cfg, folder, policy, place):
+def warm_up(run, policy, place):
     """Samples the model with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these
     under prompts without the examples."""
+    cfg, folder = run.cfg, run.folder
     folder.rewind(-1)  # a warm-up interrupted earlier is discarded and restarted
     team = Team(policy, place, cfg, cfg.temperature, few_shot=True)
     order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
@@ -690,7 +698,7 @@ def warm_up(cfg, folder, policy, place):
     record_warm_up(folder, kept, place.env)  # files alone
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
-    run.save(folder, policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
+    run.save(policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
 
 
 def sft(cfg, folder, model, optimizer, trajectories):
@@ -703,18 +711,7 @@ def sft(cfg, folder, model, optimizer, trajectories):
         for number, part in enumerate(parts):
             fraction = (epoch + number / len(parts)) / cfg.sft_epochs
             training.set_lr(optimizer, training.cosine_lr(fraction, 1, cfg.sft_lr, cfg.sft_lr_final))
-            learned = [c for t in part for c in conversations(t)]
-            num_tokens = sum(c.sampled_tokens for c in learned)
-            batches = training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes)
-            for b in batches:
-                logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T)
-                loss = mle_loss(logprobs, b.response_mask, num_tokens)
-                (loss * b.weight).backward()
-                meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-            norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm):
-                optimizer.step()
-            optimizer.zero_grad()
+            likelihood_update(model, optimizer, part, cfg, meter)
         row = {"step": epoch + 1} | team_page.update_metrics(meter, optimizer)
         loss = row.get("train/loss", math.nan)
         say(f"warm-up | epoch {epoch + 1}/{cfg.sft_epochs} | loss {loss:.4f} | "
@@ -731,7 +728,7 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
     agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
     trajectories = team.run(agents, progress)
     rows = [team_page.prediction(t, q) for t, q in zip(trajectories, place.questions, strict=True)]
-    run.collect(cfg, trajectories, place.questions, lambda t, q: learned_rows(t, q, place.env))  # (--collect)
+    collect(cfg.collect, trajectories, place.questions, lambda t, q: learned_rows(t, q, place.env))
     about = {
         "set": place.name,
         "seed": cfg.seed,
@@ -745,41 +742,38 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
 
 def main(argv=None):
     """The stages of --stage in each of --envs, each in a run folder of its own."""
-    with run.program(baseline=("stage", "grpo")):
+    with program(baseline=("stage", "grpo")):
         cfg = parse_args(argv)
         if cfg.checkpoint or cfg.model:
             models.find_model(cfg.checkpoint or cfg.model)
         if cfg.ask:
             return ask(cfg)
-        envs, stages = cfg.envs.split(","), [cfg.stage]
+        envs, of_env = cfg.envs.split(","), [cfg.stage]
         if cfg.stage == "all":
-            stages = ["few-shot", "warm-up", "mygo"]
+            of_env = ["few-shot", "warm-up", "mygo"]
         saves = dict.fromkeys(LEARNING, True) | {"warm-up": "once"}
-        folders = {}  # opened here, so that what cannot go on is refused before data are read
-        for env, stage in itertools.product(envs, stages):
-            free = ("stage", "envs", "token_budget")
-            folders[env, stage] = open_stage(
-                cfg, "mygo_mujica", f"{env}-{stage}", free, saves.get(stage, False))
+        free = ["stage", "envs", "token_budget"]
+        runs = []  # opened here, so that what cannot go on is refused before data are read
+        for env, stage in itertools.product(envs, of_env):
+            runs.append(Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves.get(stage, False)))
             if cfg.stage in LEARNING:
                 start_weights(cfg, env, stage)
         split, evals = load_splits(cfg)
-        run.tell(cfg, cfg.steps)
-        places = {}
-        for env in envs:
-            places[env] = split and Place(env, **vars(split)), [Place(env, **vars(s)) for s in evals]
-        for (env, stage), folder in in_turn(folders):
-            run_stage(cfg, env, stage, folder, *places[env])
+        for run in stages(cfg, runs, cfg.steps):
+            env, _, stage = run.name.partition("-")
+            place = split and Place(env, **vars(split))
+            run_stage(run, stage, place, [Place(env, **vars(s)) for s in evals])
         for env in envs:
             distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
 
-def run_stage(cfg, env, stage, folder, place, evals):
+def run_stage(run, stage, place, evals):
     """Trains and evaluates one stage in one environment, or only evaluates. What --resume finds done is not
     done again."""
-    steps = 0
-    if stage in LEARNING and not team_page.budget_is_spent(folder, cfg.token_budget):
+    cfg, steps, env = run.cfg, 0, evals[0].env
+    if stage in LEARNING and not team_page.budget_is_spent(run.folder, cfg.token_budget):
         steps = cfg.steps
-    if folder.is_done(steps, evals):
+    if run.folder.is_done(steps, evals):
         return
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
@@ -787,7 +781,7 @@ def run_stage(cfg, env, stage, folder, place, evals):
     trains = stage == "warm-up" or stage in LEARNING
     with_reference = stage == "grpo" and cfg.kl_coef > 0
     frozen = int(stage == "offline" or with_reference)  # models that memory has to hold besides
-    policy = run.load_policy(cfg, folder.start or source, trains, frozen)
+    policy = run.policy(run.folder.start or source, trains, frozen)
     sampler, reference = policy, None
     if stage == "offline":
         sampler = frozen_sampler(cfg, source, policy)
@@ -796,15 +790,15 @@ def run_stage(cfg, env, stage, folder, place, evals):
     if trains:
         place = that_fit(place, policy, cfg, few_shot=stage == "warm-up")
 
-    evaluate_all = partial(run.evaluate_all, cfg, folder, policy, evals, partial(evaluate, few_shot=few_shot))
-    with run.stage(cfg, folder, METRICS, f"Mujica {cfg.name}: {env} {stage}"):
-        if stage == "warm-up" and not folder.start:  # (its only checkpoint is that of its end)
-            warm_up(cfg, folder, policy, place)
+    title = f"Mujica {cfg.name}: {env} {stage}"
+    with run.stage(title, policy, evals, partial(evaluate, few_shot=few_shot)):
+        if stage == "warm-up" and not run.folder.start:  # (its only checkpoint is that of its end)
+            warm_up(run, policy, place)
         elif stage in LEARNING:
             if with_reference:
                 reference = models.load_reference(policy.model, source, lora=0)
-            train(cfg, stage, folder, policy, sampler, reference, place, evaluate_all)
-        results = evaluate_all()
+            train(run, stage, policy, sampler, reference, place)
+        results = run.evaluate()
         if few_shot:
             guards.look_at_start(results, warn)
 
@@ -822,7 +816,7 @@ def frozen_sampler(cfg, source, policy):
     """A policy with an engine and weights of its own."""
     model = models.load_model(source, frozen=True, precision=cfg.precision)
     model.vocabulary = policy.model.vocabulary
-    return Policy(model, policy.tokenizer, run.make_engine(cfg, model, policy.tokenizer))
+    return Policy(model, policy.tokenizer, make_engine(cfg, model, policy.tokenizer))
 
 
 def that_fit(place, policy, cfg, few_shot):
@@ -990,7 +984,7 @@ def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
             (loss * b.weight).backward()
             meter.add(loss, stats, b.weight)
         norm = training.clip_gradient(model, cfg.grad_clip)
-        if meter.finite(norm):
+        if meter.end_update(norm):
             optimizer.step()
         optimizer.zero_grad()
     return row | team_page.update_metrics(meter, optimizer)
@@ -1000,23 +994,20 @@ def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
 #
 # ---------------------------------------------------------------- records of a step
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_page.TEAMS
-
-
-def record(folder, step, row, state, team, questions, made, chosen, stage):
+def record(folder, step, row, state, team, questions, groups, selected, stage):
     """What an iteration sampled and chose: metrics, a sample for the page, rows for LLaMA-Factory."""
-    row |= team_page.rollout_metrics(made, chosen, stage, state["K"], conversations)
+    row |= team_page.rollout_metrics(groups, selected, stage, state["K"], conversations)
     row |= rollout.search_repairs(team.place.retriever)
     row["rollout/tokens_total"] = state["tokens"]
-    rule = threshold_in_words(made, state["K"]) if stage == "mygo" else []
-    row["sample"] = team_page.sample_record(questions, made, chosen, stage, state["K"], step, rule)
+    rule = threshold_in_words(groups, state["K"]) if stage == "mygo" else []
+    row["sample"] = team_page.sample_record(questions, groups, selected, stage, state["K"], step, rule)
     if stage != "grpo":  # which learns from all, better or worse
-        write_sharegpt(folder, [t for group in chosen for t in group], team.place.env, step)
+        write_sharegpt(folder, [t for group in selected for t in group], team.place.env, step)
 
 
-def threshold_in_words(made, K):
+def threshold_in_words(groups, K):
     """How K came about, with the numbers put in (sec. 3.3)."""
-    mean_reward = sum(group[0].reward for group in made) / len(made)
+    mean_reward = sum(group[0].reward for group in groups) / len(groups)
     of_now = next_threshold(0, mean_reward)
     grown = f"(mean r of the first attempts {mean_reward:.3f} + r_sup {R_SUP:g}) / 2 = {of_now:.3f}"
     if K > of_now + 1e-5:
@@ -1060,9 +1051,10 @@ def learned_rows(trajectory, question, env):
 
 def ask(cfg):
     """--ask: one question, shown while it is worked on."""
+    run = Run(cfg)
     _, [split, *_] = load_splits(cfg)
     place = Place(cfg.envs.split(",")[0], **vars(split))
-    policy = run.load_policy(cfg, start_weights(cfg, place.env, "eval"), trains=False)
+    policy = run.policy(start_weights(cfg, place.env, "eval"), trains=False)
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":  # the entities that the question names
         from common.graphs.synthesis import is_named
@@ -1073,8 +1065,8 @@ def ask(cfg):
     def agent(search, seed):
         team = Team(policy, place, cfg, cfg.eval_temperature, few_shot=cfg.stage == "few-shot")
         team.search = search
-        return plan(team, question, "ask", seed, run.show_turn)
-    trajectory = run.ask(cfg, policy, place.retriever, agent)
+        return plan(team, question, "ask", seed, show_turn)
+    trajectory = run.ask(policy, place.retriever, agent)
     console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
 
 

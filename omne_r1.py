@@ -37,7 +37,6 @@ import re
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -47,16 +46,17 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from safetensors.torch import load_file, save_file
 
-from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, run, splits, training
+from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, splits, training
 from common import model as models
 from common.files import Lines, Progress, console, plain, warn
-from common.folder import in_turn, left_by, open_stage
+from common.folder import left_by
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, Call
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.kg import one_line
 from common.of_omne import calls, graph_questions
 from common.of_omne.graph_questions import has_hops
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
+from common.run import Run, collect, program, show_turn, stages, timed
 from kernels.weighted_ce import weighted_cross_entropy
 
 # ---------------------------------------------------------------- config
@@ -364,6 +364,14 @@ class Result(Outcome):
     faults: dict = field(default_factory=dict)  # {what was wrong with calls: how many}
 
 
+def turn_label(turn):
+    """What a turn is called on the page."""
+    kind, action = read_round(turn.text)
+    if kind == "answer":
+        return kind
+    return action[0] if isinstance(action, tuple) else "no call"
+
+
 def result_of(turns, question, cfg):
     """Rounds, calls and the answer of a trajectory's turns, counted and compared."""
     right_format = [round_is_right(turn.text, cfg.think, last=turn is turns[-1]) for turn in turns]
@@ -606,22 +614,25 @@ def set_rates(optimizer, cfg, step):
     of_critic["lr"] = rise * cfg.head_lr
 
 
-def train(cfg, stage, folder, policy, initial, task, evaluate_now):
+UNGROUPED = {key: metric for key, metric in RATIO.items() if key != "rollout/flat_groups"}
+METRICS = STEP | ROLLOUT | UPDATE | UNGROUPED | calls.CALLS
+
+
+def train(run, stage, policy, initial, task):
     """PPO with the reward of stage 1 or 3, and a critic that begins at 0 in both. initial: the weights the
     stage began with, for the KL. task: questions and tools of one set."""
-    actor = load_actor_critic(policy.model, folder.start)
+    cfg = run.cfg
+    actor = load_actor_critic(policy.model, run.folder.start)
     reference = models.load_reference(policy.model, initial, cfg.lora) if cfg.kl_coef else None
     optimizer = make_optimizer(actor, cfg)
     learner = replace(policy, model=actor)  # what checkpoints keep
-    steps = run.steps(
-        cfg, folder, learner, optimizer, METRICS, cfg.steps, evaluate=evaluate_now, label=f"{stage} | ")
-    for step, row in steps:
+    for step, row in run.steps(learner, optimizer, cfg.steps, label=f"{stage} | "):
         set_rates(optimizer, cfg, step)
 
         # 1. sample
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(task.questions, step, cfg.questions_per_step, order)
-        with run.timed(row, "time/rollout"):
+        with timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
             done = rollouts(policy, task.tools, questions, cfg, stage, step)
             policy.engine.sleep()
@@ -631,10 +642,11 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
             t.reward = REWARD[stage](t)
         row |= calls.rollout_metrics(done, task.tools)
 
-        # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled ones
+        # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
+        # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
         shuffled = data.batch_of_step(done, 1, len(done), stable_seed(cfg.seed, "parts", step))
         parts = [shuffled[i:i + cfg.mini_batch] for i in range(0, len(shuffled), cfg.mini_batch)]
-        with run.timed(row, "time/old_logprobs"):
+        with timed(row, "time/old_logprobs"):
             prepared = [batches_of(actor, reference, part, cfg) for part in parts]
 
         # 4. credit
@@ -647,8 +659,9 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
         # 5. an update for each mini-batch
         meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
         for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
+            # sampled tokens on all ranks: prompts and tools' replies have mask 0 in both losses
             num_tokens = sum(t.sampled_tokens for t in part)
-            for b in batches:
+            for b in batches:  # micro-batches of this rank, for memory alone
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
                 # by default b.advantages, else times p of the trainer over p of the engine
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
@@ -659,7 +672,7 @@ def train(cfg, stage, folder, policy, initial, task, evaluate_now):
                 (loss * b.weight).backward()
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(actor, cfg.grad_clip)
-            if meter.finite(norm):     # else nothing is learned from this mini-batch
+            if meter.end_update(norm):  # else nothing is learned from this mini-batch
                 optimizer.step()
             optimizer.zero_grad()
         row |= calls.update_metrics(meter)
@@ -789,7 +802,7 @@ def sft_rows(cfg, task):
         task = replace(task, questions=[q for q in task.questions if has_hops(q, cfg.train_hops)])
         rows = []
         if samples:
-            policy = run.load_policy(cfg, weights, trains=False)
+            policy = Run(cfg).policy(weights, trains=False)
             rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
         distributed.once(add_templates, cfg, folder, task, rows)
     return graph_questions.read_conversations(file, task.evaluated)
@@ -899,18 +912,19 @@ def fused_sft_loss(model, batch, weights, total, hidden, backend="auto"):
 UPDATES_A_STEP = 25  # of stage 2, in one line of metrics
 
 
-def train_sft(cfg, folder, policy, examples, evaluate_now):
+SFT_METRICS = STEP | UPDATE | calls.WEIGHTED
+
+
+def train_sft(run, policy, examples):
     """Stage 2: sft_epochs over the conversations, one cosine over all of it."""
-    model = policy.model
+    cfg, model = run.cfg, policy.model
     tags = [chat.encode(policy.tokenizer, tag)[1] for tag in ("<think>", "</think>")]
     peak, warmup = cfg.sft_full_lr, .01
     if cfg.sft_lora:
         peak, warmup = cfg.sft_lr, .1
     optimizer = training.make_optimizer(model, peak, cfg.weight_decay, kind=cfg.optimizer)
     updates = -(-len(examples) * cfg.sft_epochs // cfg.sft_batch)
-    for step, row in run.steps(
-            cfg, folder, policy, optimizer, SFT_METRICS, -(-updates // UPDATES_A_STEP),
-            evaluate=evaluate_now, label="sft | "):
+    for step, row in run.steps(policy, optimizer, -(-updates // UPDATES_A_STEP), label="sft | "):
         meter = training.Meter()
         for number in range((step - 1) * UPDATES_A_STEP, min(step * UPDATES_A_STEP, updates)):
             # 1. some conversations, and their rate
@@ -938,7 +952,7 @@ def train_sft(cfg, folder, policy, examples, evaluate_now):
                 stats = {"tokens": int(b.response_mask.sum()), "weight": of_batch}
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.finite(norm):
+            if meter.end_update(norm):
                 optimizer.step()
             optimizer.zero_grad()
         row |= calls.update_metrics(meter)
@@ -958,7 +972,7 @@ def evaluate(policy, task, cfg, progress):
     for t in done:
         t.reward = t.info.em
     rows = [calls.prediction(t, q, turn_label) for t, q in zip(done, task.questions, strict=True)]
-    run.collect(cfg, done, task.questions, lambda t, q: [row_of(t, q)])  # (--collect)
+    collect(cfg.collect, done, task.questions, lambda t, q: [row_of(t, q)])
     about = {"set": task.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | calls.summary(rows, done)
 
@@ -1022,55 +1036,55 @@ def reproduce(cfg):
         evaluated = frozenset()
         if cfg.warmup_data:  # as the run that was warmed up
             evaluated = graph_questions.load(cfg, folder_of(cfg, "questions"))[1][0].evaluated
-        return ask(cfg, run.load_policy(cfg, base_weights(cfg, evaluated), trains=False))
-    stages, folders = stages_of(cfg), {}
-    for name, (kind, settings) in stages.items():
-        folders[name] = open_stage(settings, "omne_r1", name, FREE, saves=kind in TRAINS)
+        return ask(Run(cfg), base_weights(cfg, evaluated))
+    asked, runs = stages_of(cfg), []
+    for name, (kind, settings) in asked.items():
+        table = SFT_METRICS if kind == "sft" else METRICS
+        runs.append(Run(settings, "omne_r1", table, name, FREE, saves=kind in TRAINS))
     if cfg.stage == "rl" and not cfg.checkpoint:
         left_by_sft(cfg)
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
-    run.tell(cfg, cfg.steps)
-    for name, folder in in_turn(folders):
-        run_stage(name, *stages[name], folder, task, evals)
+    for run in stages(cfg, runs, cfg.steps):
+        run_stage(run, asked[run.name][0], task, evals)
     from common import ladder
-    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, list(stages))
+    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, list(asked))
 
 
-def run_stage(name, kind, cfg, folder, task, evals):
+def run_stage(run, kind, task, evals):
     """Trains and evaluates, or only evaluates. What --resume finds done is not done again."""
+    cfg, folder = run.cfg, run.folder
     if folder.is_done(cfg.steps if kind in REWARD else 0, evals):
         return
     initial = start_weights(cfg, kind, evals[0].evaluated)
-    lora, table = cfg.lora, METRICS
+    lora = cfg.lora
     if kind == "sft":
-        lora, table = cfg.sft_lora, SFT_METRICS
+        lora = cfg.sft_lora
         examples = sft_rows(cfg, task)
     # a reference in memory; with adapters it is the base with them off
     frozen = int(kind != "sft" and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
-    policy = run.load_policy(replace(cfg, lora=lora), folder.start or initial, trains, frozen=frozen)
+    policy = run.policy(folder.start or initial, trains, frozen, lora=lora)
     evaluator = evaluate_directly if kind == "direct" else evaluate
 
     def length(q):
         return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
     task, *evals = splits.within_limit([task, *evals], length, cfg.max_prompt, cfg.skip_bad)
-    fixed = graph_questions.fewer(evals, cfg.curve_questions)
-    evaluate_now = partial(run.evaluate_all, cfg, folder, policy, fixed, evaluator)
-    with run.stage(cfg, folder, table, f"Omne-R1 {cfg.name}: {name}"):
+    fewer = graph_questions.fewer(evals, cfg.curve_questions)  # of each set, between steps
+    with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluator):
         if trains and cfg.eval_every and not folder.start:
-            evaluate_now("_before")
+            run.evaluate("_before")
         if kind == "sft":
             found = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
             found = calls.that_fit(found, cfg.max_length)
             calls.keep_learned(folder, found, turn_label)
-            train_sft(cfg, folder, policy, found, evaluate_now)
+            train_sft(run, policy, found)
         elif trains:
             asked = [q for q in task.questions if has_hops(q, cfg.train_hops)]
             if not asked:
                 raise data.DataError(f"--train-hops {cfg.train_hops}: no training question has so many")
-            train(cfg, kind, folder, policy, initial, replace(task, questions=asked), evaluate_now)
-        results = run.evaluate_all(cfg, folder, policy, evals, evaluator)
-        if name == "base":
+            train(run, kind, policy, initial, replace(task, questions=asked))
+        results = run.evaluate(evals=evals)
+        if run.name == "base":
             guards.look_at_start(results, warn)
 
 
@@ -1122,7 +1136,7 @@ def check(cfg):
 
 def main(argv=None):
     """`python omne_r1.py …`"""
-    with run.program():
+    with program():
         reproduce(parse_args(argv))
 
 
@@ -1211,30 +1225,17 @@ def evaluate_directly(policy, task, cfg, progress):
     return rows, about | metrics.summarize(rows, calls.DIRECT)
 
 
-# ---------------------------------------------------------------- metrics of a step
+# ---------------------------------------------------------------- --ask
 
-UNGROUPED = {key: metric for key, metric in RATIO.items() if key != "rollout/flat_groups"}
-METRICS = STEP | ROLLOUT | UPDATE | UNGROUPED | calls.CALLS
-SFT_METRICS = STEP | UPDATE | calls.WEIGHTED
-
-# ---------------------------------------------------------------- records for the page
-
-def turn_label(turn):
-    """What a turn is called on the page."""
-    kind, action = read_round(turn.text)
-    if kind == "answer":
-        return kind
-    return action[0] if isinstance(action, tuple) else "no call"
-
-
-def ask(cfg, policy):
+def ask(run, source):
     """--ask: one trajectory, shown while it is played; TYPE: QUESTION where there are several graphs."""
+    cfg, policy = run.cfg, run.policy(source, trains=False)
     tools = graph_questions.load_tools(cfg)
     question = graph_questions.asked(cfg.ask, tools.graphs)
 
     def agent(search, seed):
-        return play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
-    trajectory = run.ask(cfg, policy, tools, agent, question.question)
+        return play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, show_turn)
+    trajectory = run.ask(policy, tools, agent, question.question)
     console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
 
 

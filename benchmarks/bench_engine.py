@@ -22,10 +22,11 @@ import torch
 import transformers
 
 import at2po
-from common import run, training
+from common import training
 from common.engine import Generation, TransformersEngine
 from common.model import token_logprobs
 from common.rollout import Policy
+from common.run import Run
 from common.world.splits import world_split
 
 
@@ -34,7 +35,7 @@ def setup(args):
     longest = args.max_response or cfg.max_response
     engine = "vllm" if args.vllm else "transformers"
     cfg = replace(cfg, engine=engine, precision="fp32", max_response=longest)
-    policy = run.load_policy(cfg, args.model or at2po.tiny_policy(cfg))
+    policy = Run(cfg).policy(args.model or at2po.tiny_policy(cfg))
     split = world_split("train", questions=2000)
     return cfg, policy, replace(split, questions=split.questions[:args.questions])
 
@@ -152,8 +153,9 @@ def updates(cfg, policy, split):
     shared and plain; {} where there is nothing to learn."""
     roots = at2po.rollout_trees(policy, split.retriever, split.questions, cfg, 0)
     at2po.score_trees(roots, split.questions, cfg)
-    learn = [root for root in roots if at2po.assign_advantages(root, cfg)]
-    trajectories = at2po.trajectories_of(learn)
+    for root in roots:
+        at2po.assign_advantages(root, cfg)
+    trajectories = [t for t in at2po.trajectories_of(roots) if t.advantages]
     if not trajectories:
         return {}
     results = {}

@@ -268,15 +268,15 @@ def a_step(cfg, policy, retriever, questions, folder):
         grown.extend(grow(*args))
         return grown
 
-    def one_step(*args, **kwargs):
+    def one_step(*_, **__):
         yield 1, row
         with open(Path(folder) / "samples.jsonl", "w") as f:
             f.write(json.dumps(row["sample"]))
 
-    where = SimpleNamespace()
     cfg = replace(cfg, questions_per_step=len(questions))
-    with patch.object(at2po, "rollout_trees", kept), patch.object(at2po.run, "steps", one_step):
-        at2po.train(cfg, where, policy, None, Split("made up", questions, retriever), None)
+    run = SimpleNamespace(cfg=cfg, steps=one_step)
+    with patch.object(at2po, "rollout_trees", kept):
+        at2po.train(run, policy, None, Split("made up", questions, retriever))
     return grown, row
 
 

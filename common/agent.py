@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from common import chat, data, metrics, rollout, run
+from common import chat, data, metrics, rollout
 from common import model as models
 from common.files import console, plain
+from common.run import collect, show_turn
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,18 @@ class Agent:
             chain = self.play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature)
             agents.append(chain)
         done = rollout.run_agents(agents, policy.engine, search, progress)
-        run.collect(cfg, done, split.questions, self.rows)
+        collect(cfg.collect, done, split.questions, self.rows)
         return done
 
-    def ask(self, cfg, policy, retriever):
+    def ask(self, run, policy, retriever):
         """--ask: one trajectory, shown while it is played."""
+        cfg = run.cfg
         question = data.Question("ask", cfg.ask, [""])
 
         def agent(search, seed):
-            return self.play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, run.show_turn)
+            return self.play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, show_turn)
 
-        info = run.ask(cfg, policy, retriever, agent).info
+        info = run.ask(policy, retriever, agent).info
         wrong = f" ({info.problem})" if info.problem else ""
         console.print(f"[bold]answer: {plain(f'{info.answer}{wrong}')}[/bold]")
 

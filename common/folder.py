@@ -243,13 +243,6 @@ def open_stage(cfg, script, stage, free=(), saves=True):
     return _open(cfg, script, name, cfg.resume and begun(base / name), free, saves)
 
 
-def in_turn(folders):
-    """Yields (stage, its RunFolder) of {stage: RunFolder}, each taken up as it was begun."""
-    for stage, folder in folders.items():
-        folder.take_up()
-        yield stage, folder
-
-
 def _open(cfg, script, name, resume, free, saves):
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
     if resume and saves:

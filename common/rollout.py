@@ -33,7 +33,7 @@ from common.turns import (  # noqa: F401  (they are names of this module too)
 
 @dataclass
 class Policy:
-    """A language model that is sampled and trained: `run.load_policy` makes one."""
+    """A language model that is sampled and trained: `Run.policy` makes one."""
     model: object         # Hugging Face causal LM, the one that is trained
     tokenizer: object
     engine: object        # samples; engine.sync(model) gives it the model's weights

@@ -3,12 +3,13 @@
 The order is always the same:
 
     # refuses what cannot go on; writes nothing (common/folder.py)
-    folder = open_folder(cfg, "at2po", cfg.name)
-    policy = run.load_policy(cfg, folder.start or source)
-    with run.stage(cfg, folder, METRICS, title):    # the folder exists; at its end curves and page
-        for step, row in run.steps(cfg, folder, policy, optimizer, METRICS, cfg.steps, state):
+    run = Run(cfg, "at2po", METRICS)
+    policy = run.policy(run.folder.start or source)
+    with run.stage(title, policy, evals, evaluate):    # the folder exists; at its end curves and page
+        for step, row in run.steps(policy, optimizer, cfg.steps):
             …      # the method: sample, score, update;
                    # it fills `row` with metrics, row["sample"] with what the page shows
+        run.evaluate()
 
 Behind the body of a step: the line on the terminal, the guards, an evaluation where one is due,
 metrics.jsonl and samples.jsonl, the checkpoint. What the body raises goes straight through: nothing of a
@@ -21,7 +22,7 @@ import shlex
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -46,7 +47,7 @@ from common.files import (
     warn,
 )
 from common.flags import PolicyFlags
-from common.folder import opened
+from common.folder import open_folder, open_stage, opened
 from common.metrics import mean_em
 
 # ---------------------------------------------------------------- tracker
@@ -66,36 +67,217 @@ def open_tracker(name, folder):
     return tracker
 
 
-# ---------------------------------------------------------------- a stage
+# ---------------------------------------------------------------- a run, or a stage of one
 
-def load_policy(cfg, source, trains=True, frozen=0, longest=8192):
-    """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it before
-    anything is sampled.
+SHOW_EVERY = 10  # steps between the best and the worst trajectory on the terminal
 
-    frozen: models of its size that will be loaded beside it; longest: tokens of a sequence
-    (memory.check)."""
-    if cfg.policy:
-        from common.serve import served
-        return served.policy(cfg)
-    from common.gpu import memory
-    torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
-    lora = cfg.lora if trains else 0
-    keeps = memory.check(cfg, source, frozen, longest, trains)
-    whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
-    # what vLLM samples and nothing trains is held in its precision
-    model, tokenizer = models.load_policy(
-        source, lora, precision=cfg.precision, frozen=not trains and not whole,
-        gradient_checkpointing="off" if keeps else "auto")
-    say(models.describe(source, model, trains))
-    if trains and not whole:
-        distributed.shard(model)
-    policy = rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer, trains))
-    if trains and whole:
-        distributed.shard(model)
-    check_engine(cfg, source, policy)
-    policy.engine.sleep()  # what is loaded next, a reference or moments, finds room
-    return policy
 
+class Run:
+    """A script's settings, a folder, a table of metrics: what loads, steps, evaluates and saves asks this.
+
+    It opens runs/<script>/<name>, or of a stage <name>-<stage>; none for --ask. free, saves: see
+    folder.open_folder. metrics: the script's table, kept as metrics.json."""
+
+    def __init__(self, cfg, script="", metrics=None, stage="", free=(), saves=True):
+        self.cfg = cfg
+        self.metrics = metrics or {}
+        self.name = stage
+        self.folder = None
+        self.evaluated = None, (), None  # policy, splits, the script's evaluate: of `stage`
+        if script and stage:
+            self.folder = open_stage(cfg, script, stage, free, saves)
+        elif script and not cfg.ask:
+            self.folder = open_folder(cfg, script, cfg.name, free, saves)
+
+    def policy(self, source, trains=True, frozen=0, longest=8192, lora=None):
+        """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it
+        before anything is sampled.
+
+        frozen: models of its size that will be loaded beside it; longest: tokens of a sequence
+        (memory.check). lora: another rank than --lora."""
+        cfg = self.cfg
+        if lora is not None:
+            cfg = replace(cfg, lora=lora)
+        if cfg.policy:
+            from common.serve import served
+            return served.policy(cfg)
+        from common.gpu import memory
+        torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
+        lora = cfg.lora if trains else 0
+        keeps = memory.check(cfg, source, frozen, longest, trains)
+        whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
+        # what vLLM samples and nothing trains is held in its precision
+        model, tokenizer = models.load_policy(
+            source, lora, precision=cfg.precision, frozen=not trains and not whole,
+            gradient_checkpointing="off" if keeps else "auto")
+        say(models.describe(source, model, trains))
+        if trains and not whole:
+            distributed.shard(model)
+        policy = rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer, trains))
+        if trains and whole:
+            distributed.shard(model)
+        check_engine(cfg, source, policy)
+        policy.engine.sleep()  # what is loaded next, a reference or moments, finds room
+        return policy
+
+    @contextmanager
+    def stage(self, title, policy=None, evals=(), evaluate=None):
+        """The folder exists in the body; after it curves.png and trajectories.html are written, which shows
+        till then how far it is.
+
+        evaluate(policy, split, cfg, progress) -> (rows, summary): the script's, which `self.evaluate` calls
+        for each split of evals."""
+        self.evaluated = policy, evals, evaluate
+        folder = self.folder
+        threads = folder.saved.get("threads", torch.get_num_threads())
+        on = folder.saved.get("machine") or machine()
+        folder.create(threads=threads, machine=on, date=chat.today, changed=changed(self.cfg))
+        folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
+        folder.tracker = open_tracker(self.cfg.log, folder)
+        console.print(f"[bold]{plain(title)}[/bold]")
+        distributed.once(page_so_far, folder, "the run has begun")
+        yield
+        if folder.tracker:
+            folder.tracker.finish()
+        distributed.once(_draw, folder, title)
+
+    def evaluate(self, suffix="", evals=None, evaluate=None):
+        """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
+        evals, evaluate: others than those of `stage`."""
+        cfg, folder = self.cfg, self.folder
+        policy, of_stage, script_evaluates = self.evaluated
+        evaluate = evaluate or script_evaluates
+        found = {}
+        for split in evals or of_stage:
+            file = folder.path / f"eval_{split.name}{suffix}.json"
+            if not (cfg.resume and suffix and file.exists()):
+                if isinstance(policy, rollout.Policy) and not suffix:
+                    warn_of_unknown_words(policy.tokenizer, [q.question for q in split.questions[:10]])
+                with Progress(f"evaluating {split.name}", at_once=True) as progress:
+                    if isinstance(cfg, PolicyFlags) and cfg.policy:
+                        policy.engine.keep(folder.path / f"said_{split.name}{suffix}.jsonl")
+                    rows, summary = evaluate(policy, split, cfg, progress)
+                if all("nodes" in row for row in rows):
+                    say_what_was_read(rows, policy.tokenizer)
+                    summary |= metrics.reading(rows)
+                if hasattr(policy, "engine"):  # encoders have none
+                    policy.engine.sleep()
+                if folder.inputs and cfg.data != "world":  # which is the same everywhere
+                    summary["inputs"] = folder.inputs
+                folder.write(file.name, {"summary": summary, "predictions": rows})
+            found[split.name] = read_evaluation(file)
+            say(metrics.summary_line(split.name, found[split.name]["summary"]))
+        if not suffix:
+            from common.report import card
+            distributed.once(card.write, folder, policy, found)
+        return found
+
+    def steps(self, learner, optimizer, total, *, state=None, share=None, label="", guard=None):
+        """Yields (step, row) from where the folder's checkpoint stands to `total`.
+
+        learner: has `model` and `tokenizer`, which are saved with the optimizer.
+        state: plain numbers that the body changes and a checkpoint keeps; filled from it on resume.
+        share(step) -> how much of the training is done after it, of 1, where another budget than steps may
+            end it.
+        guard: {name: function} of a script's own, beside those of common/guards.py."""
+        from common.page import record
+        cfg, folder, metrics = self.cfg, self.folder, self.metrics
+        state = {} if state is None else state
+        share = share or (lambda step: step / max(1, total))
+        step, saved = 0, -1
+        save_every = self.steps_between_saves(learner, optimizer)
+        if folder.start:
+            before = checkpoint.load_training_state(folder.start, learner.model, optimizer)
+            for key, value in state.items():
+                state[key] = before.get(key, value)
+            step = saved = before["step"]
+        folder.rewind(step)
+        earlier = read_jsonl(folder.path / "metrics.jsonl")
+        began, begun_at = time.time(), share(step)
+        if step < total and share(step) < 1:
+            folder.forget_evaluations()
+        distributed.once(page_so_far, folder, f"step {step} of {total}")
+        while step < total and share(step) < 1:
+            step += 1
+            row = {"step": step}
+            yield step, row
+
+            if torch.cuda.is_available():
+                row["mem/gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
+            elapsed, done = time.time() - began, share(step)
+            left = elapsed * max(0.0, 1 - done) / max(done - begun_at, 1e-9)
+            row |= {"time/elapsed": elapsed, "time/left": left, "time/threads": torch.get_num_threads()}
+            sample = row.pop("sample", None)
+            if sample and "prompt_ids" in sample:  # (askit.py has no prompts)
+                sample["prompt"] = learner.tokenizer.decode(sample["prompt_ids"])
+            console.print(f"{label}{step_line(step, total, row, metrics)}", markup=False)
+            row |= guards.watch(row, earlier, warn, metrics, guard, coarsest_precision(cfg))
+            if sample and step % SHOW_EVERY == 0:
+                record.explain_best_and_worst(sample)
+            due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
+            if due and self.evaluated[1]:
+                row["eval/em"] = mean_em(self.evaluate(f"_step{step}"))
+            if sample:
+                folder.append("samples.jsonl", [sample])
+            folder.log(row)
+            earlier.append(row)
+            if due:
+                distributed.once(page_so_far, folder, f"step {step} of {total}")
+            if save_every and step % save_every == 0:
+                self.save(learner, optimizer, step, state)
+                saved = step
+        if step < total:
+            spent = ", ".join(f"{key} {round(value, 3):,}" for key, value in state.items())
+            say(f"training ends after step {step} of at most {total}: its budget is spent ({spent})")
+        if step > saved:
+            self.save(learner, optimizer, step, state)
+
+    def steps_between_saves(self, learner, optimizer):
+        """--save-every; "auto" becomes a number, which config.json keeps for --resume."""
+        save_every = checkpoint.steps_between(self.cfg.save_every, learner.model, optimizer)
+        if save_every != self.cfg.save_every:
+            config = read_json(self.folder.path / "config.json", dict)
+            self.folder.write("config.json", config | {"save_every": save_every})
+        return save_every
+
+    def save(self, learner, optimizer, step, state):
+        """A checkpoint of this step."""
+        state = {"step": step, "run": self.folder.id, **state}
+        checkpoint.save(self.folder.path / "checkpoint", learner.model, learner.tokenizer, optimizer, state)
+
+    def ask(self, policy, retriever, agent, question=""):
+        """What agent(search, seed) returns, a coroutine that answers --ask (or the question in it)."""
+        warn_of_unknown_words(policy.tokenizer, [question or self.cfg.ask])
+        policy.engine.sync(policy.model)
+        search = rollout.BatchedSearch(retriever)
+        answering = agent(search, rollout.stable_seed(self.cfg.seed, "ask"))
+        return rollout.run_agents([answering], policy.engine, search)[0]
+
+
+def say_what_was_read(rows, tokenizer):
+    """Fills in of predictions: the prompt as text, whether a gold answer was read, and the given answer."""
+    for row in rows:
+        if "prompt_ids" in row:
+            row["prompt"] = tokenizer.decode(row.pop("prompt_ids"))
+        if "read" in row:  # the script knows better what was read
+            continue
+        observed = " ".join(node.get("observation", "") for node in row["nodes"])
+        row["read"] = float(metrics.stands_in(row["gold"], observed))
+        if row["answer"]:
+            seen = f"{row['question']} {observed}"
+            row["copied"] = float(metrics.stands_in([row["answer"]], seen))
+
+
+def stages(cfg, runs, total):
+    """Yields the Runs of a program's stages, each taken up as it was begun, and first says what will happen.
+    cfg: the program's; a stage may have settings of its own. total: steps."""
+    tell(cfg, total)
+    for run in runs:
+        run.folder.take_up()
+        yield run
+
+
+# ---------------------------------------------------------------- engines
 
 # bf16 is compared with bf16, and on text: on random ids it differs from itself by more (SmolLM2, Qwen2.5)
 PROBES = ("The sky is blue because", "Marie Curie was born in Warsaw and moved to Paris in 1891, where she")
@@ -174,25 +356,6 @@ def changed(cfg):
     return [key for key, value in asdict(cfg).items() if value not in ("", default[key])]
 
 
-@contextmanager
-def stage(cfg, folder, metrics, title):
-    """The folder of a run or stage exists in the body;
-    after it curves.png and trajectories.html are written, which shows till then how far it is.
-
-    metrics: the script's table, kept as metrics.json."""
-    threads = folder.saved.get("threads", torch.get_num_threads())
-    on = folder.saved.get("machine") or machine()
-    folder.create(threads=threads, machine=on, date=chat.today, changed=changed(cfg))
-    folder.write("metrics.json", {key: list(metric) for key, metric in metrics.items()})
-    folder.tracker = open_tracker(cfg.log, folder)
-    console.print(f"[bold]{plain(title)}[/bold]")
-    distributed.once(page_so_far, folder, "the run has begun")
-    yield
-    if folder.tracker:
-        folder.tracker.finish()
-    distributed.once(_draw, folder, title)
-
-
 def machine():
     """What computes here, in words, for whoever compares results: device, versions, and the commit of this
     code where git knows it."""
@@ -224,127 +387,14 @@ def _draw(folder, title):
     say(f"page: {folder.path}/trajectories.html")
 
 
-def evaluate_all(cfg, folder, policy, splits, evaluate, suffix=""):
-    """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
-
-    evaluate(policy, split, cfg, progress) -> (rows, summary) is the script's."""
-    found = {}
-    for split in splits:
-        file = folder.path / f"eval_{split.name}{suffix}.json"
-        if not (cfg.resume and suffix and file.exists()):
-            if isinstance(policy, rollout.Policy) and not suffix:
-                warn_of_unknown_words(policy.tokenizer, [q.question for q in split.questions[:10]])
-            with Progress(f"evaluating {split.name}", at_once=True) as progress:
-                if isinstance(cfg, PolicyFlags) and cfg.policy:
-                    policy.engine.keep(folder.path / f"said_{split.name}{suffix}.jsonl")
-                rows, summary = evaluate(policy, split, cfg, progress)
-            if all("nodes" in row for row in rows):
-                for row in rows:
-                    if "prompt_ids" in row:
-                        row["prompt"] = policy.tokenizer.decode(row.pop("prompt_ids"))
-                    if "read" in row:  # the script knows better what was read
-                        continue
-                    observed = " ".join(node.get("observation", "") for node in row["nodes"])
-                    row["read"] = float(metrics.stands_in(row["gold"], observed))
-                    if row["answer"]:
-                        seen = f"{row['question']} {observed}"
-                        row["copied"] = float(metrics.stands_in([row["answer"]], seen))
-                summary |= metrics.reading(rows)
-            if hasattr(policy, "engine"):  # encoders have none
-                policy.engine.sleep()
-            if folder.inputs and cfg.data != "world":  # which is the same everywhere
-                summary["inputs"] = folder.inputs
-            folder.write(file.name, {"summary": summary, "predictions": rows})
-        found[split.name] = read_evaluation(file)
-        say(metrics.summary_line(split.name, found[split.name]["summary"]))
-    if not suffix:
-        from common.report import card
-        distributed.once(card.write, folder, policy, found)
-    return found
-
-
-def collect(cfg, trajectories, questions, rows_of):
+def collect(file, trajectories, questions, rows_of):
     """--collect: the right trajectories of an evaluation as rows_of(trajectory, question) writes them."""
-    if cfg.collect:
+    if file:
         from common.warmup import sharegpt
-        sharegpt.collect(cfg.collect, trajectories, questions, rows_of)
+        sharegpt.collect(file, trajectories, questions, rows_of)
 
 
-# ---------------------------------------------------------------- around a paper's training step
-
-SHOW_EVERY = 10  # steps between the best and the worst trajectory on the terminal
-
-
-def steps(cfg, folder, policy, optimizer, metrics, total,
-          state=None, evaluate=None, share=None, label="", guard=None):
-    """Yields (step, row) from where the folder's checkpoint stands to `total`.
-
-    policy: has `model` and `tokenizer`, which are saved with the optimizer. metrics: the script's table.
-    state: plain numbers that the body changes and a checkpoint keeps; filled from it on resume.
-    evaluate(suffix) -> what evaluate_all returns; called every --eval-every steps while training goes on.
-    share(step) -> how much of the training is done after it, of 1, where another budget than steps may
-        end it.
-    guard: {name: function} of a script's own, beside those of common/guards.py."""
-    from common.page import record
-    state = {} if state is None else state
-    share = share or (lambda step: step / max(1, total))
-    step, saved = 0, -1
-    save_every = steps_between_saves(cfg, folder, policy, optimizer)
-    if folder.start:
-        before = checkpoint.load_training_state(folder.start, policy.model, optimizer)
-        for key, value in state.items():
-            state[key] = before.get(key, value)
-        step = saved = before["step"]
-    folder.rewind(step)
-    earlier = read_jsonl(folder.path / "metrics.jsonl")
-    began, begun_at = time.time(), share(step)
-    if step < total and share(step) < 1:
-        folder.forget_evaluations()
-    distributed.once(page_so_far, folder, f"step {step} of {total}")
-    while step < total and share(step) < 1:
-        step += 1
-        row = {"step": step}
-        yield step, row
-
-        if torch.cuda.is_available():
-            row["mem/gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        elapsed, done = time.time() - began, share(step)
-        left = elapsed * max(0.0, 1 - done) / max(done - begun_at, 1e-9)
-        row |= {"time/elapsed": elapsed, "time/left": left, "time/threads": torch.get_num_threads()}
-        sample = row.pop("sample", None)
-        if sample and "prompt_ids" in sample:  # (askit.py has no prompts)
-            sample["prompt"] = policy.tokenizer.decode(sample["prompt_ids"])
-        console.print(f"{label}{step_line(step, total, row, metrics)}", markup=False)
-        row |= guards.watch(row, earlier, warn, metrics, guard, coarsest_precision(cfg))
-        if sample and step % SHOW_EVERY == 0:
-            record.explain_best_and_worst(sample)
-        due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
-        if evaluate and due:
-            row["eval/em"] = mean_em(evaluate(f"_step{step}"))
-        if sample:
-            folder.append("samples.jsonl", [sample])
-        folder.log(row)
-        earlier.append(row)
-        if due:
-            distributed.once(page_so_far, folder, f"step {step} of {total}")
-        if save_every and step % save_every == 0:
-            save(folder, policy, optimizer, step, state)
-            saved = step
-    if step < total:
-        spent = ", ".join(f"{key} {round(value, 3):,}" for key, value in state.items())
-        say(f"training ends after step {step} of at most {total}: its budget is spent ({spent})")
-    if step > saved:
-        save(folder, policy, optimizer, step, state)
-
-
-def steps_between_saves(cfg, folder, policy, optimizer):
-    """--save-every; "auto" becomes a number, which config.json keeps for --resume."""
-    save_every = checkpoint.steps_between(cfg.save_every, policy.model, optimizer)
-    if save_every != cfg.save_every:
-        config = read_json(folder.path / "config.json", dict)
-        folder.write("config.json", config | {"save_every": save_every})
-    return save_every
-
+# ---------------------------------------------------------------- a step
 
 def coarsest_precision(cfg):
     """fp32 | bf16, of the products of sampler and trainer: vLLM's on a GPU are bf16 in any case."""
@@ -352,11 +402,6 @@ def coarsest_precision(cfg):
     vllm = isinstance(cfg, PolicyFlags) and cfg.engine == "vllm"
     in_bf16 = cfg.precision == "bf16" or on_gpu and (cfg.precision == "auto" or vllm)
     return "bf16" if in_bf16 else "fp32"
-
-
-def save(folder, policy, optimizer, step, state):
-    state = {"step": step, "run": folder.id, **state}
-    checkpoint.save(folder.path / "checkpoint", policy.model, policy.tokenizer, optimizer, state)
 
 
 def step_line(step, total, row, metrics):
@@ -382,14 +427,6 @@ def timed(row, key):
 
 
 # ---------------------------------------------------------------- --ask
-
-def ask(cfg, policy, retriever, agent, question=""):
-    """What agent(search, seed) returns, a coroutine that answers --ask (or the question in it)."""
-    warn_of_unknown_words(policy.tokenizer, [question or cfg.ask])
-    policy.engine.sync(policy.model)
-    search = rollout.BatchedSearch(retriever)
-    return rollout.run_agents([agent(search, rollout.stable_seed(cfg.seed, "ask"))], policy.engine, search)[0]
-
 
 def warn_of_unknown_words(tokenizer, questions):
     """Says which words the tiny policy has never seen: it answers with confidence all the same."""

@@ -239,7 +239,7 @@ def clip_gradient(model, max_norm=1.0):
 # ---------------------------------------------------------------- the means of a step
 
 class Meter:
-    """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `finite` ends an update,
+    """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `end_update` ends one,
     `means` are the step's metrics, of all ranks: sums over all its tokens, never a mean of means.
 
     correction: --sampler-correction. epochs: passes over the batches."""
@@ -272,9 +272,9 @@ class Meter:
             stats = {**stats, "loss": float(loss.detach())}
             self.update = _merged(self.update, stats)
 
-    def finite(self, norm):
-        """Whether the optimizer may step, on all ranks or on none: if not, loss or gradient is not a number.
-        norm: the gradient's, before clipping."""
+    def end_update(self, norm):
+        """Records an update. True where the optimizer may step, on all ranks or on none: False where loss or
+        gradient is not a number. norm: the gradient's, before clipping."""
         parts = distributed.gather([self.update])
         update = functools.reduce(_merged, parts)
         self.update = {}

@@ -88,8 +88,8 @@ class SearchWorld(vf.Env[SearchConfig]):
         prompt_ids = at2po.render_prompt(tokenizer, row.prompt, CONFIG.prompt_form)
         async with agents.agent.interaction(task) as talk:
             policy = Policy(None, tokenizer, Said(talk, tokenizer, prompt_ids))
-            root = at2po.Node()
-            leaf = await at2po.play(policy, search, prompt_ids, CONFIG, 0, 1.0, root, "verifiers")
+            player = at2po.Player(policy, search, prompt_ids, CONFIG, 0, 1.0)
+            leaf = await at2po.play(player, at2po.Node(), "verifiers")
             played = Trajectory(row.id, prompt_ids, leaf.turns())
             asked = data.Question(row.id, row.prompt, row.answers)
             at2po.score(played, asked, CONFIG)

@@ -367,10 +367,10 @@ def test_a_step_raises_what_was_rewarded_and_lowers_it_with_the_sign_flipped(tin
         return [[a] * len(p.actions) for a, p in zip(earned, paths, strict=True)]
 
     monkeypatch.setattr(askit, "advantages_of", advantages_of)
-    monkeypatch.setattr(run, "steps", lambda *a, **more: [(1, row)])
+    run = SimpleNamespace(cfg=one, steps=lambda *a, **more: [(1, row)])
     sgd = torch.optim.SGD(policy.model.parameters(), lr=.1)
     monkeypatch.setattr(training, "make_optimizer", lambda *a: sgd)
-    askit.train(one, None, policy, cases, None)
+    askit.train(run, policy, cases)
     assert all(sign * (now - before[c]) > 1e-3 for c, now in expected().items())
     assert row["train/first_ratio"] == pytest.approx(1, abs=1e-4) and row["train/updates"] == 1
 
@@ -380,13 +380,13 @@ def test_an_update_leaves_no_stale_score_and_no_stale_candidates(tiny, monkeypat
     start, cases = tiny
     cfg = replace(CFG, max_evidence=2, mini_batch=8, group_size=4, questions_per_step=2, baseline_rollouts=1)
     policy, rows = askit.load_policy(cfg, None, start.encoder, cases), [{}, {}]
-    monkeypatch.setattr(run, "steps", lambda *a, **more: enumerate(rows, 1))
+    run = SimpleNamespace(cfg=cfg, steps=lambda *a, **more: enumerate(rows, 1))
     sgd = torch.optim.SGD(policy.model.parameters(), 1.0)
     monkeypatch.setattr(training, "make_optimizer", lambda *a: sgd)
     asked = replace(cases[0], closed=frozenset({0})), ()  # as asked_case makes it
     for state in (asked, (cases[0], ())):
         askit.policy_of(policy, [state])
-    askit.train(cfg, None, policy, cases[:2], None)
+    askit.train(run, policy, cases[:2])
     assert [row["train/first_ratio"] for row in rows] == pytest.approx([1, 1], abs=1e-4)
     assert not policy.cache
     assert asked not in policy.coarse_cache and (cases[0], ()) in policy.coarse_cache
@@ -704,18 +704,18 @@ def test_all_stages_leave_what_can_be_read(whole):
 
 @pytest.mark.parametrize("stage", ["coarse", "supervised", "ppo", "qap", "sqg"])
 def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, monkeypatch):
-    steps = run.steps
+    steps = run.Run.steps
 
-    def cut(cfg, *args, **more):
+    def cut(self, *args, **more):
         """The first half of a training, then Ctrl-C."""
-        for step, row in steps(cfg, *args, **more):
-            if step > cfg.steps // 2:
+        for step, row in steps(self, *args, **more):
+            if step > self.cfg.steps // 2:
                 raise KeyboardInterrupt
             yield step, row
 
     small = [*SMALL, "--out", str(whole.parent), "--before", "whole", "--stage", stage]
     with monkeypatch.context() as patch:
-        patch.setattr(run, "steps", cut)
+        patch.setattr(run.Run, "steps", cut)
         with pytest.raises(SystemExit) as stop:
             askit.main([*small, "--name", "twice"])
         assert stop.value.code == 130
@@ -793,7 +793,7 @@ def test_a_resumed_stage_is_refused_before_anything_is_read_without_what_it_load
         tmp_path, monkeypatch, stage, left_now, missing):
     """Its own checkpoint stands only for the policy that it began with."""
     left(tmp_path / "askit/x", *left_now)
-    monkeypatch.setattr(askit, "open_stage", lambda *a, **k: SimpleNamespace(start="DIR"))
+    monkeypatch.setattr(run, "open_stage", lambda *a, **k: SimpleNamespace(start="DIR"))
     monkeypatch.setattr(evidence, "load_cases", lambda *a: sys.exit("the data would be read now"))
     expected = f"x-{missing}/checkpoint does not exist" if missing else "the data would be read now"
     with pytest.raises((SystemExit, ModelError), match=expected):

@@ -79,7 +79,7 @@ def test_atpo_on_trees_alone_divides_by_the_population_s_std(loss, expansion, va
 ])
 def test_values(rule, expected):
     root = root_of((0, [(0, 1.0), (math.log(3), 0.0)]), (math.log(2), [(0, 0.0), (0, 0.0)]))
-    assert at2po.assign_advantages(root, replace(CFG, value=rule))
+    at2po.assign_advantages(root, replace(CFG, value=rule))
     a, b = root.children
     assert (a.value, b.value) == pytest.approx(expected, rel=1e-4)
     weights = (1 / 3, 2 / 3) if rule == "child-weighted" else (0.5, 0.5)
@@ -137,7 +137,7 @@ def test_a_turn_tells_how_its_value_came_about(rule):
 
 def test_equal_rewards_teach_nothing():
     root = root_of((0, [(0, 1.0), (1, 1.0)]), (0, 1.0))
-    assert not at2po.assign_advantages(root, CFG)
+    at2po.assign_advantages(root, CFG)
     assert all(n.advantage == 0 for n in root.nodes())
     assert all(leaf.trajectory.advantages == [] for leaf in root.leaves())
 
@@ -155,9 +155,9 @@ def trained(monkeypatch, roots, model, reference=None, **settings):
     cfg = replace(CFG, questions_per_step=len(roots), mini_batch=2, steps=1, **settings)
     monkeypatch.setattr(at2po, "rollout_trees", lambda *a: list(roots))
     monkeypatch.setattr(at2po, "score_trees", lambda *a: None)
-    monkeypatch.setattr(at2po.run, "steps", lambda *a, **k: [(1, row)])
+    run = SimpleNamespace(cfg=cfg, steps=lambda *a, **k: [(1, row)])
     policy = rollout.Policy(model, WORDS, mock.Mock())
-    at2po.train(cfg, mock.Mock(), policy, reference, at2po.data.Split("train", questions, None), None)
+    at2po.train(run, policy, reference, at2po.data.Split("train", questions, None))
     return row
 
 
@@ -301,7 +301,7 @@ def test_path_advantages_by_credit():
     leaf = root.leaves()[0]
 
     def of_path(**options):
-        assert at2po.assign_advantages(root, replace(CFG, **options))
+        at2po.assign_advantages(root, replace(CFG, **options))
         return leaf.trajectory.advantages
 
     assert of_path() == [root.children[0].advantage, leaf.advantage] and leaf.advantage != 0
@@ -312,7 +312,7 @@ def test_path_advantages_by_credit():
 def test_tree_grpo_adds_the_value_within_a_chain_s_own_leaves():
     # three leaves below the first chain (rewards 1, 0, 0), one beside it (1)
     root = root_of((0, [(0, 1.0), (0, 0.0), (0, 0.0)]), (0, 1.0))
-    assert at2po.assign_advantages(root, replace(CFG, credit="tree-grpo"))
+    at2po.assign_advantages(root, replace(CFG, credit="tree-grpo"))
     over_all = [1, -1, -1, 1]                                   # mean 1/2, population std 1/2
     within = [2 ** .5, -(2 ** -.5), -(2 ** -.5), 0]             # mean 1/3, std sqrt(2)/3; alone: nothing
     for leaf, a, b in zip(root.leaves(), over_all, within, strict=True):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import PretrainedConfig
 
 import bi_rar
-from common import data, retriever, rollout, run, training
+from common import data, retriever, rollout, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
@@ -312,17 +312,16 @@ def one_step(model, initial, optimizer, groups, cfg):
     """The metrics of a training step on trajectories that have their rewards."""
     row = {}
     engine = SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    folder = SimpleNamespace()
+    run = SimpleNamespace(cfg=cfg, name="forward", steps=lambda *a, **k: [(1, row)])
     split = SimpleNamespace(questions=[None], retriever=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "steps", lambda *a, **k: [(1, row)])
         patch.setattr(training, "make_optimizer", lambda *a, **k: optimizer)
         patch.setattr(bi_rar, "rollout_groups", lambda *a: groups)
         patch.setattr(bi_rar, "set_rewards", lambda *a: 0)
         patch.setattr(bi_rar, "sample_record", lambda *a: None)
         patch.setattr(page, "step_metrics", lambda *a: {})
         policy = rollout.Policy(model, None, engine)
-        bi_rar.train(cfg, "forward", folder, policy, initial, None, split, None)
+        bi_rar.train(run, policy, initial, None, split)
     return row
 
 

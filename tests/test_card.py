@@ -89,7 +89,7 @@ def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint)
     played = []
     for policy in policies:  # the same agent over transformers' generate, and over ours
         def agent(policy, search):
-            return at2po.play(policy, search, prompt_ids, cfg, 0, 0.0, at2po.Node(), "greedy")
+            return at2po.play(at2po.Player(policy, search, prompt_ids, cfg, 0, 0.0), at2po.Node(), "greedy")
         leaf = rollout.run_alone(agent, policy, evals[0].retriever)
         played.append([turn.text for turn in leaf.turns()])
     assert played[0][0] == said

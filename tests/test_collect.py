@@ -83,7 +83,7 @@ def test_at2po_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeyp
     prompt_ids = at2po.render_prompt(tokenizer, QUESTION.question, cfg.prompt_form)
 
     async def play(policy, search):
-        leaf = await at2po.play(policy, search, prompt_ids, cfg, 0, 1.0, at2po.Node(), "x")
+        leaf = await at2po.play(at2po.Player(policy, search, prompt_ids, cfg, 0, 1.0), at2po.Node(), "x")
         return at2po.score(rollout.Trajectory("q1", prompt_ids, leaf.turns()), QUESTION, cfg)
 
     made = own(play, tokenizer, AT2PO_SAYS, OnePage())

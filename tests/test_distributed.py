@@ -96,7 +96,7 @@ def learn(folder, lora, cases, lr=1e-3):
                 (loss * b.weight).backward()
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, 1.0)
-            if meter.finite(norm):
+            if meter.end_update(norm):
                 optimizer.step()
             optimizer.zero_grad()
             told.append((meter.means(), [b.weight for b in batches]))

@@ -11,8 +11,9 @@ import pytest
 import at2po
 import bi_rar
 import mygo_mujica
-from common import metrics, retriever, rollout, run, world
+from common import metrics, retriever, rollout, world
 from common.files import read_jsonl
+from common.run import Run
 from common.warmup import demonstrations
 from common.world import hard, tiny
 from common.world.splits import OTHER_RELATIONS, world_split
@@ -221,7 +222,7 @@ def test_its_settings_are_the_scripts_own():
 def start():
     """(configuration, policy, dev questions with their search) of the policy that runs start from."""
     cfg = at2po.parse_args(["--world", "hard"])
-    policy = run.load_policy(cfg, at2po.tiny_policy(cfg))
+    policy = Run(cfg).policy(at2po.tiny_policy(cfg))
     return cfg, policy, world_split("dev", questions=300, level=hard.Level())
 
 
@@ -268,9 +269,10 @@ def resampled(start):
         roots = at2po.rollout_trees(policy, train.retriever, train.questions[:48], ways, 0)
         at2po.score_trees(roots, train.questions[:48], ways)
         same[expansion] = rollout.mean(a for root in roots for a in resampled_alike(root))
-    learned = [root for root in roots if at2po.assign_advantages(root, cfg)]
+    for root in roots:
+        at2po.assign_advantages(root, cfg)
     differs = []
-    for leaf in (leaf for root in learned for leaf in root.leaves() if leaf.trajectory.advantages):
+    for leaf in (leaf for root in roots for leaf in root.leaves() if leaf.trajectory.advantages):
         differs += [abs(n.value - leaf.value) > .05 for n in leaf.lineage()]
     return same, rollout.mean(differs)
 
@@ -302,7 +304,7 @@ def test_a_turns_ratio_is_clipped_often_and_a_tokens_hardly_ever(tmp_path, loss,
 @pytest.mark.gates
 def test_with_elastic_paths_steps_and_lengths_tell_trajectories_apart():
     cfg = bi_rar.parse_args(["--world", "hard:elastic=.3", "--group-size", "10"])
-    policy = run.load_policy(cfg, bi_rar.tiny_policy(cfg))
+    policy = Run(cfg).policy(bi_rar.tiny_policy(cfg))
     train = world_split("train", questions=200, level=hard.parse(cfg.world))
     questions = train.questions[:48]
     groups = bi_rar.rollout_groups(policy, train.retriever, questions, cfg, 0)

@@ -77,8 +77,10 @@ def test_each_evaluation_says_what_it_read(tmp_path, monkeypatch):
     monkeypatch.setattr(run.card, "write", lambda *_: None)
     split = type("Split", (), {"name": "dev", "questions": []})
     summary = {"n": 1, "em": 0, "em_low": 0, "em_high": 0}
-    found = run.evaluate_all(
-        at2po.Config(), run_folder, None, [split], lambda *_: ([{"id": "1", "em": 0}], dict(summary)))
+    evaluating = run.Run(at2po.Config())
+    evaluating.folder = run_folder
+    found = evaluating.evaluate(
+        evals=[split], evaluate=lambda *_: ([{"id": "1", "em": 0}], dict(summary)))
     assert found["dev"]["summary"]["inputs"] == run_folder.inputs
     assert [*run_folder.inputs] == [f"--corpus {tmp_path / 'c.jsonl'}"]
 

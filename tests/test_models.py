@@ -53,7 +53,7 @@ def saved(folder, kind, tokens=None, change=lambda made: None, **settings):
 def policy_of(folder, trains=False, **how):
     """As the scripts load it: the engine is compared, too."""
     cfg = at2po.Config(engine="transformers", cache_gb=.1, **how)
-    return run.load_policy(cfg, folder, trains=trains)
+    return run.Run(cfg).policy(folder, trains=trains)
 
 
 @pytest.mark.parametrize("more", range(4))
@@ -365,7 +365,7 @@ def test_a_policy_in_bf16_is_not_taken_for_another(tmp_path):
     made.save_pretrained(tmp_path)
     tokens.save_pretrained(tmp_path)
     cfg = at2po.Config(engine="transformers", cache_gb=.1, precision="bf16")
-    assert run.load_policy(cfg, str(tmp_path)).model.in_bf16
+    assert run.Run(cfg).policy(str(tmp_path)).model.in_bf16
 
 
 def test_a_run_folder_is_no_model_and_a_model_may_have_metrics_beside_it(tmp_path):

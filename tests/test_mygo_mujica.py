@@ -630,12 +630,12 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
     model.vocabulary = len(tokenizer)
     monkeypatch.setattr(m, "sample", lambda team, questions, step, K, rises: ([made[:1], made[1:]], K))
     monkeypatch.setattr(m, "record", lambda *_: None)
-    monkeypatch.setattr(m.run, "steps", lambda *_, **__: [(1, {}), (2, {})])
     monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: torch.optim.SGD(model.parameters(), 1.0))
     synced = []
     policy = Policy(model, tokenizer, SimpleNamespace(sync=synced.append, sleep=lambda: None))
     train = replace(place(), questions=[QUESTION])
-    m.train(cfg, "mygo", None, policy, policy, None, train, None)
+    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *_, **__: [(1, {}), (2, {})])
+    m.train(run, "mygo", policy, policy, None, train)
     assert synced == [model] * 2  # each iteration samples with its own weights
 
     for update, part in enumerate((made[:1], [made[1], made[3]]) * 2):
@@ -670,9 +670,10 @@ def test_the_warm_up_keeps_exact_matches_and_one_cosine_runs_over_its_epochs(tok
     monkeypatch.setattr(m, "plan", right_words_in_another_order)
     engine = SimpleNamespace(sync=lambda model: None, sleep=lambda: None, busy=False)
     train = replace(place(), questions=[QUESTION])
-    folder = SimpleNamespace(rewind=lambda step: None)
+    run = SimpleNamespace(
+        cfg=config(sft_trajectories=1), folder=SimpleNamespace(rewind=lambda step: None))
     with pytest.raises(models.ModelError, match="none of 10 few-shot trajectories has EM 1"):
-        m.warm_up(config(sft_trajectories=1), folder, Policy(None, tokenizer, engine), train)
+        m.warm_up(run, Policy(None, tokenizer, engine), train)
     monkeypatch.undo()
     rates = []
     monkeypatch.setattr(training, "set_lr", lambda optimizer, lr: rates.append(lr))
@@ -699,14 +700,14 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, tmp_p
     monkeypatch.setattr(m, "baseline_groups", lambda *a: ([group], [group]))
     monkeypatch.setattr(m, "select", lambda group, K, keep: group)
     monkeypatch.setattr(m, "record", lambda *a: None)
-    monkeypatch.setattr(m.run, "steps", lambda *a, **k: ((step, {}) for step in range(1, 5)))
     rates = []
     monkeypatch.setattr(training, "set_lr", lambda optimizer, lr: rates.append(lr))
     model = tiny.tiny_model(tokenizer, width=32)
     policy = rollout.Policy(model, tokenizer, SimpleNamespace(sync=lambda model: None, sleep=lambda: None))
     place = SimpleNamespace(questions=[None], retriever=None)
     cfg = config(steps=4, lr_warmup=.75, lr=1e-5, lr_final=0.0, grpo_lr=2e-6, kl_coef=0.0, mini_batch=9)
-    m.train(cfg, stage, None, policy, policy, None, place, None)
+    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *a, **k: ((step, {}) for step in range(1, 5)))
+    m.train(run, stage, policy, policy, None, place)
     falls = [1, (1 + .5**.5) / 2, .5, (1 - .5**.5) / 2]  # half a cosine at 0, 1/4, 1/2 and 3/4
     at_once = [1e-5 * fall for fall in falls] if stage == "mygo" else [2e-6] * 4
     assert rates == pytest.approx([at_once[0] / 3, at_once[1] * 2 / 3, *at_once[2:]])
@@ -740,13 +741,13 @@ def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(token
     monkeypatch.setattr(m, "plan", plan)
     monkeypatch.setattr(m, "record_warm_up", lambda *_: None)
     monkeypatch.setattr(m, "sft", lambda *args: learned.extend(args[-1]))
-    monkeypatch.setattr(m.run, "save", lambda *_: None)
     monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: None)
     engine = SimpleNamespace(sync=synced.append, sleep=lambda: None, busy=False)
     folder = SimpleNamespace(rewind=lambda step: None, write=lambda *_: None)
     train = replace(place(), questions=[QUESTION])
     cfg = config(sft_trajectories=3, questions_per_step=4)
-    m.warm_up(cfg, folder, Policy("weights", tokenizer, engine), train)
+    run = SimpleNamespace(cfg=cfg, folder=folder, save=lambda *_: None)
+    m.warm_up(run, Policy("weights", tokenizer, engine), train)
     assert synced == ["weights"] and learned == made[:3]
     for t, own in zip(learned, prompts, strict=False):
         assert [c.prompt_ids for c in m.conversations(t)] == own
@@ -1099,7 +1100,7 @@ def test_scores_are_those_of_the_last_iteration_and_history_is_not_erased(world,
     ]
     folder = world / "later-text-mygo"
     m.main([*flags, "--name", "later", "--steps", "1"])
-    monkeypatch.setattr(run, "evaluate_all", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(run.Run, "evaluate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit, match="130"):
         # killed after the second iteration, before its evaluation
         m.main([*flags, "--name", "later", "--steps", "2", "--resume"])

@@ -306,13 +306,12 @@ def learned(model, tokenizer, cfg, sampled, steps=1):
             yield step, rows[-1]
 
     engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    folder = types.SimpleNamespace(start=None)
+    run = types.SimpleNamespace(cfg=cfg, folder=types.SimpleNamespace(start=None), steps=in_turn)
     place = graph_questions.Task("train", [asked()], None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(omne_r1.run, "steps", in_turn)
         patch.setattr(omne_r1, "rollouts", lambda *_: sampled())
         patch.setitem(omne_r1.REWARD, "ppo", lambda trajectory: trajectory.reward)
-        omne_r1.train(cfg, "ppo", folder, Policy(model, tokenizer, engine), None, place, None)
+        omne_r1.train(run, "ppo", Policy(model, tokenizer, engine), None, place)
     return rows
 
 

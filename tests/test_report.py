@@ -591,15 +591,17 @@ def test_a_page_without_a_browser(tmp_path):
 def test_the_page_is_made_anew_at_every_evaluation(tmp_path, monkeypatch, capsys):
     folder = RunFolder(tmp_path, "at2po", "x", {"name": "x"})
     cfg = at2po.parse_args(["--eval-every", "2", "--save-every", "0", "--steps", "5"])
-    monkeypatch.setattr(run, "save", lambda *_: None)
+    monkeypatch.setattr(run.Run, "save", lambda *_: None)
     monkeypatch.setattr(run, "opened", [folder])
     run.tell(cfg, cfg.steps)
     assert f"Watch it: {tmp_path}/at2po/x/trajectories.html" in capsys.readouterr().out.replace("\n", "")
     pages = []
-    with run.stage(cfg, folder, guards.STEP, "x"):
+    begun = run.Run(cfg, metrics=guards.STEP)
+    begun.folder = folder
+    with begun.stage("x"):
         pages.append(carried_by(folder.path)["how_far"])
         nothing = SimpleNamespace(model=None)
-        for step, row in run.steps(cfg, folder, nothing, None, guards.STEP, cfg.steps):
+        for step, row in begun.steps(nothing, None, cfg.steps):
             now = carried_by(folder.path)
             pages.append((now["how_far"], len(now["curves"]["runs"]["x"])))
             row["reward/mean"] = step / 10

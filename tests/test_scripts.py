@@ -43,7 +43,7 @@ from common.of_at2po import baselines, trees
 from common.of_mygo import teams
 from common.page import __main__ as pages
 from common.report import __main__ as comparison
-from common.run import load_policy, program, tell_what_next, what_is_saved
+from common.run import Run, program, tell_what_next, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
 from kernels.turn_loss import turn_loss
@@ -150,7 +150,7 @@ def test_aepo_runs_as_chains_that_branch(tmp_path):
 
 def test_branches_share_what_comes_before():
     cfg = at2po.parse_args([*TINY, "--loss", "aepo", "--group-size", "6"])
-    policy = load_policy(cfg, at2po.tiny_policy(cfg))
+    policy = Run(cfg).policy(at2po.tiny_policy(cfg))
     split = world_split("train", questions=6)
     roots = at2po.rollout_trees(policy, split.retriever, split.questions, cfg, 1)
     branched = [leaf for root in roots for leaf in root.leaves() if "." in leaf.name]
@@ -444,7 +444,7 @@ def play(tokenizer, texts, corpus, cfg):
     search = rollout.BatchedSearch(retriever.BM25Retriever(corpus))
     prompt = at2po.render_prompt(tokenizer, "Who?", "chat")
     policy = rollout.Policy(None, tokenizer, engine)
-    agent = at2po.play(policy, search, prompt, cfg, 0, 1.0, at2po.Node(), "p")
+    agent = at2po.play(at2po.Player(policy, search, prompt, cfg, 0, 1.0), at2po.Node(), "p")
     return rollout.run_agents([agent], engine, search)[0], engine, prompt
 
 

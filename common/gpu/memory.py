@@ -74,7 +74,7 @@ def estimate(shape, cfg, device, ranks=1, frozen=0, longest=8192, trains=True, r
     elif in_bf16 and not cfg.lora:  # ours shares the trainer's, but for copies of fp32 matrices
         rollout["the sampler's weights"] = 2 * shape.weights
     if not trains:
-        return Estimate({"weights": (width if vllm else 4) * shape.weights}, {}, rollout)  # (run.load_policy)
+        return Estimate({"weights": (width if vllm else 4) * shape.weights}, {}, rollout)  # (Run.policy)
     if ranks > 1 and not vllm:  # the trainer's are cut
         rollout["the sampler's whole weights"] = (width if cfg.lora else 4) * shape.weights
     trained = shape.adapters * cfg.lora if cfg.lora else shape.weights

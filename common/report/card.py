@@ -57,7 +57,7 @@ print(said(ids))
 
 
 def write(folder, policy, found):
-    """Puts the card beside the weights that were evaluated. folder: RunFolder. found: of run.evaluate_all.
+    """Puts the card beside the weights that were evaluated. folder: RunFolder. found: of Run.evaluate.
     Nothing is written where no weights were saved, or where they are not a language model's."""
     asked = getattr(getattr(policy, "engine", None), "asked", None)
     place = folder.path / "checkpoint"

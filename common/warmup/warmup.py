@@ -13,12 +13,13 @@ from dataclasses import replace
 
 import torch
 
-from common import cache, chat, checkpoint, data, distributed, rollout, run, splits, training
+from common import cache, chat, checkpoint, data, distributed, rollout, splits, training
 from common import model as models
 from common.files import Progress, say, warn, write_jsonl
 from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
+from common.run import Run
 from common.warmup import demonstrations, sharegpt
 
 VERSION = "3"  # change it when demonstrations or training are made otherwise
@@ -187,26 +188,28 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
         folder.start or str(source), cfg.lora, precision=cfg.precision,
         gradient_checkpointing="off" if keeps else "auto")
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
-    with run.stage(cfg, folder, METRICS, f"warm-up on {len(examples)} demonstrations"):
+    run = Run(cfg, metrics=METRICS)
+    run.folder = folder
+    with run.stage(f"warm-up on {len(examples)} demonstrations"):
         shown = []  # for somebody who looks
         for t in (t for e in examples for t in e):
             turns = [{"said": turn.text, "seen": turn.observation} for turn in t.turns]
             shown.append({"step": 0, "id": t.question_id, "turns": turns})
         distributed.once(write_jsonl, folder.path / "demonstrations.jsonl", shown)
         warn_of_cuts(tokenizer, [t for e in examples for t in e])
-        train(cfg, steps, folder, policy, examples)
+        train(run, steps, policy, examples)
 
 
-def train(cfg, steps, folder, policy, examples):
+def train(run, steps, policy, examples):
     """Minus the log-likelihood of what the demonstrations say; each update is the mean over its tokens. The
     rate rises over a tenth of the updates, and three at least, since Adam's first ones are as large as it;
     then half a cosine."""
+    cfg = run.cfg
     optimizer = training.make_optimizer(policy.model, cfg.warmup_lr, WEIGHT_DECAY, kind=cfg.optimizer)
     micro_tokens = cfg.micro_tokens
     if policy.model.device.type == "cpu":  # an update then says how far it is
         micro_tokens = min(cfg.micro_tokens, 2048)
-    for step, row in run.steps(
-            cfg, folder, policy, optimizer, METRICS, steps, label="warm-up | ", guard={"loss": loss_rises}):
+    for step, row in run.steps(policy, optimizer, steps, label="warm-up | ", guard={"loss": loss_rises}):
         if step == 1:
             say(f"the first of {steps} updates, on {BATCH} demonstrations")
         chosen = data.batch_of_step(examples, step, BATCH, "warm-up")
@@ -226,9 +229,9 @@ def train(cfg, steps, folder, policy, examples):
             norm = training.clip_gradient(policy.model, 1.0)
         except KeyboardInterrupt:  # what was learned is kept; several ranks are stopped at different places
             if step > 1 and distributed.world() == 1:
-                run.save(folder, policy, optimizer, step - 1, {})
+                run.save(policy, optimizer, step - 1, {})
             raise
-        if meter.finite(norm):
+        if meter.end_update(norm):
             optimizer.step()
         optimizer.zero_grad()
         row |= meter.means()
