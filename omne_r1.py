@@ -51,7 +51,7 @@ from common import chat, checkpoint, data, distributed, flags, guards, metrics, 
 from common import model as models
 from common.files import Lines, Progress, console, plain, warn
 from common.folder import in_turn, left_by, open_stage
-from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, TOOLS, Call
+from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, Call
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.kg import one_line
 from common.of_omne import calls, graph_questions
@@ -206,8 +206,11 @@ def read_round(text):
 
 # ---------------------------------------------------------------- tool calls (app. B): read, never evaluated
 
-ARGUMENTS = ("node_name", "graph_type")  # of both tools, in the order of positional ones
-MAX_CALL = 4000                          # characters
+ARGUMENTS = {  # a signature per tool: its arguments, in the order of positional ones
+    ENTITY_MATCHER: ("node_name", "graph_type"),
+    NODE_INFO: ("node_name", "graph_type"),
+}
+MAX_CALL = 4000  # characters
 
 
 class Fault(Exception):
@@ -221,7 +224,7 @@ class Fault(Exception):
 
 def parse_tool_call(text):
     """(tool, {argument: text}) of a call in Python's or in JSON's style; raises Fault. The arguments stand in
-    the order of ARGUMENTS however they were written, so equal calls are equal.
+    the order of the signature however they were written, so equal calls are equal.
 
     >>> parse_tool_call('node_info(graph_type="cs", node_name="Rastrigin Function")')
     ('node_info', {'node_name': 'Rastrigin Function', 'graph_type': 'cs'})
@@ -231,27 +234,28 @@ def parse_tool_call(text):
     text = text.strip()
     read = json_call if text.startswith("{") else python_call
     tool, given = read(text)
+    signature = ARGUMENTS[tool]
     arguments = {}
     for name, value in given:
-        if name not in ARGUMENTS:
-            expected = ", ".join(ARGUMENTS)
+        if name not in signature:
+            expected = ", ".join(signature)
             raise Fault("unknown argument", f"the arguments are {expected}, not {str(name)[:60]}")
         if name in arguments:
             raise Fault("repeated argument", f"{name} is given twice")
         if not isinstance(value, str):
             raise Fault("argument that is no text", f"{name} is no text in quotes")
         arguments[name] = value
-    for name in ARGUMENTS:
+    for name in signature:
         if name not in arguments:
             raise Fault("missing argument", f"{name} is missing")
-    return tool, {name: arguments[name] for name in ARGUMENTS}
+    return tool, {name: arguments[name] for name in signature}
 
 
 def python_call(text):
     """(tool, [(argument, value)]); the value is None where the call has anything but a literal."""
     found = re.match(r"([^\W\d]\w*)\s*\(", text)
     if not found:
-        raise Fault("not a call", f"expected {' or '.join(f'{tool}(…)' for tool in TOOLS)}")
+        raise Fault("not a call", f"expected {' or '.join(f'{tool}(…)' for tool in ARGUMENTS)}")
     tool = known_tool(found[1])
     try:
         with warnings.catch_warnings():
@@ -263,25 +267,30 @@ def python_call(text):
         raise Fault("not a call", detail) from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise Fault("not a call", "expected one call and nothing else")
-    if len(call.args) > len(ARGUMENTS):
-        raise Fault("unknown argument", f"expected {len(ARGUMENTS)} arguments, not {len(call.args)}")
-    given = [*zip(ARGUMENTS, call.args), *((keyword.arg, keyword.value) for keyword in call.keywords)]
+    signature = ARGUMENTS[tool]
+    if len(call.args) > len(signature):
+        raise Fault("unknown argument", f"expected {len(signature)} arguments, not {len(call.args)}")
+    given = [*zip(signature, call.args), *((keyword.arg, keyword.value) for keyword in call.keywords)]
     return tool, [(name, node.value if isinstance(node, ast.Constant) else None) for name, node in given]
 
 
 def json_call(text):
-    """As python_call. Llama and the authors' code call the arguments "parameters"."""
+    """As python_call. Llama and the authors' code call the arguments "parameters"; OpenAI's are JSON in a
+    text, perhaps under "function"."""
     try:
         call = json.loads(text, strict=False)
-        given = call.get("arguments", call.get("parameters", {})).items()
-        return known_tool(call["name"]), given
+        call = call.get("function", call)
+        given = call.get("arguments", call.get("parameters", {}))
+        if isinstance(given, str):
+            given = json.loads(given, strict=False)
+        return known_tool(call["name"]), given.items()
     except (ValueError, KeyError, AttributeError, RecursionError):
         raise Fault("not a call", 'expected {"name": …, "arguments": {…}}') from None
 
 
 def known_tool(name):
-    if name not in TOOLS:
-        raise Fault("unknown tool", f"there are the tools {' and '.join(TOOLS)}, not {str(name)[:60]}")
+    if not isinstance(name, str) or name not in ARGUMENTS:
+        raise Fault("unknown tool", f"there are the tools {' and '.join(ARGUMENTS)}, not {str(name)[:60]}")
     return name
 
 

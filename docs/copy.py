@@ -69,8 +69,9 @@ PIECES = {
         ("weighted_loss.py", "import torch", {"omne_r1.py": "think_weights starts_of weighted_loss"}),
     ],
     "tool_calls": [
-        ("tool_calls.py", 'import ast\nimport json\nimport re\nimport warnings\n\nTOOLS = ("search", "open")',
-         {"omne_r1.py": "ARGUMENTS MAX_CALL Fault parse_tool_call python_call json_call known_tool"}),
+        ("tool_calls.py", "import ast\nimport json\nimport re\nimport warnings\n\n"
+         'ARGUMENTS = {"search": ("query",), "open": ("title", "line")}',
+         {"omne_r1.py": "MAX_CALL Fault parse_tool_call python_call json_call known_tool"}),
     ],
     "turn_logprob": [("turn_logprob.py", "", {"kernels/turn_logprob.py": "*"})],
     "weighted_ce": [

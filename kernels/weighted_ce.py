@@ -86,9 +86,8 @@ def weighted_cross_entropy(hidden, weight, labels, weights,
     labels[:, 1:], weights[:, 1:]); weight (V, H); labels (...) with ignore_index where nothing is learned;
     weights (...) >= 0, of any dtype, so a mask too. total: the sum of weights over the *whole* batch, all
     micro-batches and ranks, as a number or a tensor; None takes this call's own. A total of at most 1e-8
-    gives 0, with zero gradients.
-    Labels and weights that are still on the CPU are compacted there; on the device that takes one host
-    read."""
+    gives 0, with zero gradients. Labels and weights that are still on the CPU are compacted there; on the
+    device that takes one host read."""
     places = hidden.shape[:-1]
     if places != labels.shape or labels.shape != weights.shape:
         raise ValueError(f"hidden {tuple(places)}, labels {tuple(labels.shape)} and "

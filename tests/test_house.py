@@ -2,7 +2,10 @@
 
 import ast
 import dataclasses
+import importlib
 import io
+import json
+import os
 import re
 import runpy
 import symtable
@@ -12,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from common import flags
+from common import data, flags, retriever
+from common.rollout import Trajectory, Turn
 from docs import metrics
 from tests.conftest import forked
 
@@ -223,6 +227,41 @@ def test_the_method_of_ones_own_in_the_docs_runs(tmp_path):
     folder = tmp_path / "rloo/atpo-hard-seed0"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
     assert (folder / "eval_test.json").exists() and (folder / "trajectories.html").exists()
+
+
+def test_the_three_edits_of_the_docs_make_a_script_that_trains(tmp_path):
+    page = (ROOT / "docs/three_edits.md").read_text()
+    script = (ROOT / "at2po.py").read_text()
+    for diff in re.findall(r"```diff\n(.*?)```", page, re.DOTALL):
+        lines = diff.splitlines(keepends=True)
+        old, new = ("".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
+        assert script.count(old) == 1, old
+        script = script.replace(old, new)
+    (tmp_path / "my_at2po.py").write_text(script)
+    (tmp_path / "my_tools.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    passage = {"id": "1", "title": "Leave", "text": "Ask Ann Holt for leave."}
+    (tmp_path / "my_corpus.jsonl").write_text(json.dumps(passage))
+    small = ("--retriever own:my_tools:Tools --world plain --steps 1 --questions-per-step 2 --mini-batch 2 "
+             "--chains 2 --rounds 1 --expand 1 --max-response 60 --eval-limit 2 --limit 4 --name x "
+             "--out .").split()
+
+    def train(argv):
+        os.chdir(tmp_path)
+        sys.path.insert(0, str(tmp_path))
+        mine = importlib.import_module("my_at2po")
+        mine.main(argv)
+        tools = retriever.make_retriever("own:my_tools:Tools", None)
+        [result], [passage] = tools.search(["calculate: 12 * 7", "who grants leave?"], 1)
+        assert (result.text, passage.title) == ("84", "Leave") and "our company" in mine.SYSTEM_PROMPT
+        said = Turn([1], [0.0], "eos", "<think> a </think> <answer> \\boxed{ Ann } </answer>")
+        asked = data.Question("q", "?", ["Ann Holt"])
+        scored = mine.score(Trajectory("q", [1], [said]), asked, mine.Config())
+        assert (round(scored.reward, 3), scored.info.em) == (.667, 0)
+
+    child = forked(train, *small, out=tmp_path / "said")
+    child.join()
+    assert child.exitcode == 0, (tmp_path / "said").read_text()
+    assert len((tmp_path / "at2po/x/metrics.jsonl").read_text().splitlines()) == 1
 
 
 def anchors_of(page):

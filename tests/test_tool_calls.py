@@ -7,6 +7,7 @@ import sys
 import networkx
 import pytest
 
+import omne_r1
 from common.graphs import kg_tools
 from omne_r1 import MAX_CALL, Fault, parse_tool_call, written
 from tests.conftest import sample
@@ -27,6 +28,8 @@ ODD = [
     '{"name": "node_info", "arguments": {"graph_type": "agriculture", "node_name": "Pays de Caux"}}',
     '{"name": "node_info", "parameters": {"node_name": "Pays de Caux", "graph_type": "agriculture"}}',
     '\n{"arguments": {"node_name": "Pays de Caux", "graph_type": "agriculture"}, "name": "node_info"} ',
+    json.dumps({"name": CAUX[0], "arguments": json.dumps(CAUX[1])}),
+    json.dumps({"type": "function", "function": {"name": CAUX[0], "arguments": json.dumps(CAUX[1])}}),
 ])
 def test_every_way_to_write_a_call_gives_the_same(text):
     assert parse_tool_call(text) == CAUX
@@ -103,6 +106,10 @@ def test_commas_quotes_backslashes_newlines_and_brackets_survive():
     ('{"arguments": {}}', "not a call"),
     ('{"name": "node_info", "parameters": 7}', "not a call"),
     ('{"name": "node_info", "arguments": ["a", "b"]}', "not a call"),
+    ('{"name": "node_info", "arguments": ""}', "not a call"),
+    ('{"name": "node_info", "arguments": "{"}', "not a call"),
+    (r'{"name": "node_info", "arguments": "[\"a\"]"}', "not a call"),
+    ('{"function": "node_info", "arguments": {"node_name": "a", "graph_type": "b"}}', "not a call"),
     ('{"name": "search", "arguments": {}}', "unknown tool"),
     ('{"name": ["node_info"], "arguments": {}}', "unknown tool"),
     ('{"name": "node_info", "arguments": {"query": "a"}}', "unknown argument"),
@@ -116,6 +123,24 @@ def test_what_is_no_call_is_a_named_fault(text, fault):
     with pytest.raises(Fault) as raised:
         parse_tool_call(text)
     assert raised.value.name == fault and raised.value.detail
+
+
+def test_every_tool_has_a_signature_of_its_own(monkeypatch):
+    monkeypatch.setattr(omne_r1, "ARGUMENTS", {"search": ("query",), "range": ("first", "last")})
+    in_json = '{"name": "search", "arguments": {"query": "a, b"}}'
+    for call in ("search('a, b')", "search(query='a, b')", in_json):
+        assert parse_tool_call(call) == ("search", {"query": "a, b"})
+    assert parse_tool_call("range(last='9', first='1')") == ("range", {"first": "1", "last": "9"})
+    for call, fault, words in (
+        ("search('a', 'b')", "unknown argument", "expected 1 arguments"),
+        ("search(first='a')", "unknown argument", "the arguments are query, not first"),
+        ("range('1')", "missing argument", "last is missing"),
+        ("node_info('a', 'b')", "unknown tool", "search and range"),
+        ("not a call", "not a call", "search(…) or range(…)"),
+    ):
+        with pytest.raises(Fault, match=fault) as raised:
+            parse_tool_call(call)
+        assert words in raised.value.detail
 
 
 @pytest.mark.parametrize("text", [
