@@ -203,8 +203,8 @@ def main():
         engines.append(("vLLM", policy.engine, args.questions))
     if not args.skip_generate:
         engines += [
-            ("model.generate, a call a turn, all questions together", plain, args.questions),
-            ("model.generate, a call a turn, a question at a time", plain, 1),
+            ("model.generate, one call per turn, all questions together", plain, args.questions),
+            ("model.generate, one call per turn, one question at a time", plain, 1),
         ]
     print("| generation | workload | sampled tokens | seconds | tokens/s | ours / this |")
     print("|---|---|---|---|---|---|")
@@ -213,7 +213,7 @@ def main():
         rows = compare_engines(engines, policy, split, c, args.repeats)
         if workload == "chains" and not (args.skip_generate or args.skip_generate_batch):
             engine = TurnEngine(policy.tokenizer, batched)
-            name = "generate_batch, a call a turn, all questions together (once)"
+            name = "generate_batch, one call per turn, all questions together (once)"
             rows.append((name, *rollouts(engine, policy, split, c, args.questions)))
         _, our_tokens, our_seconds = rows[0]
         for name, tokens, seconds in rows:

@@ -133,7 +133,7 @@ def bench_rollout(model, cfg, questions, sampled, observed, turns=2, chains=10):
     woke = now() - began
     engine.sleep()
     return {
-        "sampled": tokens, "s": seconds, "tokens/s": tokens / seconds, "ms a token": 1e3 * seconds / steps,
+        "sampled": tokens, "s": seconds, "tokens/s": tokens / seconds, "ms per token": 1e3 * seconds / steps,
         "peak GB": peak, "after it GB": held,
         "asleep GB": asleep, "sleep s": slept, "wake and ten chains s": woke,
     }
@@ -207,9 +207,9 @@ def parse_args():
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--optimizer", choices=("adamw", "adamw8bit"), default="adamw", help="of every case")
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--questions", type=int, default=2, help="trees an update")
+    parser.add_argument("--questions", type=int, default=2, help="trees per update")
     parser.add_argument("--chains", type=int, default=20, help="of a rollout, ten a question")
-    parser.add_argument("--sampled", type=int, default=120, help="tokens a turn")
+    parser.add_argument("--sampled", type=int, default=120, help="tokens per turn")
     parser.add_argument("--observed", type=int, default=450, help="tokens that a search returns")
     parser.add_argument("--micro-tokens", type=int, default=8192)
     parser.add_argument("--out", type=Path, help="folder for gpu.md")
@@ -229,7 +229,7 @@ def main():
             (args.out / "gpu.md").write_text("\n".join(text) + "\n")
 
     print(text[0], flush=True)
-    say(f"\n{args.questions} trees an update, turns of {args.sampled} sampled and {args.observed} observed "
+    say(f"\n{args.questions} trees per update, turns of {args.sampled} sampled and {args.observed} observed "
         f"tokens, {args.micro_tokens} packed tokens a forward pass, {args.optimizer}, {args.updates} "
         "updates: medians\n")
     base = replace(at2po.Config(), engine=args.engine, optimizer=args.optimizer,

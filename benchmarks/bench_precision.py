@@ -63,7 +63,7 @@ def trajectory(rng, model):
 
 
 def measured(folder, precision):
-    """{what: tokens a CPU second}; how often 16 and 64 chains were decoded is said by their names."""
+    """{what: tokens per CPU second}; the names say how often 16 and 64 chains were decoded."""
     model, tokenizer = models.load_policy(folder, precision=precision)
     generating(model, tokenizer, 4, SHORT)
     found = {}
@@ -96,7 +96,7 @@ def main(argv=None):
     for what, fp32 in found["fp32"].items():
         bf16 = found["bf16"][what]
         rows.append([what, f"{fp32:.0f}", f"{bf16:.0f}", f"{bf16 / fp32:.2f}"])
-    header = ["tokens a CPU second", "fp32", "bf16", "ratio"]
+    header = ["tokens per CPU second", "fp32", "bf16", "ratio"]
     table(f"{args.model} on a CPU", header, rows)
     if args.out:
         write_json(args.out, {"header": header, "rows": rows})

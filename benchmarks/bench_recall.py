@@ -20,7 +20,7 @@ from common.vectors.dense import DenseRetriever
 
 
 def recalls(index, questions, ks):
-    """({k: [share of gold titles found, a question]}, {k: [1.0 where all were]}, seconds a question)"""
+    """({k: [share of gold titles found, per question]}, {k: [1.0 where all were]}, seconds per question)"""
     began = time.process_time()
     found = index.search([q.question for q in questions], max(ks))
     seconds = (time.process_time() - began) / len(questions)
@@ -106,7 +106,7 @@ def main(argv=None):
         ])
         del index  # (before the next one's memory is measured)
     header = ["set", "n", "retriever", *(f"recall@{k} (all found); minus the first's" for k in ks)]
-    cost_header = ["retriever", f"of the exact {ks[0]} best", "CPU-ms a question", "CPU-s to start",
+    cost_header = ["retriever", f"of the exact {ks[0]} best", "CPU-ms per question", "CPU-s to start",
                    "MB of its own", "MB on disk"]
     table("gold titles found with the question as it stands", header, rows)
     table(f"what that costs with {len(corpus):,} passages", cost_header, costs)

@@ -15,8 +15,8 @@ whoever waits joins at the next token, whoever stops leaves, and keys and values
 (earlier turns, the common start of siblings) are reused. (transformers' own `generate_batch` takes one seed
 for the whole batch, and is slower on a CPU: benchmarks/bench_engine.py.)
 
-A sample depends on (prompt, seed) alone, up to rounding: one uniform number a token, drawn from the request's
-own seed, picks the token by its cumulative probability, whatever else is in the batch.
+A sample depends on (prompt, seed) alone, up to rounding: one uniform number per token, drawn from the
+request's own seed, picks the token by its cumulative probability, whatever else is in the batch.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class _Request:
     stop: tuple[str, ...]
     max_tokens: int
     temperature: float
-    uniforms: np.ndarray      # (max_tokens,) one number a token
+    uniforms: np.ndarray      # (max_tokens,) one number per token
     future: asyncio.Future
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -24,7 +24,7 @@ class Metric(NamedTuple):
 
 ANSWERS = "answers"
 FORM = "format"
-SECONDS = "seconds a step"
+SECONDS = "seconds per step"
 
 # of every step, whatever is trained
 STEP = {
@@ -43,10 +43,10 @@ ROLLOUT = {
                         "EM, training"),
     "reward/format": Metric("share of trajectories in the paper's format", FORM, "format {:.2f}"),
     "rollout/tokens": Metric("tokens sampled in this step"),
-    "rollout/response_tokens": Metric("sampled tokens a trajectory",
+    "rollout/response_tokens": Metric("sampled tokens per trajectory",
                                       "sampled tokens a response", "len {:.0f}"),
-    "rollout/turns": Metric("turns a trajectory", "searches and turns", "turns {:.1f}"),
-    "rollout/searches": Metric("searches a trajectory that brought a result", "searches and turns"),
+    "rollout/turns": Metric("turns per trajectory", "searches and turns", "turns {:.1f}"),
+    "rollout/searches": Metric("searches per trajectory that brought a result", "searches and turns"),
     "rollout/entropy": Metric("mean -log pi of the sampled tokens, nats",
                               "entropy (nats a token)", "ent {:.3f}"),
     "rollout/search_repairs": Metric("answers of a search server that had to be mended, so far"),
@@ -210,7 +210,7 @@ def kl(seen):
     mean = seen.recent("train/kl") or 0
     if abs(mean) > .1:
         return (f"updates of one step move the policy by {mean:.2f} nats a token: the clip window no longer "
-                "holds it. Lower --lr, or more questions an update (--mini-batch)")
+                "holds it. Lower --lr, or more questions per update (--mini-batch)")
 
 
 GUARDS = {  # name: (the metric that it looks at, what it says)

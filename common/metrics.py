@@ -104,7 +104,7 @@ def paired_difference(before, after):
 
 
 def seed_interval(values):
-    """(mean, low, high) of one number a seed: 95 % interval of Student's t. Training again is what a claim
+    """(mean, low, high) of one number per seed: 95 % interval of Student's t. Training again is what a claim
     about methods has to survive; an interval over questions of the same runs does not hold that spread.
 
     >>> [round(x, 2) for x in seed_interval([.70, .72, .74])]

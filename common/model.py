@@ -391,7 +391,7 @@ def flex():
 
 
 def plain_token_logprobs(model, trajectories, temperature=1.0, vocabulary=None):
-    """The same as token_logprobs in plain transformers: a row a trajectory, nothing shared or packed.
+    """The same as token_logprobs in plain transformers: one row per trajectory, nothing shared or packed.
 
     model: a causal language model. trajectories: prompt_ids, and turns with the ids that were sampled and the
     observation_ids that followed. vocabulary: ids from there on only pad the head. Returns (B, T) fp32:

@@ -87,7 +87,7 @@ class BM25Retriever:
 
     Title and text are tokenised apart, so a title of nothing but stop words keeps them ("It"). A query of
     nothing but stop words finds such titles. In memory, for corpora that are there too: a million passages
-    would take 4 GB and two minutes at each start, and 8 ms a question."""
+    would take 4 GB and two minutes at each start, and 8 ms per question."""
 
     def __init__(self, corpus):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s starts JAX where it is; it would take the GPU
@@ -122,7 +122,7 @@ HEAP = 500_000_000  # bytes of an index that are gathered before they are writte
 
 
 class BM25OnDisk:
-    """For mapped corpora: an index of tantivy's, made once in the cache, mapped, a few ms a question.
+    """For mapped corpora: an index of tantivy's, made once in the cache, mapped, a few ms per question.
 
     It skips what cannot be among the best. k1 is 1.2, b .75 (tantivy has no other); beside BM25Retriever's
     words titles are a field of their own at half weight (recall@3 of gold pages .644 -> .666, 1,932 questions

@@ -214,7 +214,7 @@ class Batch:
     Position t of a (B, T) tensor speaks of token t: logprobs[b, t] = log pi(token t | tokens < t).
     The model runs on P packs of N tokens: with shared prefixes a tree, every distinct turn once and laid out
     depth first; without, one trajectory. What descends from a turn is then a run of tokens behind it, so one
-    number a token says who may see it: query i sees key j where j <= i < end[j].
+    number per token says who may see it: query i sees key j where j <= i < end[j].
     `predecessor` and `target` list the R distinct sampled tokens, turn by turn; `gather` (B, T) leads from
     (b, t) to its row, R where nothing was sampled."""
     trajectories: list              # the B trajectories, in the order of the rows

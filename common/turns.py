@@ -12,7 +12,7 @@ PLACE = ContextVar("place", default=0)
 class Turn:
     """What the policy sampled in one go, and the observation that followed. Paths of a tree share them."""
     ids: list[int]                  # sampled, stop token included
-    logprobs: list[float]           # of the sampler, one a token
+    logprobs: list[float]           # of the sampler, one per token
     stop_reason: str
     text: str                       # decoded, for parsing only; training uses ids
     observation_ids: list[int] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Trajectory:
     prompt_ids: list[int]
     turns: list[Turn]
     reward: float = 0.0
-    advantages: list[float] = field(default_factory=list)   # one a turn, from the paper's credit rule
+    advantages: list[float] = field(default_factory=list)   # one per turn, from the paper's credit rule
     info: Outcome = field(default_factory=Outcome)          # why it has this reward
 
     @property
@@ -71,7 +71,7 @@ def stable_seed(*parts):
 
 
 def question_seeds(questions, *parts):
-    """A seed a question. One that is drawn twice in a step gets two, so that its samples differ."""
+    """A seed per question. A question drawn twice in a step gets two seeds, so that its samples differ."""
     ids = [q.id for q in questions]
     drawn_before = [ids[:i].count(name) for i, name in enumerate(ids)]
     return [stable_seed(*parts, name, n) for name, n in zip(ids, drawn_before, strict=True)]

@@ -58,7 +58,7 @@ def read():
 # ---------------------------------------------------------------- a row, measured
 
 def by_seed(pattern, row, name, when="after"):
-    """{seed: {question: its score}} of the runs of a pattern; a number a seed where the score is a run's."""
+    """{seed: {question: its score}} of the runs of a pattern; one number per seed where a run has it."""
     found = {}
     for folder in committed.matching(RESULTS / pattern):
         seed = re.search(r"seed(\d+)", folder.name) or re.search(r"(\d+)", folder.name)

@@ -3,7 +3,7 @@
     python -m examples.tree_attention_loop
 
 A tree of tokens is laid out depth first in one row. What descends from a piece then stands right behind it,
-so one number a token, `end`, says who may see it: query i sees key j where j <= i < end[j]. On a GPU
+so one number per token, `end`, says who may see it: query i sees key j where j <= i < end[j]. On a GPU
 FlexAttention skips what that hides (common/gpu/tree_attention.py, 72 lines). It has no backward on a CPU:
 there the same rule is a dense mask.
 """

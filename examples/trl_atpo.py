@@ -6,7 +6,7 @@ TRL keeps the optimizer, accelerate, logging and checkpoints. What is AT2PO's:
 
     rollout_func    a tree a prompt; its leaves are the prompt's `num_generations` completions
     reward          a reward function as TRL has them, on the leaf that a completion is
-    advantages      (B, T), a number a turn, once the whole tree is scored (Eq 3)
+    advantages      (B, T), one number per turn, once the whole tree is scored (Eq 3)
     _compute_loss   one ratio and one clip decision a turn (Eq 10-11)
 
 A generation batch has to hold whole groups in each process.

@@ -1,6 +1,6 @@
 """Several runs beside one another, run folders and runs that results/ keeps by name:
 
-    python -m common.report RUN RUN …    curves over one another; a line a run, with its difference to the
+    python -m common.report RUN RUN …    curves over one another; one line per run, with its difference to the
                                          first, paired by question; a line a method over its seeds (…seed0…)
     python -m common.report 'results/hard/at2po/frozen-*'
     python -m common.report RUN RUN --page     also comparison.html, their questions side by side

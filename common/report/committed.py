@@ -1,4 +1,4 @@
-"""The runs that results/ keeps: runs/runs.jsonl has a line a run, runs/<table>.parquet what the runs of a
+"""The runs that results/ keeps: runs/runs.jsonl has a line per run, runs/<table>.parquet what the runs of a
 table predicted. A run is named by its folder, hard/at2po/frozen-gspo-seed10, and report.py reads it
 wherever a run folder may stand, as results/hard/at2po/frozen-gspo-seed10. `python -m docs.pack` adds runs.
 
