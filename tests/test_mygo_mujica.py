@@ -262,7 +262,7 @@ def test_asked_in_the_graph_a_question_begins_at_the_entities_it_names(tokenizer
     split = data.Split("test", [], None, place().graph)
     monkeypatch.setattr(m, "load_splits", lambda cfg: (None, [split]))
     monkeypatch.setattr(m, "start_weights", lambda *_: "")
-    monkeypatch.setattr(m.run, "load_policy", lambda *_, **__: Policy(None, tokenizer, script))
+    monkeypatch.setattr(m.Run, "policy", lambda *_, **__: Policy(None, tokenizer, script))
     m.ask(config(envs="kg", ask="Who directed pale tower?"))
     assert "Candidate : [ 0 ] Pale Tower [ASSISTANT]" in tokenizer.decode(script.contexts[0])
     assert "answer: a" in capsys.readouterr().out

@@ -562,7 +562,7 @@ def test_the_fast_path_has_the_same_loss_and_gradient(policy_folder, tokenizer):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tokenizer, monkeypatch):
+def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tokenizer):
     examples = [conversation(tokenizer, *CONVERSATIONS[name]) for name in ("none", "unclosed")]
     rows = []
 
@@ -570,13 +570,10 @@ def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tok
         rows.append({})
         yield 1, rows[-1]
 
-    monkeypatch.setattr(omne_r1.run, "steps", one_step)
-    folder = types.SimpleNamespace()
-
     def loss(cfg, some):
         cfg = omne_r1.replace(cfg, sft_batch=len(some), sft_epochs=1, sft_lora=0)
         policy = Policy(models.load_model(policy_folder), tokenizer, None)
-        omne_r1.train_sft(cfg, folder, policy, some, None)
+        omne_r1.train_sft(types.SimpleNamespace(cfg=cfg, steps=one_step), policy, some)
         return rows[-1]["train/loss"]
 
     alone = [loss(CFG, [e]) for e in examples]
@@ -594,11 +591,11 @@ def test_adapters_and_whole_weights_have_rates_of_their_own(
     """Of 20 updates a tenth or a hundredth rises; then one cosine to 0 over all of them."""
     rates = []
     monkeypatch.setattr(training, "set_lr", lambda optimizer, lr: rates.append(lr))
-    monkeypatch.setattr(omne_r1.run, "steps", lambda *_, **__: [(1, {})])
     cfg = omne_r1.replace(CFG, sft_batch=1, sft_epochs=10, sft_lora=lora)
     examples = [conversation(tokenizer, *CONVERSATIONS[name]) for name in ("none", "unclosed")]
     policy = Policy(models.load_model(policy_folder), tokenizer, None)
-    omne_r1.train_sft(cfg, types.SimpleNamespace(), policy, examples, None)
+    run = types.SimpleNamespace(cfg=cfg, steps=lambda *_, **__: [(1, {})])
+    omne_r1.train_sft(run, policy, examples)
     expected = [(n + 1) / 2 for n in range(rising)]
     for n in range(20 - rising):
         expected.append((1 + math.cos(math.pi * n / (20 - rising))) / 2)
