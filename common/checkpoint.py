@@ -2,9 +2,7 @@
 with a digest of every file. The new one is complete on disk before the old one goes; `find` knows what a kill
 between two renames left."""
 
-import functools
 import glob
-import hashlib
 import itertools
 import json
 import os
@@ -16,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from common import distributed, forms
+from common import cache, distributed, forms
 from common.files import UserError, say
 
 
@@ -74,11 +72,11 @@ def _write(new, model, weights, tokenizer, state):
     else:
         model.save_pretrained(new, state_dict=weights)
     tokenizer.save_pretrained(new)
-    digests = {str(file.relative_to(new)): _digest(file) for file in _files(new)}
+    digests = {str(file.relative_to(new)): cache.digest(file) for file in _files(new)}
     digests.pop("README.md", None)  # adapters come with one, and the card of the run replaces it
     for file in _files(new):
         _to_disk(file)
-    (new / "trainer.json").write_text(json.dumps({**state, "sha256": digests}, indent=1))
+    (new / "trainer.json").write_text(json.dumps({**state, "digests": digests}, indent=1))
     _to_disk(new / "trainer.json")
 
 
@@ -144,28 +142,6 @@ def _files(folder):
     return sorted(f for f in Path(folder).rglob("*") if f.is_file())
 
 
-def _digest(file):
-    stamp = file.stat()
-    return _sha256(str(file), stamp.st_size, stamp.st_mtime_ns)
-
-
-BLOCK, EVERY = 1 << 16, 1 << 26
-
-
-@functools.cache
-def _sha256(path, size, _changed):
-    """Of a file, read once a process while its time and size stay. Of one above 64 MB 64 KB of every 64 MB,
-    its last 64 KB and its size: all of 100 GB would take a minute."""
-    with open(path, "rb") as f:
-        if size <= EVERY:
-            return hashlib.file_digest(f, "sha256").hexdigest()
-        digest = hashlib.sha256(str(size).encode())
-        for start in [*range(0, size, EVERY), size - BLOCK]:
-            f.seek(start)
-            digest.update(f.read(BLOCK))
-        return digest.hexdigest()
-
-
 def read_state(folder):
     """trainer.json of a checkpoint;
     ModelError where it is damaged, or another of its files is not as it was saved."""
@@ -178,13 +154,14 @@ def read_state(folder):
     found = forms.misfit(state, forms.form_of("trainer.json"))
     if found:
         raise ModelError(f"{damaged} (trainer.json has no {found[0]} that is {found[1]}); {REMEDY}")
-    if state["step"] < 0 or "sha256" not in state:
-        raise ModelError(f"{damaged} (trainer.json has no step and sha256); {REMEDY}")
-    for name, digest in state["sha256"].items():
+    digests = state.get("digests", state.get("sha256"))  # (of before, which are not compared)
+    if state["step"] < 0 or digests is None:
+        raise ModelError(f"{damaged} (trainer.json has no step and digests); {REMEDY}")
+    for name, digest in digests.items():
         file = Path(folder) / name
         if not file.is_file():
             raise ModelError(f"{damaged} ({name} is missing); {REMEDY}")
-        if _digest(file) != digest:
+        if "digests" in state and cache.digest(file) != digest:
             raise ModelError(f"{damaged} ({name} is changed since it was saved); {REMEDY}")
     return state
 

@@ -58,7 +58,8 @@ FORMS = {  # of a file, of .jsonl a line
     "samples.jsonl": {"step": int} | GROUP,
     "trainer.json": {
         "step": int,
-        "sha256?": {"*": str},
+        "digests?": {"*": str},
+        "sha256?": {"*": str},  # of checkpoints of before
         "run": TEXT,
         "*": NUMBER,
     },

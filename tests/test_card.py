@@ -100,7 +100,7 @@ def test_a_question_cannot_leave_its_quotes(tmp_path):
     asked = 'a"""\n```\n# b\n```python\nimport os\n'
     place = tmp_path / "run/checkpoint"
     place.mkdir(parents=True)
-    state = {"step": 3, "weights": 1, "sha256": {}}
+    state = {"step": 3, "weights": 1, "digests": {}}
     (place / "trainer.json").write_text(str(state).replace("'", '"'))
     tokenizer = Made(decode=lambda ids: asked)
     policy = rollout.Policy(None, tokenizer, Made(asked=([1], ("</a>",))))

@@ -4,12 +4,13 @@ proves it whole is cheap."""
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from common import checkpoint, training
+from common import cache, checkpoint, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.world import tiny
@@ -108,15 +109,15 @@ def test_nothing_of_a_checkpoint_stays_mapped(policy):
 
 
 def test_the_digest_of_a_large_file_reads_little_of_it_and_sees_a_cut_and_a_swap(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "EVERY", 1 << 12)
-    monkeypatch.setattr(checkpoint, "BLOCK", 1 << 6)
+    monkeypatch.setattr(cache, "WHOLE", 1 << 12)
+    monkeypatch.setattr(cache, "PIECE", 1 << 6)
     made = tmp_path / "model.safetensors"
-    state = {"step": 1, "sha256": {}}
+    state = {"step": 1, "run": "r", "digests": {}}
     torch.manual_seed(0)
     weights = torch.randn(50_000)
     save_file({"w": weights}, str(made))
     whole = made.read_bytes()
-    state["sha256"][made.name] = checkpoint._digest(made)
+    state["digests"][made.name] = cache.digest(made)
     (tmp_path / "trainer.json").write_text(json.dumps(state))
     assert checkpoint.read_state(tmp_path)["step"] == 1
     save_file({"w": weights + 1e-3}, str(made))
@@ -126,13 +127,24 @@ def test_the_digest_of_a_large_file_reads_little_of_it_and_sees_a_cut_and_a_swap
                     whole[:-9] + b"x" + whole[-8:], b"x" + whole[1:], whole[:100_000] + other[100_000:]):
         made.write_bytes(changed)
         os.utime(made, ns=(0, 0))
-        checkpoint._sha256.cache_clear()
         with pytest.raises(ModelError, match="model.safetensors is changed since it was saved"):
             checkpoint.read_state(tmp_path)
-    read = []
-    monkeypatch.setattr(checkpoint.hashlib, "file_digest", lambda *_: read.append("all"))
     made.write_bytes(whole)
-    assert checkpoint._digest(made) == state["sha256"][made.name] and not read
+    assert checkpoint.read_state(tmp_path) == state
+    read = []
+    monkeypatch.setattr(cache.hashlib, "sha256", lambda _: SimpleNamespace(
+        update=lambda piece: read.append(len(piece)), hexdigest=str))
+    cache.digest(made)
+    assert 0 < sum(read) <= 1 << 12 and len(whole) > 1 << 17
+
+
+def test_a_checkpoint_of_before_is_read_without_its_digests(tmp_path):
+    state = {"step": 1, "run": "r", "sha256": {"model.safetensors": 64 * "0"}}
+    (tmp_path / "trainer.json").write_text(json.dumps(state))
+    with pytest.raises(ModelError, match="model.safetensors is missing"):
+        checkpoint.read_state(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    assert checkpoint.read_state(tmp_path) == state
 
 
 @pytest.mark.parametrize("billions, bits8, steps", [

@@ -194,7 +194,7 @@ def test_metrics_shorter_than_the_checkpoint_are_refused(lines, tmp_path):
     folder.append("metrics.jsonl", rows)
     checkpoint = tmp_path / "at2po/a/checkpoint"
     checkpoint.mkdir()
-    state = {"step": 3, "run": folder.id, "weights": 0, "sha256": {}}
+    state = {"step": 3, "run": folder.id, "weights": 0, "digests": {}}
     (checkpoint / "trainer.json").write_text(json.dumps(state))
     again = replace(cfg, resume=True)
     assert open_folder(again, "at2po", "a").start == checkpoint

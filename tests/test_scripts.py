@@ -1,7 +1,6 @@
 """The real command line at tiny sizes: runs, resumes, survives a kill,
 evaluates, and refuses bad input in one line."""
 
-import hashlib
 import itertools
 import json
 import math
@@ -22,6 +21,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 from common import (
+    cache,
     checkpoint,
     data,
     files,
@@ -692,7 +692,7 @@ def write_run(folder, cfg):
         files.write_json(folder / f"eval_{name}.json", value)
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint/w").touch()
-    saved = {"step": 1, "run": "r", "K": .5, "sha256": {"w": hashlib.sha256().hexdigest()}}
+    saved = {"step": 1, "run": "r", "K": .5, "digests": {"w": cache.digest(folder / "checkpoint/w")}}
     files.write_json(folder / "checkpoint/trainer.json", saved)
     return folder
 
@@ -795,7 +795,7 @@ def test_a_checkpoint_with_files_in_folders_is_saved_and_checked(tmp_path, qwen)
     tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": tokenizer.chat_template}
     optimizer = training.make_optimizer(model, 1e-3)
     checkpoint.save(tmp_path / "c", model, tokenizer, optimizer, {"step": 1})
-    names = checkpoint.read_state(tmp_path / "c")["sha256"]
+    names = checkpoint.read_state(tmp_path / "c")["digests"]
     assert any("/" in name for name in names) and "model.safetensors" in names
 
 
