@@ -236,10 +236,10 @@ class Player:
     stop_reason: the string it stopped at, "eos", or "length". search: await search(query, k) -> passages.
     cfg: stop_at_answer, max_response, max_searches, top_k, max_passage."""
 
-    policy: rollout.Policy
-    search: rollout.BatchedSearch
+    policy: "rollout.Policy"
+    search: "rollout.BatchedSearch"
     prompt_ids: list
-    cfg: Config
+    cfg: "Config"
     seed: int
     temperature: float
 

@@ -75,7 +75,7 @@ PARTS = (  # name, who has the function, its name
     ("loss", torch.Tensor, "backward"),
     ("meter", training.Meter, "__init__"),
     ("meter", training.Meter, "add"),
-    ("meter", training.Meter, "finite"),
+    ("meter", training.Meter, "end_update"),
     ("meter", training.Meter, "means"),
     ("metrics", trees, "rollout_metrics"),
     ("record", trees, "sample_record"),

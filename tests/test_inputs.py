@@ -7,9 +7,11 @@ import pytest
 
 import at2po
 import omne_r1
-from common import folder, page, report
+from common import folder, report
 from common.files import RunError, write_json
 from common.folder import open_folder
+from common.page import writer
+from common.report import card
 from tests.conftest import forked
 
 
@@ -74,7 +76,7 @@ def test_each_evaluation_says_what_it_read(tmp_path, monkeypatch):
     from common import run
     run_folder = folder.RunFolder(tmp_path, "s", "a", {"corpus": str(write(tmp_path / "c.jsonl", [1]))})
     run_folder.path.mkdir(parents=True)
-    monkeypatch.setattr(run.card, "write", lambda *_: None)
+    monkeypatch.setattr(card, "write", lambda *_: None)
     split = type("Split", (), {"name": "dev", "questions": []})
     summary = {"n": 1, "em": 0, "em_low": 0, "em_high": 0}
     evaluating = run.Run(at2po.Config())
@@ -118,7 +120,7 @@ def test_a_table_compares_no_two_questions_of_one_id(tmp_path, capsys):
     assert "c and a: 2 questions have one id and other words" in said
     assert "d and a: 4 questions have one id and other words" in said and "d +0" not in said
     sides = {p.name: report.evaluations(p)["dev"]["predictions"] for p in (first, other)}
-    assert [pair["a"]["question"] for pair in page.paired(sides)] == WORDS[:2]
+    assert [pair["a"]["question"] for pair in writer.paired(sides)] == WORDS[:2]
 
 
 @pytest.mark.parametrize("flag", ["--corpus", "--graph", "--retriever"])

@@ -112,9 +112,9 @@ def test_demonstrations_answer_or_carry_their_flaw(test_world):
 
 
 def test_too_much_is_asked_of_a_world():
-    with pytest.raises(world.WorldError, match="size 9"):
+    with pytest.raises(world.WorldError, match="scale 9"):
         world.make_world("train", size=9)
-    with pytest.raises(world.WorldError, match="size 0.03 has .. entities, too few"):
+    with pytest.raises(world.WorldError, match="scale 0.03 has .. entities, too few"):
         world.make_world("train", size=.03)
     with pytest.raises(world.WorldError, match="no split 'trian'"):
         world.make_world("trian")

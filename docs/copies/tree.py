@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from types import SimpleNamespace as Made
 
-from tree import grow_tree, play
+from tree import Player, grow_tree, play
 
 
 class Letters:
@@ -32,7 +32,8 @@ cfg = Made(chains=2, rounds=1, expand=1, expansion="entropy", stop_at_answer=Tru
            max_searches=6, top_k=1, max_passage=100)
 policy = Made(tokenizer=Letters(), engine=Engine())
 prompt_ids = list(map(ord, "Who?"))
-root = asyncio.run(grow_tree(partial(play, policy, search, prompt_ids, cfg, "seed", 1.0), cfg, "seed"))
+player = Player(policy, search, prompt_ids, cfg, "seed", 1.0)
+root = asyncio.run(grow_tree(partial(play, player), cfg, "seed"))
 assert [leaf.name for leaf in root.leaves()] == ["chain0", "chain1", "chain0.0-0"]
 assert len(set(seeds)) == len(seeds) == 6
 first = root.children[0]
