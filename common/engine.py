@@ -95,11 +95,12 @@ class _SlotCache:
         padding = (0, 0, 0, more_tokens - held_tokens, 0, 0, 0, more_slots - held_slots)
         self.kv = torch.nn.functional.pad(self.kv, padding)
 
-    def view(self, rows, start, width):
-        """The next forward pass writes `width` tokens from start (n,) on, in the slots `rows`, a slice."""
+    def view(self, rows, start, width, end):
+        """The next forward pass writes `width` tokens from start (n,) on, in the slots `rows`, a slice, of
+        which it sees what is before `end`."""
         device = start.device
         self.rows = rows
-        self.end = int(start.max()) + width
+        self.end = end
         slot = torch.arange(rows.start, rows.stop, device=device)
         self.slot = slot[:, None]                                             # (n, 1)
         self.position = start[:, None] + torch.arange(width, device=device)   # (n, width)
@@ -208,6 +209,7 @@ class TransformersEngine:
         self.stored = 0
         self.sampler = None                  # what decodes: the model, or its copy in bf16
         self.head = None                     # of these weights, as the products want it
+        self.decode = self._decode
 
     def sleep(self):
         self._drop_cancelled()
@@ -226,6 +228,9 @@ class TransformersEngine:
             self.sampler = in_bf16(self.model) if computes_in_bf16(self.model) else self.model
             head = head_rows(self.model, self.model.get_output_embeddings().weight).to(self.cache_dtype)
             self.head = head if head.is_cuda else head.float()  # a CPU's product for fp32 logits wants fp32
+            if self.device.type == "cuda":
+                from common.gpu.decode_graphs import Decoder
+                self.decode = Decoder(self)
         if self.cache is None:
             self.cache = _SlotCache(self.model.config.get_text_config(), self.cache_dtype, self.device)
 
@@ -254,12 +259,9 @@ class TransformersEngine:
         self._make_room()
         hidden = []
         if self.active:
-            ids = [[r.token_ids[-1]] for r in self.active]
-            ids = torch.tensor(ids, device=self.device)
+            ids = [r.token_ids[-1] for r in self.active]
             start = [r.length - 1 for r in self.active]
-            start = torch.tensor(start, device=self.device)
-            rows = slice(0, len(self.active))
-            hidden.append(self._forward(rows, ids, start)[:, 0])
+            hidden.append(self.decode(ids, start))
         if self.waiting:
             hidden += self._admit()
         if hidden:
@@ -292,13 +294,19 @@ class TransformersEngine:
         used = max((r.length for r in self.active), default=0)
         self.cache.reserve(slots, tokens, (len(self.active), used), self.cache_bytes)
 
-    def _forward(self, rows, ids, start):
+    def _decode(self, ids, start):
+        """Hidden states (n, H) behind the last ids (n) of what runs, which holds start (n) tokens each."""
+        end = max(start) + 1
+        ids = torch.tensor(ids, device=self.device)[:, None]
+        start = torch.tensor(start, device=self.device)
+        return self._forward(slice(0, len(ids)), ids, start, end)[:, 0]
+
+    def _forward(self, rows, ids, start, end):
         """Hidden states (n, width, H) of ids (n, width) that continue the slots `rows`, which hold start (n,)
-        tokens each."""
+        tokens each, and afterwards `end` at most."""
         cache = self.cache
-        width = ids.shape[1]
-        self._reserve(rows.stop, int(start.max()) + width)
-        cache.view(rows, start, width)
+        self._reserve(rows.stop, end)
+        cache.view(rows, start, ids.shape[1], end)
         column = torch.arange(cache.end, device=self.device)
         decoder = self.sampler.get_decoder()
         config = decoder.config
@@ -370,8 +378,9 @@ class TransformersEngine:
         width = max(map(len, suffixes))
         padded = [list(s) + [0] * (width - len(s)) for s in suffixes]
         ids = torch.tensor(padded, device=self.device)
+        end = max(start) + width
         start = torch.tensor(start, device=self.device)
-        hidden = self._forward(slice(row, row + len(suffixes)), ids, start)
+        hidden = self._forward(slice(row, row + len(suffixes)), ids, start, end)
         at = torch.tensor([len(s) - 1 for s in suffixes])
         return hidden[torch.arange(len(suffixes)), at]
 

@@ -4,6 +4,7 @@ kernels' own tests (test_kernels.py) run on both."""
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,31 @@ def test_the_engine_samples_what_the_trainer_computes_and_gives_its_memory_back(
     engine.sync(model)
     again = sample(engine)
     assert [g.token_ids for g in again] == [g.token_ids for g in made]
+
+
+def test_decoding_under_graphs_says_what_a_plain_pass_says_and_is_faster(folder):
+    model, tokenizer = models.load_policy(folder, device="cuda", precision="fp32")
+    engine = TransformersEngine(model, tokenizer)
+    engine.eos = set()
+
+    def said():
+        agents = [engine.generate(ids, max_tokens=200, seed=i) for i, ids in enumerate(PROMPTS)]
+        began = time.time()
+        made = rollout.run_agents(agents, engine, rollout.BatchedSearch(None))
+        return [g.token_ids for g in made], [g.logprobs for g in made], time.time() - began
+
+    said()  # captures
+    ids, logprobs, seconds = said()
+    assert len(engine.decode.captured) >= 2
+    engine.sync(model)
+    engine._wake()
+    engine.decode = engine._decode
+    plain_ids, plain_logprobs, plain_seconds = said()
+    same = [a == b for a, b in zip(ids, plain_ids, strict=True)]
+    assert sum(same) >= len(same) - 1  # (a draw may lie on the border of two tokens)
+    for equal, a, b in zip(same, logprobs, plain_logprobs, strict=True):
+        assert not equal or a == pytest.approx(b, abs=1e-3)
+    assert seconds < .7 * plain_seconds, (seconds, plain_seconds)
 
 
 @needs_vllm

@@ -11,6 +11,7 @@ import torch
 from common import rollout
 from common.checkpoint import ModelError
 from common.engine import BLOCK, MAX_BATCH, TransformersEngine, _Request
+from common.gpu import decode_graphs
 from common.gpu.vllm_engine import VllmEngine
 from common.model import token_logprobs
 from common.world import tiny
@@ -248,6 +249,32 @@ def test_a_start_found_by_its_hash_is_compared(policy, monkeypatch):
     others = [([9 + i % 5, *ids, *ids], seed) for i, (ids, seed) in enumerate(REQUESTS)]
     results, _ = generate(policy, others, engine=engine)
     assert drift(policy[0], others, results) < 2e-5
+
+
+@pytest.mark.parametrize("cache_gb", [4.0, 12 * 160 * 2 * 2 * 2 * 8 * 4 / 2**30])
+def test_decoding_in_fixed_buffers_says_the_same(policy, monkeypatch, cache_gb):
+    """What CUDA graphs capture, without them; with little memory some steps have no room for free slots."""
+    engine = TransformersEngine(*policy, cache_gb=cache_gb)
+    plain, decoded, sizes = engine._decode, [], []
+
+    def compute(decoder, slots, end):
+        sizes.append((slots, end))
+        decoder.ids[slots:] = decoder.start[slots:] = -1  # is not read
+        return decoder.compute(slots, end)
+
+    monkeypatch.setattr(decode_graphs.Decoder, "replay", compute)
+    monkeypatch.setattr(engine, "_decode", lambda *given: decoded.append(given) or plain(*given))
+    engine.eos = set()
+    engine._wake()
+    engine.decode = decode_graphs.Decoder(engine)
+    requests = [(ids * (1 + seed % 3), seed) for ids, seed in REQUESTS]
+    results, _ = generate(policy, requests, engine=engine, max_tokens=140)
+    expected, _ = generate(policy, requests, engine=endless(TransformersEngine, policy), max_tokens=140)
+    assert [g.token_ids for g in results] == [g.token_ids for g in expected]
+    for a, b in zip(results, expected, strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+    assert {slots for slots, _ in sizes} <= {16, 64} and bool(decoded) == (cache_gb < 4)
+    assert {end for _, end in sizes} <= {256}
 
 
 def test_bf16_samples_on_a_copy_of_the_matrices_as_autocast_would(policy):
