@@ -42,7 +42,7 @@ import torch
 
 from common import chat, data, flags, guards, metrics, rollout, splits, training
 from common import model as models
-from common.agent import Agent
+from common.agent import Agent, Player
 from common.files import warn
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_at2po import baselines, trees
@@ -228,28 +228,13 @@ class Node:
         return [leaf.trajectory.reward for leaf in self.leaves()]
 
 
-@dataclass(frozen=True)
-class Player:
-    """What all turns of one question share.
-
-    policy: has a tokenizer and an engine whose `generate` takes ids and gives token_ids, logprobs and
-    stop_reason: the string it stopped at, "eos", or "length". search: await search(query, k) -> passages.
-    cfg: stop_at_answer, max_response, max_searches, top_k, max_passage."""
-
-    policy: "rollout.Policy"
-    search: "rollout.BatchedSearch"
-    prompt_ids: list
-    cfg: "Config"
-    seed: int
-    temperature: float
-
-
 async def play_turn(player, node, name):
     """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
 
     A turn without a query ends the trajectory (double quotes are taken out of a query first). The query after
     max_searches searches gets LIMIT_MESSAGE, one more ends it. So does a result after which the response has
-    no room: it is dropped, and stop_reason becomes "length"."""
+    no room: it is dropped, and stop_reason becomes "length". player.cfg: stop_at_answer, max_response,
+    max_searches, top_k, max_passage."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
     stop = (SEARCH[1],)
     if cfg.stop_at_answer:
@@ -288,13 +273,12 @@ async def play_turn(player, node, name):
     return new
 
 
-async def play(player, node, name, watch=None):
-    """From the state after `node` to the end, turn by turn. Returns the leaf. watch(turn) is called after
-    each turn."""
+async def play(player, node, name):
+    """From the state after `node` to the end, turn by turn. Returns the leaf."""
     while not node.done:
         node = await play_turn(player, node, name)
-        if watch:
-            watch(node.turn)
+        if player.watch:
+            player.watch(node.turn)
     return node
 
 
@@ -670,12 +654,10 @@ def train(run, policy, reference, split):
 
 # ---------------------------------------------------------------- evaluate
 
-async def answer(policy, search, question, name, cfg, seed, temperature, watch=None):
+async def answer(player, question, name):
     """One chain, scored: what evaluation, --ask and demonstrations play."""
-    prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
-    player = Player(policy, search, prompt_ids, cfg, seed, temperature)
-    leaf = await play(player, Node(), name, watch)
-    return score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
+    leaf = await play(player, Node(), name)
+    return score(Trajectory(question.id, player.prompt_ids, leaf.turns()), question, player.cfg)
 
 
 def evaluate(policy, split, cfg, progress=rollout.no_progress):

@@ -671,10 +671,10 @@ def test_a_baseline_s_group_has_chains_alone():
 def test_each_question_is_evaluated_with_a_seed_of_its_own():
     seeds = []
 
-    async def play(policy, search, question, name, cfg, seed, temperature, watch=None):
-        seeds.append(seed)
+    async def play(player, question, name):
+        seeds.append(player.seed)
 
-    agent = replace(at2po.AGENT, play=play)
+    agent = replace(at2po.AGENT, play=play, prompt=lambda *a: [])
     engine = SimpleNamespace(sync=lambda model: None, busy=False)
     split = data.Split("x", [data.Question(name, "Who?", ["Bo"]) for name in "ab"], None)
     agent.answers(rollout.Policy(None, None, engine), split, at2po.Config(), rollout.no_progress)
