@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from common import chat, data, metrics, rollout
+from common import chat, data, metrics, rollout, splits
 from common import model as models
 from common.files import console, plain
 from common.run import collect, show_turn
@@ -85,9 +85,16 @@ class Agent:
         collect(cfg.collect, done, split.questions, self.rows)
         return done
 
-    def ask(self, run, policy, retriever):
-        """--ask: one trajectory, shown while it is played."""
-        cfg = run.cfg
+    def within_limit(self, policy, sets, cfg):
+        """splits.within_limit of these splits, by --max-prompt."""
+        def length(q):
+            return len(self.prompt(policy.tokenizer, q.question, cfg))
+
+        return splits.within_limit(sets, length, cfg.max_prompt, cfg.skip_bad)
+
+    def ask(self, run, source, retriever):
+        """--ask: one trajectory of the weights `source`, shown while it is played."""
+        cfg, policy = run.cfg, run.policy(source, trains=False)
         question = data.Question("ask", cfg.ask, [""])
 
         def agent(search, seed):

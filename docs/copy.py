@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs/copies"
 DATACLASS = "from dataclasses import dataclass, field"
-TREE = """REGENERATION_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_observation render_result
+TREE = """REGENERATION_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_result
 inside Node play_turn play choose_nodes grow_tree"""
 PATHS = """policy_of SearchPath finish_paths sample_from sample_paths best
 greedy_paths beam_search grow_beams rewarded returns_of same_state baselines advantages_of ppo_loss
