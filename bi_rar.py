@@ -12,8 +12,8 @@ those of step_reward, step_text and answer_step): the thought of a turn, or in t
 policy wrote in it. A trajectory is right if its answer matches a gold one exactly.
 
     Eq 2     conditional information distance      information_distance
-    Eq 3     complexity as -log2 likelihood        complexities
-    Eq 4     distance to answer, to question       distances
+    Eq 3     complexity as -log2 likelihood        complexity
+    Eq 4     distance to answer, to question       terms_of, distances
     Eq 5-6   cascading rewards                     cascade
     Eq 7     r = exp(-d)                           step_reward
     Eq 8-9   GRPO                                  assign_advantages, training.grpo_loss, train
@@ -44,9 +44,10 @@ from transformers import AutoConfig
 from common import chat, data, distributed, flags, guards, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent
-from common.files import say, warn
+from common.files import warn
 from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
+from common.of_bi_rar import scoring
 from common.of_bi_rar import steps as page
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
@@ -84,7 +85,7 @@ class Config(flags.PassageFlags):
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # k3 estimate of the KL to the initial policy | sec. 4
     # frozen model of the distances: a folder or hub id. Empty = the initial policy. lines = the embedded
-    # world's policy, trained further on the sequences that it scores (sequences_of)
+    # world's policy, trained further on the lines that it scores
     scorer: str = ""
     step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the reasoning step | sec. 2
     # whether the turn that answers is a reasoning step; off: a right answer without a search earns 0
@@ -270,90 +271,42 @@ def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
 
 
 class ReasoningStep(NamedTuple):
-    """Token ids, as tuples of int. Equal ones are measured once."""
+    """Token ids, as tuples of int."""
     Q: tuple
     A: tuple
     T: tuple
 
 
-def complexities(scorer, reasoning_step, line_break):
-    """Eq 3, K(u | v) = -log2 P(u | v), for all terms of Eq 4: {"T|QA": bits, …}. `scorer` is any causal model
-    of transformers, line_break the ids of one. Each term is a forward pass of its own: a run calls
-    packed_complexities, which is faster."""
+def terms_of(reasoning_step, line_break):
+    """The terms K(u | v) of Eq 4: {name: (ids of v, each text on a line of its own; ids of u)}."""
     Q, A, T = reasoning_step
 
-    @torch.no_grad()
-    def K(u, *v):
-        before = []
-        for text in v:
-            before += [*text, *line_break]
-        ids = torch.tensor([[*before, *u]], device=scorer.device)                   # (1, N)
-        logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)          # (N, V)
-        of_u = logprobs[len(before) - 1:-1].gather(1, ids[0, len(before):, None])   # (len(u), 1)
-        return -float(of_u.double().sum()) / math.log(2)
+    def lines(*texts):
+        return tuple(i for text in texts for i in (*text, *line_break))
 
     return {
-        "T|QA": K(T, Q, A),
-        "A|QT": K(A, Q, T),
-        "Q|AT": K(Q, A, T),
-        "T|Q": K(T, Q),
-        "A|Q": K(A, Q),
-        "T|A": K(T, A),
-        "Q|A": K(Q, A),
+        "T|Q": (lines(Q), T),
+        "A|QT": (lines(Q, T), A),
+        "A|Q": (lines(Q), A),
+        "T|QA": (lines(Q, A), T),
+        "T|A": (lines(A), T),
+        "Q|AT": (lines(A, T), Q),
+        "Q|A": (lines(A), Q),
     }
 
 
-def sequences_of(reasoning_steps, line_break):
-    """{reasoning step: {names of terms: the sequence that they are read from}}, four for seven terms.
-
-    The lines Q, T, A give K(T|Q) and K(A|Q,T): written as a trajectory, Q is its prompt, T and A its turns,
-    whose bits are the terms. A batch computes a prompt or Turn object that several sequences share once."""
-    def counted(ids):
-        return Turn(list(ids), [0.0] * len(ids), "", "", observation_ids=line_break)
-
-    shared = {}  # a question's turns: K(A|Q) and K(Q|A) are the same for all of its reasoning steps
-    found = {}
-    for reasoning_step in dict.fromkeys(reasoning_steps):
-        Q, A, T = reasoning_step
-        if (Q, A) not in shared:
-            shared[Q, A] = counted(Q), counted(A)
-        shared_Q, shared_A = shared[Q, A]
-        after_Q, after_A = [*Q, *line_break], [*A, *line_break]
-        found[reasoning_step] = {
-            ("T|Q", "A|QT"): Trajectory("", after_Q, [counted(T), counted(A)]),
-            ("A|Q", "T|QA"): Trajectory("", after_Q, [shared_A, counted(T)]),
-            ("T|A", "Q|AT"): Trajectory("", after_A, [counted(T), counted(Q)]),
-            ("Q|A",): Trajectory("", after_A, [shared_Q]),
-        }
-    return found
-
-
 @torch.no_grad()
-def packed_complexities(scorer, reasoning_steps, line_break, cfg):
-    """{reasoning step: its complexities}: what `complexities` gives one by one, from few packed batches. Of
-    several ranks each computes a part, and all get all."""
-    sequences = sequences_of(reasoning_steps, line_break)
-    numbered = [s for four in sequences.values() for s in four.values()]
-    for number, s in enumerate(numbered):
-        s.question_id = number
-    on_this_rank = []  # (number of a sequence, bits of its turns)
-    for batch in training.collate_parts(scorer, numbered, cfg.micro_tokens, cfg.share_prefixes):
-        logprobs = models.token_logprobs(scorer, batch, 1.0)                       # (B, T)
-        sums, _ = training.turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids)    # (B, 2)
-        of_turns = sums / -math.log(2)
-        for s, bits in zip(batch.trajectories, of_turns.tolist(), strict=True):
-            on_this_rank.append((s.question_id, bits))
-    bits_of = dict(distributed.gather(on_this_rank))
-    found = {}
-    for reasoning_step, four in sequences.items():
-        found[reasoning_step] = {}
-        for names, s in four.items():
-            found[reasoning_step].update(zip(names, bits_of[s.question_id], strict=False))
-    return found
+def complexity(scorer, v, u):
+    """Eq 3: K(u | v) = -log2 P(u | v), in bits. `scorer` is any causal model of transformers. A run calls
+    scoring.packed_bits: the same numbers, computed together."""
+    ids = torch.tensor([[*v, *u]], device=scorer.device)                            # (1, N)
+    logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)              # (N, V)
+    of_u = logprobs[len(v) - 1:-1].gather(1, ids[0, len(v):, None])                 # (len(u), 1)
+    return -float(of_u.double().sum()) / math.log(2)
 
 
 def distances(K):
-    """Eq 4: (d_TA, d_TQ) = (d(T, A | Q), d(T, Q | A)) of a reasoning step's complexities."""
+    """Eq 4: (d_TA, d_TQ) = (d(T, A | Q), d(T, Q | A)) of a reasoning step, from {name: bits of its term}."""
     to_answer = information_distance(K["T|QA"], K["A|QT"], K["T|Q"], K["A|Q"])
     to_question = information_distance(K["T|QA"], K["Q|AT"], K["T|A"], K["Q|A"])
     return to_answer, to_question
@@ -371,7 +324,7 @@ def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
         return tuple(chat.encode(tokenizer, chat.Foreign(text))[1])
 
     Q, A = ids_of(question.question), ids_of(question.answers[0])
-    found = []
+    reasoning_steps = []
     for turn in turns:
         thought = THOUGHT.search(turn.text)
         if cfg.step_text == "thought" and thought:
@@ -380,8 +333,8 @@ def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
             T = tuple(turn.ids)
         else:
             T = ids_of(turn.text)
-        found.append(ReasoningStep(Q, A, T))
-    return found
+        reasoning_steps.append(ReasoningStep(Q, A, T))
+    return reasoning_steps
 
 
 @dataclass
@@ -397,20 +350,21 @@ def measure_distances(policy, scorer, pairs, cfg):
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
     per_trajectory = [reasoning_steps_of(t, q, tokenizer, cfg, scorer.tokenizer is None) for t, q in pairs]
-    found = {}
+    distances_of = {}  # equal reasoning steps are measured once
     for reasoning_steps in per_trajectory:
-        found |= dict.fromkeys(reasoning_steps, (FARTHEST, FARTHEST))
-    to_ask = [r for r in found if r.T]  # an empty T says nothing, and stays farthest
+        distances_of |= dict.fromkeys(reasoning_steps, (FARTHEST, FARTHEST))
     line_break = chat.encode(tokenizer, "\n")[1]
+    # an empty T says nothing, and stays farthest
+    terms = {r: terms_of(r, line_break) for r in distances_of if r.T}
     # with --lora and no --scorer the scorer is the policy itself, its adapters off
     with models.reference_weights(policy.model, scorer.model) as model:
-        complexities_of = packed_complexities(model, to_ask, line_break, cfg)
-    for r in to_ask:
-        found[r] = distances(complexities_of[r])
+        bits_of = scoring.packed_bits(model, terms.values(), line_break, cfg)
+    for r, terms_of_step in terms.items():
+        distances_of[r] = distances({name: bits_of[term] for name, term in terms_of_step.items()})
     for (t, _), reasoning_steps in zip(pairs, per_trajectory, strict=True):
-        t.info.d_TA = [found[r][0] for r in reasoning_steps]
-        t.info.d_TQ = [found[r][1] for r in reasoning_steps]
-    return len(found)
+        t.info.d_TA = [distances_of[r][0] for r in reasoning_steps]
+        t.info.d_TQ = [distances_of[r][1] for r in reasoning_steps]
+    return len(distances_of)
 
 
 # ---------------------------------------------------------------- reward: cascade (Eq 5-7)
@@ -480,13 +434,11 @@ def train(run, policy, initial, scorer, split):
     reference = initial if cfg.kl_coef else None
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     for step, row in run.steps(policy, optimizer, cfg.steps, label=f"{stage} | "):  # logs, saves when due
-        # 1. sample: a group of trajectories for each question
+        # 1. sample: a group of trajectories for each question, with the current weights
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
-        with timed(row, "time/rollout"):
-            policy.engine.sync(model)
+        with run.sampling(policy, row):
             groups = rollout_groups(policy, split.retriever, questions, cfg, step)
-            policy.engine.sleep()
 
         # 2. score: the stage's reward, which measures distances where it needs them
         with timed(row, "time/scoring"):
@@ -616,35 +568,33 @@ def stages_of(cfg):
     return stages
 
 
+@program()
 def main(argv=None):
-    """The stages of --stage, each in a run folder of its own, and their table."""
-    with program():
-        cfg = parse_args(argv)
-        # what cannot run is refused before anything large is read
-        for named in (cfg.checkpoint or cfg.model, cfg.scorer):
-            if named and named != "lines":
-                models.find_model(named)
-        runs = []
-        for stage in stages_of(cfg):
-            free = ["stage", "lambdas"]
-            runs.append(Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED))
-        if cfg.stage == "merge":
-            pair_to_merge(cfg)
-        split, evals = splits.load_splits(cfg, PAPER_EVAL)
-        initial_source = initial_policy(cfg)
-        if cfg.warmup_data:
-            initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
-        start = cfg.checkpoint or cfg.policy or initial_source
-        if cfg.ask:
-            run = Run(cfg)
-            return AGENT.ask(run, run.policy(start, trains=False), evals[0].retriever)
-        for run in stages(cfg, runs, cfg.steps):
-            if run.name.startswith("merged-"):
-                run_stage(run, *merged_weights(cfg, run.name), initial_source, None, evals)
-            else:
-                run_stage(run, start, 0, initial_source, split, evals)
-        if cfg.stage != "eval":
-            distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
+    """The stages of --stage, each in a run folder of its own, and their table. What can be refused without
+    reading data is refused first."""
+    cfg = parse_args(argv)
+    if cfg.scorer and cfg.scorer != "lines":
+        models.find_model(cfg.scorer)
+    runs = []
+    for stage in stages_of(cfg):
+        free = ["stage", "lambdas"]  # --resume may change these flags
+        runs.append(Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED))
+    if cfg.stage == "merge":
+        pair_to_merge(cfg)
+    split, evals = splits.load_splits(cfg, PAPER_EVAL)
+    initial_source = initial_policy(cfg)
+    if cfg.warmup_data:
+        initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
+    start = cfg.checkpoint or cfg.policy or initial_source
+    if cfg.ask:
+        return AGENT.ask(Run(cfg), start, evals[0].retriever)
+    for run in stages(cfg, runs, cfg.steps):
+        if run.name.startswith("merged-"):
+            run_stage(run, *merged_weights(cfg, run.name), initial_source, None, evals)
+        else:
+            run_stage(run, start, 0, initial_source, split, evals)
+    if cfg.stage != "eval":
+        distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
 
 
 def merged_weights(cfg, stage):
@@ -672,15 +622,12 @@ def run_stage(run, source, newest, initial_source, split, evals):
     if initial_source:
         initial = models.load_reference(policy.model, initial_source, lora)
     scorer = load_scorer(cfg, policy, initial)
-
-    def length(q):
-        return len(render_prompt(policy.tokenizer, q.question))
-    learned = split if trains else None
-    learned, *evals = splits.within_limit([learned, *evals], length, cfg.max_prompt, cfg.skip_bad)
-
+    if not trains:
+        split = None
+    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)
     with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate):
         if trains:
-            train(run, policy, initial, scorer, learned)
+            train(run, policy, initial, scorer, split)
         results = run.evaluate(evaluate=partial(evaluate, scorer=scorer))  # with distances, at the end alone
         if run.name == "initial":  # a warning where nothing could be learned
             guards.look_at_start(results, warn)
@@ -710,7 +657,7 @@ def load_scorer(cfg, policy, initial):
     if not cfg.scorer:
         return Scorer(initial) if initial else None
     if cfg.scorer == "lines":
-        source = line_scorer(cfg, tiny_policy(cfg))
+        source = scoring.line_scorer(cfg, tiny_policy(cfg), terms_of_demonstration)
     else:
         source = models.find_model(cfg.scorer)
     model = models.load_model(source, precision=cfg.precision, frozen=True)
@@ -722,12 +669,9 @@ def load_scorer(cfg, policy, initial):
 
 
 def parse_args(argv=None):
-    """The flags, over the paper's defaults or the embedded world's."""
-    return resolve(flags.parse("bi_rar", Config, __doc__, argv))
-
-
-def resolve(cfg):
-    """Refuses what cannot run, and fills what depends on other fields, so that config.json says what ran."""
+    """The flags, over the paper's defaults or the embedded world's. Refuses what cannot run, and fills in
+    dependent fields, so that config.json records what ran."""
+    cfg = flags.parse("bi_rar", Config, __doc__, argv)
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
     flags.needs_a_model(cfg)
@@ -785,41 +729,12 @@ AGENT = Agent(
     hard=(3000, .4))  # paths of different length take twice the steps of the other hard worlds
 tiny_policy = AGENT.tiny_policy
 
-# ---------------------------------------------------------------- the scorer of the embedded world
 
-SCORER_STEPS = 300  # of --scorer lines
-
-
-def line_scorer(cfg, start):
-    """Folder of the tiny policy after further training on sequences_of right demonstrations. Cached, too."""
-    from common.world import hard, tiny
-    recipe = {
-        "script": "bi_rar, lines",
-        "start": Path(start).name,
-        "steps": SCORER_STEPS,
-        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "top_k", "world_scale")},
-    }
-
-    def build():
-        model, tokenizer = models.load_policy(start, 0)
-        line_break = chat.encode(tokenizer, "\n")[1]
-
-        def render(row, demo, index):
-            question = data.parse_question(row)
-            shown = AGENT.demonstration(tokenizer, question, demo, index, cfg)
-            sequences = sequences_of(reasoning_steps_of(shown, question, tokenizer, cfg), line_break)
-            return [s for four in sequences.values() for s in four.values()]
-
-        make, level = tiny.demonstrations.groups, []
-        if cfg.world != "plain":
-            make, level = hard.groups, [hard.parse(cfg.world)]
-        made = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, cfg.world_scale, *level)
-        say(f"training the scorer on the lines of {8 * SCORER_STEPS} demonstrations")
-        batches = (rollout.collate(g, pack_tokens=128) for g in made)
-        tiny.warm_up(model, batches, SCORER_STEPS, lr=1e-3)
-        return model, tokenizer
-
-    return distributed.first(tiny.cached_policy, recipe, build)
+def terms_of_demonstration(cfg, tokenizer, line_break, question, demo, index):
+    """What --scorer lines learns to read: the terms of each reasoning step of a demonstration."""
+    trajectory = AGENT.demonstration(tokenizer, question, demo, index, cfg)
+    reasoning_steps = reasoning_steps_of(trajectory, question, tokenizer, cfg)
+    return [terms_of(r, line_break) for r in dict.fromkeys(reasoning_steps)]
 
 
 if __name__ == "__main__":
