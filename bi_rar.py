@@ -27,7 +27,6 @@ Where paper, code and ours differ: docs/differences.md. Numbers reached: results
 """
 
 import math
-import random
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -47,7 +46,7 @@ from common.agent import Agent
 from common.files import warn
 from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
-from common.of_bi_rar import scoring
+from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
@@ -63,7 +62,7 @@ class Config(flags.PassageFlags):
     # ---- stages
 
     # all = baseline, forward, backward, and a merge for each of --lambdas, all evaluated. eval = evaluate
-    # --checkpoint. length and shuffled are controls, explained at the end of the file
+    # --checkpoint. length and shuffled are controls (common/of_bi_rar/controls.py)
     stage: Literal[
         "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
     forward: str = ""               # merge: folder of the forward policy; empty = this run's
@@ -71,12 +70,12 @@ class Config(flags.PassageFlags):
     lambdas: str = ".25,.5,.75"     # shares of the backward policy in merges (.25 was chosen) | sec. 4
 
     # ---- rollout
-    group_size: int = 5             # trajectories a question | sec. 4
-    top_k: int = 3                  # passages a search | Search-R1
-    max_searches: int = 4           # actions of any kind, invalid ones too, before the last turn | Search-R1
+    group_size: int = 5             # trajectories per question | sec. 4
+    top_k: int = 3                  # passages per search | Search-R1
+    max_searches: int = 4           # actions before the last turn, invalid ones count | Search-R1
     max_passage: int = 4000         # characters of a passage that are read, before tokens are counted
     max_prompt: int = 2048          # tokens of the prompt | Search-R1
-    max_turn: int = 500             # tokens a turn | Search-R1
+    max_turn: int = 500             # tokens per turn | Search-R1
     max_observation: int = 500      # tokens of a search result | Search-R1
     temperature: float = 1.0        # of sampling in training | sec. 4
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | Search-R1
@@ -90,13 +89,13 @@ class Config(flags.PassageFlags):
     step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the reasoning step | sec. 2
     # whether the turn that answers is a reasoning step; off: a right answer without a search earns 0
     answer_step: Literal["on", "off"] = "on"
-    explain_limit: int = 100        # evaluated trajectories a set whose distances are measured, for the page
+    explain_limit: int = 100        # trajectories per set whose distances an evaluation measures
 
     # ---- update
     data: str = "search-r1"         # training questions: file, hub name, or "world"; NQ and HotpotQA | sec. 4
     steps: int = 200                # training steps | sec. 4
-    questions_per_step: int = 128   # questions a training step | sec. 4
-    mini_batch: int = 128           # questions an update; the paper is silent
+    questions_per_step: int = 128   # questions per training step | sec. 4
+    mini_batch: int = 128           # questions per update; the paper is silent
     # learning rate, constant | sec. 4, which names no schedule; Search-R1's rises for 28.5 % of the run
     lr: float = 1e-6
     weight_decay: float = .01       # of matrices | verl
@@ -143,8 +142,8 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000):
 
 
 def render_result(tokenizer, shown, limit):
-    """The same of what it shows. No passage can write a tag or a special token (chat.Foreign). A result of
-    more than `limit` tokens loses its end, but not the closing tag."""
+    """(text, ids) of a search result that shows this text. No passage can write a tag or a special token
+    (chat.Foreign). A result of more than `limit` tokens loses its end, but not the closing tag."""
     end = "</information>\n\n"
     text, ids = chat.before_a_turn(tokenizer, "\n\n<information>", chat.Foreign(shown), end)
     if len(ids) > limit:
@@ -345,7 +344,7 @@ class Scorer:
 
 def measure_distances(policy, scorer, pairs, cfg):
     """Fills info.d_TA and info.d_TQ of (trajectory, question) pairs, a number for each reasoning step.
-    Returns how many different reasoning steps that were."""
+    Returns how many different reasoning steps there are."""
     if not pairs:
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
@@ -376,22 +375,22 @@ def step_reward(distance):
 
 def cascade(step_rewards):
     """Eq 5-6 of a right trajectory, as printed: sum_i r_i prod_{j<i} (1 - r_j), over its reasoning steps.
-    It equals 1 - prod_i (1 - r_i), the chance that at least one of them succeeds: their order does not count,
-    and every further one adds to it, however bad. With d = 1 each:
+    It equals 1 - prod_i (1 - r_i), the chance that at least one of them succeeds. So their order does not
+    matter, and every further step raises the reward, however bad it is. With d = 1 each:
 
     >>> [round(cascade([step_reward(1)] * n), 2) for n in (1, 2, 3)]
     [0.37, 0.6, 0.75]
     """
-    total, left = 0.0, 1.0
+    total, all_failed = 0.0, 1.0
     for r in step_rewards:
-        total += left * r
-        left *= 1 - r
+        total += all_failed * r
+        all_failed *= 1 - r
     return total
 
 
 def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     """A wrong trajectory earns 0. A right one earns Eq 5 (forward), Eq 6 (backward) or 1 (baseline), so only
-    right ones are measured. Returns the number of reasoning steps that were."""
+    right ones are measured. Returns how many reasoning steps were measured."""
     right = []
     for group, question in zip(groups, questions, strict=True):
         for t in group:
@@ -399,7 +398,7 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
             if t.info.em:
                 right.append((t, question))
     if stage == "length":  # a control
-        charge_searches(right)
+        controls.charge_searches(right)
     if stage in ("baseline", "length"):
         return 0
     measured = measure_distances(policy, scorer, right, cfg)
@@ -408,7 +407,7 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     else:
         per_trajectory = [t.info.d_TA for t, _ in right]
     if stage == "shuffled":  # a control
-        per_trajectory = dealt_anew(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
+        per_trajectory = controls.dealt_anew(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
     for (t, _), ds in zip(right, per_trajectory, strict=True):
         t.reward = cascade([step_reward(d) for d in ds])
     return measured
@@ -448,8 +447,9 @@ def train(run, policy, initial, scorer, split):
         for group in groups:
             assign_advantages(group)
 
-        # 4. log-probs of the weights that sampled, and of the initial policy, before the first update. Groups
-        # of equal rewards have no advantage and are left out, with their KL term; N (below) still counts them
+        # 4. old log-probs, the trained model's before the first update and not the engine's, and those of the
+        # initial policy. Groups of equal rewards have no advantage: they need no forward pass, and their KL
+        # term is left out with them; N (below) still counts them
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -461,7 +461,7 @@ def train(run, policy, initial, scorer, split):
                         model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. for each mini-batch (paper: one a step; embedded world: four) loss, backward, clip, step
+        # 5. for each mini-batch (paper: one per step; embedded world: four) loss, backward, clip, step
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
         # t: sampled tokens of o, the stop string's too; prompt, INVALID and search results have mask 0
         # rho = exp(logprob - old_logprob); N: trajectories, those left out too, on all ranks
@@ -510,12 +510,13 @@ def merge(forward, backward, lam, out):
         raise models.ModelError(f"cannot merge {forward} and {backward}: averaged LoRA adapters are not the "
                                 "average of what they do; merge each into its base first (merge_and_unload)")
     shapes = [{(name, theta.shape) for name, theta in model.named_parameters()} for model in pair]
-    odd = sorted({name for name, _ in shapes[0] ^ shapes[1]})
-    if type(merged) is not type(other) or odd:
-        raise models.ModelError(f"cannot merge {forward} and {backward}: not one architecture {odd[:3]}")
-    theirs = dict(other.named_parameters())
+    # weights that only one of them has, or in another shape
+    unlike = sorted({name for name, _ in shapes[0] ^ shapes[1]})
+    if type(merged) is not type(other) or unlike:
+        raise models.ModelError(f"cannot merge {forward} and {backward}: not one architecture {unlike[:3]}")
+    theta_backward = dict(other.named_parameters())
     for name, theta in merged.named_parameters():
-        theta.copy_((1 - lam) * theta + lam * theirs[name])
+        theta.copy_((1 - lam) * theta + lam * theta_backward[name])
     stored = AutoConfig.from_pretrained(models.find_model(forward)).dtype or torch.float32
     shutil.rmtree(out, ignore_errors=True)
     merged.to(stored).save_pretrained(out)
@@ -525,10 +526,10 @@ def merge(forward, backward, lam, out):
 # ---------------------------------------------------------------- evaluate
 
 def evaluate(policy, split, cfg, progress, scorer=None):
-    """One trajectory a question, greedy by default: (rows, summary). With a scorer the distances of the first
-    explain_limit trajectories are measured, for page and plot."""
-    done = AGENT.answers(policy, split, cfg, progress)
-    pairs = list(zip(done, split.questions, strict=True))
+    """One trajectory per question, greedy by default: (rows, summary). scorer: measures the distances of the
+    first explain_limit trajectories, for page and plot."""
+    trajectories = AGENT.answers(policy, split, cfg, progress)
+    pairs = list(zip(trajectories, split.questions, strict=True))
     if scorer is not None:
         measure_distances(policy, scorer, pairs[:cfg.explain_limit], cfg)
     rows = []
@@ -548,7 +549,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
 # backward    the initial policy    cascade of exp(-d_TQ)        NAME-backward, with a checkpoint
 # merged-.25  forward and backward  (only evaluated)             NAME-merged-0.25; NAME-weights-0.25, a model
 # eval        --checkpoint          (only evaluated)             NAME-eval
-# length      the initial policy    1 less .05 a search          NAME-length, with a checkpoint
+# length      the initial policy    1 less .05 per search        NAME-length, with a checkpoint
 # shuffled    the initial policy    cascade, d_TA dealt anew     NAME-shuffled, with a checkpoint
 
 TRAINED = ("baseline", "forward", "backward", "length", "shuffled")
@@ -598,7 +599,7 @@ def main(argv=None):
 
 
 def merged_weights(cfg, stage):
-    """(the folder of a merge, made now, when the newest file of the two that were merged was written)"""
+    """Merges. (folder of the merged weights, when the newest file of the two policies was written)"""
     lam = stage.removeprefix("merged-")
     pair = pair_to_merge(cfg)
     merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
@@ -637,14 +638,14 @@ def pair_to_merge(cfg):
     """The folders of the forward and of the backward policy: those that flags name, else this run's."""
     pair = []
     for stage in ("forward", "backward"):
-        named = getattr(cfg, stage)
-        pair.append(models.find_model(named or left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
+        given = getattr(cfg, stage)
+        pair.append(models.find_model(given or left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
     return pair
 
 
 def initial_policy(cfg):
     """Folder or hub id of the policy that training begins with: the reference of the KL term and, without
-    --scorer, the scorer. None where no flag says which it was."""
+    --scorer, the scorer. None if no flag names it."""
     if cfg.checkpoint and cfg.stage != "eval":
         return cfg.checkpoint
     if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
@@ -691,30 +692,6 @@ def parse_args(argv=None):
 
 
 # ================================================================ appendix: nothing below is in the paper
-#
-# ---------------------------------------------------------------- controls
-#
-# Two rewards that tell what makes a difference in the cascade: its length, and whose distances it has.
-
-SEARCH_COST = .05
-
-
-def charge_searches(right):
-    """length: exact match less .05 a search, without any distance."""
-    for t, _ in right:
-        t.reward = 1 - SEARCH_COST * t.info.searches
-
-
-def dealt_anew(per_trajectory, seed):
-    """shuffled: lists of the same lengths, with the distances of all of them permuted at random."""
-    left = [d for ds in per_trajectory for d in ds]
-    random.Random(seed).shuffle(left)
-    dealt = []
-    for ds in per_trajectory:
-        dealt.append(left[:len(ds)])
-        left = left[len(ds):]
-    return dealt
-
 
 AGENT = Agent(
     "bi_rar", play,
