@@ -659,7 +659,7 @@ def main(argv=None):
         before = {s.name: run.folder.evaluation(s, "_before") for s in evals}
     from common import report
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
-    with run.stage(title, policy, evals, evaluate):
+    with run.stage(title, policy, evals, evaluate, cfg.steps):
         if cfg.eval_only:
             return report.show_averages(run.evaluate(), AVERAGES)
         reference = None

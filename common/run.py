@@ -83,7 +83,6 @@ class Run:
         self.metrics = metrics or {}
         self.name = stage
         self.folder = None
-        self.alone = script and not stage  # no stage of several, nor a warm-up
         if script and isinstance(cfg, PolicyFlags) and (cfg.checkpoint or cfg.model):
             models.find_model(cfg.checkpoint or cfg.model)  # refuses, before anything large is read
         self.evaluated = None, (), None  # policy, splits, the script's evaluate: of `stage`
@@ -132,16 +131,16 @@ class Run:
             policy.engine.sleep()
 
     @contextmanager
-    def stage(self, title, policy=None, evals=(), evaluate=None):
+    def stage(self, title, policy=None, evals=(), evaluate=None, steps=None):
         """The folder exists in the body; after it curves.png and trajectories.html are written, which shows
         till then how far it is.
 
         evaluate(policy, split, cfg, progress) -> (rows, summary): the script's, which `self.evaluate` calls
-        for each split of evals."""
+        for each split of evals. steps: of a run without stages, which first says what will happen."""
         self.evaluated = policy, evals, evaluate
         folder = self.folder
-        if self.alone:
-            tell(self.cfg, self.cfg.steps)
+        if steps is not None:
+            tell(self.cfg, steps)
         threads = folder.saved.get("threads", torch.get_num_threads())
         on = folder.saved.get("machine") or machine()
         folder.create(threads=threads, machine=on, date=chat.today, changed=changed(self.cfg))
