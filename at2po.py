@@ -40,10 +40,9 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import chat, data, flags, guards, metrics, rollout, splits, training
+from common import chat, data, flags, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent, Player
-from common.files import warn
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
@@ -252,19 +251,18 @@ async def play_turn(player, node, name):
     # trained on are the sampled ids, the stop string's too; the observation's ids have mask 0 (collate)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
-    query, observation = "", ("", [])  # text and ids
-    queries = inside(SEARCH, text)
+    query, queries = "", inside(SEARCH, text)
     if g.stop_reason == SEARCH[1] and queries:
         query = queries[-1].replace('"', "").strip()
     if query and len(turns) < cfg.max_searches:
         passages = await player.search(query, cfg.top_k)
-        observation = render_result(tokenizer, render_passages(passages, cfg.max_passage))
+        result = render_passages(passages, cfg.max_passage)
+        turn.observation, turn.observation_ids = render_result(tokenizer, result)
     elif query and len(turns) == cfg.max_searches:
         # one search too many: the policy is told once, and the format counts as invalid (Eq 15)
-        observation = chat.encode(tokenizer, f"\n{LIMIT_MESSAGE}\n")
-    if observation[1] and len(turn.ids) + len(observation[1]) >= room:
-        observation, turn.stop_reason = ("", []), "length"
-    turn.observation, turn.observation_ids = observation
+        turn.observation, turn.observation_ids = chat.encode(tokenizer, f"\n{LIMIT_MESSAGE}\n")
+    if turn.observation_ids and len(turn.ids) + len(turn.observation_ids) >= room:
+        turn.observation, turn.observation_ids, turn.stop_reason = "", [], "length"
     new.done = not turn.observation_ids  # nothing was read, so nothing follows
     return new
 
@@ -666,8 +664,7 @@ def main(argv=None):
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
         if not resumed:
-            before = run.evaluate("_before")
-            guards.look_at_start(before, warn)
+            before = run.evaluate("_before", initial=True)
         train(run, policy, reference, split)
         report.show_averages(before, AVERAGES)
         report.show_averages(run.evaluate(), AVERAGES)

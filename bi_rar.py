@@ -40,10 +40,9 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from transformers import AutoConfig
 
-from common import chat, data, distributed, flags, guards, metrics, rollout, splits, training
+from common import chat, data, distributed, flags, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent
-from common.files import warn
 from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_bi_rar import controls, scoring
@@ -629,9 +628,8 @@ def run_stage(run, source, newest, initial_source, split, evals):
     with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate):
         if trains:
             train(run, policy, initial, scorer, split)
-        results = run.evaluate(evaluate=partial(evaluate, scorer=scorer))  # with distances, at the end alone
-        if run.name == "initial":  # a warning where nothing could be learned
-            guards.look_at_start(results, warn)
+        # with distances, at the end alone
+        run.evaluate(evaluate=partial(evaluate, scorer=scorer), initial=run.name == "initial")
 
 
 def pair_to_merge(cfg):

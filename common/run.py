@@ -153,9 +153,10 @@ class Run:
             folder.tracker.finish()
         distributed.once(_draw, folder, title)
 
-    def evaluate(self, suffix="", evals=None, evaluate=None):
+    def evaluate(self, suffix="", evals=None, evaluate=None, initial=False):
         """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
-        evals, evaluate: others than those of `stage`."""
+        evals, evaluate: others than those of `stage`. initial: of the weights that training begins with, so
+        it is said if they have nothing to learn from."""
         cfg, folder = self.cfg, self.folder
         policy, of_stage, script_evaluates = self.evaluated
         evaluate = evaluate or script_evaluates
@@ -182,6 +183,8 @@ class Run:
         if not suffix:
             from common.report import card
             distributed.once(card.write, folder, policy, found)
+        if initial:
+            guards.look_at_start(found, warn)
         return found
 
     def steps(self, learner, optimizer, total, *, state=None, share=None, label="", guard=None):
