@@ -674,9 +674,12 @@ def main(argv=None):
 
 
 def parse_args(argv=None):
-    """The flags, over the paper's defaults or the embedded world's. Refuses what cannot run, and fills in
-    dependent fields, so that config.json records what ran."""
-    cfg = flags.parse("at2po", Config, __doc__, argv, baselines.defaults)
+    """The flags, over the paper's defaults or the embedded world's."""
+    return resolve(flags.parse("at2po", Config, __doc__, argv, baselines.defaults))
+
+
+def resolve(cfg):
+    """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
     cfg = flags.check(cfg, may_be_zero="steps rounds expand max_searches token_budget",
                       above_zero="lr temperature", least={"bad_format_reward": -math.inf})
     flags.needs_a_model(cfg)

@@ -668,9 +668,12 @@ def load_scorer(cfg, policy, initial):
 
 
 def parse_args(argv=None):
-    """The flags, over the paper's defaults or the embedded world's. Refuses what cannot run, and fills in
-    dependent fields, so that config.json records what ran."""
-    cfg = flags.parse("bi_rar", Config, __doc__, argv)
+    """The flags, over the paper's defaults or the embedded world's."""
+    return resolve(flags.parse("bi_rar", Config, __doc__, argv))
+
+
+def resolve(cfg):
+    """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
     flags.needs_a_model(cfg)
