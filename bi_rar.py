@@ -555,9 +555,9 @@ TRAINED = ("baseline", "forward", "backward", "length", "shuffled")
 
 
 def stages_of(cfg):
-    """What --stage asks for, in order; nothing for --ask."""
+    """What --stage asks for, in order; for --ask one without a name, and so without a folder."""
     if cfg.ask:
-        return []
+        return [""]
     stages = []
     if cfg.stage == "all":
         stages = ["initial", "baseline", "forward", "backward"]
@@ -587,7 +587,7 @@ def main(argv=None):
         initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
     start = cfg.checkpoint or cfg.policy or initial_source
     if cfg.ask:
-        return AGENT.ask(Run(cfg), start, evals[0].retriever)
+        return AGENT.ask(runs[0], start, evals[0].retriever)
     for run in stages(cfg, runs, cfg.steps):
         if run.name.startswith("merged-"):
             run_stage(run, *merged_weights(cfg, run.name), initial_source, None, evals)

@@ -18,6 +18,7 @@ from at2po import Config, Node, Trajectory, Turn
 from common import data, rollout, training
 from common import model as models
 from common.of_at2po import baselines, trees
+from common.run import Run
 from common.world import tiny
 
 CFG = Config()
@@ -682,3 +683,11 @@ def test_each_question_is_evaluated_with_a_seed_of_its_own():
     split = data.Split("x", [data.Question(name, "Who?", ["Bo"]) for name in "ab"], None)
     agent.answers(rollout.Policy(None, None, engine), split, at2po.Config(), rollout.no_progress)
     assert len(set(seeds)) == 2
+
+
+def test_a_run_samples_with_the_current_weights_and_the_engine_sleeps_after_it():
+    calls, row = [], {}
+    engine = SimpleNamespace(sync=lambda model: calls.append(model), sleep=lambda: calls.append("sleeps"))
+    with Run(at2po.Config()).sampling(rollout.Policy("weights", None, engine), row):
+        calls.append("samples")
+    assert calls == ["weights", "samples", "sleeps"] and row["time/rollout"] >= 0

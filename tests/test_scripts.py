@@ -875,6 +875,7 @@ def test_what_can_be_refused_is_refused_before_any_data_is_read(tmp_path, monkey
         ("was started with", ["--model", qwen, "--resume"]),
         ("no such folder here", ["--model", "nothere", "--name", "b"]),
         ("without config.json", ["--model", tmp_path, "--name", "b"]),
+        ("no such folder here", ["--model", "nothere", "--ask", "Who?"]),
         ("needs --model", ["--data", "q.json", "--name", "b"]),
     ):
         with pytest.raises(SystemExit) as stop:
