@@ -589,10 +589,10 @@ def main(argv=None):
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
     for run in stages(cfg, runs, cfg.steps):
+        source, newest = start, 0
         if run.name.startswith("merged-"):
-            run_stage(run, *merged_weights(cfg, run.name), initial_source, None, evals)
-        else:
-            run_stage(run, start, 0, initial_source, split, evals)
+            source, newest = merged_weights(cfg, run.name)
+        run_stage(run, source, newest, initial_source, split, evals)
     if cfg.stage != "eval":
         distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
 

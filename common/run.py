@@ -420,7 +420,7 @@ def coarsest_precision(cfg):
 
 
 def step_line(step, total, row, metrics):
-    """One line a step, from the script's table: times and memory last. Means over the whole step."""
+    """One line per step, from the script's table: times and memory last. Means over the whole step."""
     parts = [f"step {step}/{total}"]
     last = ("time/", "mem/")
     for key in sorted(metrics, key=lambda key: key.startswith(last)):

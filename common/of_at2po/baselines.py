@@ -1,5 +1,5 @@
 """What at2po.py compares AT2PO with: GRPO, DAPO, GSPO, AEPO and Tree-GRPO, at the same cost in tokens; and
-Figure 8's control. GSPO's loss is AT2PO's with one turn a sequence, that of the others GRPO's
+Figure 8's control. GSPO's loss is AT2PO's with one turn per sequence; the others have GRPO's
 (common/training.py).
 
 AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
@@ -41,7 +41,7 @@ BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual 
                      token_mean=True, dual_clip=3.0, soft_clip=True),
 }
 GROUPS = ("none", "branches")  # expansions that make a baseline's group; the others a tree
-TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio a sequence
+TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio per sequence
 
 
 def defaults(given, in_world=False):
@@ -65,7 +65,7 @@ def check(cfg):
     if cfg.expansion in GROUPS and cfg.group_size == 1:
         flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
     if cfg.expansion not in GROUPS and cfg.chains + cfg.rounds * cfg.expand == 1:
-        flags.refuse("chains", 1, "at least 2 leaves a tree: they are compared")
+        flags.refuse("chains", 1, "at least 2 leaves per tree: they are compared")
 
 
 def token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens):

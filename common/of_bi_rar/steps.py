@@ -53,7 +53,7 @@ CASCADES = {"TA": ("answer", "forward cascade (Eq 5)"), "TQ": ("question", "back
 
 
 def cascade_facts(trajectory, step_reward):
-    """A dict a turn: its distances, their rewards, what each adds to its cascade, and how."""
+    """A dict per turn: its distances, their rewards, what each adds to its cascade, and how."""
     facts = [{} for _ in trajectory.turns]
     for name, (end, words) in CASCADES.items():
         left = 1.0
