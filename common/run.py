@@ -346,6 +346,7 @@ def tell(cfg, steps):
         plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
     say(f"Watch it: {where}/trajectories.html in a browser; every evaluation brings it up to date.")
+    say(guards.EVALUATION)
     if not cfg.eval_only:
         say(guards.LEGEND)
 
