@@ -898,9 +898,9 @@ def resolve(cfg):
                      "likelihood (Eq 6) has no ratio")
     from common.world import hard
     level = hard.parse(cfg.world)
-    if level and (level.elastic or level.lists):
-        flags.refuse("world", cfg.world, "elastic and lists are for agents that search on their own; here "
-                     "the knob is partial")
+    if level and level.elastic:
+        flags.refuse("world", cfg.world, "elastic is for agents that search on their own; here the knob is "
+                     "partial")
     return cfg
 
 

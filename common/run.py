@@ -129,9 +129,13 @@ class Run:
         for each split of evals."""
         self.evaluated = policy, evals, evaluate
         folder = self.folder
-        threads = folder.saved.get("threads", torch.get_num_threads())
-        on = folder.saved.get("machine") or machine()
-        folder.create(threads=threads, machine=on, date=chat.today, changed=changed(self.cfg))
+        here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
+        begun = {key: folder.saved.get(key, now) for key, now in here.items()}
+        for key in ("threads", "date"):  # of which sums and prompts depend
+            if begun[key] != here[key]:
+                warn(f"{folder.path} was begun with {key} {begun[key]}, now {here[key]}: it will not go on "
+                     "bit for bit")
+        folder.create(**begun, changed=changed(self.cfg))
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
         folder.tracker = open_tracker(self.cfg.log, folder)
         console.print(f"[bold]{plain(title)}[/bold]")
@@ -269,12 +273,10 @@ def say_what_was_read(rows, tokenizer):
 
 
 def stages(cfg, runs, total):
-    """Yields the Runs of a program's stages, each taken up as it was begun, and first says what will happen.
-    cfg: the program's; a stage may have settings of its own. total: steps."""
+    """The Runs of a program's stages; says what will happen. cfg: the program's; a stage may have settings of
+    its own. total: steps."""
     tell(cfg, total)
-    for run in runs:
-        run.folder.take_up()
-        yield run
+    return runs
 
 
 # ---------------------------------------------------------------- engines
