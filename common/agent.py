@@ -10,10 +10,27 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from common import chat, data, metrics, rollout
+from common import chat, data, metrics, rollout, splits
 from common import model as models
 from common.files import console, plain
 from common.run import collect, show_turn
+
+
+@dataclass(frozen=True)
+class Player:
+    """What all turns of one question share.
+
+    policy: has a tokenizer and an engine whose `generate` takes ids and gives token_ids, logprobs and
+    stop_reason: the string it stopped at, "eos", or "length". search: await search(query, k) -> passages.
+    cfg: the agent's settings. watch(turn): called after each turn."""
+
+    policy: "rollout.Policy"
+    search: "rollout.BatchedSearch"
+    prompt_ids: list
+    cfg: object
+    seed: int
+    temperature: float
+    watch: "Callable | None" = None
 
 
 @dataclass(frozen=True)
@@ -22,8 +39,7 @@ class Agent:
     max_searches, max_passage, eval_temperature, and perhaps max_response."""
 
     script: str
-    # play(policy, search, question, name, cfg, seed, temperature, watch=None): a coroutine that returns the
-    # scored Trajectory. name is part of its seeds; watch(turn) is called after each turn
+    # play(player, question, name): a coroutine that returns the scored Trajectory; name is part of its seeds
     play: Callable
     prompt: Callable            # prompt(tokenizer, question text, cfg) -> ids
     result: Callable            # result(tokenizer, text, cfg) -> (text, ids) of a search result
@@ -39,6 +55,11 @@ class Agent:
     hard: tuple = (1550, .8)    # (steps, flaw rate) of the tiny policy's warm-up at the world's second level
 
     # ---- playing
+
+    def player(self, policy, search, question, cfg, seed, temperature, watch=None):
+        """The Player of a question."""
+        prompt_ids = self.prompt(policy.tokenizer, question.question, cfg)
+        return Player(policy, search, prompt_ids, cfg, seed, temperature, watch)
 
     def evaluate(self, policy, split, cfg, progress, prediction):
         """(rows, summary) of an evaluation. prediction(trajectory, question) -> a row."""
@@ -58,19 +79,27 @@ class Agent:
         agents = []
         for q in split.questions:
             seed = rollout.stable_seed(cfg.seed, "eval", q.id)
-            chain = self.play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature)
-            agents.append(chain)
+            player = self.player(policy, search, q, cfg, seed, cfg.eval_temperature)
+            agents.append(self.play(player, q, "eval"))
         done = rollout.run_agents(agents, policy.engine, search, progress)
         collect(cfg.collect, done, split.questions, self.rows)
         return done
 
-    def ask(self, run, policy, retriever):
-        """--ask: one trajectory, shown while it is played."""
-        cfg = run.cfg
+    def within_limit(self, policy, sets, cfg):
+        """splits.within_limit of these splits, by --max-prompt."""
+        def length(q):
+            return len(self.prompt(policy.tokenizer, q.question, cfg))
+
+        return splits.within_limit(sets, length, cfg.max_prompt, cfg.skip_bad)
+
+    def ask(self, run, source, retriever):
+        """--ask: one trajectory of the weights `source`, shown while it is played."""
+        cfg, policy = run.cfg, run.policy(source, trains=False)
         question = data.Question("ask", cfg.ask, [""])
 
         def agent(search, seed):
-            return self.play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, show_turn)
+            player = self.player(policy, search, question, cfg, seed, cfg.eval_temperature, show_turn)
+            return self.play(player, question, "ask")
 
         info = run.ask(policy, retriever, agent).info
         wrong = f" ({info.problem})" if info.problem else ""
@@ -105,7 +134,8 @@ class Agent:
             unlimited = replace(unlimited, max_response=sys.maxsize)
 
         def agent(policy, search):
-            return self.play(policy, search, question, "demonstration", unlimited, 0, 1.0)
+            player = self.player(policy, search, question, unlimited, seed=0, temperature=1.0)
+            return self.play(player, question, "demonstration")
 
         return scripted.play(tokenizer, lines, retriever, agent)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs/copies"
 DATACLASS = "from dataclasses import dataclass, field"
-TREE = """REGENERATION_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_observation render_result
-inside Node Player play_turn play choose_nodes grow_tree"""
+TREE = """REGENERATION_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_result
+inside Node play_turn play choose_nodes grow_tree"""
 PATHS = """policy_of SearchPath finish_paths sample_from sample_paths best
 greedy_paths beam_search grow_beams rewarded returns_of same_state baselines advantages_of ppo_loss
 actions_taken"""
@@ -33,7 +33,8 @@ PIECES = {
         ("chat.py", "import functools\nimport re",
          {"common/chat.py": "Foreign added_tokens no_tags harmless _blank_before _ids encode"}),
         ("tree.py", f"import asyncio\nimport hashlib\nimport random\nimport re\nimport chat\n{DATACLASS}",
-         {"common/turns.py": "Turn context_ids sampled_text stable_seed", "at2po.py": TREE}),
+         {"common/turns.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
+          "at2po.py": TREE}),
     ],
     "logprobs": [
         ("logprobs.py",

@@ -698,7 +698,7 @@ def write_run(folder, cfg):
 def read_everything(folder, cfg, other):
     """Who reads a run folder: --resume, the page, ladder and comparisons."""
     begun = open_folder(cfg, "at2po", "a")
-    budget = baselines.TokenBudget(9, 2, 1)
+    budget = baselines.TokenBudget(at2po.Config(token_budget=9, steps=2, group_size=1))
     budget.spent["tokens"] += checkpoint.read_state(begun.start).get("K", 0)
     assert budget.share(1) > 0
     begun.rewind(1)
