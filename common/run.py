@@ -536,13 +536,15 @@ def what_is_saved():
     begun_folders = [f for f in opened if (f.path / "config.json").exists()]
     if not begun_folders:
         return "nothing was written"
+    of_runs = [f for f in begun_folders if "name" in f.config]  # a warm-up that is over is not
     steps = []
-    for folder in begun_folders:
+    for folder in of_runs or begun_folders:
         saved = checkpoint.find(folder.path / "checkpoint")
         if saved:
             step = read_json(saved / "trainer.json", dict).get("step")
             steps.append(f"{folder.path}: checkpoint of step {step}")
-    name = next((f.config["name"] for f in begun_folders if "name" in f.config), "")
     kept = "; ".join(steps) or "no checkpoint yet"
-    how = f" and --resume --name {name}" if name else ""  # (a warm-up goes on by itself)
+    how = ""  # (a warm-up goes on by itself)
+    if of_runs:
+        how = f" and --resume --name {of_runs[0].config['name']}"
     return f"{kept}; go on with the same command{how}"
