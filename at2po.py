@@ -40,10 +40,9 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import chat, data, flags, guards, metrics, rollout, splits, training
+from common import chat, data, flags, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent, Player
-from common.files import warn
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
@@ -60,15 +59,15 @@ class Config(flags.PassageFlags):
     # ---- tree (Algorithm 1)
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
-    expand: int = 6                 # N, turns regenerated a round | sec. 5.1
+    expand: int = 6                 # N, turns sampled again per round | sec. 5.1
     # which turns: those of highest entropy, or random ones (Table 1). --loss sets the baselines' groups:
     # none = chains for grpo, dapo and gspo; branches = chains that split as they go for aepo
     expansion: Literal["entropy", "random", "none", "branches"] = "entropy"
-    group_size: int = 16            # trajectories a question for the baselines | sec. 5.1
+    group_size: int = 16            # trajectories per question for the baselines | sec. 5.1
 
     # ---- agent
-    top_k: int = 3                  # passages a search | Table 3
-    max_searches: int = 6           # searches a trajectory | sec. 5.1
+    top_k: int = 3                  # passages per search | Table 3
+    max_searches: int = 6           # searches per trajectory | sec. 5.1
     max_passage: int = 1000         # characters of a passage that are read | authors' code
     max_prompt: int = 2000          # tokens of the prompt | Table 3
     max_response: int = 6192        # tokens of the response, observations included | Table 3
@@ -86,7 +85,7 @@ class Config(flags.PassageFlags):
     # turn = A(n). outcome = the leaf's value for all its turns (Table 1). tree-grpo = the leaf's value in the
     # tree plus its value among the leaves of its own chain
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
-    # one ratio a turn (atpo), a sequence (gspo) or a token; the baselines have defaults of their own
+    # one ratio per turn (atpo), per sequence (gspo) or per token; the baselines have defaults of their own
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
     clip_low: float = 3e-3          # the ratio is clipped below 1 - clip_low | sec. 5.1
     clip_high: float = 4e-3         # and above 1 + clip_high | sec. 5.1
@@ -101,8 +100,8 @@ class Config(flags.PassageFlags):
     steps: int = 240                # training steps | sec. 5.1
     # sampled tokens that end training; auto = as many as --steps of GRPO's groups would take; 0 = no limit
     token_budget: Literal["auto"] | int = "auto"
-    questions_per_step: int = 64    # trees a step | Table 3
-    mini_batch: int = 8             # trees an update | Table 3
+    questions_per_step: int = 64    # trees per step | Table 3
+    mini_batch: int = 8             # trees per update | Table 3
     epochs: int = 1                 # passes over a step's trees; the paper is silent
     lr: float = 1e-6                # learning rate, constant | Table 3
 
@@ -252,25 +251,24 @@ async def play_turn(player, node, name):
     # trained on are the sampled ids, the stop string's too; the observation's ids have mask 0 (collate)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
-    query, observed = "", ("", [])
-    queries = inside(SEARCH, text)
+    query, queries = "", inside(SEARCH, text)
     if g.stop_reason == SEARCH[1] and queries:
         query = queries[-1].replace('"', "").strip()
     if query and len(turns) < cfg.max_searches:
         passages = await player.search(query, cfg.top_k)
-        observed = render_result(tokenizer, render_passages(passages, cfg.max_passage))
+        result = render_passages(passages, cfg.max_passage)
+        turn.observation, turn.observation_ids = render_result(tokenizer, result)
     elif query and len(turns) == cfg.max_searches:
         # one search too many: the policy is told once, and the format counts as invalid (Eq 15)
-        observed = chat.encode(tokenizer, f"\n{LIMIT_MESSAGE}\n")
-    if observed[1] and len(turn.ids) + len(observed[1]) >= room:
-        observed, turn.stop_reason = ("", []), "length"
-    turn.observation, turn.observation_ids = observed
-    new.done = not turn.observation_ids
+        turn.observation, turn.observation_ids = chat.encode(tokenizer, f"\n{LIMIT_MESSAGE}\n")
+    if turn.observation_ids and len(turn.ids) + len(turn.observation_ids) >= room:
+        turn.observation, turn.observation_ids, turn.stop_reason = "", [], "length"
+    new.done = not turn.observation_ids  # nothing was read, so nothing follows
     return new
 
 
 async def play(player, node, name):
-    """From the state after `node` to the end, turn by turn. Returns the leaf."""
+    """From `node` to the end, turn by turn. Returns the leaf."""
     while not node.done:
         node = await play_turn(player, node, name)
         if player.watch:
@@ -317,8 +315,8 @@ async def grow_tree(play_from, cfg, seed):
         new_paths = []
         for i, node in enumerate(choose_nodes(root, cfg, rng)):
             node.regenerated += 1
-            before = node.parent or root  # the turn is sampled anew from the state before it
-            new_paths.append(play_from(before, f"{node.name}.{r}-{i}"))
+            parent = node.parent or root  # the turn is sampled again after the same turns
+            new_paths.append(play_from(parent, f"{node.name}.{r}-{i}"))
         await asyncio.gather(*new_paths)
     return root
 
@@ -495,7 +493,7 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
                                        advantages=advantages, turn_ids=turn_ids)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
-    # Eq 11: s_k is one number a turn, the exponential of its mean log-ratio. log s_k is detached; adding
+    # Eq 11: s_k is one number per turn, the exponential of its mean log-ratio. log s_k is detached; adding
     # logp - logp.detach(), which is 0, makes the gradient of a token s_k A_k times that of its log-prob.
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
@@ -557,7 +555,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None)
 # ---------------------------------------------------------------- update
 
 def trajectories_of(roots):
-    """One a leaf: a turn that k leaves share enters the loss k times."""
+    """One trajectory per leaf: a turn that k leaves share enters the loss k times."""
     return [leaf.trajectory for root in roots for leaf in root.leaves()]
 
 
@@ -662,15 +660,14 @@ def main(argv=None):
         before = {s.name: run.folder.evaluation(s, "_before") for s in evals}
     from common import report
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
-    with run.stage(title, policy, evals, evaluate):
+    with run.stage(title, policy, evals, evaluate, cfg.steps):
         if cfg.eval_only:
             return report.show_averages(run.evaluate(), AVERAGES)
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
         if not resumed:
-            before = run.evaluate("_before")
-            guards.look_at_start(before, warn)
+            before = run.evaluate("_before", initial=True)
         train(run, policy, reference, split)
         report.show_averages(before, AVERAGES)
         report.show_averages(run.evaluate(), AVERAGES)

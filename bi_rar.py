@@ -12,8 +12,8 @@ those of step_reward, step_text and answer_step): the thought of a turn, or in t
 policy wrote in it. A trajectory is right if its answer matches a gold one exactly.
 
     Eq 2     conditional information distance      information_distance
-    Eq 3     complexity as -log2 likelihood        complexities
-    Eq 4     distance to answer, to question       distances
+    Eq 3     complexity as -log2 likelihood        complexity
+    Eq 4     distance to answer, to question       terms_of, distances
     Eq 5-6   cascading rewards                     cascade
     Eq 7     r = exp(-d)                           step_reward
     Eq 8-9   GRPO                                  assign_advantages, training.grpo_loss, train
@@ -27,7 +27,6 @@ Where paper, code and ours differ: docs/differences.md. Numbers reached: results
 """
 
 import math
-import random
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -41,12 +40,12 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from transformers import AutoConfig
 
-from common import chat, data, distributed, flags, guards, metrics, rollout, splits, training
+from common import chat, data, distributed, flags, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent
-from common.files import say, warn
 from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
+from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
@@ -62,7 +61,7 @@ class Config(flags.PassageFlags):
     # ---- stages
 
     # all = baseline, forward, backward, and a merge for each of --lambdas, all evaluated. eval = evaluate
-    # --checkpoint. length and shuffled are controls, explained at the end of the file
+    # --checkpoint. length and shuffled are controls (common/of_bi_rar/controls.py)
     stage: Literal[
         "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
     forward: str = ""               # merge: folder of the forward policy; empty = this run's
@@ -70,12 +69,12 @@ class Config(flags.PassageFlags):
     lambdas: str = ".25,.5,.75"     # shares of the backward policy in merges (.25 was chosen) | sec. 4
 
     # ---- rollout
-    group_size: int = 5             # trajectories a question | sec. 4
-    top_k: int = 3                  # passages a search | Search-R1
-    max_searches: int = 4           # actions of any kind, invalid ones too, before the last turn | Search-R1
+    group_size: int = 5             # trajectories per question | sec. 4
+    top_k: int = 3                  # passages per search | Search-R1
+    max_searches: int = 4           # actions before the last turn, invalid ones count | Search-R1
     max_passage: int = 4000         # characters of a passage that are read, before tokens are counted
     max_prompt: int = 2048          # tokens of the prompt | Search-R1
-    max_turn: int = 500             # tokens a turn | Search-R1
+    max_turn: int = 500             # tokens per turn | Search-R1
     max_observation: int = 500      # tokens of a search result | Search-R1
     temperature: float = 1.0        # of sampling in training | sec. 4
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | Search-R1
@@ -84,18 +83,18 @@ class Config(flags.PassageFlags):
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # k3 estimate of the KL to the initial policy | sec. 4
     # frozen model of the distances: a folder or hub id. Empty = the initial policy. lines = the embedded
-    # world's policy, trained further on the sequences that it scores (sequences_of)
+    # world's policy, trained further on the lines that it scores
     scorer: str = ""
     step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the reasoning step | sec. 2
     # whether the turn that answers is a reasoning step; off: a right answer without a search earns 0
     answer_step: Literal["on", "off"] = "on"
-    explain_limit: int = 100        # evaluated trajectories a set whose distances are measured, for the page
+    explain_limit: int = 100        # trajectories per set whose distances an evaluation measures
 
     # ---- update
     data: str = "search-r1"         # training questions: file, hub name, or "world"; NQ and HotpotQA | sec. 4
     steps: int = 200                # training steps | sec. 4
-    questions_per_step: int = 128   # questions a training step | sec. 4
-    mini_batch: int = 128           # questions an update; the paper is silent
+    questions_per_step: int = 128   # questions per training step | sec. 4
+    mini_batch: int = 128           # questions per update; the paper is silent
     # learning rate, constant | sec. 4, which names no schedule; Search-R1's rises for 28.5 % of the run
     lr: float = 1e-6
     weight_decay: float = .01       # of matrices | verl
@@ -142,8 +141,8 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000):
 
 
 def render_result(tokenizer, shown, limit):
-    """The same of what it shows. No passage can write a tag or a special token (chat.Foreign). A result of
-    more than `limit` tokens loses its end, but not the closing tag."""
+    """(text, ids) of a search result that shows this text. No passage can write a tag or a special token
+    (chat.Foreign). A result of more than `limit` tokens loses its end, but not the closing tag."""
     end = "</information>\n\n"
     text, ids = chat.before_a_turn(tokenizer, "\n\n<information>", chat.Foreign(shown), end)
     if len(ids) > limit:
@@ -270,90 +269,42 @@ def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
 
 
 class ReasoningStep(NamedTuple):
-    """Token ids, as tuples of int. Equal ones are measured once."""
+    """Token ids, as tuples of int."""
     Q: tuple
     A: tuple
     T: tuple
 
 
-def complexities(scorer, reasoning_step, line_break):
-    """Eq 3, K(u | v) = -log2 P(u | v), for all terms of Eq 4: {"T|QA": bits, …}. `scorer` is any causal model
-    of transformers, line_break the ids of one. Each term is a forward pass of its own: a run calls
-    packed_complexities, which is faster."""
+def terms_of(reasoning_step, line_break):
+    """The terms K(u | v) of Eq 4: {name: (ids of v, each text on a line of its own; ids of u)}."""
     Q, A, T = reasoning_step
 
-    @torch.no_grad()
-    def K(u, *v):
-        before = []
-        for text in v:
-            before += [*text, *line_break]
-        ids = torch.tensor([[*before, *u]], device=scorer.device)                   # (1, N)
-        logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)          # (N, V)
-        of_u = logprobs[len(before) - 1:-1].gather(1, ids[0, len(before):, None])   # (len(u), 1)
-        return -float(of_u.double().sum()) / math.log(2)
+    def lines(*texts):
+        return tuple(i for text in texts for i in (*text, *line_break))
 
     return {
-        "T|QA": K(T, Q, A),
-        "A|QT": K(A, Q, T),
-        "Q|AT": K(Q, A, T),
-        "T|Q": K(T, Q),
-        "A|Q": K(A, Q),
-        "T|A": K(T, A),
-        "Q|A": K(Q, A),
+        "T|Q": (lines(Q), T),
+        "A|QT": (lines(Q, T), A),
+        "A|Q": (lines(Q), A),
+        "T|QA": (lines(Q, A), T),
+        "T|A": (lines(A), T),
+        "Q|AT": (lines(A, T), Q),
+        "Q|A": (lines(A), Q),
     }
 
 
-def sequences_of(reasoning_steps, line_break):
-    """{reasoning step: {names of terms: the sequence that they are read from}}, four for seven terms.
-
-    The lines Q, T, A give K(T|Q) and K(A|Q,T): written as a trajectory, Q is its prompt, T and A its turns,
-    whose bits are the terms. A batch computes a prompt or Turn object that several sequences share once."""
-    def counted(ids):
-        return Turn(list(ids), [0.0] * len(ids), "", "", observation_ids=line_break)
-
-    shared = {}  # a question's turns: K(A|Q) and K(Q|A) are the same for all of its reasoning steps
-    found = {}
-    for reasoning_step in dict.fromkeys(reasoning_steps):
-        Q, A, T = reasoning_step
-        if (Q, A) not in shared:
-            shared[Q, A] = counted(Q), counted(A)
-        shared_Q, shared_A = shared[Q, A]
-        after_Q, after_A = [*Q, *line_break], [*A, *line_break]
-        found[reasoning_step] = {
-            ("T|Q", "A|QT"): Trajectory("", after_Q, [counted(T), counted(A)]),
-            ("A|Q", "T|QA"): Trajectory("", after_Q, [shared_A, counted(T)]),
-            ("T|A", "Q|AT"): Trajectory("", after_A, [counted(T), counted(Q)]),
-            ("Q|A",): Trajectory("", after_A, [shared_Q]),
-        }
-    return found
-
-
 @torch.no_grad()
-def packed_complexities(scorer, reasoning_steps, line_break, cfg):
-    """{reasoning step: its complexities}: what `complexities` gives one by one, from few packed batches. Of
-    several ranks each computes a part, and all get all."""
-    sequences = sequences_of(reasoning_steps, line_break)
-    numbered = [s for four in sequences.values() for s in four.values()]
-    for number, s in enumerate(numbered):
-        s.question_id = number
-    on_this_rank = []  # (number of a sequence, bits of its turns)
-    for batch in training.collate_parts(scorer, numbered, cfg.micro_tokens, cfg.share_prefixes):
-        logprobs = models.token_logprobs(scorer, batch, 1.0)                       # (B, T)
-        sums, _ = training.turn_sums(logprobs.double(), batch.response_mask, batch.turn_ids)    # (B, 2)
-        of_turns = sums / -math.log(2)
-        for s, bits in zip(batch.trajectories, of_turns.tolist(), strict=True):
-            on_this_rank.append((s.question_id, bits))
-    bits_of = dict(distributed.gather(on_this_rank))
-    found = {}
-    for reasoning_step, four in sequences.items():
-        found[reasoning_step] = {}
-        for names, s in four.items():
-            found[reasoning_step].update(zip(names, bits_of[s.question_id], strict=False))
-    return found
+def complexity(scorer, v, u):
+    """Eq 3: K(u | v) = -log2 P(u | v), in bits. `scorer` is any causal model of transformers. A run calls
+    scoring.packed_bits: the same numbers, computed together."""
+    ids = torch.tensor([[*v, *u]], device=scorer.device)                            # (1, N)
+    logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)              # (N, V)
+    of_u = logprobs[len(v) - 1:-1].gather(1, ids[0, len(v):, None])                 # (len(u), 1)
+    return -float(of_u.double().sum()) / math.log(2)
 
 
 def distances(K):
-    """Eq 4: (d_TA, d_TQ) = (d(T, A | Q), d(T, Q | A)) of a reasoning step's complexities."""
+    """Eq 4: (d_TA, d_TQ) = (d(T, A | Q), d(T, Q | A)) of a reasoning step, from {name: bits of its term}."""
     to_answer = information_distance(K["T|QA"], K["A|QT"], K["T|Q"], K["A|Q"])
     to_question = information_distance(K["T|QA"], K["Q|AT"], K["T|A"], K["Q|A"])
     return to_answer, to_question
@@ -371,7 +322,7 @@ def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
         return tuple(chat.encode(tokenizer, chat.Foreign(text))[1])
 
     Q, A = ids_of(question.question), ids_of(question.answers[0])
-    found = []
+    reasoning_steps = []
     for turn in turns:
         thought = THOUGHT.search(turn.text)
         if cfg.step_text == "thought" and thought:
@@ -380,8 +331,8 @@ def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
             T = tuple(turn.ids)
         else:
             T = ids_of(turn.text)
-        found.append(ReasoningStep(Q, A, T))
-    return found
+        reasoning_steps.append(ReasoningStep(Q, A, T))
+    return reasoning_steps
 
 
 @dataclass
@@ -392,25 +343,26 @@ class Scorer:
 
 def measure_distances(policy, scorer, pairs, cfg):
     """Fills info.d_TA and info.d_TQ of (trajectory, question) pairs, a number for each reasoning step.
-    Returns how many different reasoning steps that were."""
+    Returns how many different reasoning steps there are."""
     if not pairs:
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
     per_trajectory = [reasoning_steps_of(t, q, tokenizer, cfg, scorer.tokenizer is None) for t, q in pairs]
-    found = {}
+    distances_of = {}  # equal reasoning steps are measured once
     for reasoning_steps in per_trajectory:
-        found |= dict.fromkeys(reasoning_steps, (FARTHEST, FARTHEST))
-    to_ask = [r for r in found if r.T]  # an empty T says nothing, and stays farthest
+        distances_of |= dict.fromkeys(reasoning_steps, (FARTHEST, FARTHEST))
     line_break = chat.encode(tokenizer, "\n")[1]
+    # an empty T says nothing, and stays farthest
+    terms = {r: terms_of(r, line_break) for r in distances_of if r.T}
     # with --lora and no --scorer the scorer is the policy itself, its adapters off
     with models.reference_weights(policy.model, scorer.model) as model:
-        complexities_of = packed_complexities(model, to_ask, line_break, cfg)
-    for r in to_ask:
-        found[r] = distances(complexities_of[r])
+        bits_of = scoring.packed_bits(model, terms.values(), line_break, cfg)
+    for r, terms_of_step in terms.items():
+        distances_of[r] = distances({name: bits_of[term] for name, term in terms_of_step.items()})
     for (t, _), reasoning_steps in zip(pairs, per_trajectory, strict=True):
-        t.info.d_TA = [found[r][0] for r in reasoning_steps]
-        t.info.d_TQ = [found[r][1] for r in reasoning_steps]
-    return len(found)
+        t.info.d_TA = [distances_of[r][0] for r in reasoning_steps]
+        t.info.d_TQ = [distances_of[r][1] for r in reasoning_steps]
+    return len(distances_of)
 
 
 # ---------------------------------------------------------------- reward: cascade (Eq 5-7)
@@ -422,22 +374,22 @@ def step_reward(distance):
 
 def cascade(step_rewards):
     """Eq 5-6 of a right trajectory, as printed: sum_i r_i prod_{j<i} (1 - r_j), over its reasoning steps.
-    It equals 1 - prod_i (1 - r_i), the chance that at least one of them succeeds: their order does not count,
-    and every further one adds to it, however bad. With d = 1 each:
+    It equals 1 - prod_i (1 - r_i), the chance that at least one of them succeeds. So their order does not
+    matter, and every further step raises the reward, however bad it is. With d = 1 each:
 
     >>> [round(cascade([step_reward(1)] * n), 2) for n in (1, 2, 3)]
     [0.37, 0.6, 0.75]
     """
-    total, left = 0.0, 1.0
+    total, all_failed = 0.0, 1.0
     for r in step_rewards:
-        total += left * r
-        left *= 1 - r
+        total += all_failed * r
+        all_failed *= 1 - r
     return total
 
 
 def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     """A wrong trajectory earns 0. A right one earns Eq 5 (forward), Eq 6 (backward) or 1 (baseline), so only
-    right ones are measured. Returns the number of reasoning steps that were."""
+    right ones are measured. Returns how many reasoning steps were measured."""
     right = []
     for group, question in zip(groups, questions, strict=True):
         for t in group:
@@ -445,7 +397,7 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
             if t.info.em:
                 right.append((t, question))
     if stage == "length":  # a control
-        charge_searches(right)
+        controls.charge_searches(right)
     if stage in ("baseline", "length"):
         return 0
     measured = measure_distances(policy, scorer, right, cfg)
@@ -454,7 +406,7 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     else:
         per_trajectory = [t.info.d_TA for t, _ in right]
     if stage == "shuffled":  # a control
-        per_trajectory = dealt_anew(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
+        per_trajectory = controls.dealt_anew(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
     for (t, _), ds in zip(right, per_trajectory, strict=True):
         t.reward = cascade([step_reward(d) for d in ds])
     return measured
@@ -480,13 +432,11 @@ def train(run, policy, initial, scorer, split):
     reference = initial if cfg.kl_coef else None
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     for step, row in run.steps(policy, optimizer, cfg.steps, label=f"{stage} | "):  # logs, saves when due
-        # 1. sample: a group of trajectories for each question
+        # 1. sample: a group of trajectories for each question, with the current weights
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
-        with timed(row, "time/rollout"):
-            policy.engine.sync(model)
+        with run.sampling(policy, row):
             groups = rollout_groups(policy, split.retriever, questions, cfg, step)
-            policy.engine.sleep()
 
         # 2. score: the stage's reward, which measures distances where it needs them
         with timed(row, "time/scoring"):
@@ -496,8 +446,9 @@ def train(run, policy, initial, scorer, split):
         for group in groups:
             assign_advantages(group)
 
-        # 4. log-probs of the weights that sampled, and of the initial policy, before the first update. Groups
-        # of equal rewards have no advantage and are left out, with their KL term; N (below) still counts them
+        # 4. old log-probs, the trained model's before the first update and not the engine's, and those of the
+        # initial policy. Groups of equal rewards have no advantage: they need no forward pass, and their KL
+        # term is left out with them; N (below) still counts them
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -509,7 +460,7 @@ def train(run, policy, initial, scorer, split):
                         model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. for each mini-batch (paper: one a step; embedded world: four) loss, backward, clip, step
+        # 5. for each mini-batch (paper: one per step; embedded world: four) loss, backward, clip, step
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
         # t: sampled tokens of o, the stop string's too; prompt, INVALID and search results have mask 0
         # rho = exp(logprob - old_logprob); N: trajectories, those left out too, on all ranks
@@ -558,12 +509,13 @@ def merge(forward, backward, lam, out):
         raise models.ModelError(f"cannot merge {forward} and {backward}: averaged LoRA adapters are not the "
                                 "average of what they do; merge each into its base first (merge_and_unload)")
     shapes = [{(name, theta.shape) for name, theta in model.named_parameters()} for model in pair]
-    odd = sorted({name for name, _ in shapes[0] ^ shapes[1]})
-    if type(merged) is not type(other) or odd:
-        raise models.ModelError(f"cannot merge {forward} and {backward}: not one architecture {odd[:3]}")
-    theirs = dict(other.named_parameters())
+    # weights that only one of them has, or in another shape
+    unlike = sorted({name for name, _ in shapes[0] ^ shapes[1]})
+    if type(merged) is not type(other) or unlike:
+        raise models.ModelError(f"cannot merge {forward} and {backward}: not one architecture {unlike[:3]}")
+    theta_backward = dict(other.named_parameters())
     for name, theta in merged.named_parameters():
-        theta.copy_((1 - lam) * theta + lam * theirs[name])
+        theta.copy_((1 - lam) * theta + lam * theta_backward[name])
     stored = AutoConfig.from_pretrained(models.find_model(forward)).dtype or torch.float32
     shutil.rmtree(out, ignore_errors=True)
     merged.to(stored).save_pretrained(out)
@@ -573,10 +525,10 @@ def merge(forward, backward, lam, out):
 # ---------------------------------------------------------------- evaluate
 
 def evaluate(policy, split, cfg, progress, scorer=None):
-    """One trajectory a question, greedy by default: (rows, summary). With a scorer the distances of the first
-    explain_limit trajectories are measured, for page and plot."""
-    done = AGENT.answers(policy, split, cfg, progress)
-    pairs = list(zip(done, split.questions, strict=True))
+    """One trajectory per question, greedy by default: (rows, summary). scorer: measures the distances of the
+    first explain_limit trajectories, for page and plot."""
+    trajectories = AGENT.answers(policy, split, cfg, progress)
+    pairs = list(zip(trajectories, split.questions, strict=True))
     if scorer is not None:
         measure_distances(policy, scorer, pairs[:cfg.explain_limit], cfg)
     rows = []
@@ -596,7 +548,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
 # backward    the initial policy    cascade of exp(-d_TQ)        NAME-backward, with a checkpoint
 # merged-.25  forward and backward  (only evaluated)             NAME-merged-0.25; NAME-weights-0.25, a model
 # eval        --checkpoint          (only evaluated)             NAME-eval
-# length      the initial policy    1 less .05 a search          NAME-length, with a checkpoint
+# length      the initial policy    1 less .05 per search        NAME-length, with a checkpoint
 # shuffled    the initial policy    cascade, d_TA dealt anew     NAME-shuffled, with a checkpoint
 
 TRAINED = ("baseline", "forward", "backward", "length", "shuffled")
@@ -616,39 +568,37 @@ def stages_of(cfg):
     return stages
 
 
+@program()
 def main(argv=None):
-    """The stages of --stage, each in a run folder of its own, and their table."""
-    with program():
-        cfg = parse_args(argv)
-        # what cannot run is refused before anything large is read
-        for named in (cfg.checkpoint or cfg.model, cfg.scorer):
-            if named and named != "lines":
-                models.find_model(named)
-        runs = []
-        for stage in stages_of(cfg):
-            free = ["stage", "lambdas"]
-            runs.append(Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED))
-        if cfg.stage == "merge":
-            pair_to_merge(cfg)
-        split, evals = splits.load_splits(cfg, PAPER_EVAL)
-        initial_source = initial_policy(cfg)
-        if cfg.warmup_data:
-            initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
-        start = cfg.checkpoint or cfg.policy or initial_source
-        if cfg.ask:
-            run = Run(cfg)
-            return AGENT.ask(run, run.policy(start, trains=False), evals[0].retriever)
-        for run in stages(cfg, runs, cfg.steps):
-            if run.name.startswith("merged-"):
-                run_stage(run, *merged_weights(cfg, run.name), initial_source, None, evals)
-            else:
-                run_stage(run, start, 0, initial_source, split, evals)
-        if cfg.stage != "eval":
-            distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
+    """The stages of --stage, each in a run folder of its own, and their table. What can be refused without
+    reading data is refused first."""
+    cfg = parse_args(argv)
+    if cfg.scorer and cfg.scorer != "lines":
+        models.find_model(cfg.scorer)
+    runs = []
+    for stage in stages_of(cfg):
+        free = ["stage", "lambdas"]  # --resume may change these flags
+        runs.append(Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED))
+    if cfg.stage == "merge":
+        pair_to_merge(cfg)
+    split, evals = splits.load_splits(cfg, PAPER_EVAL)
+    initial_source = initial_policy(cfg)
+    if cfg.warmup_data:
+        initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
+    start = cfg.checkpoint or cfg.policy or initial_source
+    if cfg.ask:
+        return AGENT.ask(Run(cfg), start, evals[0].retriever)
+    for run in stages(cfg, runs, cfg.steps):
+        if run.name.startswith("merged-"):
+            run_stage(run, *merged_weights(cfg, run.name), initial_source, None, evals)
+        else:
+            run_stage(run, start, 0, initial_source, split, evals)
+    if cfg.stage != "eval":
+        distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
 
 
 def merged_weights(cfg, stage):
-    """(the folder of a merge, made now, when the newest file of the two that were merged was written)"""
+    """Merges. (folder of the merged weights, when the newest file of the two policies was written)"""
     lam = stage.removeprefix("merged-")
     pair = pair_to_merge(cfg)
     merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
@@ -672,32 +622,28 @@ def run_stage(run, source, newest, initial_source, split, evals):
     if initial_source:
         initial = models.load_reference(policy.model, initial_source, lora)
     scorer = load_scorer(cfg, policy, initial)
-
-    def length(q):
-        return len(render_prompt(policy.tokenizer, q.question))
-    learned = split if trains else None
-    learned, *evals = splits.within_limit([learned, *evals], length, cfg.max_prompt, cfg.skip_bad)
-
+    if not trains:
+        split = None
+    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)
     with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate):
         if trains:
-            train(run, policy, initial, scorer, learned)
-        results = run.evaluate(evaluate=partial(evaluate, scorer=scorer))  # with distances, at the end alone
-        if run.name == "initial":  # a warning where nothing could be learned
-            guards.look_at_start(results, warn)
+            train(run, policy, initial, scorer, split)
+        # with distances, at the end alone
+        run.evaluate(evaluate=partial(evaluate, scorer=scorer), initial=run.name == "initial")
 
 
 def pair_to_merge(cfg):
     """The folders of the forward and of the backward policy: those that flags name, else this run's."""
     pair = []
     for stage in ("forward", "backward"):
-        named = getattr(cfg, stage)
-        pair.append(models.find_model(named or left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
+        given = getattr(cfg, stage)
+        pair.append(models.find_model(given or left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
     return pair
 
 
 def initial_policy(cfg):
     """Folder or hub id of the policy that training begins with: the reference of the KL term and, without
-    --scorer, the scorer. None where no flag says which it was."""
+    --scorer, the scorer. None if no flag names it."""
     if cfg.checkpoint and cfg.stage != "eval":
         return cfg.checkpoint
     if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
@@ -710,7 +656,7 @@ def load_scorer(cfg, policy, initial):
     if not cfg.scorer:
         return Scorer(initial) if initial else None
     if cfg.scorer == "lines":
-        source = line_scorer(cfg, tiny_policy(cfg))
+        source = scoring.line_scorer(cfg, tiny_policy(cfg), terms_of_demonstration)
     else:
         source = models.find_model(cfg.scorer)
     model = models.load_model(source, precision=cfg.precision, frozen=True)
@@ -722,12 +668,9 @@ def load_scorer(cfg, policy, initial):
 
 
 def parse_args(argv=None):
-    """The flags, over the paper's defaults or the embedded world's."""
-    return resolve(flags.parse("bi_rar", Config, __doc__, argv))
-
-
-def resolve(cfg):
-    """Refuses what cannot run, and fills what depends on other fields, so that config.json says what ran."""
+    """The flags, over the paper's defaults or the embedded world's. Refuses what cannot run, and fills in
+    dependent fields, so that config.json records what ran."""
+    cfg = flags.parse("bi_rar", Config, __doc__, argv)
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
     flags.needs_a_model(cfg)
@@ -747,30 +690,6 @@ def resolve(cfg):
 
 
 # ================================================================ appendix: nothing below is in the paper
-#
-# ---------------------------------------------------------------- controls
-#
-# Two rewards that tell what makes a difference in the cascade: its length, and whose distances it has.
-
-SEARCH_COST = .05
-
-
-def charge_searches(right):
-    """length: exact match less .05 a search, without any distance."""
-    for t, _ in right:
-        t.reward = 1 - SEARCH_COST * t.info.searches
-
-
-def dealt_anew(per_trajectory, seed):
-    """shuffled: lists of the same lengths, with the distances of all of them permuted at random."""
-    left = [d for ds in per_trajectory for d in ds]
-    random.Random(seed).shuffle(left)
-    dealt = []
-    for ds in per_trajectory:
-        dealt.append(left[:len(ds)])
-        left = left[len(ds):]
-    return dealt
-
 
 AGENT = Agent(
     "bi_rar", play,
@@ -785,41 +704,12 @@ AGENT = Agent(
     hard=(3000, .4))  # paths of different length take twice the steps of the other hard worlds
 tiny_policy = AGENT.tiny_policy
 
-# ---------------------------------------------------------------- the scorer of the embedded world
 
-SCORER_STEPS = 300  # of --scorer lines
-
-
-def line_scorer(cfg, start):
-    """Folder of the tiny policy after further training on sequences_of right demonstrations. Cached, too."""
-    from common.world import hard, tiny
-    recipe = {
-        "script": "bi_rar, lines",
-        "start": Path(start).name,
-        "steps": SCORER_STEPS,
-        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "top_k", "world_scale")},
-    }
-
-    def build():
-        model, tokenizer = models.load_policy(start, 0)
-        line_break = chat.encode(tokenizer, "\n")[1]
-
-        def render(row, demo, index):
-            question = data.parse_question(row)
-            shown = AGENT.demonstration(tokenizer, question, demo, index, cfg)
-            sequences = sequences_of(reasoning_steps_of(shown, question, tokenizer, cfg), line_break)
-            return [s for four in sequences.values() for s in four.values()]
-
-        make, level = tiny.demonstrations.groups, []
-        if cfg.world != "plain":
-            make, level = hard.groups, [hard.parse(cfg.world)]
-        made = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, cfg.world_scale, *level)
-        say(f"training the scorer on the lines of {8 * SCORER_STEPS} demonstrations")
-        batches = (rollout.collate(g, pack_tokens=128) for g in made)
-        tiny.warm_up(model, batches, SCORER_STEPS, lr=1e-3)
-        return model, tokenizer
-
-    return distributed.first(tiny.cached_policy, recipe, build)
+def terms_of_demonstration(cfg, tokenizer, line_break, question, demo, index):
+    """What --scorer lines learns to read: the terms of each reasoning step of a demonstration."""
+    trajectory = AGENT.demonstration(tokenizer, question, demo, index, cfg)
+    reasoning_steps = reasoning_steps_of(trajectory, question, tokenizer, cfg)
+    return [terms_of(r, line_break) for r in dict.fromkeys(reasoning_steps)]
 
 
 if __name__ == "__main__":

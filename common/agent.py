@@ -63,8 +63,8 @@ class Agent:
 
     def evaluate(self, policy, split, cfg, progress, prediction):
         """(rows, summary) of an evaluation. prediction(trajectory, question) -> a row."""
-        done = self.answers(policy, split, cfg, progress)
-        rows = [prediction(t, q) for t, q in zip(done, split.questions, strict=True)]
+        trajectories = self.answers(policy, split, cfg, progress)
+        rows = [prediction(t, q) for t, q in zip(trajectories, split.questions, strict=True)]
         about = {
             "set": split.name,
             "seed": cfg.seed,
@@ -73,7 +73,7 @@ class Agent:
         return rows, about | metrics.summarize(rows)
 
     def answers(self, policy, split, cfg, progress):
-        """A trajectory a question at --eval-temperature; --collect keeps the right ones."""
+        """A trajectory per question at --eval-temperature; --collect keeps the right ones."""
         policy.engine.sync(policy.model)
         search = rollout.BatchedSearch(split.retriever)
         agents = []
@@ -81,9 +81,9 @@ class Agent:
             seed = rollout.stable_seed(cfg.seed, "eval", q.id)
             player = self.player(policy, search, q, cfg, seed, cfg.eval_temperature)
             agents.append(self.play(player, q, "eval"))
-        done = rollout.run_agents(agents, policy.engine, search, progress)
-        collect(cfg.collect, done, split.questions, self.rows)
-        return done
+        trajectories = rollout.run_agents(agents, policy.engine, search, progress)
+        collect(cfg.collect, trajectories, split.questions, self.rows)
+        return trajectories
 
     def within_limit(self, policy, sets, cfg):
         """splits.within_limit of these splits, by --max-prompt."""
@@ -145,21 +145,21 @@ class Agent:
         from common.warmup import warmup
 
         def render(tokenizer, question, demo):
-            made = self.demonstration(tokenizer, question, demo, split.retriever, cfg, self.real)
+            trajectory = self.demonstration(tokenizer, question, demo, split.retriever, cfg, self.real)
             if self.ends(cfg) == "last":
-                made.turns[-1].ids.append(tokenizer.eos_token_id)
-                made.turns[-1].logprobs.append(0.0)
-            return [made]
+                trajectory.turns[-1].ids.append(tokenizer.eos_token_id)
+                trajectory.turns[-1].logprobs.append(0.0)
+            return [trajectory]
 
-        def reward(made, question):
-            first = made[0]
-            response = first.length - len(first.prompt_ids)
+        def reward(trajectories, question):
+            t = trajectories[0]
+            response = t.length - len(t.prompt_ids)
             too_long = response > getattr(cfg, "max_response", math.inf)
-            if too_long or len(first.turns) > cfg.max_searches + 1:
+            if too_long or len(t.turns) > cfg.max_searches + 1:
                 return None  # the agent could not go so far
-            if first.info.problem:
+            if t.info.problem:
                 return 0.0
-            return first.info.em
+            return t.info.em
 
         def prompt(tokenizer, row):
             return self.prompt(tokenizer, row["question"], cfg)

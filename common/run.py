@@ -83,7 +83,6 @@ class Run:
         self.metrics = metrics or {}
         self.name = stage
         self.folder = None
-        self.alone = script and not stage  # no stage of several, nor a warm-up
         if script and isinstance(cfg, PolicyFlags) and (cfg.checkpoint or cfg.model):
             models.find_model(cfg.checkpoint or cfg.model)  # refuses, before anything large is read
         self.evaluated = None, (), None  # policy, splits, the script's evaluate: of `stage`
@@ -132,16 +131,16 @@ class Run:
             policy.engine.sleep()
 
     @contextmanager
-    def stage(self, title, policy=None, evals=(), evaluate=None):
+    def stage(self, title, policy=None, evals=(), evaluate=None, steps=None):
         """The folder exists in the body; after it curves.png and trajectories.html are written, which shows
         till then how far it is.
 
         evaluate(policy, split, cfg, progress) -> (rows, summary): the script's, which `self.evaluate` calls
-        for each split of evals."""
+        for each split of evals. steps: of a run without stages, which first says what will happen."""
         self.evaluated = policy, evals, evaluate
         folder = self.folder
-        if self.alone:
-            tell(self.cfg, self.cfg.steps)
+        if steps is not None:
+            tell(self.cfg, steps)
         here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
         begun = {key: folder.saved.get(key, now) for key, now in here.items()}
         for key in ("threads", "date"):  # of which sums and prompts depend
@@ -158,9 +157,10 @@ class Run:
             folder.tracker.finish()
         distributed.once(_draw, folder, title)
 
-    def evaluate(self, suffix="", evals=None, evaluate=None):
+    def evaluate(self, suffix="", evals=None, evaluate=None, initial=False):
         """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
-        evals, evaluate: others than those of `stage`."""
+        evals, evaluate: others than those of `stage`. initial: of the weights that training begins with, so
+        it is said if they have nothing to learn from."""
         cfg, folder = self.cfg, self.folder
         policy, of_stage, script_evaluates = self.evaluated
         evaluate = evaluate or script_evaluates
@@ -187,6 +187,8 @@ class Run:
         if not suffix:
             from common.report import card
             distributed.once(card.write, folder, policy, found)
+        if initial:
+            guards.look_at_start(found, warn)
         return found
 
     def steps(self, learner, optimizer, total, *, state=None, share=None, label="", guard=None):

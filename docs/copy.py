@@ -43,8 +43,8 @@ PIECES = {
     ],
     "bi_rar_reward": [
         ("bi_rar_reward.py", "import math\nfrom typing import NamedTuple\n\nimport torch",
-         {"bi_rar.py": "FARTHEST information_distance ReasoningStep complexities distances step_reward "
-                       "cascade"}),
+         {"bi_rar.py": "FARTHEST information_distance ReasoningStep terms_of complexity distances "
+                       "step_reward cascade"}),
     ],
     "grpo_loss": [
         ("grpo_loss.py", "import torch",

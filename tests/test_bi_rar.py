@@ -5,6 +5,7 @@ import json
 import math
 import random
 import shutil
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from common import data, retriever, rollout, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
+from common.of_bi_rar import scoring
 from common.of_bi_rar import steps as page
 from common.world import tiny
 from tests.conftest import Scripted, sample
@@ -58,8 +60,10 @@ def test_distances_of_a_toy_language_model_by_hand(monkeypatch):
     step = bi_rar.ReasoningStep((0, 1), (2,), (3, 4))
     t, a, q = 3 + 1, 2, 1 + 4  # bits; what comes before a line break makes no difference to this model
     K = {"T|QA": t, "A|QT": a, "Q|AT": q, "T|Q": t, "A|Q": a, "T|A": t, "Q|A": q}
-    assert bi_rar.packed_complexities(model, [step], LINE, CFG) == {step: pytest.approx(K)}
-    assert bi_rar.complexities(model, step, LINE) == pytest.approx(K)
+    terms = bi_rar.terms_of(step, LINE)
+    packed = scoring.packed_bits(model, [terms], LINE, CFG)
+    assert {name: packed[term] for name, term in terms.items()} == pytest.approx(K)
+    assert {name: bi_rar.complexity(model, *term) for name, term in terms.items()} == pytest.approx(K)
     assert bi_rar.distances(K) == (min(4, 2) / min(4, 2), min(4, 5) / min(4, 5))
 
 
@@ -100,7 +104,7 @@ def scorer():
 
 @pytest.mark.parametrize("share", ["on", "off"])
 @pytest.mark.parametrize("micro_tokens", [40, 8192])
-def test_packed_complexities_are_those_of_a_forward_pass_each(scorer, share, micro_tokens):
+def test_packed_bits_are_those_of_a_forward_pass_each(scorer, share, micro_tokens):
     rng = random.Random(0)
     model, tokenizer = scorer
     line = tokenizer("\n", add_special_tokens=False)["input_ids"] or [3]
@@ -112,27 +116,50 @@ def test_packed_complexities_are_those_of_a_forward_pass_each(scorer, share, mic
     steps = [bi_rar.ReasoningStep(*pairs[i % 3], ids(1 + i)) for i in range(9)]
     cfg = bi_rar.replace(CFG, share_prefixes=share, micro_tokens=micro_tokens)
     for ends in ([], line):  # the world's tokenizer has no line break
-        found = bi_rar.packed_complexities(model, steps + steps[:2], ends, cfg)
-        assert list(found) == steps
-        for step in steps:
-            K = bi_rar.complexities(model, step, ends)
-            assert found[step] == pytest.approx(K, rel=1e-5)
-            assert bi_rar.distances(found[step]) == pytest.approx(bi_rar.distances(K), rel=1e-5)
-    assert len({round(K["T|QA"], 4) for K in found.values()}) == 9
+        terms = [bi_rar.terms_of(step, ends) for step in steps]
+        packed = scoring.packed_bits(model, terms, ends, cfg)
+        assert set(packed) == {term for of_step in terms for term in of_step.values()}
+        for of_step in terms:
+            for term in of_step.values():
+                assert packed[term] == pytest.approx(bi_rar.complexity(model, *term), rel=1e-5)
+    assert len({round(packed[of_step["T|QA"]], 4) for of_step in terms}) == 9
+
+
+def test_the_seven_terms_of_a_step_are_read_from_four_sequences():
+    step, other = bi_rar.ReasoningStep((1, 2), (3,), (4, 5)), bi_rar.ReasoningStep((1, 2), (3,), (6,))
+    terms = [bi_rar.terms_of(s, LINE) for s in (step, other)]
+    found = scoring.sequences_of(terms, LINE)
+    ids = [[t.prompt_ids, *(turn.ids for turn in t.turns)] for t in found[:4]]
+    Q, A, T = [1, 2], [3], [4, 5]
+    assert ids == [[[*Q, 9], T, A], [[*Q, 9], A, T], [[*A, 9], T, Q], [[*A, 9], Q]]
+    assert len(found) == 8
+    for shared in (1, 3):  # K(A|Q) and K(Q|A): once per question
+        assert found[shared].turns[0] is found[shared + 4].turns[0]
+    # without line breaks two terms may have the same tokens in all; each keeps its own turns
+    rng = random.Random(0)
+    for _ in range(200):
+        steps = [bi_rar.ReasoningStep(*((1,) * rng.randint(1, 3) for _ in "QAT")) for _ in range(3)]
+        terms, there = [bi_rar.terms_of(s, []) for s in steps], set()
+        for t in scoring.sequences_of(terms, []):
+            before = tuple(t.prompt_ids)
+            for turn in t.turns:
+                there.add((before, tuple(turn.ids)))
+                before += tuple(turn.ids)
+        assert there >= {term for of_step in terms for term in of_step.values()}
 
 
 def known(monkeypatch, d_TA, d_TQ):
-    """Gives every reasoning step these distances, or those of d_TA(step). Returns the T that were asked for.
-    """
+    """Gives every reasoning step these distances, or those of d_TA(T). Returns the T that were asked for."""
     seen = []
 
-    def packed(scorer, steps, line, cfg):
-        seen.extend(step.T for step in steps)
-        return {step: step for step in steps}
+    def packed(scorer, terms_of_steps, line, cfg):
+        seen.extend(terms["T|Q"][1] for terms in terms_of_steps)
+        return {term: term for terms in terms_of_steps for term in terms.values()}
 
-    def distances(step):
-        return d_TA(step) if callable(d_TA) else d_TA, d_TQ
-    monkeypatch.setattr(bi_rar, "packed_complexities", packed)
+    def distances(K):
+        T = K["T|Q"][1]
+        return d_TA(T) if callable(d_TA) else d_TA, d_TQ
+    monkeypatch.setattr(scoring, "packed_bits", packed)
     monkeypatch.setattr(bi_rar, "distances", distances)
     return seen
 
@@ -233,7 +260,7 @@ def test_the_controls_pay_for_fewer_searches_and_for_distances_of_others(monkeyp
     assert bi_rar.set_rewards(policy, frozen, [group], [question], "length", CFG) == 0
     assert [t.reward for t in group] == pytest.approx([.95, .85, 0])
     # shuffled: the distances of all right steps, dealt out anew; wrong trajectories have none
-    known(monkeypatch, lambda step: step.T[0] / 100 - .9 + step.T[1] / 100, 0.0)
+    known(monkeypatch, lambda T: T[0] / 100 - .9 + T[1] / 100, 0.0)
     cfg = bi_rar.parse_args(["--step-text", "turn"])
     many = []
     for i in range(6):
@@ -311,8 +338,8 @@ def sgd(model):
 def one_step(model, initial, optimizer, groups, cfg):
     """The metrics of a training step on trajectories that have their rewards."""
     row = {}
-    engine = SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    run = SimpleNamespace(cfg=cfg, name="forward", steps=lambda *a, **k: [(1, row)])
+    run = SimpleNamespace(cfg=cfg, name="forward", steps=lambda *a, **k: [(1, row)],
+                          sampling=lambda *a: nullcontext())
     split = SimpleNamespace(questions=[None], retriever=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "make_optimizer", lambda *a, **k: optimizer)
@@ -320,7 +347,7 @@ def one_step(model, initial, optimizer, groups, cfg):
         patch.setattr(bi_rar, "set_rewards", lambda *a: 0)
         patch.setattr(bi_rar, "sample_record", lambda *a: None)
         patch.setattr(page, "step_metrics", lambda *a: {})
-        policy = rollout.Policy(model, None, engine)
+        policy = rollout.Policy(model, None, None)
         bi_rar.train(run, policy, initial, None, split)
     return row
 

@@ -12,6 +12,7 @@ import bi_rar
 import mygo_mujica
 from common import metrics, rollout, world
 from common.files import read_jsonl
+from common.of_bi_rar import scoring
 from common.run import Run
 from common.warmup import demonstrations
 from common.world import hard, tiny
@@ -295,5 +296,6 @@ def test_with_elastic_paths_steps_and_lengths_tell_trajectories_apart():
     assert sum(d < 1 for d in of_right) > .8 * len(of_right)
     # K(Q|.) is the smaller of its pair often enough for the backward reward to see the question
     steps = [step for t, q in pairs for step in bi_rar.reasoning_steps_of(t, q, policy.tokenizer, cfg)]
-    found = bi_rar.packed_complexities(scorer.model, steps, [], cfg).values()
-    assert rollout.mean(K["Q|A"] < K["T|A"] for K in found) > .2
+    terms = [bi_rar.terms_of(step, []) for step in dict.fromkeys(steps)]
+    K = scoring.packed_bits(scorer.model, terms, [], cfg)
+    assert rollout.mean(K[of_step["Q|A"]] < K[of_step["T|A"]] for of_step in terms) > .2

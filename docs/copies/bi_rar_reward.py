@@ -3,7 +3,7 @@ import math
 from types import SimpleNamespace
 
 import torch
-from bi_rar_reward import ReasoningStep, cascade, complexities, distances, step_reward
+from bi_rar_reward import ReasoningStep, cascade, complexity, distances, step_reward, terms_of
 
 table = torch.zeros(10, 10)
 table[9, 0], table[9, 2], table[9, 3], table[0, 1], table[3, 4] = 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 2
@@ -17,7 +17,8 @@ class Model:
         return SimpleNamespace(logits=table[input_ids].log())
 
 
-K = complexities(Model(), ReasoningStep((0, 1), (2,), (3, 4)), [9])
+terms = terms_of(ReasoningStep((0, 1), (2,), (3, 4)), [9])
+K = {name: complexity(Model(), before, ids) for name, (before, ids) in terms.items()}
 for term, bits in {"T|QA": 4, "A|QT": 2, "Q|AT": 5, "T|Q": 4, "A|Q": 2, "T|A": 4, "Q|A": 5}.items():
     assert abs(K[term] - bits) < 1e-4, (term, K[term])
 d_TA, d_TQ = distances(K)
