@@ -62,13 +62,14 @@ from common import (
     training,
 )
 from common import model as models
-from common.files import console, plain, say, warn
+from common.agent import Agent
+from common.files import say, warn
 from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import teams as team_page
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
-from common.run import Run, collect, make_engine, program, show_turn, stages, timed
+from common.run import Run, make_engine, program, stages, timed
 
 # ---------------------------------------------------------------- config
 
@@ -293,20 +294,21 @@ class Team:
     cfg: Config
     temperature: float
     few_shot: bool = False
+    search: object = None  # a BatchedSearch; its place's by default
 
     def __post_init__(self):
-        self.search = rollout.BatchedSearch(self.place.retriever)
+        self.search = self.search or rollout.BatchedSearch(self.place.retriever)
 
-    def run(self, agents, progress=None):
+    def run(self, agents):
         """The results of coroutines, in order; what they sample and search is batched."""
-        return rollout.run_agents(agents, self.policy.engine, self.search, progress)
+        return rollout.run_agents(agents, self.policy.engine, self.search)
 
     def prompt(self, role, request):
         return first_prompt(self.policy.tokenizer, self.place.env, role, request, self.few_shot)
 
-    async def say(self, prompt_ids, turns, seed, seen):
-        """The next Turn of a conversation, sampled to the end of its message. seen: for demonstrations alone
-        (Written, in the appendix)."""
+    async def say(self, prompt_ids, turns, seed, known):
+        """The next Turn of a conversation, sampled to the end of its message. known: a planner's entities or
+        a worker's Report, which demonstrations alone read (Written, in the appendix)."""
         g = await self.policy.engine.generate(
             context_ids(prompt_ids, turns),
             stop=(),
@@ -624,7 +626,7 @@ def train(run, stage, policy, sampler, reference, place):
                 selected = [select(group, state["K"], cfg.keep) for group in groups]
             sampler.engine.sleep()
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)  # see `completed`
-        record(run.folder, step, row, state, team, questions, groups, selected, stage)  # metrics, files alone
+        record(run.folder, step, row, state, place, questions, groups, selected, stage)  # files alone
 
         # 3. update (Eq 6), once a mini-batch, on planners and workers alike
         rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 by default
@@ -695,7 +697,9 @@ def warm_up(run, policy, place):
         for c in conversations(t):
             c.prompt_ids = first_prompt(
                 policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
-    record_warm_up(folder, kept, place.env)  # files alone
+    write_sharegpt(folder, learned, place.env, step=0)  # files alone
+    for t, question in kept[:5]:
+        folder.append("samples.jsonl", [team_page.group_record([t], question, step=1)])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
     run.save(policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
@@ -721,21 +725,19 @@ def sft(cfg, folder, model, optimizer, trajectories):
 
 # ---------------------------------------------------------------- evaluate
 
+def agent_in(place, few_shot=False):
+    """What evaluations, --collect and --ask need of a team in one place (common/agent.py)."""
+    def play(policy, search, question, name, cfg, seed, temperature, watch=None):
+        team = Team(policy, place, cfg, temperature, few_shot, search)
+        return plan(team, question, name, seed, watch)
+    return Agent("mygo_mujica", play, rows_of=partial(learned_rows, env=place.env))
+
+
 def evaluate(policy, place, cfg, progress, few_shot=False):
-    """One trajectory a question. Returns (rows, summary)."""
-    policy.engine.sync(policy.model)
-    team = Team(policy, place, cfg, cfg.eval_temperature, few_shot)
-    agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
-    trajectories = team.run(agents, progress)
-    rows = [team_page.prediction(t, q) for t, q in zip(trajectories, place.questions, strict=True)]
-    collect(cfg.collect, trajectories, place.questions, lambda t, q: learned_rows(t, q, place.env))
-    about = {
-        "set": place.name,
-        "seed": cfg.seed,
-        "temperature": cfg.eval_temperature,
-        "faults": team_page.faults_of(trajectories),
-    }
-    return rows, about | metrics.summarize(rows, ("em", "f1", "searches", "tokens", "rounds"))
+    """One trajectory per question. Returns (rows, summary)."""
+    rows, summary = agent_in(place, few_shot).evaluate(
+        policy, place, cfg, progress, team_page.prediction, ("em", "f1", "searches", "tokens", "rounds"))
+    return rows, summary | {"faults": team_page.faults_of(row["faults"] for row in rows)}
 
 
 # ---------------------------------------------------------------- main
@@ -801,6 +803,21 @@ def run_stage(run, stage, place, evals):
         results = run.evaluate()
         if few_shot:
             guards.look_at_start(results, warn)
+
+
+def ask(cfg):
+    """--ask: one question. In a graph its topic entities are those that it names."""
+    run = Run(cfg)
+    _, [split, *_] = load_splits(cfg)
+    place = Place(cfg.envs.split(",")[0], **vars(split))
+    policy = run.policy(start_weights(cfg, place.env, "eval"), trains=False)
+    question = data.Question("ask", cfg.ask, [""])
+    if place.env == "kg":
+        from common.graphs.synthesis import is_named
+        question.entities = [[name] for name in place.graph.graph if is_named(name, cfg.ask)]
+        if not question.entities:
+            raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
+    agent_in(place, few_shot=cfg.stage == "few-shot").ask(run, policy, place.retriever, question)
 
 
 def start_weights(cfg, env, stage):
@@ -994,219 +1011,73 @@ def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
 #
 # ---------------------------------------------------------------- records of a step
 
-def record(folder, step, row, state, team, questions, groups, selected, stage):
-    """What an iteration sampled and chose: metrics, a sample for the page, rows for LLaMA-Factory."""
+def record(folder, step, row, state, place, questions, groups, selected, stage):
+    """Metrics of what an iteration sampled and chose, a sample for the page, rows for LLaMA-Factory."""
     row |= team_page.rollout_metrics(groups, selected, stage, state["K"], conversations)
-    row |= rollout.search_repairs(team.place.retriever)
+    row |= rollout.search_repairs(place.retriever)
     row["rollout/tokens_total"] = state["tokens"]
-    rule = threshold_in_words(groups, state["K"]) if stage == "mygo" else []
-    row["sample"] = team_page.sample_record(questions, groups, selected, stage, state["K"], step, rule)
+    row["sample"] = team_page.sample_record(
+        questions, groups, selected, stage, state["K"], step, next_threshold)
     if stage != "grpo":  # which learns from all, better or worse
-        write_sharegpt(folder, [t for group in selected for t in group], team.place.env, step)
-
-
-def threshold_in_words(groups, K):
-    """How K came about, with the numbers put in (sec. 3.3)."""
-    mean_reward = sum(group[0].reward for group in groups) / len(groups)
-    of_now = next_threshold(0, mean_reward)
-    grown = f"(mean r of the first attempts {mean_reward:.3f} + r_sup {R_SUP:g}) / 2 = {of_now:.3f}"
-    if K > of_now + 1e-5:
-        return [f"K = {K:.3f} stays from before, since {grown} is lower"]
-    return [f"K = {K:.3f} = {grown}"]
-
-
-def record_warm_up(folder, kept, env):
-    """The warm-up's trajectories as rows for LLaMA-Factory, the first five on the page."""
-    write_sharegpt(folder, [t for t, _ in kept], env, step=0)
-    for t, question in kept[:5]:
-        shown = team_page.group_record([t], question, step=1)
-        folder.append("samples.jsonl", [shown])
+        write_sharegpt(folder, [t for group in selected for t in group], place.env, step)
 
 
 def write_sharegpt(folder, trajectories, env, step):
     """sharegpt.jsonl: each planner's conversation and its workers', as LLaMA-Factory reads them."""
     from common.warmup import sharegpt
-    rows = [row for t in trajectories for row in rows_of(t, env, step=step)]
-    folder.append("sharegpt.jsonl", rows)
+    learned = [c for t in trajectories for c in conversations(t)]
+    folder.append("sharegpt.jsonl", rows_of(learned, env, step=step))
     folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
 
 
-def rows_of(trajectory, env, **more):
+def rows_of(learned, env, **more):
     from common.warmup import sharegpt
     table = "kg" if env == "kg" else "text"
-    rows = []
-    for c in conversations(trajectory):
-        rows.append(sharegpt.row(c, SYSTEM[table, c.info.role], c.info.request, **more))
-    return rows
+    return [sharegpt.row(c, SYSTEM[table, c.info.role], c.info.request, **more) for c in learned]
 
 
 def learned_rows(trajectory, question, env):
     """The rows of --collect. A worker that was cut off is left out."""
-    rows = rows_of(trajectory, env, script="mygo_mujica", question=question.question)
-    whole = [c.turns[-1].stop_reason != "length" for c in conversations(trajectory)]
-    return list(itertools.compress(rows, whole))
-
-
-# ---------------------------------------------------------------- ask
-
-def ask(cfg):
-    """--ask: one question, shown while it is worked on."""
-    run = Run(cfg)
-    _, [split, *_] = load_splits(cfg)
-    place = Place(cfg.envs.split(",")[0], **vars(split))
-    policy = run.policy(start_weights(cfg, place.env, "eval"), trains=False)
-    question = data.Question("ask", cfg.ask, [""])
-    if place.env == "kg":  # the entities that the question names
-        from common.graphs.synthesis import is_named
-        question.entities = [[n] for n in place.graph.graph if is_named(n, cfg.ask)]
-        if not question.entities:
-            raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
-
-    def agent(search, seed):
-        team = Team(policy, place, cfg, cfg.eval_temperature, few_shot=cfg.stage == "few-shot")
-        team.search = search
-        return plan(team, question, "ask", seed, show_turn)
-    trajectory = run.ask(policy, place.retriever, agent)
-    console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
+    whole = [c for c in conversations(trajectory) if c.turns[-1].stop_reason != "length"]
+    return rows_of(whole, env, script="mygo_mujica", question=question.question)
 
 
 # ---------------------------------------------------------------- demonstrations, spoken by plan() and work()
 
 @dataclass
 class Written(Team):
-    """A team that says written lines where others sample. planner and worker are functions that return the
-    parts of a turn, as chat.encode takes them: planner(number of the turn, entities), worker(its Report)."""
+    """A team that says written lines where others sample (common/of_mygo/written.py)."""
     planner: object = None
     worker: object = None
 
-    async def say(self, prompt_ids, turns, seed, seen):
-        if isinstance(seen, Report):
-            parts = self.worker(seen)
+    async def say(self, prompt_ids, turns, seed, known):
+        if isinstance(known, Report):
+            parts = self.worker(known)
         else:
-            parts = self.planner(len(turns), seen)
+            parts = self.planner(len(turns), known)
         end = f" {self.policy.tokenizer.eos_token}"
         text, ids = chat.encode(self.policy.tokenizer, *parts, end)
         return Turn(ids, [0.0] * len(ids), "eos", text.removesuffix(end))
 
 
-def played(tokenizer, question, place, cfg, planner, worker):
-    """The conversations [planner, worker, …] of a Written team, with no limit on turns or sub-questions."""
+def demonstration(tokenizer, question, demo, place, cfg):
+    """[planner, worker, …], the conversations of a demonstration: of the embedded world, whose steps are
+    known, or of a real question. Turns and sub-questions have no limit."""
+    from common.of_mygo import written
     from common.warmup import scripted
-    cfg = replace(cfg, max_rounds=99, max_parallel=99)
-
-    def agent(policy, search):
-        team = Written(policy, place, cfg, 0.0, planner=planner, worker=worker)
-        team.search = search
-        return plan(team, question, "written", 0)
-    return conversations(scripted.play(tokenizer, [], place.retriever, agent))
-
-
-def asking(thought, calls, env="text"):
-    """A planner's turn; calls: a list of parts each."""
-    parts = [part for call in calls for part in (" ", *call)]
-    if env == "kg":
-        parts = [" <action>", *parts, " </action>"]
-    return ["<think> ", chat.Foreign(thought), " </think>", *parts]
-
-
-def answering(thought, demo):
-    """A planner's last turn. Some demonstrations have flaws, so that RL finds something to mend."""
-    tags = "<answer> ", " </answer>"
-    if demo.flaw == "bad format":
-        tags = "", ""
-    return ["<think> ", chat.Foreign(thought), " </think> ", tags[0], chat.Foreign(demo.answer), tags[1]]
-
-
-def reporting(thought, select, sentence):
-    """A worker's turn."""
-    return ["<think> ", chat.Foreign(thought), f" </think> <select> [{select}] </select> <sentence> ",
-            chat.Foreign(sentence), " </sentence>"]
-
-
-def render_demonstration(tokenizer, question, demo, place, cfg):
-    """A demonstration of the world as conversations: [planner, worker, …]."""
-    from common.warmup import demonstrations
-    from common.world import spoken
-    layers = demonstrations.layers(demo.steps)
-    hop_of = {}  # {sub-question: its hop}
-
-    def planner(number, entities):
-        found = ""
-        if number:
-            before = layers[number - 1]
-            found = "".join(f"found {spoken(hop.relation)} {hop.found or 'nothing'} ; " for hop in before)
-        if number == len(layers):
-            return answering(f"{found}answer", demo)
-        calls = []
-        for hop in layers[number]:
-            sub = f"{spoken(hop.relation)} of {hop.subject}"
-            hop_of[harmless(sub, cfg.max_words)] = hop
-            label = 9  # one that does not exist
-            if hop.subject in entities:
-                label = entities.index(hop.subject)
-            text = f"<search> {sub} </search>"
-            if place.env == "kg":
-                text = f'Search([{label}], "{sub}")'
-            calls.append([text])
-        wanted = " ; ".join(f"now {spoken(hop.relation)} of {hop.subject}" for hop in layers[number])
-        return asking(found + wanted, calls, place.env)
-
-    def worker(report):
-        hop = hop_of[report.sub_question]
-        found = hop.found
-        fits = [line.startswith(hop.subject) for line in report.materials]
-        if place.env == "kg":  # it has the tail by its own name, where a passage may call it otherwise
-            fits = [relation == hop.relation for _, relation, _ in report.facts]
-            found = hop.found and (hop.tail or hop.found)
-        if not any(fits) or found is None:
-            return reporting("nothing", -1, NOTHING)
-        select, asked = fits.index(True), report.sub_question
-        return reporting(f"[{select}] says {asked}", select, f"{asked} is {found}.")
-    return played(tokenizer, question, place, cfg, planner, worker)
-
-
-ASKING = "what who whom whose when where which why how in on at".split()
-
-
-def render_real(tokenizer, question, demo, place, cfg):
-    """A demonstration of a real question. First layer: hops whose page the question names and that need no
-    earlier answer; then one hop a layer."""
-    from common.warmup import demonstrations
-    named = demonstrations.named_in(question.question, demo.hops)
-    at_once = [hop for hop in demo.hops if hop.title in named and not hop.waits]
-    layers = [[hop] for hop in demo.hops if hop not in at_once]
-    if at_once:
-        layers.insert(0, at_once)
 
     def clean(text):
-        return harmless(chat.harmless(tokenizer, text), cfg.max_words)
+        return harmless(text, cfg.max_words)
+    if hasattr(demo, "steps"):
+        planner, worker = written.of_world(demo, place, cfg, clean, NOTHING)
+    else:
+        planner, worker = written.of_evidence(tokenizer, question, demo, place, cfg, clean)
+    unlimited = replace(cfg, max_rounds=99, max_parallel=99)
 
-    def sub_question(hop):
-        """(its need in words, or where no search finds the page so, its query; the index of its page)"""
-        sub = f"What is {hop.need}?"
-        if hop.need.split()[0].lower() in ASKING:
-            sub = f"{hop.need}?"
-        sub = clean(sub)
-        titles = [p.title for p in place.retriever.search([sub], cfg.top_k)[0]]
-        if hop.title not in titles:
-            sub = clean(hop.queries[0])
-            titles = [p.title for p in hop.passages]
-        return sub, titles.index(hop.title)
-
-    turns, reports, found = [], {}, ""
-    for layer in layers:
-        calls = []
-        for hop in layer:
-            sub, select = sub_question(hop)
-            calls.append(["<search> ", chat.Foreign(sub), " </search>"])
-            thought = f"The question asks about {hop.need}. Passage ({select}) says it."
-            reports[sub] = reporting(thought, select, harmless(hop.found, cfg.max_words))
-        wanted = " and ".join(hop.need for hop in layer)
-        turns.append(asking(found + demo.wanted(0, wanted), calls))
-        found = " ".join(hop.found for hop in layer) + " "
-    turns.append(answering(found + demo.concluded(), demo))
-    return played(tokenizer, question, place, cfg,
-                  planner=lambda number, _: turns[number], worker=lambda report: reports[report.sub_question])
+    def agent(policy, search):
+        team = Written(policy, place, unlimited, 0.0, search=search, planner=planner, worker=worker)
+        return plan(team, question, "written", 0)
+    return conversations(scripted.play(tokenizer, [], place.retriever, agent))
 
 
 def warmed_up(cfg, source, place):
@@ -1214,14 +1085,15 @@ def warmed_up(cfg, source, place):
     from common.warmup import warmup
 
     def render(tokenizer, question, demo):
-        return render_real(tokenizer, question, demo, place, cfg)
+        return demonstration(tokenizer, question, demo, place, cfg)
 
-    def reward(made, question):
+    def reward(learned, question):
         """The planner's; None where it took more turns or calls than there may be."""
-        layers = made[0].info.workers
+        planner, *_ = learned
+        layers = planner.info.workers
         if len(layers) > cfg.max_rounds or max(map(len, layers)) > cfg.max_parallel:
             return None
-        return made[0].reward
+        return planner.reward
 
     def prompt(tokenizer, row):
         request = chat.Foreign(row["conversations"][0]["value"])
@@ -1230,11 +1102,10 @@ def warmed_up(cfg, source, place):
     def reply(tokenizer, turn_ids, observation):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
-    tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
-        cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", script="mygo_mujica",
-        prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad,
-        evaluated=place.evaluated)
+        cfg.warmup_data, models.load_tokenizer(source), place.retriever, render, reward, reply, ends="all",
+        script="mygo_mujica", prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens,
+        skip_bad=cfg.skip_bad, evaluated=place.evaluated)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 
@@ -1257,7 +1128,7 @@ def tiny_policy(cfg):
     def render(tokenizer, question, demo, place):
         env = random.Random(f"{question['_id']}/{demo.answer}").choice(("text", "kg"))
         question = data.parse_question(question)
-        return render_demonstration(tokenizer, question, demo, replace(place, env=env), cfg)
+        return demonstration(tokenizer, question, demo, replace(place, env=env), cfg)
 
     steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
     recipe = tiny.Recipe(

@@ -19,29 +19,31 @@ from common.run import collect, show_turn
 @dataclass(frozen=True)
 class Agent:
     """An agent that writes <think>, <search> and <answer> tags. Its cfg has, besides the shared flags, top_k,
-    max_searches, max_passage, eval_temperature, and perhaps max_response."""
+    max_searches, max_passage, eval_temperature, and perhaps max_response. Of an agent with other tags `play`
+    and `rows_of` are enough for --ask, evaluations and --collect."""
 
     script: str
     # play(policy, search, question, name, cfg, seed, temperature, watch=None): a coroutine that returns the
     # scored Trajectory. name is part of its seeds; watch(turn) is called after each turn
     play: Callable
-    prompt: Callable            # prompt(tokenizer, question text, cfg) -> ids
-    result: Callable            # result(tokenizer, text, cfg) -> (text, ids) of a search result
-    around: tuple               # what stands before and after the text of a result
-    tags: tuple                 # single tokens of the world's tokenizer, as are the words
-    words: str
-    answer: tuple               # what stands before and after the answer of a demonstration
-    flawed: tuple               # the same where its format is to be wrong
+    prompt: Callable = None     # prompt(tokenizer, question text, cfg) -> ids
+    result: Callable = None     # result(tokenizer, text, cfg) -> (text, ids) of a search result
+    around: tuple = ()          # what stands before and after the text of a result
+    tags: tuple = ()            # single tokens of the world's tokenizer, as are the words
+    words: str = ""
+    answer: tuple = ()          # what stands before and after the answer of a demonstration
+    flawed: tuple = ()          # the same where its format is to be wrong
     real: tuple = ()            # as `answer`, of demonstrations of real questions
     system: str = ""            # of a conversation on file, with its first message
     request: str = "{question}"
     ends: Callable = lambda cfg: "none"     # which messages the policy ends itself: none | last
     hard: tuple = (1550, .8)    # (steps, flaw rate) of the tiny policy's warm-up at the world's second level
+    rows_of: Callable = None    # rows_of(trajectory, question) -> rows of --collect, other than `rows`
 
     # ---- playing
 
-    def evaluate(self, policy, split, cfg, progress, prediction):
-        """(rows, summary) of an evaluation. prediction(trajectory, question) -> a row."""
+    def evaluate(self, policy, split, cfg, progress, prediction, keys=("em", "f1", "searches", "tokens")):
+        """(rows, summary) of an evaluation. prediction(trajectory, question) -> a row; keys: its numbers."""
         done = self.answers(policy, split, cfg, progress)
         rows = [prediction(t, q) for t, q in zip(done, split.questions, strict=True)]
         about = {
@@ -49,7 +51,7 @@ class Agent:
             "seed": cfg.seed,
             "temperature": cfg.eval_temperature,
         }
-        return rows, about | metrics.summarize(rows)
+        return rows, about | metrics.summarize(rows, keys)
 
     def answers(self, policy, split, cfg, progress):
         """A trajectory a question at --eval-temperature; --collect keeps the right ones."""
@@ -61,18 +63,18 @@ class Agent:
             chain = self.play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature)
             agents.append(chain)
         done = rollout.run_agents(agents, policy.engine, search, progress)
-        collect(cfg.collect, done, split.questions, self.rows)
+        collect(cfg.collect, done, split.questions, self.rows_of or self.rows)
         return done
 
-    def ask(self, run, policy, retriever):
-        """--ask: one trajectory, shown while it is played."""
+    def ask(self, run, policy, retriever, question=None):
+        """--ask: one trajectory, shown while it is played. question: what else the script knows of it."""
         cfg = run.cfg
-        question = data.Question("ask", cfg.ask, [""])
+        question = question or data.Question("ask", cfg.ask, [""])
 
         def agent(search, seed):
             return self.play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, show_turn)
 
-        info = run.ask(policy, retriever, agent).info
+        info = run.ask(policy, retriever, agent, question.question).info
         wrong = f" ({info.problem})" if info.problem else ""
         console.print(f"[bold]answer: {plain(f'{info.answer}{wrong}')}[/bold]")
 

@@ -115,13 +115,11 @@ def test_mujica_learns_the_tokens_of_planner_and_worker(tmp_path, small, monkeyp
             "<select> [0] </select> <sentence> Bo Moss did. </sentence>", "<answer> Bo Moss </answer>")
 
     def play(policy, search):
-        team = mygo_mujica.Team(policy, place, cfg, 1.0)
-        team.search = search
+        team = mygo_mujica.Team(policy, place, cfg, 1.0, search=search)
         return mygo_mujica.plan(team, QUESTION, "x", 0)
 
     made = own(play, tokenizer, says, OnePage())
-    sharegpt.collect(
-        cfg.warmup_data, [made], [QUESTION], lambda t, q: mygo_mujica.learned_rows(t, q, "text"))
+    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], mygo_mujica.agent_in(place).rows_of)
     same_tokens(mygo_mujica.conversations(made), learned(mygo_mujica, monkeypatch, cfg, small, place))
 
 

@@ -373,14 +373,14 @@ def test_the_page_tells_the_threshold_and_what_passed_it():
     for group in made:
         for t in group:
             t.info = m.Attempt()
-    assert m.threshold_in_words(made, m.next_threshold(0, .4)) == [
-        "K = 0.700 = (mean r of the first attempts 0.400 + r_sup 1) / 2 = 0.700"]
-    assert m.threshold_in_words(made, .8)[0].startswith("K = 0.800 stays from before, since ")
+    risen = "K = 0.700 = (mean r of the first attempts 0.400 + r_sup 1) / 2 = 0.700"
+    before = teams.threshold_in_words(made, .8, m.next_threshold)
+    assert before.startswith("K = 0.800 stays from before, since ")
     chosen = [[made[0][1]], []]
-    group = teams.sample_record([QUESTION] * 2, made, chosen, "mygo", .7, 1, ["K = 0.7"])
+    group = teams.sample_record([QUESTION] * 2, made, chosen, "mygo", .7, 1, m.next_threshold)
     for t, last in zip(group["trajectories"], ("not pass, not chosen", "passes, chosen"), strict=True):
         assert t["why"][1:3] == [
-            "K = 0.7", "1 of 2 attempts of this question pass, of the iteration 1 of 4"]
+            risen, "1 of 2 attempts of this question pass, of the iteration 1 of 4"]
         assert t["why"][3].endswith(f"{last} to learn from")
 
 
@@ -739,11 +739,11 @@ def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(token
         return next(answers)
 
     monkeypatch.setattr(m, "plan", plan)
-    monkeypatch.setattr(m, "record_warm_up", lambda *_: None)
+    monkeypatch.setattr(m, "write_sharegpt", lambda *_, **__: None)
     monkeypatch.setattr(m, "sft", lambda *args: learned.extend(args[-1]))
     monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: None)
     engine = SimpleNamespace(sync=synced.append, sleep=lambda: None, busy=False)
-    folder = SimpleNamespace(rewind=lambda step: None, write=lambda *_: None)
+    folder = SimpleNamespace(rewind=lambda step: None, write=lambda *_: None, append=lambda *_: None)
     train = replace(place(), questions=[QUESTION])
     cfg = config(sft_trajectories=3, questions_per_step=4)
     run = SimpleNamespace(cfg=cfg, folder=folder, save=lambda *_: None)
@@ -804,7 +804,7 @@ def test_what_is_demonstrated_is_what_the_agent_would_read_and_earns_its_reward(
     for row, env in itertools.product(made.questions, ("text", "kg")):
         where = m.Place(env, "warmup", [], tiny.bm25(made), graph)
         demo = world_demonstrations.demonstrate(made, row, 0, 0.0)
-        planner, *workers = m.render_demonstration(tokenizer, data.parse_question(row), demo, where, cfg)
+        planner, *workers = m.demonstration(tokenizer, data.parse_question(row), demo, where, cfg)
         assert planner.reward == planner.info.em == 1 and not planner.info.faults
         assert len(workers) == len(demo.steps)
 

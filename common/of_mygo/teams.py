@@ -54,14 +54,15 @@ def rollout_metrics(made, chosen, stage, K, conversations):
         "select/accepted": len(picked) / len(done),
         "select/examples": sum(len(conversations(t)) for t in picked),
     }
-    return row | {f"faults/{name.replace(' ', '_')}": n for name, n in faults_of(done).items()}
+    faults = faults_of(t.info.faults for t in done)
+    return row | {f"faults/{name.replace(' ', '_')}": n for name, n in faults.items()}
 
 
-def faults_of(trajectories):
-    """{what went wrong: how often}"""
+def faults_of(every):
+    """{what went wrong: how often}, of the faults of all trajectories."""
     total = Counter()
-    for t in trajectories:
-        total.update(t.info.faults)
+    for faults in every:
+        total.update(faults)
     return dict(sorted(total.items()))
 
 
@@ -154,10 +155,23 @@ def prediction(trajectory, question):
     return row | group_record([trajectory], question)
 
 
-def sample_record(questions, made, chosen, stage, K, step, rule):
-    """The iteration's first question with different rewards. rule: lines on the threshold K."""
-    rewards = [[t.reward for t in group] for group in made]
+def threshold_in_words(groups, K, next_threshold):
+    """How K came about, with the numbers put in (sec. 3.3)."""
+    mean_reward = sum(group[0].reward for group in groups) / len(groups)
+    risen = next_threshold(0, mean_reward)
+    formula = f"(mean r of the first attempts {mean_reward:.3f} + r_sup 1) / 2 = {risen:.3f}"
+    if K > risen + 1e-5:
+        return f"K = {K:.3f} stays from before, since {formula} is lower"
+    return f"K = {K:.3f} = {formula}"
+
+
+def sample_record(questions, groups, selected, stage, K, step, next_threshold):
+    """The iteration's first question with different rewards. next_threshold: the script's rule of K."""
+    rewards = [[t.reward for t in group] for group in groups]
     i = record.first_with_spread(rewards)
+    rule = []
+    if stage == "mygo":
+        rule.append(threshold_in_words(groups, K, next_threshold))
 
     def passed(trajectory):
         if stage not in BY_THRESHOLD:
@@ -167,12 +181,11 @@ def sample_record(questions, made, chosen, stage, K, step, rule):
         return f"r = {trajectory.reward:.3f} <= K = {K:.3f} does not pass, "
 
     if stage in BY_THRESHOLD:
-        passing = [sum(t.reward > K for t in group) for group in made]
-        attempts = sum(map(len, made))
-        rule = [*rule, f"{passing[i]} of {len(made[i])} attempts of this question pass, of the iteration "
-                       f"{sum(passing)} of {attempts}"]
-    chosen_by = rule, passed, chosen[i]
-    return group_record(made[i], questions[i], chosen_by, step=step)
+        passing = [sum(t.reward > K for t in group) for group in groups]
+        rule.append(f"{passing[i]} of {len(groups[i])} attempts of this question pass, of the iteration "
+                    f"{sum(passing)} of {sum(map(len, groups))}")
+    chosen_by = rule, passed, selected[i]
+    return group_record(groups[i], questions[i], chosen_by, step=step)
 
 
 # ---------------------------------------------------------------- the table of all stages
