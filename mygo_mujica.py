@@ -1,6 +1,6 @@
 """Mujica-MyGO: Reinforcing QA Agents with Minimalist Policy Gradient Optimization (arXiv 2505.17086).
 
-Mujica is one model in two roles. The planner splits a question into sub-questions, a layer of a directed
+Mujica is one model in two roles. The planner splits a question into sub-questions, one layer of a directed
 acyclic graph at a time, and reads only one sentence for each; a worker answers one sub-question from the
 passages it retrieves, or from the triples of one entity. The sub-questions of a layer run in parallel. MyGO
 trains both roles by plain likelihood on sampled trajectories whose reward passes a threshold that rises with
@@ -19,8 +19,8 @@ made. The graph is never written down: the calls of one planner turn are one lay
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
-    python mygo_mujica.py                  embedded world, five minutes: few-shot (there: as it is made),
-                                           warm-up, MyGO, in text; --envs kg the same in the graph
+    python mygo_mujica.py                  embedded world, five minutes: few-shot (there the untrained tiny
+                                           policy), warm-up, MyGO, in text; --envs kg the same in the graph
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
@@ -89,12 +89,12 @@ class Config(flags.PassageFlags):
     graph: str = ""
 
     # ---- agent
-    top_k: int = 5                  # passages a worker reads
-    max_triples: int = 20           # triples a worker reads
+    top_k: int = 5                  # passages per sub-question
+    max_triples: int = 20           # triples per sub-question
     max_words: int = 200            # words of a passage or triple, of at most 20 characters each
     max_rounds: int = 6             # planner turns
-    max_parallel: int = 8           # sub-questions a turn
-    max_turn: int = 512             # tokens sampled a turn
+    max_parallel: int = 8           # sub-questions per turn
+    max_turn: int = 512             # tokens sampled per turn
     max_prompt: int = 4096          # tokens of the first prompt
     temperature: float = 1.0        # of sampling in training
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy
@@ -111,13 +111,13 @@ class Config(flags.PassageFlags):
     data: str = "hotpotqa"
     limit: int = 20000              # training questions, drawn at random; 0 = all | D.3
     steps: int = 20                 # iterations; 20,000 questions in all | D.3
-    questions_per_step: int = 1000  # questions an iteration | D.3
-    keep: int = 3                   # m, trajectories kept a question | D.3
-    max_attempts: int = 16          # attempts a question | D.3
+    questions_per_step: int = 1000  # questions per iteration | D.3
+    keep: int = 3                   # m, trajectories to learn from per question | D.3
+    max_attempts: int = 16          # attempts per question | D.3
     threshold: float = .5           # K before the first iteration; MyGO only raises it
     offline_threshold: float = .8   # K of offline MyGO
-    group_size: int = 5             # attempts a question of STaR, RAFT and GRPO
-    mini_batch: int = 32            # planner trajectories an update, their workers with them
+    group_size: int = 5             # attempts per question of STaR, RAFT and GRPO
+    mini_batch: int = 32            # planner trajectories per update, their workers with them
     lr: float = 5e-7                # learning rate at the start | D.3
     lr_final: float = 1e-8          # and at the end, cosine | D.3
     grpo_lr: float = 1e-6           # GRPO's, constant; as in the other scripts
@@ -141,7 +141,7 @@ def first_prompt(tokenizer, env, role, request, few_shot):
     table = "kg" if env == "kg" else "text"
     messages = [("system", SYSTEM[table, role])]
     if few_shot and not chat.is_tiny(tokenizer):  # (the world's tiny policy has no words for examples)
-        messages += zip(itertools.cycle(("user", "assistant")), SHOTS[table, role])
+        messages += zip(itertools.cycle(("user", "assistant")), SHOTS[table, role])  # in turn
     return chat.render_chat(tokenizer, [*messages, ("user", chat.Foreign(request))])
 
 
@@ -194,9 +194,9 @@ def without_thoughts(text):
 
 def last_inside(tag, text):
     """What the last <tag>…</tag> holds, on one line; None where there is none."""
-    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-    if found:
-        return " ".join(found[-1].split())
+    insides = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    if insides:
+        return " ".join(insides[-1].split())
 
 
 def parse_plan(text, env, max_parallel):
@@ -227,7 +227,7 @@ def parse_plan(text, env, max_parallel):
 
 def calls_of_text(text):
     """([(None, question)] of <search> tags, how many tags made none)"""
-    questions = [" ".join(found.split()) for found in SEARCH.findall(text)]
+    questions = [" ".join(inside.split()) for inside in SEARCH.findall(text)]
     calls = [(None, question) for question in questions if question]
     tags = max(text.count("<search>"), text.count("</search>"))
     return calls, tags - len(calls)
@@ -236,14 +236,14 @@ def calls_of_text(text):
 def calls_of_graph(text):
     """([(label, question)] of Search([label], "question"), how many calls could not be read)"""
     calls = []
-    found = CALL.findall(text)
-    for labels, double, single in found:
+    written = CALL.findall(text)
+    for labels, double, single in written:
         label = re.fullmatch(r"\[\s*(-?\d{1,6})\s*\]\s*", labels)
         question = " ".join((double or single).split())
         if label and question:
             calls.append((int(label[1]), question))
     begun = len(re.findall(r"\bSearch\s*\(", text))
-    return calls, max(begun, len(found)) - len(calls)
+    return calls, max(begun, len(written)) - len(calls)
 
 
 def parse_report(text, materials):
@@ -327,10 +327,11 @@ def topic_entities(question, graph):
     spellings = question.entities  # [[name, another name of the same, …]]
     if not spellings:
         spellings = [[head] for head, _, _ in question.evidences if plain_name(head) not in tails]
-    found = []
+    entities = {}  # as an ordered set
     for names in spellings:
-        found += [name for name in names if name and name in graph][:1]
-    return list(dict.fromkeys(found))
+        in_graph = [name for name in names if name and name in graph]
+        entities |= dict.fromkeys(in_graph[:1])
+    return list(entities)
 
 
 def plain_name(name):
@@ -387,7 +388,7 @@ class Report:
     sentence: str = NOTHING     # what it reports
     problem: str = ""           # why that is nothing
     selected: list = field(default_factory=list)    # indices of materials
-    found: list = field(default_factory=list)       # entities that the selected triples lead to
+    tails: list = field(default_factory=list)       # entities that the selected triples lead to
     tokens: int = 0             # sampled by its planner and all workers; Eq 4's loss divides by them
 
 
@@ -402,8 +403,8 @@ class Attempt(Outcome):
 
 
 async def work(team, question, sub, entity, seed):
-    """One worker reads, thinks, selects, and states one sentence: a Trajectory of one turn. With nothing to
-    read, or under an unknown label, the model is not sampled: a Trajectory of no turn."""
+    """One worker reads, thinks, selects, and states one sentence: a Trajectory of one turn. If there is
+    nothing to read or the label is unknown, the model is not sampled and the trajectory has no turns."""
     env, max_words = team.place.env, team.cfg.max_words
     info = Report(harmless(sub, max_words), entity)
     info.materials, info.facts = await materials_for(team, question, info.sub_question, entity)
@@ -419,7 +420,7 @@ async def work(team, question, sub, entity, seed):
     if sentence:
         info.sentence = harmless(sentence, max_words)
     if info.facts:
-        info.found = [info.facts[i][2] for i in info.selected]
+        info.tails = [info.facts[i][2] for i in info.selected]
     return Trajectory(question.id, prompt_ids, [turn], info=info)
 
 
@@ -468,10 +469,10 @@ async def plan(team, question, name, seed, watch=None):
 
 
 def observed(report, entities, place, cfg):
-    """What the planner reads of a worker: its sentence, and the next labels for the entities it found, which
-    are appended to `entities`. Only those that have facts themselves get one: the others lead nowhere."""
+    """What the planner reads of a worker: its sentence, and the next labels for the entities it leads to,
+    which are appended to `entities`. An entity without facts of its own gets none: it leads nowhere."""
     line = f"Obs: {report.sentence}"
-    new = [e for e in dict.fromkeys(report.found) if e not in entities and place.graph.facts(e)]
+    new = [e for e in dict.fromkeys(report.tails) if e not in entities and place.graph.facts(e)]
     if new:
         labels = [f"[{len(entities) + i}] {harmless(e, cfg.max_words)}" for i, e in enumerate(new)]
         line += f" Candidate: {' '.join(labels)}"
@@ -496,7 +497,7 @@ def score(trajectory, question):
     info.searches = sum(map(len, info.workers))
     info.tokens = sum(c.sampled_tokens for c in conversations(trajectory))
     for c in conversations(trajectory):
-        c.info.tokens = info.tokens  # by which Eq 4's loss divides
+        c.info.tokens = info.tokens  # Eq 4 divides the terms of all its conversations by this one number
     return trajectory
 
 
@@ -523,39 +524,39 @@ def next_threshold(previous, mean_reward, r_sup=R_SUP):
 
 
 async def attempts(team, question, first, K, seed):
-    """[first attempt, …] until m (team.cfg.keep) of them pass K, or max_attempts are made (D.1). As many as
-    are missing are sampled at once: if all of them pass, there are just m."""
-    made, cfg = [first], team.cfg
+    """[first attempt, …] until m (team.cfg.keep) of them pass K, or max_attempts are made (D.1). Each round
+    samples as many attempts as are still missing, so at most m can pass."""
+    group, cfg = [first], team.cfg
     while True:
-        passed = sum(t.reward > K for t in made)
-        missing = min(cfg.keep - passed, cfg.max_attempts - len(made))
+        passed = sum(t.reward > K for t in group)
+        missing = min(cfg.keep - passed, cfg.max_attempts - len(group))
         if missing <= 0:
-            return made
-        names = [f"attempt{len(made) + i}" for i in range(missing)]
-        made += await asyncio.gather(*(plan(team, question, name, seed) for name in names))
+            return group
+        names = [f"attempt{len(group) + i}" for i in range(missing)]
+        group += await asyncio.gather(*(plan(team, question, name, seed) for name in names))
 
 
 def sample(team, questions, step, K, rises=True):
-    """([[attempt]] of each question, K of this iteration). rises: K follows the mean reward of the first
-    attempts."""
+    """([[attempt]] per question, K of this iteration). rises: K follows the mean reward of the first attempts
+    alone, since further ones go to questions that are hard."""
     seeds = question_seeds(questions, team.cfg.seed, step)
     first = team.run(plan(team, q, "attempt0", seed) for q, seed in zip(questions, seeds, strict=True))
     if rises:
         mean_reward = sum(t.reward for t in first) / len(first)
         K = next_threshold(K, mean_reward)
     begun = zip(questions, first, seeds, strict=True)
-    made = team.run(attempts(team, q, t, K, seed) for q, t, seed in begun)
-    return made, K
+    groups = team.run(attempts(team, q, t, K, seed) for q, t, seed in begun)
+    return groups, K
 
 
-def select(made, K, keep):
+def select(group, K, keep):
     """The trajectories of one question to learn from: at most `keep` that pass K (D.2)."""
-    return [t for t in made if t.reward > K][:keep]
+    return [t for t in group if t.reward > K][:keep]
 
 
 # The stages that train in iterations. All start from the warm-up.
 #
-#   stage     attempts a question          learned from                            loss
+#   stage     attempts per question        learned from                            loss
 #   mygo      until m of them pass K       at most m, r > K; K rises               Eq 6
 #   offline   as mygo, all sampled by the  at most m, r > K = --offline-threshold  Eq 6
 #             frozen warm-up (App. F)
@@ -613,7 +614,7 @@ def train(run, stage, policy, sampler, reference, place):
                                label=f"{stage} | ", guard=team_page.GUARD):
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        before = completed(step - 1)
+        before = completed(step - 1)  # by the tokens of earlier iterations
 
         with timed(row, "time/rollout"):
             sampler.engine.sync(sampler.model)  # the last iteration's weights: nothing is sampled ahead (D.2)
@@ -625,8 +626,9 @@ def train(run, stage, policy, sampler, reference, place):
                 # 2. select (D.2): at most m a question; the others are thrown away
                 selected = [select(group, state["K"], cfg.keep) for group in groups]
             sampler.engine.sleep()
-        state["tokens"] += sum(t.info.tokens for group in groups for t in group)  # see `completed`
-        record(run.folder, step, row, state, place, questions, groups, selected, stage)  # files alone
+        # what is thrown away counts too: methods are compared at equal tokens sampled
+        state["tokens"] += sum(t.info.tokens for group in groups for t in group)
+        record(run.folder, step, row, state, place, questions, groups, selected, stage)  # for log and page
 
         # 3. update (Eq 6), once a mini-batch, on planners and workers alike
         rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 by default
@@ -669,36 +671,36 @@ def warm_up(run, policy, place):
     team = Team(policy, place, cfg, cfg.temperature, few_shot=True)
     order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))  # no more are tried (ours)
-    kept, tokens, tried, started = [], 0, 0, time.time()
+    right, tokens, tried, started = [], 0, 0, time.time()
     policy.engine.sync(policy.model)
-    while len(kept) < cfg.sft_trajectories and tried < len(questions):
+    while len(right) < cfg.sft_trajectories and tried < len(questions):
         batch = questions[tried:tried + cfg.questions_per_step]
         seeds = [stable_seed(cfg.seed, "warm-up", tried + i, q.id) for i, q in enumerate(batch)]
-        made = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
+        sampled = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
         tried += len(batch)
-        tokens += sum(t.info.tokens for t in made)
-        kept += [(t, q) for t, q in zip(made, batch, strict=True) if t.info.em == 1]
+        tokens += sum(t.info.tokens for t in sampled)
+        right += [(t, q) for t, q in zip(sampled, batch, strict=True) if t.info.em == 1]
         seconds = time.time() - started
-        say(f"warm-up | {len(kept)} of {cfg.sft_trajectories} with EM 1 from {tried} questions | "
+        say(f"warm-up | {len(right)} of {cfg.sft_trajectories} with EM 1 from {tried} questions | "
             f"{seconds:.0f}s")
     policy.engine.sleep()
-    if not kept:
+    if not right:
         raise models.ModelError(f"warm-up: none of {tried} few-shot trajectories has EM 1; see which rule "
                                 "fails with --stage few-shot, use a stronger model, or go on without: "
                                 "--stage mygo --checkpoint MODEL")
-    if len(kept) < cfg.sft_trajectories:
-        warn(f"warm-up: {len(kept)} trajectories with EM 1 from all {tried} questions tried, fewer than "
+    if len(right) < cfg.sft_trajectories:
+        warn(f"warm-up: {len(right)} trajectories with EM 1 from all {tried} questions tried, fewer than "
              f"--sft-trajectories {cfg.sft_trajectories}")
-    sampling = {"questions": tried, "kept": len(kept), "tokens": tokens, "seconds": seconds}
+    sampling = {"questions": tried, "kept": len(right), "tokens": tokens, "seconds": seconds}
     folder.write("sampling.json", sampling)
-    kept = kept[:cfg.sft_trajectories]
-    learned = [t for t, _ in kept]
+    right = right[:cfg.sft_trajectories]
+    learned = [t for t, _ in right]
     for t in learned:  # what the examples taught is to be done without them (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(
                 policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
     write_sharegpt(folder, learned, place.env, step=0)  # files alone
-    for t, question in kept[:5]:
+    for t, question in right[:5]:
         folder.append("samples.jsonl", [team_page.group_record([t], question, step=1)])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
@@ -759,7 +761,7 @@ def main(argv=None):
         for env, stage in itertools.product(envs, of_env):
             runs.append(Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves.get(stage, False)))
             if cfg.stage in LEARNING:
-                start_weights(cfg, env, stage)
+                start_weights(cfg, env, stage)  # refuses where the warm-up is missing
         split, evals = load_splits(cfg)
         for run in stages(cfg, runs, cfg.steps):
             env, _, stage = run.name.partition("-")
@@ -924,25 +926,27 @@ def resolve(cfg):
 # ---------------------------------------------------------------- baselines: STaR, RAFT, RAFT++, GRPO
 
 def baseline_groups(team, questions, stage, step):
-    """(group_size attempts a question, those of them that the stage learns from)"""
+    """(group_size attempts per question, those of them that the stage learns from)"""
     cfg, agents = team.cfg, []
     seeds = question_seeds(questions, cfg.seed, step)
     for q, seed in zip(questions, seeds, strict=True):
         agents += [plan(team, q, f"attempt{k}", seed) for k in range(cfg.group_size)]
     flat = team.run(agents)
-    made = [flat[i:i + cfg.group_size] for i in range(0, len(flat), cfg.group_size)]
-    chosen = [baseline_choice(group, stage, cfg.keep) for group in made]
+    groups = [flat[i:i + cfg.group_size] for i in range(0, len(flat), cfg.group_size)]
+    selected = [baseline_choice(group, stage, cfg.keep) for group in groups]
     if stage in RATIOS:
-        for group in filter(None, chosen):
+        for group in filter(None, selected):
             assign_advantages(group, stage)
-    return made, chosen
+    return groups, selected
 
 
 def baseline_choice(group, stage, keep):
     """The trajectories of one question that a baseline learns from."""
     rewards = [t.reward for t in group]
-    if stage == "grpo":  # all, unless all are alike
-        return group if training.has_spread(rewards) else []
+    if stage == "grpo" and training.has_spread(rewards):  # else all advantages are 0
+        return group
+    if stage == "grpo":
+        return []
     if stage == "star":
         return [t for t in group if t.reward >= R_SUP][:keep]
     return [t for t in group if t.reward == max(rewards) > 0][:keep]
@@ -959,8 +963,9 @@ def assign_advantages(group, stage="grpo"):
 
 
 def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
-    """Eq 4 with a ratio a token: every trajectory counts the same, and so does every token of its planner and
-    workers. Without a reference (RAFT++) there is no KL term."""
+    """Eq 4 with a ratio per token: every trajectory counts the same, and so does every token of its planner
+    and workers. num_trajectories: of the mini-batch, on all ranks. Without a reference (RAFT++) there is no
+    KL term."""
     weights = [[1 / (num_trajectories * c.info.tokens)] for c in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
     kl_coef = cfg.kl_coef

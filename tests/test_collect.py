@@ -60,7 +60,7 @@ def own(play, tokenizer, texts, index):
 def learned(script, monkeypatch, cfg, *args):
     """The trajectories that --warmup-data would train on."""
     monkeypatch.setattr(warmup, "warmed_up", lambda cfg, name, source, examples: examples)
-    warmed_up = script.AGENT.warmed_up if hasattr(script, "AGENT") else script.warmed_up
+    warmed_up = getattr(script, "warmed_up", None) or script.AGENT.warmed_up
     return [t for example in warmed_up(cfg, *args) for t in example]
 
 
@@ -139,7 +139,7 @@ def test_omne_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeypa
         return omne_r1.play(policy, search, question, "x", cfg, 0, 1.0)
 
     made = own(play, tokenizer, says, tools)
-    sharegpt.collect(cfg.warmup_data, [made], [question], lambda t, q: [omne_r1.row_of(t, q)])
+    sharegpt.collect(cfg.warmup_data, [made], [question], omne_r1.AGENT.rows_of)
     same_tokens([made], learned(omne_r1, monkeypatch, cfg, small))
 
 

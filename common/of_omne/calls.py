@@ -80,11 +80,10 @@ def update_metrics(meter):
     return row
 
 
-def summary(rows, done):
-    """Of an evaluation's rows and their trajectories."""
-    faults = sum((Counter(t.info.faults) for t in done), Counter())
-    about = {"faults": dict(sorted(faults.items())), "patterns": by_pattern(rows)}
-    return about | metrics.summarize(rows, EVALUATED) | by_standard(rows)
+def patterns_and_faults(rows):
+    """What the summary of an evaluation's rows says besides their means."""
+    faults = sum((Counter(row["faults"]) for row in rows), Counter())
+    return {"faults": dict(sorted(faults.items())), "patterns": by_pattern(rows)} | by_standard(rows)
 
 
 def by_standard(rows):

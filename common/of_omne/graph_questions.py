@@ -14,7 +14,7 @@ of which path and relations may be missing.
 import math
 import random
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from common import data, flags, splits
@@ -26,14 +26,6 @@ from common.warmup import sharegpt
 
 GRAPH_TYPE = r"[\w.-]+"  # it stands in the system prompt
 TRAINED_DOMAINS = ("film", "music", "literature")  # the world's test has one more
-
-
-@dataclass
-class Task:
-    name: str
-    questions: list
-    tools: object
-    evaluated: frozenset = frozenset()  # as data.Split has it
 
 
 def question_of(row):
@@ -116,13 +108,14 @@ def held_out(question):
 
 
 def apart(questions, tools, limit=0, seed=0, evaluated=frozenset()):
-    """Evaluation Tasks of questions with one or two hops and with more, of at most limit / 2 each."""
+    """Splits for evaluation: questions with one or two hops and with more, at most limit / 2 each. Their
+    retriever is the tools."""
     tasks = []
     each = limit and (limit // 2 or 1)
     for name, hops in (("1-2-hop", "12"), ("3-hop", "3")):
         of = splits.drawn([q for q in questions if has_hops(q, hops)], each, seed)
         if of:
-            tasks.append(Task(name, of, tools, evaluated))
+            tasks.append(data.Split(name, of, tools, evaluated=evaluated))
     return tasks
 
 
@@ -160,7 +153,7 @@ def load_tools(cfg):
 
 
 def load(cfg, folder):
-    """(training Task or None, evaluation Tasks) of --data and --eval-data; where neither names a file the
+    """(training split or None, evaluation splits) of --data and --eval-data; where neither names a file the
     questions are made. Of a file of one's own a tenth is held out."""
     if cfg.data == "world":
         return load_world(cfg, folder)
@@ -195,7 +188,7 @@ def load(cfg, folder):
     if cfg.collect:  # from what a run learns from, never from what it is tested on
         return None, apart(train, tools)
     tasks = apart(test, tools, cfg.eval_limit, cfg.seed, evaluated)
-    return (Task("train", train, tools, evaluated) if train else None), tasks
+    return (data.Split("train", train, tools, evaluated=evaluated) if train else None), tasks
 
 
 def make_questions(cfg, folder, graphs):
@@ -260,7 +253,7 @@ def load_world(cfg, folder):
     evals = []
     for name in names:
         task = world_task(cfg, folder, name, DOMAINS, count)
-        parts = apart(task.questions, task.tools)
+        parts = apart(task.questions, task.retriever)
         if len(names) > 1:
             parts = [replace(part, name=f"{name}-{part.name}") for part in parts]
         evals += parts
@@ -283,7 +276,7 @@ def world_task(cfg, folder, name, domains, count):
     questions = write_questions(
         folder / name, graphs, teacher, cfg, count, lambda graph: synthesis.seeds(graph, cfg.largest_ball))
     tools = LocalTools(graphs, cfg.max_edges, cfg.max_words)
-    return Task(name, questions, tools)
+    return data.Split(name, questions, tools)
 
 
 # ---------------------------------------------------------------- conversations on file
