@@ -48,19 +48,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import (
-    chat,
-    checkpoint,
-    data,
-    distributed,
-    flags,
-    guards,
-    kg,
-    metrics,
-    rollout,
-    splits,
-    training,
-)
+from common import chat, checkpoint, data, distributed, flags, guards, kg, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent
 from common.files import say, warn
@@ -350,7 +338,7 @@ def opening(place, question, cfg):
 
 
 async def materials_for(team, question, sub, entity):
-    """(lines that a worker reads, in a graph the triples they show). kg: the entity's triples, none of an
+    """(lines that a worker reads, in a graph the triples they show). kg: the entity's triples, none for an
     unknown label; text: the best passages of the corpus, without titles; kimi: of the question's own."""
     cfg, place = team.cfg, team.place
     if place.env == "kg":
@@ -378,15 +366,15 @@ def nearest_facts(sub, facts, most):
 
 @dataclass
 class Report:
-    """What a worker did."""
+    """A worker's outcome."""
     role = "worker"
     sub_question: str
     entity: str | None          # in a graph the one whose triples are read, None where the label is unknown
     materials: list = field(default_factory=list)   # lines that it reads
     facts: list = field(default_factory=list)       # in a graph the triples they show
     request: str = ""           # its user message
-    sentence: str = NOTHING     # what it reports
-    problem: str = ""           # why that is nothing
+    sentence: str = NOTHING     # the report
+    problem: str = ""           # why there is none
     selected: list = field(default_factory=list)    # indices of materials
     tails: list = field(default_factory=list)       # entities that the selected triples lead to
     tokens: int = 0             # sampled by its planner and all workers; Eq 4's loss divides by them
@@ -394,11 +382,11 @@ class Report:
 
 @dataclass
 class Attempt(Outcome):
-    """What a planner came to. Outcome has answer, em, f1 (0 without one) and searches (sub-questions)."""
+    """A planner's outcome. Outcome has answer, em, f1 (0 without one) and searches (sub-questions)."""
     role = "planner"
     request: str = ""           # the planner's user message
-    workers: list = field(default_factory=list)     # workers[i]: Trajectories of those that turns[i] asked
-    faults: dict = field(default_factory=dict)      # {what went wrong: how often}
+    workers: list = field(default_factory=list)     # workers[i]: Trajectories of the workers of turns[i]
+    faults: dict = field(default_factory=dict)      # {fault: how often}
     tokens: int = 0             # sampled by planner and workers
 
 
@@ -483,8 +471,7 @@ def observed(report, entities, place, cfg):
 # ---------------------------------------------------------------- reward
 
 def score(trajectory, question):
-    """The trajectory with its reward, the F1 of the answer (sec. 4.1), 0 without one. Fills what is left of
-    info."""
+    """The trajectory with its reward, the F1 of the answer (sec. 4.1), 0 without one, and its info filled."""
     info = trajectory.info
     if info.answer:
         info.em = metrics.exact_match(info.answer, question.answers)
@@ -502,8 +489,8 @@ def score(trajectory, question):
 
 
 def conversations(trajectory):
-    """What one trajectory gives to learn from (D.2): the planner's conversation and, apart, each worker's
-    single exchange. A worker that failed is learned too, if it was sampled at all."""
+    """The conversations of one trajectory, each learned by itself (D.2): the planner's and each worker's
+    single exchange. A worker that failed is learned too, unless it was not sampled."""
     return [trajectory] + [w for layer in trajectory.info.workers for w in layer if w.turns]
 
 
@@ -595,7 +582,7 @@ METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_page.TEAMS
 
 
 def train(run, stage, policy, sampler, reference, place):
-    """MyGO: sample until enough attempts pass K, select them, maximise their likelihood; once an iteration.
+    """MyGO: sample until enough attempts pass K, select them, maximise their likelihood, once per iteration.
 
     sampler: the policy itself, or for offline MyGO the warmed-up one, which stays as it is. reference: the
     weights of GRPO's KL term."""
@@ -623,14 +610,14 @@ def train(run, stage, policy, sampler, reference, place):
             else:
                 # 1. sample (D.1): first attempts set K, further ones go where too few of them passed
                 groups, state["K"] = sample(team, questions, step, state["K"], rises=stage == "mygo")
-                # 2. select (D.2): at most m a question; the others are thrown away
+                # 2. select (D.2): at most m per question; the others are thrown away
                 selected = [select(group, state["K"], cfg.keep) for group in groups]
             sampler.engine.sleep()
-        # what is thrown away counts too: methods are compared at equal tokens sampled
+        # rejected attempts count too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
         record(run.folder, step, row, state, place, questions, groups, selected, stage)  # for log and page
 
-        # 3. update (Eq 6), once a mini-batch, on planners and workers alike
+        # 3. update (Eq 6), once per mini-batch, on planners and workers alike
         rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 by default
         if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
             row |= ratio_update(model, reference, optimizer, selected, cfg, rise)
@@ -647,11 +634,11 @@ def train(run, stage, policy, sampler, reference, place):
 def likelihood_update(model, optimizer, trajectories, cfg, meter):
     """An update by Eq 6 on a mini-batch: planners, and workers, failed ones too."""
     learned = [c for t in trajectories for c in conversations(t)]
-    # what the policy sampled, and no prompt or observation, of the whole mini-batch on all ranks: every token
+    # sampled tokens of the whole mini-batch on all ranks (prompts and observations have mask 0): every token
     # counts the same, so a long conversation counts for more than a short one
     num_tokens = sum(c.sampled_tokens for c in learned)
     for b in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):  # this rank's
-        logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), as they were sampled
+        logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), at sampling's temperature
         loss = mle_loss(logprobs, b.response_mask, num_tokens)
         (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
         meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
@@ -664,8 +651,7 @@ def likelihood_update(model, optimizer, trajectories, cfg, meter):
 # ---------------------------------------------------------------- warm-up (sec. 4.2, D.3)
 
 def warm_up(run, policy, place):
-    """Samples the model with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these
-    under prompts without the examples."""
+    """Samples with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these."""
     cfg, folder = run.cfg, run.folder
     folder.rewind(-1)  # a warm-up interrupted earlier is discarded and restarted
     team = Team(policy, place, cfg, cfg.temperature, few_shot=True)
@@ -695,7 +681,7 @@ def warm_up(run, policy, place):
     folder.write("sampling.json", sampling)
     right = right[:cfg.sft_trajectories]
     learned = [t for t, _ in right]
-    for t in learned:  # what the examples taught is to be done without them (D.3)
+    for t in learned:  # learned under prompts without the examples (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(
                 policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
@@ -728,7 +714,7 @@ def sft(cfg, folder, model, optimizer, trajectories):
 # ---------------------------------------------------------------- evaluate
 
 def agent_in(place, few_shot=False):
-    """What evaluations, --collect and --ask need of a team in one place (common/agent.py)."""
+    """A team in one place, as evaluations, --collect and --ask need it (common/agent.py)."""
     def play(policy, search, question, name, cfg, seed, temperature, watch=None):
         team = Team(policy, place, cfg, temperature, few_shot, search)
         return plan(team, question, name, seed, watch)
@@ -757,7 +743,7 @@ def main(argv=None):
             of_env = ["few-shot", "warm-up", "mygo"]
         saves = dict.fromkeys(LEARNING, True) | {"warm-up": "once"}
         free = ["stage", "envs", "token_budget"]
-        runs = []  # opened here, so that what cannot go on is refused before data are read
+        runs = []  # opened first: a run that cannot go on is refused before data are read
         for env, stage in itertools.product(envs, of_env):
             runs.append(Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves.get(stage, False)))
             if cfg.stage in LEARNING:
@@ -772,8 +758,7 @@ def main(argv=None):
 
 
 def run_stage(run, stage, place, evals):
-    """Trains and evaluates one stage in one environment, or only evaluates. What --resume finds done is not
-    done again."""
+    """Trains and evaluates one stage in one environment, or only evaluates. --resume skips a complete one."""
     cfg, steps, env = run.cfg, 0, evals[0].env
     if stage in LEARNING and not team_page.budget_is_spent(run.folder, cfg.token_budget):
         steps = cfg.steps
@@ -782,13 +767,15 @@ def run_stage(run, stage, place, evals):
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
         source = warmed_up(cfg, source, evals[0])
-    trains = stage == "warm-up" or stage in LEARNING
-    with_reference = stage == "grpo" and cfg.kl_coef > 0
-    frozen = int(stage == "offline" or with_reference)  # models that memory has to hold besides
+    trains = stage in ("warm-up", *LEARNING)
+    has_reference = stage == "grpo" and cfg.kl_coef > 0
+    frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
     policy = run.policy(run.folder.start or source, trains, frozen)
     sampler, reference = policy, None
     if stage == "offline":
         sampler = frozen_sampler(cfg, source, policy)
+    if has_reference:
+        reference = models.load_reference(policy.model, source, lora=0)
     few_shot = stage == "few-shot"
     evals = [that_fit(e, policy, cfg, few_shot) for e in evals]
     if trains:
@@ -798,9 +785,7 @@ def run_stage(run, stage, place, evals):
     with run.stage(title, policy, evals, partial(evaluate, few_shot=few_shot)):
         if stage == "warm-up" and not run.folder.start:  # (its only checkpoint is that of its end)
             warm_up(run, policy, place)
-        elif stage in LEARNING:
-            if with_reference:
-                reference = models.load_reference(policy.model, source, lora=0)
+        if stage in LEARNING:
             train(run, stage, policy, sampler, reference, place)
         results = run.evaluate()
         if few_shot:
@@ -882,44 +867,37 @@ def parse_args(argv=None):
 
 
 def resolve(cfg):
-    """Fills what depends on other fields, so that config.json says what ran, and refuses what cannot run."""
+    """Fills in dependent fields, so that config.json records what ran; refuses settings that cannot run."""
     if cfg.eval_only:
         cfg = replace(cfg, stage="eval")
-    search, envs = "bm25", cfg.envs.split(",")
+    envs = cfg.envs.split(",")
+    search = "bm25"
     if "text" in envs:
         search = flags.default_retriever(cfg)
-    cfg = replace(
-        cfg,
-        eval_only=cfg.stage == "eval",
-        retriever=cfg.retriever or search,
-        name=cfg.name or flags.run_name(cfg),
-    )
-    above_zero = "lr sft_lr grpo_lr temperature grad_clip"
+    name, search = cfg.name or flags.run_name(cfg), cfg.retriever or search
+    cfg = replace(cfg, eval_only=cfg.stage == "eval", retriever=search, name=name)
     least = {"group_size": 2}  # (samples are compared)
-    cfg = flags.check(cfg, "token_budget", above_zero, WORLD_SETS, least)
+    cfg = flags.check(cfg, "token_budget", "lr sft_lr grpo_lr temperature grad_clip", WORLD_SETS, least)
     flags.needs_a_model(cfg)
-    if not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs):
-        flags.refuse("envs", cfg.envs, "text, kg or kimi, or several of them with commas")
-    if "kimi" in envs and (cfg.ask or cfg.retriever.startswith("http")):
-        flags.refuse("envs", cfg.envs, "kimi searches a question's own passages with --retriever bm25 or "
-                     "dense:MODEL; --ask has no passages")
-    if "kg" in envs and cfg.data != "world" and not cfg.graph:
-        flags.refuse("envs", cfg.envs, "kg needs --graph FILE (triples or GraphML), or --graph evidences "
-                     "with a data set that has them (2Wiki)")
-    for name in ("threshold", "offline_threshold"):
-        if not 0 <= getattr(cfg, name) < R_SUP:
-            flags.refuse(name, getattr(cfg, name), "from 0 to below 1: the reward is F1 and has to be above")
-    if cfg.warmup_data and (envs != ["text"] or cfg.stage in ("all", "few-shot", "warm-up")):
-        flags.refuse("warmup_data", cfg.warmup_data, "replaces the warm-up on few-shot trajectories: it goes "
-                     f"with --envs text and --stage {', '.join(LEARNING)} or eval")
-    if cfg.sampler_correction != "none" and cfg.stage not in RATIOS:
-        flags.refuse("sampler_correction", cfg.sampler_correction, "goes with --stage grpo and raft++; a "
-                     "likelihood (Eq 6) has no ratio")
-    from common.world import hard
-    level = hard.parse(cfg.world)
-    if level and (level.elastic or level.lists):
-        flags.refuse("world", cfg.world, "elastic and lists are for agents that search on their own; here "
-                     "the knob is partial")
+    few_shot_first = cfg.stage in ("all", "few-shot", "warm-up")
+    for wrong, name, words in (
+        (not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs), "envs",
+         "text, kg or kimi, or several of them with commas"),
+        ("kimi" in envs and (cfg.ask or cfg.retriever.startswith("http")), "envs", "kimi searches a "
+         "question's own passages with --retriever bm25 or dense:MODEL; --ask has no passages"),
+        ("kg" in envs and cfg.data != "world" and not cfg.graph, "envs",
+         "kg needs --graph FILE (triples or GraphML), or --graph evidences with a data set that has them"),
+        (cfg.threshold >= R_SUP, "threshold", "below 1: rewards (F1) have to be above it"),
+        (cfg.offline_threshold >= R_SUP, "offline_threshold", "below 1: rewards (F1) have to be above it"),
+        (cfg.warmup_data and (envs != ["text"] or few_shot_first), "warmup_data", "replaces the warm-up on "
+         f"few-shot trajectories: it goes with --envs text and --stage {', '.join(LEARNING)} or eval"),
+        (cfg.sampler_correction != "none" and cfg.stage not in RATIOS, "sampler_correction",
+         "goes with --stage grpo and raft++; a likelihood (Eq 6) has no ratio"),
+        (re.search("elastic|lists", cfg.world), "world",
+         "elastic and lists are for agents that search on their own; here the knob is partial"),
+    ):
+        if wrong:
+            flags.refuse(name, getattr(cfg, name), words)
     return cfg
 
 
@@ -971,25 +949,18 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
     kl_coef = cfg.kl_coef
     if batch.ref_logprobs is None:
         kl_coef = 0.0
-    return training.grpo_loss(
-        logprobs,
-        batch.old_logprobs,
-        training.corrected_advantages(batch, cfg.sampler_correction),  # unchanged unless that flag is given
-        batch.response_mask,
-        weights,
-        cfg.clip,
-        cfg.clip,
-        kl_coef,
-        batch.ref_logprobs,
-    )
+    advantages = training.corrected_advantages(batch, cfg.sampler_correction)  # as they are by default
+    return training.grpo_loss(logprobs, batch.old_logprobs, advantages, batch.response_mask, weights,
+                              cfg.clip, cfg.clip, kl_coef, batch.ref_logprobs)
 
 
 def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
     """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means.
-    rise: what the learning rate is multiplied by."""
+    rise: a factor of the learning rate."""
     started = time.time()
     parts = mini_batches(groups, cfg.mini_batch)
-    # all old log-probs before the first update: they are those of the weights that sampled
+    # all old log-probs before the first update: then they are of the weights that sampled, by the trainer's
+    # arithmetic and not the engine's
     prepared = []
     for part in parts:
         learned = [c for t in part for c in conversations(t)]
@@ -1120,26 +1091,22 @@ def tiny_policy(cfg):
     """Folder of the half-million-weight policy that both environments of the embedded world start from: one
     that comes with the project (common/world/start), or one made here and cached."""
     from common.world import tiny
-    written = "0 1 2 3 4 5 6 7 8 9 now found nothing answer says ; "
-    written += "Search ( ) [ ] - Question Context Materials Candidate Obs : , "
-    words = re.findall(r"\w+|[^\w\s]", written + NOTHING)
+    words = "0 1 2 3 4 5 6 7 8 9 now found nothing answer says ; "
+    words += "Search ( ) [ ] - Question Context Materials Candidate Obs : , " + NOTHING
     names = ("think", "search", "select", "sentence", "action", "answer")
     tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
 
-    def index(made):
-        graph = kg.KnowledgeGraph.from_triples(made.triples)
-        return Place("text", "warmup", [], tiny.bm25(made), graph)
+    def index(world):
+        return Place("text", "warmup", [], tiny.bm25(world), kg.KnowledgeGraph.from_triples(world.triples))
 
-    def render(tokenizer, question, demo, place):
-        env = random.Random(f"{question['_id']}/{demo.answer}").choice(("text", "kg"))
-        question = data.parse_question(question)
-        return demonstration(tokenizer, question, demo, replace(place, env=env), cfg)
+    def render(tokenizer, row, demo, place):
+        env = random.Random(f"{row['_id']}/{demo.answer}").choice(("text", "kg"))
+        return demonstration(tokenizer, data.parse_question(row), demo, replace(place, env=env), cfg)
 
     steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
-    recipe = tiny.Recipe(
-        f"mygo_mujica, {cfg.max_words} words",
-        steps, flaw_rate, cfg.world_scale, cfg.top_k, cfg.world, cfg.engine)
-    return tiny.tiny_policy(recipe, words, tags, render, index)
+    recipe = tiny.Recipe(f"mygo_mujica, {cfg.max_words} words", steps, flaw_rate, cfg.world_scale, cfg.top_k,
+                         cfg.world, cfg.engine)
+    return tiny.tiny_policy(recipe, re.findall(r"\w+|[^\w\s]", words), tags, render, index)
 
 
 # ---------------------------------------------------------------- prompts (Tables 7 to 10)

@@ -14,7 +14,7 @@ in each token's reward; the critic is a linear head on the policy's own hidden s
     sec. 3.1        think, call a tool, answer      play, read_round, parse_tool_call
     sec. 3.3.1      PPO, GAE, actor and critic      train, ppo_loss, gae, ActorCritic
     sec. 3.3.2      reward of stage 1               first_reward
-    sec. 3.4        trajectories to learn from      sampled_rows, template_rows
+    sec. 3.4        trajectories to learn from      sampled_rows, template_rows, thoughts
     Algorithm 1     weighted loss                   think_weights, weighted_loss, train_sft
     sec. 3.5        reward of stage 3               third_reward
     sec. 4.1.2      accuracy                        result_of
@@ -133,7 +133,7 @@ class Config(flags.PolicyFlags):
 
     # ---- SFT (stage 2)
 
-    # what to learn from: ShareGPT rows; empty = right ones sampled with stage 1's weights, and templates
+    # ShareGPT rows to learn from; empty = right ones sampled with stage 1's weights, and templates
     sft_data: str = ""
     sft_sampled: int = 5000         # trajectories of stage 1, at most; not printed
     sft_templates: int = 5000       # questions tried for template trajectories; not printed
@@ -357,7 +357,7 @@ def refusal(action, graph_type):
 
 @dataclass
 class Result(Outcome):
-    """What a trajectory came to. em (accuracy, sec. 4.1.2): answer == gold, after one_line() on both.
+    """A trajectory's outcome. em (accuracy, sec. 4.1.2): answer == gold, after one_line() on both.
     searches: calls made, with one in the last round, which gets no reply.
     """
     normalised: float = 0.0     # exact match under SQuAD's normalisation
@@ -368,7 +368,7 @@ class Result(Outcome):
 
 
 def turn_label(turn):
-    """What a turn is called on the page."""
+    """A turn's name on the page."""
     kind, action = read_round(turn.text)
     if kind == "answer":
         return kind
@@ -426,10 +426,7 @@ def pattern_of(called, answer):
     letters = {ENTITY_MATCHER: "m", NODE_INFO: "n"}
     word = ""
     for action in called:
-        if isinstance(action, Fault):
-            word += "x"
-        else:
-            word += letters[action[0]]
+        word += "x" if isinstance(action, Fault) else letters[action[0]]
     if answer is None:
         return word + "-"
     return word + "a"
@@ -626,7 +623,7 @@ def train(run, stage, policy, initial, task):
     actor = load_actor_critic(policy.model, run.folder.start)
     reference = models.load_reference(policy.model, initial, cfg.lora) if cfg.kl_coef else None
     optimizer = make_optimizer(actor, cfg)
-    learner = replace(policy, model=actor)  # what checkpoints keep
+    learner = replace(policy, model=actor)  # saved in checkpoints
     for step, row in run.steps(learner, optimizer, cfg.steps, label=f"{stage} | "):
         set_rates(optimizer, cfg, step)
 
@@ -635,32 +632,33 @@ def train(run, stage, policy, initial, task):
         questions = data.batch_of_step(task.questions, step, cfg.questions_per_step, order)
         with timed(row, "time/rollout"):
             policy.engine.sync(policy.model)
-            done = rollouts(policy, task.retriever, questions, cfg, stage, step)
+            trajectories = rollouts(policy, task.retriever, questions, cfg, stage, step)
             policy.engine.sleep()
 
-        # 2. score
-        for t in done:
+        # 2. score whole trajectories; token_rewards puts this on their last sampled tokens
+        for t in trajectories:
             t.reward = REWARD[stage](t)
-        row |= calls.rollout_metrics(done, task.retriever)
+        row |= calls.rollout_metrics(trajectories, task.retriever)
 
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
         # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
-        shuffled = data.batch_of_step(done, 1, len(done), stable_seed(cfg.seed, "parts", step))  # all, once
+        order = stable_seed(cfg.seed, "parts", step)
+        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), order)  # all of them, once
         parts = [shuffled[i:i + cfg.mini_batch] for i in range(0, len(shuffled), cfg.mini_batch)]
         with timed(row, "time/old_logprobs"):
             prepared = [batches_of(actor, reference, part, cfg) for part in parts]
 
-        # 4. credit
+        # 4. credit, per sampled token: tools' replies have mask 0 in GAE, whitening and both losses
         everything = [b for batches in prepared for b in batches]
         assign_credit(everything, cfg)
         row |= calls.critic_metrics(everything)
         credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
-        row["sample"] = calls.sample_record(done, questions, step, cfg.group_size, turn_label, credit)
+        row["sample"] = calls.sample_record(trajectories, questions, step, cfg.group_size, turn_label, credit)
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
         for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
-            # sampled tokens on all ranks: prompts and tools' replies have mask 0 in both losses
+            # sampled tokens of the mini-batch on all ranks: each counts the same, whatever its trajectory
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:  # micro-batches of this rank, for memory alone
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
@@ -687,9 +685,11 @@ def sampled_rows(cfg, policy, task, file):
 
     file keeps {"id", "row"} of each trajectory, row None where it was not right, so that an interrupted run
     loses one batch. All ranks have all rows; rank 0 writes."""
-    lines = Lines(file) if distributed.rank() == 0 else None
-    on_file = distributed.gather(lines.rows if lines else [])
-    row_of = {line["id"]: line["row"] for line in on_file}
+    lines, on_file = None, []
+    if distributed.rank() == 0:
+        lines = Lines(file)
+        on_file = lines.rows
+    row_of = {line["id"]: line["row"] for line in distributed.gather(on_file)}
     policy.engine.sync(policy.model)
     questions = random.Random(stable_seed(cfg.seed, "sft")).sample(task.questions, len(task.questions))
     one_each = replace(cfg, group_size=1)
@@ -985,10 +985,11 @@ def stages_of(cfg):
         ("rl-no-think", "rl", "off"),
     ]
     as_asked = [stage for stage in both if stage[2] == cfg.think]
+    direct = "direct" if cfg.think == "on" else "direct-no-think"
     asked = {
         "synthesize": [],   # the questions are made before any stage
         "eval": [("eval", "eval", cfg.think)],
-        "direct": [("direct" if cfg.think == "on" else "direct-no-think", "direct", cfg.think)],
+        "direct": [(direct, "direct", cfg.think)],
         "ppo": [("stage1", "ppo", cfg.think)],
         "sft": as_asked[:1],
         "rl": as_asked[1:],
@@ -1038,9 +1039,10 @@ def reproduce(cfg):
 
 
 def run_stage(run, kind, task, evals):
-    """Trains and evaluates, or only evaluates. What --resume finds done is not done again."""
+    """Trains and evaluates, or only evaluates. --resume skips a complete stage."""
     cfg, folder = run.cfg, run.folder
-    if folder.is_done(cfg.steps if kind in REWARD else 0, evals):
+    steps = cfg.steps if kind in REWARD else 0
+    if folder.is_done(steps, evals):
         return
     initial = start_weights(cfg, kind, evals[0].evaluated)
     lora = cfg.lora
@@ -1101,24 +1103,9 @@ def parse_args(argv=None):
     cfg = flags.parse("omne_r1", Config, __doc__, argv, ends_world=("--model", "--graph"))
     if cfg.eval_only and cfg.stage != "direct":
         cfg = replace(cfg, stage="eval")
-    cfg = check(replace(cfg, eval_only=cfg.stage in ("eval", "direct")))
+    cfg = graph_questions.check(replace(cfg, eval_only=cfg.stage in ("eval", "direct")))
     graphs = [Path(graph.partition("=")[0]).stem for graph in cfg.graph.split(",")]
     return replace(cfg, name=cfg.name or flags.run_name(cfg, *graphs))
-
-
-def check(cfg):
-    """Refuses what cannot run."""
-    may_be_zero = "sft_sampled sft_templates sft_lora"
-    cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
-    for name in ("gamma", "lam"):
-        if not 0 <= getattr(cfg, name) <= 1:
-            flags.refuse(name, getattr(cfg, name), "from 0 to 1")
-    if cfg.collect and cfg.stage == "direct":
-        flags.refuse("collect", cfg.collect, "is for answers with tools, and not for --stage direct")
-    if cfg.lora and cfg.stage == "sft":
-        flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
-    graph_questions.check(cfg)
-    return cfg
 
 
 def main(argv=None):
@@ -1271,7 +1258,7 @@ def evaluate_directly(policy, task, cfg, progress):
     return agent.evaluate(policy, task, cfg, progress, calls.direct_prediction, calls.DIRECT)
 
 
-# What --ask, --collect and evaluations need of the agent (common/agent.py)
+# The agent, as --ask, --collect and evaluations need it (common/agent.py)
 AGENT = Agent("omne_r1", play, rows_of=lambda trajectory, question: [sampled_row(trajectory, question)])
 
 

@@ -14,7 +14,7 @@ from common.page import record
 CHOICE = "threshold K, share chosen"
 BY_THRESHOLD = ("mygo", "offline", "fixed")
 TEAMS = {
-    "rollout/searches": Metric("sub-questions a trajectory, also those that found nothing to read",
+    "rollout/searches": Metric("sub-questions per trajectory, also those that found nothing to read",
                                "searches and turns"),
     "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
     "train/tokens": Metric("tokens that the step's updates learned from"),
@@ -28,33 +28,33 @@ TEAMS = {
 }
 
 
-def rollout_metrics(made, chosen, stage, K, conversations):
+def rollout_metrics(groups, selected, stage, K, conversations):
     """Means over the step's trajectories, their faults counted, how many were chosen. Rewards are those of
     the first attempts where further ones go to the questions that need them. conversations(trajectory): the
     planner's and its workers'."""
-    done = [t for group in made for t in group]
-    sampled = [turn for t in done for c in conversations(t) for turn in c.turns]
-    picked = [t for group in chosen for t in group]
-    tokens = sum(t.info.tokens for t in done)
-    row = rollout.means(done)
+    sampled = [t for group in groups for t in group]
+    turns = [turn for t in sampled for c in conversations(t) for turn in c.turns]
+    picked = [t for group in selected for t in group]
+    tokens = sum(t.info.tokens for t in sampled)
+    row = rollout.means(sampled)
     if stage in BY_THRESHOLD:
-        first = rollout.means([group[0] for group in made])
+        first = rollout.means([group[0] for group in groups])
         for key, value in first.items():
             if key.startswith("reward/"):
                 row[key] = value
         row["select/threshold"] = K
     if stage == "grpo":
-        row["rollout/flat_groups"] = 1 - rollout.mean(map(bool, chosen))
+        row["rollout/flat_groups"] = 1 - rollout.mean(map(bool, selected))
     row |= {
         "rollout/tokens": tokens,
-        "rollout/response_tokens": tokens / len(done),
-        "rollout/entropy": rollout.entropy(sampled),
-        "select/attempts": len(done),
+        "rollout/response_tokens": tokens / len(sampled),
+        "rollout/entropy": rollout.entropy(turns),
+        "select/attempts": len(sampled),
         "select/trajectories": len(picked),
-        "select/accepted": len(picked) / len(done),
+        "select/accepted": len(picked) / len(sampled),
         "select/examples": sum(len(conversations(t)) for t in picked),
     }
-    faults = faults_of(t.info.faults for t in done)
+    faults = faults_of(t.info.faults for t in sampled)
     return row | {f"faults/{name.replace(' ', '_')}": n for name, n in faults.items()}
 
 
@@ -149,9 +149,9 @@ def prediction(trajectory, question):
     for reports in trajectory.info.workers:
         for worker in reports:
             read += worker.info.materials
-    found = metrics.stands_in(question.answers, " ".join(read))
+    gold_read = metrics.stands_in(question.answers, " ".join(read))
     row = record.row(question, trajectory.info, "answer problem em f1 searches tokens faults")
-    row |= {"read": float(found), "rounds": len(trajectory.turns)}
+    row |= {"read": float(gold_read), "rounds": len(trajectory.turns)}
     return row | group_record([trajectory], question)
 
 

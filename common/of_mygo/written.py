@@ -78,7 +78,7 @@ ASKING = "what who whom whose when where which why how in on at".split()
 
 def of_evidence(tokenizer, question, demo, place, cfg, clean):
     """(planner, worker) of a real question's demonstration. First layer: hops whose page the question names
-    and that need no earlier answer; then one hop a layer."""
+    and that need no earlier answer; then one hop per layer."""
     named = demonstrations.named_in(question.question, demo.hops)
     at_once = [hop for hop in demo.hops if hop.title in named and not hop.waits]
     layers = [[hop] for hop in demo.hops if hop not in at_once]

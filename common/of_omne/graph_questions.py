@@ -122,9 +122,18 @@ def apart(questions, tools, limit=0, seed=0, evaluated=frozenset()):
 # ---------------------------------------------------------------- where a run's come from
 
 def check(cfg):
-    """Refuses graphs, questions and models that do not go together."""
+    """The cfg; refuses numbers out of range, and graphs, questions and models that do not go together."""
+    may_be_zero = "sft_sampled sft_templates sft_lora"
+    cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
+    for name in ("gamma", "lam"):
+        if not 0 <= getattr(cfg, name) <= 1:
+            flags.refuse(name, getattr(cfg, name), "from 0 to 1")
     if not 0 < cfg.test_share < 1:
         flags.refuse("test_share", cfg.test_share, "above 0 and below 1")
+    if cfg.collect and cfg.stage == "direct":
+        flags.refuse("collect", cfg.collect, "is for answers with tools, and not for --stage direct")
+    if cfg.lora and cfg.stage == "sft":
+        flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
     needs_model = not cfg.score and cfg.stage != "synthesize"
     if needs_model and cfg.policy:
         flags.needs_a_model(cfg)
@@ -135,7 +144,7 @@ def check(cfg):
             flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
         if cfg.teacher != "template":
             flags.refuse("teacher", cfg.teacher, "not with --data world, which words its own questions")
-        return
+        return cfg
     if not cfg.graph and not cfg.score:
         flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "
                                          "http://HOST:PORT")
@@ -144,6 +153,7 @@ def check(cfg):
     asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
     if cfg.graph.startswith(("http://", "https://")) and not asked:
         flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
+    return cfg
 
 
 def load_tools(cfg):
@@ -218,7 +228,7 @@ MAKES_QUESTIONS = ("teacher", "teacher_model", "test_share", "attempts", "larges
 
 
 def write_questions(folder, graphs, teacher, cfg, count, seeds):
-    """Questions along paths of the graphs, `count` a graph and kind; made once. settings.json says what the
+    """Questions along paths of the graphs, `count` per graph and kind; made once. settings.json says what the
     folder was made with: with other settings the questions are made anew, from the answers that are there.
 
     seeds(graph) -> its seed nodes."""
