@@ -1030,7 +1030,7 @@ def reproduce(cfg):
         table = SFT_METRICS if kind == "sft" else METRICS
         runs.append(Run(settings, "omne_r1", table, name, FREE, saves=kind in TRAINS))
     if cfg.stage == "rl" and not cfg.checkpoint:
-        left_by_sft(cfg)
+        left_by_sft(cfg)  # refuses where stage 2 is missing
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
     for run in stages(cfg, runs, cfg.steps):
         run_stage(run, asked[run.name][0], task, evals)
