@@ -42,12 +42,12 @@ import torch
 
 from common import chat, data, flags, guards, metrics, rollout, splits, training
 from common import model as models
-from common.agent import Agent
+from common.agent import Agent, Player
 from common.files import warn
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
-from common.run import Run, program, tell, timed
+from common.run import Run, program, timed
 from kernels.turn_loss import turn_loss
 
 # ---------------------------------------------------------------- config
@@ -164,16 +164,12 @@ def render_passages(passages, max_passage=1000):
     return "\n".join(pages) or "No passage found."
 
 
-def render_observation(tokenizer, passages, max_passage=1000):
-    """(text, ids) of a search result."""
-    return render_result(tokenizer, render_passages(passages, max_passage))
-
-
 # a result ends in a line break, since "><" is one token of Qwen's: the next turn begins as the tokenizer cuts
 AROUND = f" {RESULT[0]}\n", f"\n{RESULT[1]}\n"
 
 
 def render_result(tokenizer, text):
+    """(text, ids) of a search result."""
     return chat.encode(tokenizer, AROUND[0], chat.Foreign(text), AROUND[1])
 
 
@@ -228,28 +224,13 @@ class Node:
         return [leaf.trajectory.reward for leaf in self.leaves()]
 
 
-@dataclass(frozen=True)
-class Player:
-    """What all turns of one question share.
-
-    policy: has a tokenizer and an engine whose `generate` takes ids and gives token_ids, logprobs and
-    stop_reason: the string it stopped at, "eos", or "length". search: await search(query, k) -> passages.
-    cfg: stop_at_answer, max_response, max_searches, top_k, max_passage."""
-
-    policy: "rollout.Policy"
-    search: "rollout.BatchedSearch"
-    prompt_ids: list
-    cfg: "Config"
-    seed: int
-    temperature: float
-
-
 async def play_turn(player, node, name):
     """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
 
     A turn without a query ends the trajectory (double quotes are taken out of a query first). The query after
     max_searches searches gets LIMIT_MESSAGE, one more ends it. So does a result after which the response has
-    no room: it is dropped, and stop_reason becomes "length"."""
+    no room: it is dropped, and stop_reason becomes "length". player.cfg: stop_at_answer, max_response,
+    max_searches, top_k, max_passage."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
     stop = (SEARCH[1],)
     if cfg.stop_at_answer:
@@ -277,7 +258,7 @@ async def play_turn(player, node, name):
         query = queries[-1].replace('"', "").strip()
     if query and len(turns) < cfg.max_searches:
         passages = await player.search(query, cfg.top_k)
-        observed = render_observation(tokenizer, passages, cfg.max_passage)
+        observed = render_result(tokenizer, render_passages(passages, cfg.max_passage))
     elif query and len(turns) == cfg.max_searches:
         # one search too many: the policy is told once, and the format counts as invalid (Eq 15)
         observed = chat.encode(tokenizer, f"\n{LIMIT_MESSAGE}\n")
@@ -288,13 +269,12 @@ async def play_turn(player, node, name):
     return new
 
 
-async def play(player, node, name, watch=None):
-    """From the state after `node` to the end, turn by turn. Returns the leaf. watch(turn) is called after
-    each turn."""
+async def play(player, node, name):
+    """From the state after `node` to the end, turn by turn. Returns the leaf."""
     while not node.done:
         node = await play_turn(player, node, name)
-        if watch:
-            watch(node.turn)
+        if player.watch:
+            player.watch(node.turn)
     return node
 
 
@@ -504,21 +484,15 @@ def assign_advantages(root, cfg):
 
 # ---------------------------------------------------------------- loss (Eq 4-11, Eq 13)
 
-def atpo_loss(
-    logprobs,
-    old_logprobs,
-    advantages,
-    response_mask,
-    turn_ids,
-    clip_low=3e-3,
-    clip_high=4e-3,
-    num_sequences=None,
-):
+def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
+              clip_low=3e-3, clip_high=4e-3, num_sequences=None):
     """Eq 10-11. Returns (loss, stats). GSPO (Eq 8-9) is the case where every sampled token has turn 0.
 
-    All are (B, T), and position t speaks of token t. response_mask: what the policy sampled. turn_ids: -1
-    elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
-    response_mask = training.check_shapes(logprobs, advantages, response_mask)
+    All are (B, T), and position t speaks of token t. logprobs: in float32; old_logprobs, advantages: without
+    gradient. response_mask: what the policy sampled, of any dtype. turn_ids: its turns, numbered from 0 in
+    each row; -1 elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
+    response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
+                                       advantages=advantages, turn_ids=turn_ids)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
     # Eq 11: s_k is one number a turn, the exponential of its mean log-ratio. log s_k is detached; adding
@@ -530,7 +504,8 @@ def atpo_loss(
 
     # Eq 10: the clipped objective, its mean over a sequence's tokens, then over sequences
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    per_sequence = (-objective * response_mask).sum(1) / response_mask.sum(1).clamp(min=1)     # (B,)
+    per_sequence = torch.where(response_mask, -objective, 0.0).sum(1)              # (B,)
+    per_sequence = per_sequence / response_mask.sum(1).clamp(min=1)
     loss = per_sequence.sum() / (num_sequences or len(logprobs))
 
     too_high = (s > 1 + clip_high) & (advantages > 0)
@@ -555,7 +530,7 @@ def spread_sums(logprobs, batch):
     """For the step's mean of Eq 13."""
     log_ratio = logprobs.detach() - batch.old_logprobs
     spread = update_spread(log_ratio, batch.response_mask, batch.turn_ids)
-    return {"turn_entropy": len(log_ratio) * spread, "moved": len(log_ratio)}
+    return {"spread_sum": len(log_ratio) * spread, "sequences": len(log_ratio)}
 
 
 def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None):
@@ -569,15 +544,8 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None)
     if cfg.loss == "gspo":  # every sampled token has turn 0; the others keep -1
         turn_ids = turn_ids.clamp(max=0)
     loss, stats = atpo_loss(
-        logprobs,
-        batch.old_logprobs,
-        advantages,
-        batch.response_mask,
-        turn_ids,
-        cfg.clip_low,
-        cfg.clip_high,
-        num_sequences,
-    )
+        logprobs, batch.old_logprobs, advantages, batch.response_mask, turn_ids,
+        cfg.clip_low, cfg.clip_high, num_sequences)
     if turn_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
         # the same number, with a gradient that reaches each distinct turn once
         loss = turn_loss(
@@ -593,16 +561,6 @@ def trajectories_of(roots):
     return [leaf.trajectory for root in roots for leaf in root.leaves()]
 
 
-def with_old_logprobs(model, reference, trajectories, cfg):
-    """[Batch] of at most --micro-tokens tokens each, with old log-probs: the trained model's before this
-    step's first update, not the engine's."""
-    batches = training.prepare(
-        model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature,
-        entropies=cfg.loss == "aepo")
-    baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
-    return batches
-
-
 METRICS = STEP | ROLLOUT | UPDATE | RATIO | trees.TREES
 
 
@@ -611,17 +569,14 @@ def train(run, policy, reference, split):
     cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
-    # ours: training ends at the cost of the baseline's chains
-    budget = baselines.TokenBudget(cfg.token_budget, cfg.steps, cfg.group_size)
+    budget = baselines.TokenBudget(cfg)  # ours: training ends at the cost of the baseline's chains
     # at most cfg.steps times; after each body run.steps logs, evaluates and saves
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
-        # 1. sample (Algorithm 1): one tree per question, with the current weights
-        drawn = baselines.questions_drawn(cfg.loss, cfg.questions_per_step)  # DAPO draws more
-        questions = data.batch_of_step(split.questions, step, drawn, stable_seed(cfg.seed, "order"))
-        with timed(row, "time/rollout"):
-            policy.engine.sync(model)
+        # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
+        order = stable_seed(cfg.seed, "order")
+        questions = data.batch_of_step(split.questions, step, budget.questions, order)
+        with run.sampling(policy, row):
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
-            policy.engine.sleep()
 
         # 2. score the leaves (Eq 14-16)
         score_trees(roots, questions, cfg)
@@ -631,7 +586,7 @@ def train(run, policy, reference, split):
         for root in learned_roots:
             assign_advantages(root, cfg)
 
-        # 4. old log-probs: of the weights that sampled, so of all trees before the first update
+        # 4. old log-probs: the trained model's before the first update, not the engine's
         minibatches = []
         with timed(row, "time/old_logprobs"):
             for i in range(0, len(learned_roots), cfg.mini_batch):
@@ -639,7 +594,10 @@ def train(run, policy, reference, split):
                 # a flat tree has no gradient, so it needs no forward pass; it stays in the denominators,
                 # since the mean (Eq 10) is over all leaves that were sampled
                 with_advantages = [t for t in trajectories if t.advantages]
-                batches = with_old_logprobs(model, reference, with_advantages, cfg)
+                batches = training.prepare(
+                    model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
+                    cfg.temperature, entropies=cfg.loss == "aepo")
+                baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
                 minibatches.append((batches, len(trajectories), num_tokens))  # the same on every rank
 
@@ -662,20 +620,17 @@ def train(run, policy, reference, split):
                 optimizer.step()
             optimizer.zero_grad()
 
-        row |= trees.step_metrics(roots, meter)
-        row |= rollout.search_repairs(split.retriever)
-        budget.add(row, drawn)
+        row |= trees.step_metrics(roots, meter, split.retriever)
+        budget.add(row)
         row["sample"] = trees.sample_record(policy, roots, questions, step, cfg, turn_label)
 
 
 # ---------------------------------------------------------------- evaluate
 
-async def answer(policy, search, question, name, cfg, seed, temperature, watch=None):
+async def answer(player, question, name):
     """One chain, scored: what evaluation, --ask and demonstrations play."""
-    prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
-    player = Player(policy, search, prompt_ids, cfg, seed, temperature)
-    leaf = await play(player, Node(), name, watch)
-    return score(Trajectory(question.id, prompt_ids, leaf.turns()), question, cfg)
+    leaf = await play(player, Node(), name)
+    return score(Trajectory(question.id, player.prompt_ids, leaf.turns()), question, player.cfg)
 
 
 def evaluate(policy, split, cfg, progress=rollout.no_progress):
@@ -685,33 +640,26 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
 
 # ---------------------------------------------------------------- main
 
-def reproduce(cfg):
-    """Evaluates, trains, evaluates again. What can be refused without reading data is refused first.
-
-    It starts from --checkpoint or --model; else from the service at --policy; else from the world's tiny
-    policy, first trained on demonstrations."""
-    source = cfg.checkpoint or cfg.model
-    if source:
-        source = models.find_model(source)
-    run = Run(cfg, "at2po", METRICS, free=["token_budget"])
+@program(baseline=("loss", "grpo"))
+def main(argv=None):
+    """Evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
+    cfg = parse_args(argv)
+    run = Run(cfg, "at2po", METRICS, free=["token_budget"])  # --resume may change this flag
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
-    source = source or cfg.policy or tiny_policy(cfg)
+    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: a service
     if cfg.warmup_data:
         source = AGENT.warmed_up(cfg, source, evals[0])
-    longest = cfg.max_prompt + cfg.max_response
     if cfg.ask:
-        return AGENT.ask(run, run.policy(source, trains=False, longest=longest), evals[0].retriever)
+        return AGENT.ask(run, source, evals[0].retriever)
     resumed = run.folder.start
     reference_models = int(cfg.kl_coef > 0 and not cfg.lora)
+    longest = cfg.max_prompt + cfg.max_response
     policy = run.policy(resumed or source, not cfg.eval_only, reference_models, longest)
-
-    def length(q):
-        return len(render_prompt(policy.tokenizer, q.question, cfg.prompt_form))
-    learned = None if cfg.eval_only else split
-    learned, *evals = splits.within_limit([learned, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    if cfg.eval_only:
+        split = None
+    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)
     if resumed:  # the table compares with the weights that the run began with
         before = {s.name: run.folder.evaluation(s, "_before") for s in evals}
-    tell(cfg, cfg.steps)
     from common import report
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
     with run.stage(title, policy, evals, evaluate):
@@ -723,7 +671,7 @@ def reproduce(cfg):
         if not resumed:
             before = run.evaluate("_before")
             guards.look_at_start(before, warn)
-        train(run, policy, reference, learned)
+        train(run, policy, reference, split)
         report.show_averages(before, AVERAGES)
         report.show_averages(run.evaluate(), AVERAGES)
         compared = {"before": [(run.folder.path, "before")], "after": [run.folder.path]}
@@ -732,23 +680,14 @@ def reproduce(cfg):
 
 
 def parse_args(argv=None):
-    """The flags, over the paper's defaults or the embedded world's."""
-    return resolve(flags.parse("at2po", Config, __doc__, argv, baselines.defaults))
-
-
-def resolve(cfg):
-    """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
+    """The flags, over the paper's defaults or the embedded world's. Refuses what cannot run, and fills in
+    dependent fields, so that config.json records what ran."""
+    cfg = flags.parse("at2po", Config, __doc__, argv, baselines.defaults)
     cfg = flags.check(cfg, may_be_zero="steps rounds expand max_searches token_budget",
                       above_zero="lr temperature", least={"bad_format_reward": -math.inf})
     flags.needs_a_model(cfg)
     baselines.check(cfg)
     return flags.named(cfg, cfg.loss)
-
-
-def main(argv=None):
-    """`python at2po.py …`"""
-    with program(baseline=("loss", "grpo")):
-        reproduce(parse_args(argv))
 
 
 # ================================================================ appendix: nothing below is in the paper
@@ -758,7 +697,7 @@ def main(argv=None):
 AGENT = Agent(
     "at2po",
     answer,
-    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question, cfg.prompt_form),
+    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question, cfg.prompt_form),
     result=lambda tokenizer, text, cfg: render_result(tokenizer, text),
     around=AROUND,
     system=SYSTEM_PROMPT,

@@ -176,38 +176,36 @@ def turn_label(turn):
 
 # ---------------------------------------------------------------- agent (Search-R1's loop)
 
-async def play(policy, search, question, sample, cfg, seed, temperature, watch=None):
-    """One trajectory: think, then search or answer. A turn without a valid action is answered by INVALID.
-    After max_searches such actions comes one last turn, whose search would not be made.
-
-    sample: the trajectory's name, from which its random numbers come. watch(turn): called after each."""
-    prompt_ids = render_prompt(policy.tokenizer, question.question)
+async def play(player, question, name):
+    """One trajectory: think, then search or answer. INVALID answers a turn without a valid action. After
+    max_searches actions there is one last turn; a search in it is not executed. name is part of its seeds."""
+    cfg, tokenizer = player.cfg, player.policy.tokenizer
     turns = []
     last = False
     while not last:
-        g = await policy.engine.generate(
-            context_ids(prompt_ids, turns),
+        g = await player.policy.engine.generate(
+            context_ids(player.prompt_ids, turns),
             stop=("</search>", "</answer>"),
             max_tokens=cfg.max_turn,
-            temperature=temperature,
-            seed=stable_seed(seed, sample, len(turns)),
+            temperature=player.temperature,
+            seed=stable_seed(player.seed, name, len(turns)),
         )
-        text = rollout.sampled_text(policy.tokenizer, g.token_ids, g.stop_reason)
+        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
+        # trained on are the sampled ids, the stop string's too; the observation's ids have mask 0 (collate)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
         action = ACTION.search(text)
         last = bool(action and action[1] == "answer") or len(turns) >= cfg.max_searches
         if not last and action:
-            passages = await search(action[2].strip(), cfg.top_k)
+            passages = await player.search(action[2].strip(), cfg.top_k)
             turn.observation, turn.observation_ids = render_observation(
-                policy.tokenizer, passages, cfg.max_observation, cfg.max_passage
-            )
+                tokenizer, passages, cfg.max_observation, cfg.max_passage)
         elif not last:
-            turn.observation, turn.observation_ids = chat.encode(policy.tokenizer, INVALID)
+            turn.observation, turn.observation_ids = chat.encode(tokenizer, INVALID)
         turns.append(turn)
-        if watch:
-            watch(turn)
-    return check_answer(Trajectory(question.id, prompt_ids, turns), question)
+        if player.watch:
+            player.watch(turn)
+    return check_answer(Trajectory(question.id, player.prompt_ids, turns), question)
 
 
 @dataclass
@@ -244,10 +242,10 @@ def rollout_groups(policy, retriever, questions, cfg, step):
     seeds = rollout.question_seeds(questions, cfg.seed, step)
     agents = []
     for question, seed in zip(questions, seeds, strict=True):
-        for k in range(cfg.group_size):
-            agents.append(play(policy, search, question, f"chain{k}", cfg, seed, cfg.temperature))
-    done = rollout.run_agents(agents, policy.engine, search)
-    return [done[i:i + cfg.group_size] for i in range(0, len(done), cfg.group_size)]
+        player = AGENT.player(policy, search, question, cfg, seed, cfg.temperature)
+        agents += [play(player, question, f"chain{k}") for k in range(cfg.group_size)]
+    trajectories = rollout.run_agents(agents, policy.engine, search)
+    return [trajectories[i:i + cfg.group_size] for i in range(0, len(trajectories), cfg.group_size)]
 
 
 # ---------------------------------------------------------------- reward: information distance (Eq 2-4)
@@ -776,7 +774,7 @@ def dealt_anew(per_trajectory, seed):
 
 AGENT = Agent(
     "bi_rar", play,
-    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question),
+    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question),
     result=lambda tokenizer, text, cfg: render_result(tokenizer, text, cfg.max_observation),
     around=("\n\n<information>", "</information>\n\n"),
     request=PROMPT,

@@ -57,7 +57,7 @@ from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import teams as team_page
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
-from common.run import Run, make_engine, program, stages, timed
+from common.run import Run, make_engine, program, stages
 
 # ---------------------------------------------------------------- config
 
@@ -603,8 +603,7 @@ def train(run, stage, policy, sampler, reference, place):
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
         before = completed(step - 1)  # by the tokens of earlier iterations
 
-        with timed(row, "time/rollout"):
-            sampler.engine.sync(sampler.model)  # the last iteration's weights: nothing is sampled ahead (D.2)
+        with run.sampling(sampler, row):  # with the last iteration's weights: nothing is sampled ahead (D.2)
             if stage in BASELINES:  # by rules of their own, under their banner below
                 groups, selected = baseline_groups(team, questions, stage, step)
             else:
@@ -612,7 +611,6 @@ def train(run, stage, policy, sampler, reference, place):
                 groups, state["K"] = sample(team, questions, step, state["K"], rises=stage == "mygo")
                 # 2. select (D.2): at most m per question; the others are thrown away
                 selected = [select(group, state["K"], cfg.keep) for group in groups]
-            sampler.engine.sleep()
         # rejected attempts count too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
         record(run.folder, step, row, state, place, questions, groups, selected, stage)  # for log and page
@@ -715,10 +713,14 @@ def sft(cfg, folder, model, optimizer, trajectories):
 
 def agent_in(place, few_shot=False):
     """A team in one place, as evaluations, --collect and --ask need it (common/agent.py)."""
-    def play(policy, search, question, name, cfg, seed, temperature, watch=None):
-        team = Team(policy, place, cfg, temperature, few_shot, search)
-        return plan(team, question, name, seed, watch)
-    return Agent("mygo_mujica", play, rows_of=partial(learned_rows, env=place.env))
+    def prompt(tokenizer, question, cfg):
+        _, request = opening(place, question, cfg)
+        return first_prompt(tokenizer, place.env, "planner", request, few_shot)
+
+    def play(player, question, name):
+        team = Team(player.policy, place, player.cfg, player.temperature, few_shot, player.search)
+        return plan(team, question, name, player.seed, player.watch)
+    return Agent("mygo_mujica", play, prompt, rows_of=partial(learned_rows, env=place.env))
 
 
 def evaluate(policy, place, cfg, progress, few_shot=False):
@@ -730,31 +732,29 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
 
 # ---------------------------------------------------------------- main
 
+@program(baseline=("stage", "grpo"))
 def main(argv=None):
     """The stages of --stage in each of --envs, each in a run folder of its own."""
-    with program(baseline=("stage", "grpo")):
-        cfg = parse_args(argv)
-        if cfg.checkpoint or cfg.model:
-            models.find_model(cfg.checkpoint or cfg.model)
-        if cfg.ask:
-            return ask(cfg)
-        envs, of_env = cfg.envs.split(","), [cfg.stage]
-        if cfg.stage == "all":
-            of_env = ["few-shot", "warm-up", "mygo"]
-        saves = dict.fromkeys(LEARNING, True) | {"warm-up": "once"}
-        free = ["stage", "envs", "token_budget"]
-        runs = []  # opened first: a run that cannot go on is refused before data are read
-        for env, stage in itertools.product(envs, of_env):
-            runs.append(Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves.get(stage, False)))
-            if cfg.stage in LEARNING:
-                start_weights(cfg, env, stage)  # refuses where the warm-up is missing
-        split, evals = load_splits(cfg)
-        for run in stages(cfg, runs, cfg.steps):
-            env, _, stage = run.name.partition("-")
-            place = split and Place(env, **vars(split))
-            run_stage(run, stage, place, [Place(env, **vars(s)) for s in evals])
-        for env in envs:
-            distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
+    cfg = parse_args(argv)
+    if cfg.ask:
+        return ask(cfg)
+    envs, of_env = cfg.envs.split(","), [cfg.stage]
+    if cfg.stage == "all":
+        of_env = ["few-shot", "warm-up", "mygo"]
+    saves = dict.fromkeys(LEARNING, True) | {"warm-up": "once"}
+    free = ["stage", "envs", "token_budget"]
+    runs = []  # opened first: a run that cannot go on is refused before data are read
+    for env, stage in itertools.product(envs, of_env):
+        runs.append(Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves.get(stage, False)))
+        if cfg.stage in LEARNING:
+            start_weights(cfg, env, stage)  # refuses where the warm-up is missing
+    split, evals = load_splits(cfg)
+    for run in stages(cfg, runs, cfg.steps):
+        env, _, stage = run.name.partition("-")
+        place = split and Place(env, **vars(split))
+        run_stage(run, stage, place, [Place(env, **vars(s)) for s in evals])
+    for env in envs:
+        distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
 
 def run_stage(run, stage, place, evals):
@@ -777,9 +777,9 @@ def run_stage(run, stage, place, evals):
     if has_reference:
         reference = models.load_reference(policy.model, source, lora=0)
     few_shot = stage == "few-shot"
-    evals = [that_fit(e, policy, cfg, few_shot) for e in evals]
+    evals = [agent_in(e, few_shot).within_limit(policy, [e], cfg)[0] for e in evals]
     if trains:
-        place = that_fit(place, policy, cfg, few_shot=stage == "warm-up")
+        place, = agent_in(place, stage == "warm-up").within_limit(policy, [place], cfg)
 
     title = f"Mujica {cfg.name}: {env} {stage}"
     with run.stage(title, policy, evals, partial(evaluate, few_shot=few_shot)):
@@ -794,17 +794,17 @@ def run_stage(run, stage, place, evals):
 
 def ask(cfg):
     """--ask: one question. In a graph its topic entities are those that it names."""
-    run = Run(cfg)
+    run = Run(cfg, "mygo_mujica")
     _, [split, *_] = load_splits(cfg)
     place = Place(cfg.envs.split(",")[0], **vars(split))
-    policy = run.policy(start_weights(cfg, place.env, "eval"), trains=False)
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":
         from common.graphs.synthesis import is_named
         question.entities = [[name] for name in place.graph.graph if is_named(name, cfg.ask)]
         if not question.entities:
             raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
-    agent_in(place, few_shot=cfg.stage == "few-shot").ask(run, policy, place.retriever, question)
+    agent = agent_in(place, few_shot=cfg.stage == "few-shot")
+    agent.ask(run, start_weights(cfg, place.env, "eval"), place.retriever, question)
 
 
 def start_weights(cfg, env, stage):
@@ -821,14 +821,6 @@ def frozen_sampler(cfg, source, policy):
     model = models.load_model(source, frozen=True, precision=cfg.precision)
     model.vocabulary = policy.model.vocabulary
     return Policy(model, policy.tokenizer, make_engine(cfg, model, policy.tokenizer))
-
-
-def that_fit(place, policy, cfg, few_shot):
-    """The place without questions whose prompt is too long."""
-    def length(q):
-        _, request = opening(place, q, cfg)
-        return len(first_prompt(policy.tokenizer, place.env, "planner", request, few_shot))
-    return splits.within_limit([place], length, cfg.max_prompt, cfg.skip_bad)[0]
 
 
 def load_splits(cfg):
@@ -893,8 +885,8 @@ def resolve(cfg):
          f"few-shot trajectories: it goes with --envs text and --stage {', '.join(LEARNING)} or eval"),
         (cfg.sampler_correction != "none" and cfg.stage not in RATIOS, "sampler_correction",
          "goes with --stage grpo and raft++; a likelihood (Eq 6) has no ratio"),
-        (re.search("elastic|lists", cfg.world), "world",
-         "elastic and lists are for agents that search on their own; here the knob is partial"),
+        ("elastic" in cfg.world, "world",
+         "elastic is for agents that search on their own; here the knob is partial"),
     ):
         if wrong:
             flags.refuse(name, getattr(cfg, name), words)

@@ -47,7 +47,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from safetensors.torch import load_file, save_file
 
-from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, splits, training
+from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, training
 from common import model as models
 from common.agent import Agent
 from common.files import Lines, Progress, warn
@@ -304,36 +304,34 @@ def written(call):
 
 # ---------------------------------------------------------------- agent (sec. 3.1)
 
-async def play(policy, tools, question, key, cfg, seed, temperature, watch=None):
-    """One trajectory: think, call a tool, read, …, answer. question.type is the graph it is asked of; seed is
-    the question's own, and key tells apart its trajectories.
-
-    Ends at an answer, no action, the last round, or too little room for a full turn."""
-    tokenizer = policy.tokenizer
-    prompt_ids = render_prompt(tokenizer, question.question, question.type, cfg.think)
+async def play(player, question, name):
+    """One trajectory: think, call a tool, read, …, answer. question.type is the graph it is asked of; name is
+    part of its seeds. Ends at an answer, no action, the last round, or too little room for a full turn."""
+    cfg, tokenizer = player.cfg, player.policy.tokenizer
     turns = []
     while True:
-        g = await policy.engine.generate(
-            context_ids(prompt_ids, turns),
+        g = await player.policy.engine.generate(
+            context_ids(player.prompt_ids, turns),
             stop=STOP,
             max_tokens=cfg.max_turn,
-            temperature=temperature,
-            seed=stable_seed(seed, key, len(turns)),
+            temperature=player.temperature,
+            seed=stable_seed(player.seed, name, len(turns)),
         )
         text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
+        # trained on are the sampled ids, the stop string's too; prompt and replies have mask 0 (collate)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
         turns.append(turn)
         kind, action = read_round(text)
         calls_a_tool = kind == "call" and len(turns) < cfg.max_rounds
         if calls_a_tool:
-            turn.observation = await reply_to(tools, action, question, cfg)
+            turn.observation = await reply_to(player.search, action, question, cfg)
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
-        if watch:
-            watch(turn)
-        room = cfg.max_context - len(context_ids(prompt_ids, turns))
+        if player.watch:
+            player.watch(turn)
+        room = cfg.max_context - len(context_ids(player.prompt_ids, turns))
         if not calls_a_tool or room < cfg.max_turn:
             info = result_of(turns, question, cfg)
-            return Trajectory(question.id, prompt_ids, turns, info.em, info=info)  # (training pays otherwise)
+            return Trajectory(question.id, player.prompt_ids, turns, info.em, info=info)
 
 
 async def reply_to(tools, action, question, cfg):
@@ -439,8 +437,8 @@ def rollouts(policy, tools, questions, cfg, *seed):
     agents = []
     seeds = rollout.question_seeds(questions, cfg.seed, *seed)
     for q, own in zip(questions, seeds, strict=True):
-        for k in range(cfg.group_size):
-            agents.append(play(policy, search, q, f"chain{k}", cfg, own, cfg.temperature))
+        player = AGENT.player(policy, search, q, cfg, own, cfg.temperature)
+        agents += [play(player, q, f"chain{k}") for k in range(cfg.group_size)]
     return rollout.run_agents(agents, policy.engine, search)
 
 
@@ -630,10 +628,8 @@ def train(run, stage, policy, initial, task):
         # 1. sample
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(task.questions, step, cfg.questions_per_step, order)
-        with timed(row, "time/rollout"):
-            policy.engine.sync(policy.model)
+        with run.sampling(policy, row):
             trajectories = rollouts(policy, task.retriever, questions, cfg, stage, step)
-            policy.engine.sleep()
 
         # 2. score whole trajectories; token_rewards puts this on their last sampled tokens
         for t in trajectories:
@@ -1010,21 +1006,22 @@ def folder_of(cfg, name):
     return Path(cfg.out) / "omne_r1" / f"{cfg.name}-{name}"
 
 
-def reproduce(cfg):
+@program()
+def main(argv=None):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first."""
+    cfg = parse_args(argv)
     if cfg.score:
         from common.of_omne.judge import score_answers
         return score_answers(cfg.score, cfg.judge, cfg.judge_model)
-    if cfg.checkpoint or cfg.model:
-        models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
+        run = Run(cfg, "omne_r1")
         evaluated = frozenset()
         if cfg.warmup_data:  # as the run that was warmed up
             evaluated = graph_questions.load(cfg, folder_of(cfg, "questions"))[1][0].evaluated
-        run, tools = Run(cfg), graph_questions.load_tools(cfg)
-        policy = run.policy(base_weights(cfg, evaluated), trains=False)
-        return AGENT.ask(run, policy, tools, graph_questions.asked(cfg.ask, tools.graphs))
+        tools = graph_questions.load_tools(cfg)
+        question = graph_questions.asked(cfg.ask, tools.graphs)
+        return AGENT.ask(run, base_weights(cfg, evaluated), tools, question)
     asked, runs = stages_of(cfg), []
     for name, (kind, settings) in asked.items():
         table = SFT_METRICS if kind == "sft" else METRICS
@@ -1054,10 +1051,7 @@ def run_stage(run, kind, task, evals):
     trains = kind in TRAINS
     policy = run.policy(folder.start or initial, trains, frozen, lora=lora)
     evaluator = evaluate_directly if kind == "direct" else evaluate
-
-    def length(q):
-        return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
-    task, *evals = splits.within_limit([task, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    task, *evals = AGENT.within_limit(policy, [task, *evals], cfg)
     fewer = graph_questions.fewer(evals, cfg.curve_questions)  # of each set, between steps
     with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluator):
         if trains and cfg.eval_every and not folder.start:
@@ -1106,12 +1100,6 @@ def parse_args(argv=None):
     cfg = graph_questions.check(replace(cfg, eval_only=cfg.stage in ("eval", "direct")))
     graphs = [Path(graph.partition("=")[0]).stem for graph in cfg.graph.split(",")]
     return replace(cfg, name=cfg.name or flags.run_name(cfg, *graphs))
-
-
-def main(argv=None):
-    """`python omne_r1.py …`"""
-    with program():
-        reproduce(parse_args(argv))
 
 
 # ================================================================ appendix: the paper's prompts, and plumbing
@@ -1230,36 +1218,45 @@ ENDS = (
 
 # ---------------------------------------------------------------- direct answers (Table 2)
 
-async def answer_directly(policy, search, question, name, cfg, seed, temperature):
-    """A Trajectory of one turn, from memory, without tools and instructions. The answer is all that stands
-    behind the thoughts; em = 1 only if it equals the gold answer."""
-    tokenizer = policy.tokenizer
-    prompt_ids = chat.render_chat(tokenizer, [("user", chat.Foreign(question.question))])
-    prompt_ids += opening(tokenizer, cfg.think)
-    g = await policy.engine.generate(
-        prompt_ids,
+def bare_prompt(tokenizer, question, cfg):
+    """Ids of the question alone, without instructions."""
+    messages = [("user", chat.Foreign(question.question))]
+    return chat.render_chat(tokenizer, messages) + opening(tokenizer, cfg.think)
+
+
+async def answer_directly(player, question, name):
+    """A Trajectory of one turn, from memory, without tools. The answer is all that stands behind the
+    thoughts; em = 1 only if it equals the gold answer."""
+    g = await player.policy.engine.generate(
+        player.prompt_ids,
         stop=(),
-        max_tokens=cfg.max_turn,
-        temperature=temperature,
-        seed=stable_seed(cfg.seed, "direct", question.id),
+        max_tokens=player.cfg.max_turn,
+        temperature=player.temperature,
+        seed=stable_seed(player.cfg.seed, "direct", question.id),
     )
-    text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
+    text = rollout.sampled_text(player.policy.tokenizer, g.token_ids, g.stop_reason)
     turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
     said = THOUGHT.sub("", text).partition("<think>")[0].strip()  # (a thought that was cut off is no answer)
     gold = question.answers[0]
     info = Result(said, em=float(said == gold.strip()), f1=metrics.f1(said, gold),
                   normalised=metrics.exact_match(said, gold))
-    return Trajectory(question.id, prompt_ids, [turn], info.em, info=info)
+    return Trajectory(question.id, player.prompt_ids, [turn], info.em, info=info)
 
 
 def evaluate_directly(policy, task, cfg, progress):
     """As evaluate. --score eval_<set>.json has a judge say which of the answers are right."""
-    agent = Agent("omne_r1", answer_directly)
+    agent = Agent("omne_r1", answer_directly, bare_prompt)
     return agent.evaluate(policy, task, cfg, progress, calls.direct_prediction, calls.DIRECT)
 
 
 # The agent, as --ask, --collect and evaluations need it (common/agent.py)
-AGENT = Agent("omne_r1", play, rows_of=lambda trajectory, question: [sampled_row(trajectory, question)])
+AGENT = Agent(
+    "omne_r1",
+    play,
+    prompt=lambda tokenizer, question, cfg: render_prompt(
+        tokenizer, question.question, question.type, cfg.think),
+    rows_of=lambda trajectory, question: [sampled_row(trajectory, question)],
+)
 
 
 # ---------------------------------------------------------------- warm-up
@@ -1291,7 +1288,7 @@ def tiny_policy(cfg):
         lines = graphs.lines_of(row, demo, written, FILLERS)
 
         def agent(policy, search):
-            return play(policy, search, question, "demonstration", endless, 0, 1.0)
+            return play(AGENT.player(policy, search, question, endless, 0, 1.0), question, "demonstration")
         return [scripted.play(tokenizer, lines, tools, agent)]
 
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"

@@ -10,23 +10,39 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from common import chat, data, metrics, rollout
+from common import chat, data, metrics, rollout, splits
 from common import model as models
 from common.files import console, plain
 from common.run import collect, show_turn
 
 
 @dataclass(frozen=True)
+class Player:
+    """What all turns of one question share.
+
+    policy: has a tokenizer and an engine whose `generate` takes ids and gives token_ids, logprobs and
+    stop_reason: the string it stopped at, "eos", or "length". search: await search(query, k) -> passages.
+    cfg: the agent's settings. watch(turn): called after each turn."""
+
+    policy: "rollout.Policy"
+    search: "rollout.BatchedSearch"
+    prompt_ids: list
+    cfg: object
+    seed: int
+    temperature: float
+    watch: "Callable | None" = None
+
+
+@dataclass(frozen=True)
 class Agent:
     """An agent that writes <think>, <search> and <answer> tags. Its cfg has, besides the shared flags, top_k,
-    max_searches, max_passage, eval_temperature, and perhaps max_response. Of an agent with other tags `play`
-    and `rows_of` are enough for --ask, evaluations and --collect."""
+    max_searches, max_passage, eval_temperature, and perhaps max_response. Of an agent with other tags
+    `play`, `prompt` and `rows_of` are enough for --ask, evaluations and --collect."""
 
     script: str
-    # play(policy, search, question, name, cfg, seed, temperature, watch=None): a coroutine that returns the
-    # scored Trajectory. name is part of its seeds; watch(turn) is called after each turn
+    # play(player, question, name): a coroutine that returns the scored Trajectory; name is part of its seeds
     play: Callable
-    prompt: Callable = None     # prompt(tokenizer, question text, cfg) -> ids
+    prompt: Callable            # prompt(tokenizer, data.Question, cfg) -> ids
     result: Callable = None     # result(tokenizer, text, cfg) -> (text, ids) of a search result
     around: tuple = ()          # what stands before and after the text of a result
     tags: tuple = ()            # single tokens of the world's tokenizer, as are the words
@@ -41,6 +57,11 @@ class Agent:
     rows_of: Callable = None    # rows_of(trajectory, question) -> rows of --collect, other than `rows`
 
     # ---- playing
+
+    def player(self, policy, search, question, cfg, seed, temperature, watch=None):
+        """The Player of a question."""
+        prompt_ids = self.prompt(policy.tokenizer, question, cfg)
+        return Player(policy, search, prompt_ids, cfg, seed, temperature, watch)
 
     def evaluate(self, policy, split, cfg, progress, prediction, keys=("em", "f1", "searches", "tokens")):
         """(rows, summary) of an evaluation. prediction(trajectory, question) -> a row; keys: its numbers."""
@@ -60,19 +81,28 @@ class Agent:
         agents = []
         for q in split.questions:
             seed = rollout.stable_seed(cfg.seed, "eval", q.id)
-            chain = self.play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature)
-            agents.append(chain)
+            player = self.player(policy, search, q, cfg, seed, cfg.eval_temperature)
+            agents.append(self.play(player, q, "eval"))
         done = rollout.run_agents(agents, policy.engine, search, progress)
         collect(cfg.collect, done, split.questions, self.rows_of or self.rows)
         return done
 
-    def ask(self, run, policy, retriever, question=None):
-        """--ask: one trajectory, shown while it is played. question: what else the script knows of it."""
-        cfg = run.cfg
+    def within_limit(self, policy, sets, cfg):
+        """splits.within_limit of these splits, by --max-prompt."""
+        def length(q):
+            return len(self.prompt(policy.tokenizer, q, cfg))
+
+        return splits.within_limit(sets, length, cfg.max_prompt, cfg.skip_bad)
+
+    def ask(self, run, source, retriever, question=None):
+        """--ask: one trajectory of the weights `source`, shown while it is played. question: with what the
+        script knows of it."""
+        cfg, policy = run.cfg, run.policy(source, trains=False)
         question = question or data.Question("ask", cfg.ask, [""])
 
         def agent(search, seed):
-            return self.play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, show_turn)
+            player = self.player(policy, search, question, cfg, seed, cfg.eval_temperature, show_turn)
+            return self.play(player, question, "ask")
 
         info = run.ask(policy, retriever, agent, question.question).info
         wrong = f" ({info.problem})" if info.problem else ""
@@ -107,7 +137,8 @@ class Agent:
             unlimited = replace(unlimited, max_response=sys.maxsize)
 
         def agent(policy, search):
-            return self.play(policy, search, question, "demonstration", unlimited, 0, 1.0)
+            player = self.player(policy, search, question, unlimited, seed=0, temperature=1.0)
+            return self.play(player, question, "demonstration")
 
         return scripted.play(tokenizer, lines, retriever, agent)
 
@@ -134,7 +165,7 @@ class Agent:
             return first.info.em
 
         def prompt(tokenizer, row):
-            return self.prompt(tokenizer, row["question"], cfg)
+            return self.prompt(tokenizer, data.Question("", row["question"], []), cfg)
 
         def reply(tokenizer, turn_ids, observation):
             return self.result(tokenizer, observation, cfg)[1]

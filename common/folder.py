@@ -6,7 +6,6 @@
 Everything is JSON, PNG or HTML and can be read without this code; docs/runs.md has every file. A stage's
 folder is <name>-<stage>."""
 
-import datetime
 import fcntl
 import glob
 import json
@@ -16,9 +15,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from common import cache, chat, checkpoint, distributed, process
+from common import cache, checkpoint, distributed
 from common.files import (
     RunError,
     check_form,
@@ -73,25 +70,7 @@ class RunFolder:
         self.id = self.saved.get("run_id") or os.urandom(8).hex()
         if resume:
             self._refuse_changes(free_to_change)
-            self.take_up()
         opened.append(self)
-
-    def take_up(self):
-        """A run goes on with the date in its prompts that it was begun with, and with as many threads: a sum
-        over others rounds otherwise."""
-        chat.today = self.saved.get("date", chat.today)
-        try:
-            datetime.date.fromisoformat(chat.today)
-        except (TypeError, ValueError):
-            raise RunError(f"{self.path}/config.json is damaged (date {chat.today!r}): restore it, "
-                           "or start anew with another --name") from None
-        here = torch.get_num_threads()
-        threads = self.saved.get("threads", here)
-        if threads != here and process.settled is None:
-            warn(f"{self.path} was begun with {threads} threads, here are {here}: "
-                 "it will not go on bit for bit")
-        elif threads != here and isinstance(threads, int) and threads > 0:
-            torch.set_num_threads(threads)
 
     def _refuse_changes(self, free_to_change):
         for key, value in self.config.items():

@@ -83,6 +83,9 @@ class Run:
         self.metrics = metrics or {}
         self.name = stage
         self.folder = None
+        self.alone = script and not stage  # no stage of several, nor a warm-up
+        if script and isinstance(cfg, PolicyFlags) and (cfg.checkpoint or cfg.model):
+            models.find_model(cfg.checkpoint or cfg.model)  # refuses, before anything large is read
         self.evaluated = None, (), None  # policy, splits, the script's evaluate: of `stage`
         if script and stage:
             self.folder = open_stage(cfg, script, stage, free, saves)
@@ -121,6 +124,14 @@ class Run:
         return policy
 
     @contextmanager
+    def sampling(self, policy, row):
+        """In the body the policy samples, with its current weights; row: gets time/rollout."""
+        with timed(row, "time/rollout"):
+            policy.engine.sync(policy.model)
+            yield
+            policy.engine.sleep()
+
+    @contextmanager
     def stage(self, title, policy=None, evals=(), evaluate=None):
         """The folder exists in the body; after it curves.png and trajectories.html are written, which shows
         till then how far it is.
@@ -129,9 +140,15 @@ class Run:
         for each split of evals."""
         self.evaluated = policy, evals, evaluate
         folder = self.folder
-        threads = folder.saved.get("threads", torch.get_num_threads())
-        on = folder.saved.get("machine") or machine()
-        folder.create(threads=threads, machine=on, date=chat.today, changed=changed(self.cfg))
+        if self.alone:
+            tell(self.cfg, self.cfg.steps)
+        here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
+        begun = {key: folder.saved.get(key, now) for key, now in here.items()}
+        for key in ("threads", "date"):  # of which sums and prompts depend
+            if begun[key] != here[key]:
+                warn(f"{folder.path} was begun with {key} {begun[key]}, now {here[key]}: it will not go on "
+                     "bit for bit")
+        folder.create(**begun, changed=changed(self.cfg))
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
         folder.tracker = open_tracker(self.cfg.log, folder)
         console.print(f"[bold]{plain(title)}[/bold]")
@@ -269,12 +286,10 @@ def say_what_was_read(rows, tokenizer):
 
 
 def stages(cfg, runs, total):
-    """Yields the Runs of a program's stages, each taken up as it was begun, and first says what will happen.
-    cfg: the program's; a stage may have settings of its own. total: steps."""
+    """The Runs of a program's stages; says what will happen. cfg: the program's; a stage may have settings of
+    its own. total: steps."""
     tell(cfg, total)
-    for run in runs:
-        run.folder.take_up()
-        yield run
+    return runs
 
 
 # ---------------------------------------------------------------- engines
@@ -346,6 +361,7 @@ def tell(cfg, steps):
         plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
     say(f"Watch it: {where}/trajectories.html in a browser; every evaluation brings it up to date.")
+    say(guards.EVALUATION)
     if not cfg.eval_only:
         say(guards.LEGEND)
 
@@ -449,6 +465,9 @@ def show_turn(turn):
 def program(one_process=False, baseline=None):
     """Around a script's main: an error is one line, Ctrl-C and SIGTERM say what is kept and how to go on; at
     its end stands what can be done next.
+
+        @program(baseline=("loss", "grpo"))
+        def main(argv=None):
 
     one_process: what it trains is small, and not made for several (common/distributed.py).
     baseline: (flag, value) of the run that this one is to be compared with."""

@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs/copies"
 DATACLASS = "from dataclasses import dataclass, field"
-TREE = """REGENERATION_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_observation render_result
-inside Node Player play_turn play choose_nodes grow_tree"""
+TREE = """REGENERATION_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_result
+inside Node play_turn play choose_nodes grow_tree"""
 PATHS = """policy_of SearchPath finish_paths sample_from sample_paths best
 greedy_paths beam_search grow_beams rewarded returns_of same_state baselines advantages_of ppo_loss
 actions_taken"""
@@ -23,7 +23,7 @@ actions_taken"""
 # piece: its files, each (name, its import lines, {our file: names, or "*" for all of it})
 PIECES = {
     "atpo_loss": [
-        ("training.py", "import torch", {"common/training.py": "turn_sums check_shapes loss_stats"}),
+        ("training.py", "import torch", {"common/training.py": "turn_sums per_token loss_stats"}),
         ("atpo.py", "import torch\nimport training", {"at2po.py": "atpo_loss update_spread"}),
     ],
     "credit": [
@@ -33,7 +33,8 @@ PIECES = {
         ("chat.py", "import functools\nimport re",
          {"common/chat.py": "Foreign added_tokens no_tags harmless _blank_before _ids encode"}),
         ("tree.py", f"import asyncio\nimport hashlib\nimport random\nimport re\nimport chat\n{DATACLASS}",
-         {"common/turns.py": "Turn context_ids sampled_text stable_seed", "at2po.py": TREE}),
+         {"common/turns.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
+          "at2po.py": TREE}),
     ],
     "logprobs": [
         ("logprobs.py",
@@ -47,7 +48,7 @@ PIECES = {
     ],
     "grpo_loss": [
         ("grpo_loss.py", "import torch",
-         {"common/training.py": "grpo_loss sequence_weights check_shapes loss_stats"}),
+         {"common/training.py": "grpo_loss sequence_weights per_token loss_stats"}),
     ],
     "mygo": [
         ("turns.py", "", {"common/turns.py": "*"}),
@@ -100,9 +101,13 @@ def lift(piece, folder):
     """Writes the piece's files and example.py into a folder."""
     folder = Path(folder)
     for name, imports, sources in PIECES[piece]:
-        parts = [imports] if imports else []
+        parts = ["# From fivehop, MIT licence (keep its notice):"]
+        if imports:
+            parts.append(imports)
         for file, names in sources.items():
             source = (ROOT / file).read_text(encoding="utf-8")
+            title = ast.get_docstring(ast.parse(source)).split("\n")[0]
+            parts[0] += f"\n# {file}: {title}"
             if names == "*":
                 parts.append(source.replace("from kernels.", "from ").strip())
                 continue

@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -155,7 +156,7 @@ def trained(monkeypatch, roots, model, reference=None, **settings):
     cfg = replace(CFG, questions_per_step=len(roots), mini_batch=2, steps=1, **settings)
     monkeypatch.setattr(at2po, "rollout_trees", lambda *a: list(roots))
     monkeypatch.setattr(at2po, "score_trees", lambda *a: None)
-    run = SimpleNamespace(cfg=cfg, steps=lambda *a, **k: [(1, row)])
+    run = SimpleNamespace(cfg=cfg, steps=lambda *a, **k: [(1, row)], sampling=lambda *a: nullcontext())
     policy = rollout.Policy(model, WORDS, mock.Mock())
     at2po.train(run, policy, reference, at2po.data.Split("train", questions, None))
     return row
@@ -326,7 +327,8 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
     assert baselines.chosen_to_learn("dapo", roots, 2) == spread[:2]
     assert baselines.chosen_to_learn("dapo", roots, 4) == [*spread, flat[0]]
     assert baselines.chosen_to_learn("atpo", roots, 2) == roots
-    assert baselines.questions_drawn("dapo", 2) == 6 and baselines.questions_drawn("atpo", 64) == 64
+    for loss, questions in (("dapo", 6), ("atpo", 2)):
+        assert baselines.TokenBudget(at2po.Config(loss=loss, questions_per_step=2)).questions == questions
 
 
 def test_dynamic_sampling_counts_right_answers_not_the_overlong_penalty():
@@ -384,11 +386,12 @@ def test_random_expansion_is_seeded_without_replacement_and_knows_the_root():
 
 
 def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
-    budget = baselines.TokenBudget("auto", steps=10, group_size=4)
+    cfg = at2po.Config(token_budget="auto", steps=10, group_size=4, questions_per_step=3)
+    budget = baselines.TokenBudget(cfg)
     assert budget.limit(0) == math.inf and budget.share(0) == 0
     for _ in range(2):  # steps of three questions, trees of 600 tokens in all
         row = {"rollout/tokens": 600, "rollout/chain_tokens": 50.0}
-        budget.add(row, 3)
+        budget.add(row)
     assert budget.spent == {"tokens": 1200, "baseline_tokens": 2 * 3 * 4 * 50}
     assert row["rollout/tokens_total"] == 1200
     assert budget.limit(2) == 10 * 3 * 4 * 50
@@ -396,7 +399,7 @@ def test_the_budget_of_a_tree_is_that_of_the_baselines_chains():
     budget.spent["tokens"] = 3000
     assert budget.share(2) == .5
     for given, limit in ((0, math.inf), (7, 7)):
-        assert baselines.TokenBudget(given, 10, 4).limit(2) == limit
+        assert baselines.TokenBudget(replace(cfg, token_budget=given)).limit(2) == limit
 
 
 # ---- loss
@@ -462,16 +465,39 @@ def test_a_huge_ratio_stays_finite():
     assert loss == pytest.approx(math.exp(10))
 
 
-def test_what_a_broadcast_would_hide_is_refused_in_words():
+def losses():
+    """ATPO's and GRPO's of (log-probs, old ones, advantages, mask)."""
+    def grpo(new, old, advantages, mask):
+        return training.grpo_loss(new, old, advantages, mask, training.sequence_weights(mask))
+    return [partial(at2po.atpo_loss, turn_ids=TURNS), grpo]
+
+
+@pytest.mark.parametrize("loss", losses(), ids=["atpo", "grpo"])
+def test_what_a_broadcast_or_rounding_would_hide_is_refused_in_words(loss):
     new, old, advantages = loss_inputs()
-    for loss in (
-        lambda a, m: at2po.atpo_loss(new, old, a, m, TURNS),
-        lambda a, m: training.grpo_loss(new, old, a, m, training.sequence_weights(m)),
+    for wrong, words in (
+        ((new, old, advantages[:, 1], MASK), r"advantages \(2,\): one per token, \(2, 7\)"),
+        ((new, old[:, :1], advantages, MASK), r"old_logprobs \(2, 1\)"),
+        ((new, old, advantages, MASK[:, 1:]), r"response_mask \(2, 6\)"),
+        ((new.bfloat16(), old, advantages, MASK), "bfloat16"),
     ):
-        with pytest.raises(ValueError, match=r"advantages \(2,\): one a token, \(2, 7\)"):
-            loss(advantages[:, 1], MASK)
-        with pytest.raises(ValueError, match="sampled no token"):
-            loss(advantages, torch.zeros_like(MASK))
+        with pytest.raises(ValueError, match=words):
+            loss(*wrong)
+
+
+def test_a_sampled_token_belongs_to_a_turn():
+    new, old, advantages = loss_inputs()
+    for turn_ids, words in ((TURNS[:1], r"turn_ids \(1, 7\)"), (0 * TURNS - 1, "turn_ids: -1")):
+        with pytest.raises(ValueError, match=words):
+            at2po.atpo_loss(new, old, advantages, MASK, turn_ids)
+
+
+@pytest.mark.parametrize("loss", losses(), ids=["atpo", "grpo"])
+def test_a_part_of_a_mini_batch_may_have_no_sampled_token(loss):
+    new, old, advantages = loss_inputs()
+    value, stats = loss(new, old, advantages * torch.nan, torch.zeros_like(MASK))
+    value.backward()
+    assert value == stats["tokens"] == stats["ratio_max"] == 0 and not new.grad.any()
 
 
 @pytest.mark.parametrize(
@@ -564,7 +590,7 @@ def test_update_spread():
         p = torch.tensor(shares).double().softmax(0)
         turns = torch.arange(-1, 3)[None]
         batch = SimpleNamespace(old_logprobs=torch.zeros(1, 4), response_mask=turns >= 0, turn_ids=turns)
-        spread = at2po.spread_sums(torch.tensor([[0.0, *moved]]), batch)["turn_entropy"]
+        spread = at2po.spread_sums(torch.tensor([[0.0, *moved]]), batch)["spread_sum"]
         assert spread == pytest.approx(float(-(p * p.log()).sum() / math.log(3)), rel=1e-5)
 
 
@@ -671,10 +697,10 @@ def test_a_baseline_s_group_has_chains_alone():
 def test_each_question_is_evaluated_with_a_seed_of_its_own():
     seeds = []
 
-    async def play(policy, search, question, name, cfg, seed, temperature, watch=None):
-        seeds.append(seed)
+    async def play(player, question, name):
+        seeds.append(player.seed)
 
-    agent = replace(at2po.AGENT, play=play)
+    agent = replace(at2po.AGENT, play=play, prompt=lambda *a: [])
     engine = SimpleNamespace(sync=lambda model: None, busy=False)
     split = data.Split("x", [data.Question(name, "Who?", ["Bo"]) for name in "ab"], None)
     agent.answers(rollout.Policy(None, None, engine), split, at2po.Config(), rollout.no_progress)

@@ -447,7 +447,7 @@ def played(tokenizer, texts, passage="A calm film.", answers=("Ada Holt",), **op
     search = rollout.BatchedSearch(retriever.BM25Retriever([{"id": "1", "title": "harbor", "text": passage}]))
     question = data.Question("q", "Who directed harbor", list(answers))
     policy = rollout.Policy(None, tokenizer, engine)
-    agent = bi_rar.play(policy, search, question, "c", cfg, 0, 1.0)
+    agent = bi_rar.play(bi_rar.AGENT.player(policy, search, question, cfg, 0, 1.0), question, "c")
     return rollout.run_agents([agent], engine, search)[0], engine
 
 

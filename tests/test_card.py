@@ -9,8 +9,9 @@ import torch
 import transformers
 
 import at2po
-from common import rollout, splits
+from common import metrics, rollout, splits
 from common.engine import Generation, TransformersEngine
+from common.files import read_evaluation
 from common.report import card
 from tests.lifting import run
 
@@ -61,15 +62,9 @@ def value_of(name, code):
 
 def test_the_card_says_what_was_trained_and_what_it_scored(checkpoint):
     text = (checkpoint / "README.md").read_text()
-    summary = rollout_summary(checkpoint)
-    em = f"{summary['em']:.3f} [{summary['em_low']:.3f}, {summary['em_high']:.3f}]"
-    assert f"| `test` | 6 | {em} | {summary['f1']:.3f} |" in text
-    assert "on `world`, 1 steps, seed 0" in text and "\n    python " in text
-
-
-def rollout_summary(checkpoint):
-    from common.files import read_evaluation
-    return read_evaluation(checkpoint.parent / "eval_test.json")["summary"]
+    summary = read_evaluation(checkpoint.parent / "eval_test.json")["summary"]
+    assert metrics.summary_line("test", summary) in text and summary["n"] == 6
+    assert "on `world`, 1 steps" in text and "by `python " in text
 
 
 def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint):

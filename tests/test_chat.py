@@ -23,6 +23,10 @@ ODD = [
 ]
 
 
+def at2po_result(tokenizer, passages, max_passage=1000):
+    return at2po.render_result(tokenizer, at2po.render_passages(passages, max_passage))
+
+
 def real(name):
     if name.startswith("bert"):
         return BertTokenizer(str(sample(f"tokenizers/{name}/vocab.txt")))
@@ -77,7 +81,7 @@ def test_no_renderer_of_any_script_lets_foreign_text_write_a_token(which, qwen):
 
     renderers = [
         lambda x: at2po.render_prompt(tokenizer, x, "chat"),
-        lambda x: at2po.render_observation(tokenizer, passages(x, x))[1],
+        lambda x: at2po_result(tokenizer, passages(x, x))[1],
         lambda x: bi_rar.render_prompt(tokenizer, x),
         lambda x: bi_rar.render_observation(tokenizer, passages(x, x))[1],
         lambda x: chat.render_reply(tokenizer, [], chat.Foreign(f"Obs: {x}")),
@@ -140,7 +144,7 @@ def test_a_tag_in_foreign_text_is_shown_and_cannot_be_read(qwen):
 def test_half_a_surrogate_pair_is_no_text(qwen):
     tokenizer = AutoTokenizer.from_pretrained(qwen)
     for render in (
-        lambda x: at2po.render_observation(tokenizer, [Passage("1", x, x)]),
+        lambda x: at2po_result(tokenizer, [Passage("1", x, x)]),
         lambda x: bi_rar.render_observation(tokenizer, [Passage("1", x, x)]),
     ):
         assert "?" in render("a \ud800 b")[0]
@@ -155,7 +159,7 @@ def test_a_passage_is_cut_before_it_is_tokenised(qwen, monkeypatch):
         return real_ids(tokenizer, text, begins)
 
     monkeypatch.setattr(chat, "_ids", watched)
-    at2po.render_observation(tokenizer, [Passage("1", "T", "word " * 200_000)], 1000)
+    at2po_result(tokenizer, [Passage("1", "T", "word " * 200_000)], 1000)
     bi_rar.render_observation(tokenizer, [Passage("1", "T", "word " * 200_000)], 500, 4000)
     assert max(longest) < 5000
 
@@ -308,7 +312,7 @@ def test_a_turn_begins_behind_an_observation_as_the_tokenizer_cuts_the_text(whic
     tokenizer = CUTTING[which]()
     passages = [Passage("1", "A (b)", "It is so."), Passage("2", "B", "Is it?\n\n")]
     observations = [
-        at2po.render_observation(tokenizer, passages),
+        at2po_result(tokenizer, passages),
         chat.encode(tokenizer, f"\n{at2po.LIMIT_MESSAGE}\n"),
         bi_rar.render_observation(tokenizer, passages),
         chat.encode(tokenizer, bi_rar.INVALID),

@@ -100,7 +100,7 @@ def test_bi_rar_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkey
             "<think> Bo Moss. </think> <answer> Bo Moss </answer>")
 
     def play(policy, search):
-        return bi_rar.play(policy, search, QUESTION, "x", cfg, 0, 1.0)
+        return bi_rar.play(bi_rar.AGENT.player(policy, search, QUESTION, cfg, 0, 1.0), QUESTION, "x")
 
     made = own(play, tokenizer, says, OnePage())
     sharegpt.collect(cfg.warmup_data, [made], [QUESTION], bi_rar.AGENT.rows)
@@ -136,7 +136,7 @@ def test_omne_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeypa
         says = [text.partition("</think> ")[2] for text in says]
 
     def play(policy, search):
-        return omne_r1.play(policy, search, question, "x", cfg, 0, 1.0)
+        return omne_r1.play(omne_r1.AGENT.player(policy, search, question, cfg, 0, 1.0), question, "x")
 
     made = own(play, tokenizer, says, tools)
     sharegpt.collect(cfg.warmup_data, [made], [question], omne_r1.AGENT.rows_of)

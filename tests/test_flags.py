@@ -207,16 +207,6 @@ def test_metrics_shorter_than_the_checkpoint_are_refused(lines, tmp_path):
         open_folder(again, "at2po", "a")
 
 
-def test_a_resumed_run_keeps_its_date(tmp_path, monkeypatch):
-    from common import chat
-    cfg = replace(at2po.parse_args([]), out=str(tmp_path), name="a")
-    monkeypatch.setattr(chat, "today", "2026-01-31")
-    open_folder(cfg, "at2po", "a").create(date=chat.today)
-    monkeypatch.setattr(chat, "today", "2026-02-01")
-    open_folder(replace(cfg, resume=True), "at2po", "a")
-    assert chat.today == "2026-01-31"
-
-
 # ---- own questions
 
 @pytest.mark.parametrize("n, held, said", [(400, 45, False), (100, 20, False), (12, 6, True)])

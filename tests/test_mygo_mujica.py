@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -579,6 +580,9 @@ def test_grpo_of_single_sequences_is_the_other_scripts():
     assert stats == their_stats and stats["clipped_tokens"] > 0
 
 
+sampling = partial(m.Run.sampling, None)  # (of a run that is a stub)
+
+
 def learned_by(stage, model, groups, folder, lr=1e-3, times=1, **more):
     """The last row of `times` epochs over the groups, by Eq 6 or with a ratio."""
     optimizer = torch.optim.SGD(model.parameters(), lr) if lr == .1 else training.make_optimizer(model, lr)
@@ -634,7 +638,7 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
     synced = []
     policy = Policy(model, tokenizer, SimpleNamespace(sync=synced.append, sleep=lambda: None))
     train = replace(place(), questions=[QUESTION])
-    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *_, **__: [(1, {}), (2, {})])
+    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *_, **__: [(1, {}), (2, {})], sampling=sampling)
     m.train(run, "mygo", policy, policy, None, train)
     assert synced == [model] * 2  # each iteration samples with its own weights
 
@@ -706,7 +710,8 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, tmp_p
     policy = rollout.Policy(model, tokenizer, SimpleNamespace(sync=lambda model: None, sleep=lambda: None))
     place = SimpleNamespace(questions=[None], retriever=None)
     cfg = config(steps=4, lr_warmup=.75, lr=1e-5, lr_final=0.0, grpo_lr=2e-6, kl_coef=0.0, mini_batch=9)
-    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *a, **k: ((step, {}) for step in range(1, 5)))
+    steps = [(step, {}) for step in range(1, 5)]
+    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *a, **k: steps, sampling=sampling)
     m.train(run, stage, policy, policy, None, place)
     falls = [1, (1 + .5**.5) / 2, .5, (1 - .5**.5) / 2]  # half a cosine at 0, 1/4, 1/2 and 3/4
     at_once = [1e-5 * fall for fall in falls] if stage == "mygo" else [2e-6] * 4

@@ -11,6 +11,7 @@ import time
 import types
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import networkx
@@ -306,7 +307,8 @@ def learned(model, tokenizer, cfg, sampled, steps=1):
             yield step, rows[-1]
 
     engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    run = types.SimpleNamespace(cfg=cfg, folder=types.SimpleNamespace(start=None), steps=in_turn)
+    run = types.SimpleNamespace(cfg=cfg, folder=types.SimpleNamespace(start=None), steps=in_turn,
+                                sampling=lambda *_: nullcontext())
     place = data.Split("train", [asked()], None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(omne_r1, "rollouts", lambda *_: sampled())
@@ -607,7 +609,7 @@ def play(tokenizer, texts, tools, question, **flags):
     cfg = omne_r1.replace(CFG, **flags)
     policy = Policy(None, tokenizer, Scripted(tokenizer, texts))
     search = rollout.BatchedSearch(tools)
-    agent = omne_r1.play(policy, search, question, "p", cfg, 0, 0.0)
+    agent = omne_r1.play(omne_r1.AGENT.player(policy, search, question, cfg, 0, 0.0), question, "p")
     return rollout.run_agents([agent], policy.engine, search)[0], policy.engine
 
 

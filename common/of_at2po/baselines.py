@@ -82,12 +82,17 @@ def token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens):
 class TokenBudget:
     """Sampled tokens at which training ends (--token-budget). auto: what chains in groups of --group-size
     would have sampled in all steps, at the mean length that this run's own chains have so far. So a tree and
-    a group are compared at equal cost. `spent` is kept in checkpoints."""
+    a group are compared at equal cost. `spent` is kept in checkpoints.
 
-    def __init__(self, tokens, steps, group_size):
-        self.tokens = tokens
-        self.steps = steps
-        self.group_size = group_size
+    questions: that a step samples for; DAPO learns from a part of them."""
+
+    def __init__(self, cfg):
+        self.tokens = cfg.token_budget
+        self.steps = cfg.steps
+        self.group_size = cfg.group_size
+        self.questions = cfg.questions_per_step
+        if cfg.loss == "dapo":
+            self.questions *= DRAWN
         self.spent = {"tokens": 0, "baseline_tokens": 0.0}
 
     def limit(self, step):
@@ -102,10 +107,10 @@ class TokenBudget:
         """How much of the training is done after a step, of 1."""
         return max(step / max(1, self.steps), self.spent["tokens"] / self.limit(step))
 
-    def add(self, row, questions):
-        """Counts a step that sampled for so many questions; row: its metrics."""
+    def add(self, row):
+        """Counts a step; row: its metrics."""
         self.spent["tokens"] += row["rollout/tokens"]
-        self.spent["baseline_tokens"] += questions * self.group_size * row["rollout/chain_tokens"]
+        self.spent["baseline_tokens"] += self.questions * self.group_size * row["rollout/chain_tokens"]
         row["rollout/tokens_total"] = self.spent["tokens"]
 
 
@@ -124,11 +129,6 @@ def retokenized(tokenizer, turn):
 # ---------------------------------------------------------------- DAPO (Yu et al. 2025)
 
 DRAWN = 3  # questions sampled for each that is learned from
-
-
-def questions_drawn(loss, learned):
-    """Questions that a step samples for, to learn from so many."""
-    return DRAWN * learned if loss == "dapo" else learned
 
 
 def overlong_penalty(length, limit):

@@ -24,11 +24,11 @@ TREES = {
 }
 
 
-def step_metrics(roots, meter):
-    """A step's row: of its trees and of its updates (training.Meter)."""
-    row = meter.means() | rollout_metrics(roots)
-    if "moved" in meter.total:
-        row["train/turn_entropy"] = meter.total["turn_entropy"] / meter.total["moved"]
+def step_metrics(roots, meter, retriever):
+    """A step's row: of its trees, of its updates (training.Meter), of a search server."""
+    row = meter.means() | rollout_metrics(roots) | rollout.search_repairs(retriever)
+    if "spread_sum" in meter.total:
+        row["train/turn_entropy"] = meter.total["spread_sum"] / meter.total["sequences"]
     return row
 
 
