@@ -694,7 +694,7 @@ def parse_args(argv=None):
 AGENT = Agent(
     "at2po",
     answer,
-    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question, cfg.prompt_form),
+    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question, cfg.prompt_form),
     result=lambda tokenizer, text, cfg: render_result(tokenizer, text),
     around=AROUND,
     system=SYSTEM_PROMPT,
