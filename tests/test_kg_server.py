@@ -1,7 +1,5 @@
 """graphs/kg_tools.py and serve/server.py: both tools in this process, behind HTTP, and through the client."""
 
-import http.client
-import http.server
 import json
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from common.graphs import kg_files
 from common.graphs.kg_tools import Call, HTTPTools, LocalTools, make_tools
 from common.serve import server as graph_server
 from tests.conftest import sample
-from tests.test_retriever import Scripted, serving
+from tests.test_retriever import serving
 
 TRIPLES = {
     "cs": [("Sorting", "part of", "Algorithms"), ("Merge Sort", "kind of", "Sorting")],
@@ -185,28 +183,14 @@ def test_a_forged_description_ends_nothing_through_file_server_and_client(tmp_pa
 
 
 @pytest.fixture
-def scripted():
+def scripted(json_server):
     """scripted(answer, health) -> HTTPTools of a server that answers /health and then as told."""
-    servers = []
-
-    class Answers(Scripted):
-        def do_GET(self):
-            status, body = self.server.health
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
-
     def start(answer, health=(200, b'{"status": "ok", "graphs": ["cs"]}'), **options):
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-        made.answer, made.health = answer, health
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(made)
-        return HTTPTools(f"http://127.0.0.1:{made.server_address[1]}", **options)
+        server = json_server(answer)
+        server.health = health
+        return HTTPTools(server.url, **options)
 
-    yield start
-    for made in servers:
-        made.shutdown()
-        made.server_close()
+    return start
 
 
 def test_calls_go_in_pieces_and_names_are_cut_and_counted(scripted):
@@ -276,16 +260,6 @@ def test_a_call_without_an_answer_is_asked_again_and_then_an_error(scripted, mon
     answers += 3 * [broken]
     with pytest.raises(kg.GraphError, match="no graph service at .* after 3 tries .*serve graph"):
         tools.search(calls_of("a", "b"))
-
-
-def test_a_server_that_is_gone_is_an_error_at_the_first_call(monkeypatch):
-    stop, url = serving(graph_server.graph_app(local_tools()))
-    tools = HTTPTools(url, retries=1)
-    monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
-    assert tools.search(calls_of("Sorting"))[0].startswith("Entity: Sorting")
-    stop()
-    with pytest.raises(kg.GraphError, match="no graph service at .* after 2 tries"):
-        tools.search(calls_of("Sorting", "Algorithms"))
 
 
 def test_an_unknown_graph_is_a_text_and_no_request(scripted):

@@ -525,41 +525,16 @@ def test_a_server_leaves_bad_lines_of_its_corpus_out_where_it_is_told(tmp_path, 
 # ---- our client
 
 
-class Scripted(http.server.BaseHTTPRequestHandler):
-    """Answers with what the test's function makes of the request: (status, body), (status, body, length to
-    announce), or None to hang up."""
-
-    def do_POST(self):
-        answer = self.server.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-        if answer is not None:
-            self.send_response(answer[0])
-            for length in answer[2:]:
-                self.send_header("content-length", str(length))
-            self.end_headers()  # without a length the body ends with the connection
-            self.wfile.write(answer[1])
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
-def scripted():
+def scripted(json_server):
     """scripted(answer) -> HTTPRetriever of a server that answers the first request well and then as told."""
-    servers = []
-
     def start(answer, **options):
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
-        made.answer = lambda request: (200, b'{"result": [[]]}')
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(made)
-        client = HTTPRetriever(f"http://127.0.0.1:{made.server_address[1]}", **options)
-        made.answer = answer
+        server = json_server(lambda request: (200, b'{"result": [[]]}'))
+        client = HTTPRetriever(server.url, **options)
+        server.reply = answer
         return client
 
-    yield start
-    for made in servers:
-        made.shutdown()
-        made.server_close()
+    return start
 
 
 def one_hit(**hit):
