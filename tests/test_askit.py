@@ -905,17 +905,29 @@ def test_qap_and_sqg_run_with_the_real_t5_tokenizer(whole, tmp_path):
         shutil.rmtree(whole / f"real-{stage}")
 
 
-def test_any_encoder_with_new_heads_learns_from_a_file_of_questions(tmp_path, capsys):
-    model, tokenizer = tiny_encoders.tiny_bert("encoder")
-    model.save_pretrained(tmp_path / "encoder")
-    tokenizer.save_pretrained(tmp_path / "encoder")
-    made = world.make_world("train", questions=12, distractors="linked")
-    (tmp_path / "train.json").write_text(json.dumps(made.questions[:8]))
-    (tmp_path / "dev.json").write_text(json.dumps(made.questions[8:]))
-    common = [*SMALL, "--encoder", str(tmp_path / "encoder"), "--fine-layers", "1", "--precision", "bf16",
-              "--data", str(tmp_path / "train.json"), "--eval-data", str(tmp_path / "dev.json"),
-              "--out", str(tmp_path), "--name", "own", "--steps", "1", "--group-size", "2"]
-    askit.main(common)
+@pytest.fixture
+def own(tmp_path):
+    """own(train, dev, flags): askit.main with an encoder of one's own on these questions."""
+    for part in tiny_encoders.tiny_bert("encoder"):
+        part.save_pretrained(tmp_path / "encoder")
+
+    def main(train, dev, *flags):
+        (tmp_path / "train.json").write_text(json.dumps(train))
+        (tmp_path / "dev.json").write_text(json.dumps(dev))
+        askit.main([*SMALL, "--encoder", str(tmp_path / "encoder"), "--fine-layers", "1", "--out",
+                    str(tmp_path), "--data", str(tmp_path / "train.json"), "--eval-data",
+                    str(tmp_path / "dev.json"), *flags])
+
+    return main
+
+
+def linked_questions():
+    return world.make_world("train", questions=12, distractors="linked").questions
+
+
+def test_any_encoder_with_new_heads_learns_from_a_file_of_questions(own, tmp_path):
+    made = linked_questions()
+    own(made[:8], made[8:], "--precision", "bf16", "--name", "own", "--steps", "1", "--group-size", "2")
     saved = checkpoint.find(tmp_path / "askit/own-ppo/checkpoint")
     config = json.loads((saved / "action/config.json").read_text())
     assert config["num_hidden_layers"] == 1 and config["architectures"] == ["BertForNextSentencePrediction"]
@@ -923,51 +935,37 @@ def test_any_encoder_with_new_heads_learns_from_a_file_of_questions(tmp_path, ca
     assert abs(rows(tmp_path / "askit/own-ppo")[0]["train/first_ratio"] - 1) < .05
 
 
-def test_questions_without_labels_can_be_asked_and_nothing_is_learned_from_them(tmp_path, capsys):
-    made = world.make_world("train", questions=12, distractors="linked").questions
+def test_questions_without_labels_can_be_asked_and_nothing_is_learned_from_them(own, tmp_path, capsys):
+    made = linked_questions()
     bare = [q | {"supporting_facts": []} for q in made]
-    (tmp_path / "train.json").write_text(json.dumps([*bare[:2], *made[2:8]]))
-    (tmp_path / "bare.json").write_text(json.dumps(bare[:8]))
-    (tmp_path / "dev.json").write_text(json.dumps([*made[8:10], *bare[10:]]))
-    for part in tiny_encoders.tiny_bert("encoder"):
-        part.save_pretrained(tmp_path / "encoder")
-    given = [*SMALL, "--encoder", str(tmp_path / "encoder"), "--fine-layers", "1", "--out", str(tmp_path),
-             "--coarse-steps", "1", "--supervised-steps", "1", "--steps", "1", "--name", "bare",
-             "--data", str(tmp_path / "train.json"), "--eval-data", str(tmp_path / "dev.json")]
-    askit.main(given)
+    train, dev = [*bare[:2], *made[2:8]], [*made[8:10], *bare[10:]]
+    given = ["--coarse-steps", "1", "--supervised-steps", "1", "--steps", "1", "--name", "bare"]
+    own(train, dev, *given)
     said = " ".join(capsys.readouterr().out.split())
     assert "train: 2 questions without labelled evidence are left out" in said
     assert "dev: 2 questions without labelled evidence are left out" in said
     assert json.loads((tmp_path / "askit/bare-ppo/eval_dev.json").read_text())["summary"]["n"] == 2
-    askit.main([*given, "--ask", bare[10]["question"]])
+    own(train, dev, *given, "--ask", bare[10]["question"])
     assert "submit" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no question is left whose evidence is labelled"):
-        askit.main([*given, "--data", str(tmp_path / "bare.json"), "--name", "labels"])
+        own(bare[:8], dev, *given, "--name", "labels")
 
 
-def test_a_file_of_ones_own_with_a_huge_sentence_a_bad_record_and_a_taken_name(tmp_path, capsys):
-    model, tokenizer = tiny_encoders.tiny_bert("encoder")
-    model.save_pretrained(tmp_path / "encoder")
-    tokenizer.save_pretrained(tmp_path / "encoder")
-    made = world.make_world("train", questions=12, distractors="linked").questions
+def test_a_file_of_ones_own_with_a_huge_sentence_a_bad_record_and_a_taken_name(own, capsys):
+    made = linked_questions()
     title, sentences = made[0]["context"][0]
     made[0]["context"][0] = [title, [*sentences, "film " * 2000]]
-    (tmp_path / "train.json").write_text(json.dumps(made[:8]))
-    (tmp_path / "dev.json").write_text(json.dumps(made[8:]))
-    small = [*SMALL, "--encoder", str(tmp_path / "encoder"), "--fine-layers", "1", "--out", str(tmp_path),
-             "--data", str(tmp_path / "train.json"), "--eval-data", str(tmp_path / "dev.json")]
     for stage in ("coarse", "supervised"):
-        askit.main([*small, "--stage", stage, "--coarse-steps", "9", "--supervised-steps", "9"])
+        own(made[:8], made[8:], "--stage", stage, "--coarse-steps", "9", "--supervised-steps", "9")
         said = capsys.readouterr().out
         assert "coarse: 1 of" in said and "are cut to a quarter of --max-tokens 508" in said
         assert ("submit: 1 of" in said) == (stage == "supervised")
     with pytest.raises(SystemExit, match="seed0-coarse.* (exists|--resume)"):
-        askit.main([*small, "--stage", "coarse"])
+        own(made[:8], made[8:], "--stage", "coarse")
     del made[3]["context"]
     made[3]["supporting_facts"] = [["Title"]]
-    (tmp_path / "train.json").write_text(json.dumps(made[:8]))
     with pytest.raises(SystemExit, match=r"train.json.*4.*supporting_facts"):
-        askit.main([*small, "--stage", "coarse", "--name", "other"])
+        own(made[:8], made[8:], "--stage", "coarse", "--name", "other")
 
 
 def test_a_question_of_the_set_is_searched_live(whole, capsys):

@@ -840,24 +840,6 @@ def test_a_table_of_stages_by_hand(tmp_path):
     assert rows[1][7] == "-0.500 [-1.000, +0.000] (n 2)"  # of what both were asked
 
 
-def test_seeds_are_paired_by_seed_and_by_question(tmp_path, capsys):
-    ems = {"base": ([0, 0, 1, 0], [0, 1, 0, 0]), "stage1": ([1, 0, 1, 0], [1, 1, 1, 0])}
-    methods = {}
-    for label, seeds in ems.items():
-        methods[label] = [stage(tmp_path / f"{n}-{label}", **{"3-hop": of}) for n, of in enumerate(seeds)]
-    one = stage(tmp_path / "0-half", **{"3-hop": [0] * 4})
-    methods["half"] = [one, tmp_path / "1-half"]  # is left out
-    capsys.readouterr()
-    report.method_table(tmp_path / "x", "x", methods, "base")
-    assert "half is left out" in capsys.readouterr().out
-    base, stage1 = json.loads((tmp_path / "x-table.json").read_text())["rows"]
-    assert base[:2] == ["base", "3-hop"] and base[4] == "0.250 0.250" and base[6:9] == ["", "", ""]
-    assert stage1[4] == "0.500 0.750" and stage1[5] == "0.625 [-0.963, 2.213]"
-    # a question counts once, with its mean over the seeds: +1, 0, +.5, 0
-    assert stage1[7] == metrics.signed(metrics.bootstrap_interval([1, 0, .5, 0]))
-    assert stage1[8] == "+0.375 [-1.213, +1.963]"
-
-
 def test_tables_fit_a_hundred_columns_and_end_in_a_verdict(tmp_path, capsys):
     runs = {}
     for label, last in (("base", 0), ("a method that has a long name", 1), ("another one", 1)):

@@ -611,7 +611,7 @@ DAMAGES = [
     ("config.json", "{", "config.json is damaged (JSONDecodeError)"),
     ("eval_test_before.json", None, "eval_test_before.json is missing"),
     ("eval_test_before.json", lambda old: old[:50], "eval_test_before.json is damaged"),
-    ("eval_test_before.json", "{}", "eval_test_before.json is damaged (no summary and predictions)"),
+    ("eval_test_before.json", "{}", "eval_test_before.json is damaged (no summary"),
     ("metrics.jsonl", lambda old: b'{"loss": 1}\n' + old, "line 1 has no step; nothing was changed"),
     ("metrics.jsonl", lambda old: old + b'{"step": "3"}\n', "metrics.jsonl: line 2 has no step"),
     ("metrics.jsonl", lambda old: b"garbage\n" + old, "metrics.jsonl: line 1 is not valid JSON"),
