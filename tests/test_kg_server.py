@@ -1,11 +1,8 @@
 """graphs/kg_tools.py and serve/server.py: both tools in this process, behind HTTP, and through the client."""
+# ruff: noqa: F811  (a fixture of another file)
 
 import json
-import subprocess
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import networkx
 import pytest
@@ -16,7 +13,7 @@ from common.graphs import kg_files
 from common.graphs.kg_tools import Call, HTTPTools, LocalTools, make_tools
 from common.serve import server as graph_server
 from tests.conftest import sample
-from tests.test_retriever import serving
+from tests.test_retriever import idle, serving  # noqa: F401
 
 TRIPLES = {
     "cs": [("Sorting", "part of", "Algorithms"), ("Merge Sort", "kind of", "Sorting")],
@@ -293,28 +290,8 @@ def test_a_bad_source_is_one_line_and_no_zero_exit(tmp_path, monkeypatch, name, 
     assert "\n" not in str(stopped.value)
 
 
-def test_serve_listens_on_loopback_and_says_where_and_what():
-    command = [sys.executable, "-m", "common.serve", "graph", "--port", "0"]
-    command += ["--graph", sample("lightrag_graph")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               cwd=Path(__file__).parents[1])
-    guard = threading.Timer(120, process.kill)
-    guard.start()
-    try:
-        lines = []
-        while not lines or lines[-1] and not lines[-1].startswith("serving"):
-            lines.append(process.stdout.readline())
-        assert lines[0] == "christmas_carol: 322 entities, 359 edges\n"
-        last = lines[-1]
-        assert last.startswith("serving 3 graphs (christmas_carol, ") and "http://127.0.0.1:" in last
-        tools = HTTPTools(last.split()[-1])
-        for graph in ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix"):
-            file = sample(f"lightrag_graph/{graph}/graph_chunk_entity_relation.graphml")
-            name = next(iter(networkx.read_graphml(file))).strip('"')
-            found, node = tools.search([Call(tool, name, graph) for tool in ("entity_matcher", "node_info")])
-            assert f"1. Entity: {name}\n" in found, graph
-            assert node.startswith(f"Entity: {name}\nType: ") and "\nDescription: " in node, graph
-    finally:
-        process.terminate()
-        process.wait()
-        guard.cancel()
+def test_serve_says_where_it_listens_and_what(idle, capsys):
+    graph_server.main(["graph", "--graph", str(sample("lightrag_graph")), "--port", "0"])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "christmas_carol: 322 entities, 359 edges"
+    assert last.startswith("serving 3 graphs (christmas_carol, ") and "http://127.0.0.1:" in last

@@ -827,23 +827,18 @@ def test_a_name_cannot_leave_the_runs_folder(tmp_path):
     assert not list(tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("script", [at2po, bi_rar, mygo_mujica])
-def test_what_can_be_refused_is_refused_before_any_data_is_read(tmp_path, monkeypatch, qwen, script):
+@pytest.mark.parametrize("script, name, stage", [
+    (at2po, "a", []), (bi_rar, "a-baseline", ["--stage", "baseline"]),
+    (mygo_mujica, "a-text-warm-up", ["--stage", "warm-up", "--envs", "text"])])
+def test_what_can_be_refused_is_refused_before_any_data_is_read(
+        tmp_path, monkeypatch, qwen, script, name, stage):
     def read(*_, **__):
         raise AssertionError("data were read first")
 
     monkeypatch.setattr(script.splits, "load_splits", read)
     if script is mygo_mujica:
         monkeypatch.setattr(mygo_mujica, "load_splits", read)
-    stage = (
-        []
-        if script is at2po
-        else ["--stage", "baseline"]
-        if script is bi_rar
-        else ["--stage", "warm-up", "--envs", "text"]
-    )
-    folder = {"at2po": "a", "bi_rar": "a-baseline", "mygo_mujica": "a-text-warm-up"}[script.__name__]
-    folder = tmp_path / script.__name__ / folder
+    folder = tmp_path / script.__name__ / name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(dict.fromkeys(vars(script.Config()), "another")))
     for message, flags in (
