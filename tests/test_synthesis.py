@@ -525,33 +525,6 @@ def test_a_name_as_it_is_printed_is_the_graph_s(openai, tmp_path):
     assert row["question"] == "What is below Root?"
 
 
-def test_the_key_comes_from_the_environment_and_goes_into_no_file(openai, tmp_path, capsys, monkeypatch):
-    def echo(prompt):
-        if len(server.asked) == 3:
-            return 401, b"wrong key: sk-secret-7"
-        told = as_json(["Root", "N0"], "your key is sk-secret-7", "N0")
-        return told if len(server.asked) == 1 else (400, b"too long, sk-secret-7")
-
-    server = openai(echo)
-    with pytest.raises(files.RunError, match="HTTP 401.*environment variable OPENAI_API_KEY") as raised:
-        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 1, **ROOT)
-    kept = "".join(file.read_text() for file in tmp_path.iterdir())
-    assert "your key is (OPENAI_API_KEY)" in kept
-    output = capsys.readouterr()
-    assert "sk-secret" not in kept + output.out + output.err + str(raised.value)
-    server.answer = lambda prompt: (404, b"no such model for sk-secret-7")
-    with pytest.raises(files.RunError, match=r"HTTP 404 no such model for \(OPENAI_API_KEY\)"):
-        server.teacher().ask("?")
-    monkeypatch.delenv("OPENAI_API_KEY")
-    server.answer = lambda prompt: "well"
-    server.teacher().ask("?")
-    assert server.asked[-1][1]["Authorization"] == "Bearer none"
-    monkeypatch.setenv("OPENAI_API_KEY", "two words")
-    with pytest.raises(files.RunError, match="OPENAI_API_KEY: it has spaces") as raised:
-        server.teacher()
-    assert "two words" not in str(raised.value)
-
-
 @pytest.mark.parametrize("text,reason", [
     ("", "no JSON object"), ("[" * 15_000, "no JSON object"), ("[1]", "no JSON object"),
     ("null", "no JSON object"), ("Here: {path}", "no JSON object"), ('{"a":[' * 3333, "no JSON object"),
