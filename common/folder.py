@@ -79,9 +79,6 @@ class RunFolder:
                 raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, "
                                f"not {value!r}; leave {flag} as it was")
         begun_with = self.saved.get("inputs", {})  # (runs of before have none)
-        if not isinstance(begun_with, dict):
-            raise RunError(f"{self.path}/config.json is damaged (inputs): restore it, or start anew with "
-                           "another --name")
         for name, digest in self.inputs.items():
             if begun_with.get(name, digest) != digest:
                 raise RunError(f"--resume: {name.split(' ', 1)[1]} has changed since this run began: "
@@ -206,23 +203,20 @@ def begun(folder):
     return folder.is_dir() and any(f.name != ".lock" for f in folder.iterdir())
 
 
-def open_folder(cfg, script, name, free=(), saves=True):
-    """The RunFolder of a run, checked, with the checkpoint that --resume goes on from. It may go on with
-    other FREE_ON_RESUME and other `free` flags. saves: False = it has no checkpoints, "once" = one, at its
-    end."""
-    return _open(cfg, script, name, cfg.resume, free, saves)
-
-
 def open_stage(cfg, script, stage, free=(), saves=True):
-    """The same of a stage, whose folder is <name>-<stage>. --resume begins one that was not begun yet, where
-    another stage of the run was."""
+    """open_folder of a stage, whose folder is <name>-<stage>. --resume begins one that was not begun yet,
+    where another stage of the run was."""
     base, name = Path(cfg.out) / script, f"{cfg.name}-{stage}"
     if cfg.resume and not any(map(begun, base.glob(f"{glob.escape(cfg.name)}-*"))):
         raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
-    return _open(cfg, script, name, cfg.resume and begun(base / name), free, saves)
+    return open_folder(cfg, script, name, free, saves, cfg.resume and begun(base / name))
 
 
-def _open(cfg, script, name, resume, free, saves):
+def open_folder(cfg, script, name, free=(), saves=True, resume=None):
+    """The RunFolder of a run, checked, with the checkpoint that --resume goes on from. It may go on with
+    other FREE_ON_RESUME and other `free` flags. saves: False = it has no checkpoints, "once" = one, at its
+    end. resume: where it is not --resume."""
+    resume = cfg.resume if resume is None else resume
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
     if resume and saves:
         every = folder.saved.get("save_every", 0)

@@ -275,20 +275,3 @@ def test_another_script_s_conversations_are_refused(tmp_path, small):
     file.write_text(json.dumps({**row, "question": 3}) + "\n")
     with pytest.raises(data.DataError, match="line 1: expected script, id, question"):
         at2po.AGENT.warmed_up(cfg, small, Split("x", [], OnePage()))
-
-
-@pytest.mark.parametrize("flags, message", [
-    (["--data", "q.jsonl", "--model", "m"], "goes with --eval-only"),
-    (["--data", "q.jsonl", "--model", "m", "--eval-only", "--ask", "Who?"], "without --ask"),
-    (["--eval-only"], "is for --data FILE"),
-])
-def test_where_nothing_can_be_collected(tmp_path, flags, message):
-    with pytest.raises(SystemExit) as stop:
-        at2po.main([*flags, "--collect", str(tmp_path / "r.jsonl"), "--out", str(tmp_path)])
-    assert message in stop.value.code
-
-
-def test_a_file_in_no_folder_is_refused_before_anything_is_asked(tmp_path):
-    file = str(tmp_path / "a/r.jsonl")
-    with pytest.raises(SystemExit, match="there is no folder"):
-        at2po.main(["--data", "q.jsonl", "--model", "m", "--eval-only", "--collect", file])

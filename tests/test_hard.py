@@ -149,16 +149,6 @@ def test_every_word_has_a_token(knobs, plain):
             assert not set(text.split()) - known
 
 
-@pytest.mark.parametrize("given, said", [
-    ("easy", "plain, hard, or hard"), ("hard:partial=2", "partial=2"), ("hard:colour=.5", "colour=.5"),
-    ("hard:partial=x", "partial=x"), ("hard:lists=.3", "lists=.3"),
-])
-def test_a_level_that_is_none_is_refused_in_words(given, said, capsys):
-    with pytest.raises(SystemExit) as error:
-        at2po.parse_args(["--world", given])
-    assert said in str(error.value) and "--world" in str(error.value)
-
-
 def test_planner_and_workers_have_longer_names_alone():
     cfg = mygo_mujica.parse_args(["--world", "hard:partial=.8"])
     train, [test] = mygo_mujica.load_splits(replace(cfg, limit=100, eval_limit=60))
@@ -171,11 +161,6 @@ def test_planner_and_workers_have_longer_names_alone():
     for q in made.questions:
         steps = hard.demonstrate(made, q, 0, 0.0).steps
         assert [len(layer) for layer in demonstrations.layers(steps)] == [1] * len(steps)
-
-
-def test_a_level_is_for_the_world_alone():
-    with pytest.raises(SystemExit, match="without --model"):
-        at2po.parse_args(["--world", "hard", "--data", "hotpotqa", "--model", "x", "--corpus", "contexts"])
 
 
 def test_its_settings_are_the_scripts_own():
